@@ -1,0 +1,54 @@
+"""Runs a command's main: a user's mistake becomes one line on stderr and exit status 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from absl import app
+from absl import flags
+
+from lingvo_moe.errors import UserError
+
+# TensorFlow's start-up chatter would bury the one line that matters.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+
+def _parse_flags(argv):
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as e:
+    print(f'{os.path.basename(argv[0])}: {e} (see --help)', file=sys.stderr)
+    sys.exit(1)
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+  """Parses absl flags, runs main(argv), and answers UserError without a stack trace."""
+
+  def guarded(argv):
+    if len(argv) > 1:
+      raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
+    return main(argv)
+
+  def shielded(argv):
+    try:
+      return guarded(argv)
+    except UserError as e:
+      print(f'error: {e}', file=sys.stderr)
+      return 1
+    except BrokenPipeError:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 1
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      return 130
+
+  app.run(shielded, flags_parser=_flags_parser)
+
+
+def _flags_parser(argv):
+  # absl's own answer to --help, ours to a bad flag.
+  if any(a in ('--help', '-h', '-help', '--helpfull', '--helpshort') for a in argv[1:]):
+    return app.parse_flags_with_usage(argv)
+  return _parse_flags(argv)

@@ -1,0 +1,151 @@
+"""Checkpoints: TensorFlow's TensorBundle, one logical tensor per weight, committed whole or not at all.
+
+`<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
+and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. A checkpoint
+is written beside its place and renamed into it, so a crash at any point leaves the one before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.errors import UserError
+
+_STEP = re.compile(r'step_(\d+)$')
+_BEST = 'best.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """The checkpoints of a run.
+
+  Attributes:
+    directory: where they are.
+    keep: how many of the newest to keep beside the best.
+  """
+
+  directory: str
+  keep: int = 3
+
+  def path(self, step: int) -> str:
+    """The prefix that tf.train.load_checkpoint takes."""
+    return os.path.join(self.directory, f'step_{step:08d}', 'state')
+
+  def steps(self) -> list[int]:
+    """Steps with a committed checkpoint, oldest first."""
+    if not os.path.isdir(self.directory):
+      return []
+    return sorted(int(m[1]) for m in map(_STEP.match, os.listdir(self.directory)) if m)
+
+  def latest(self) -> int | None:
+    return max(self.steps(), default=None)
+
+  def best(self) -> tuple[int, float] | None:
+    """(step, dev loss) of the best checkpoint so far."""
+    try:
+      with open(os.path.join(self.directory, _BEST), encoding='utf-8') as f:
+        best = json.load(f)
+    except FileNotFoundError:
+      return None
+    return best['step'], best['dev_loss']
+
+  def save(self, state: Mapping, *, dev_loss: float | None = None) -> str:
+    """Writes a state (see program.py), then drops what is no longer kept. Returns the checkpoint's prefix.
+
+    Args:
+      state: {'step', 'weights', 'slots'} of tensors.
+      dev_loss: dev cross-entropy at this step, where it is known; the lowest marks the best checkpoint.
+    """
+    step = int(state['step'])
+    final = os.path.dirname(self.path(step))
+    if not os.path.isdir(final):
+      partial = os.path.join(self.directory, f'.partial_{step:08d}')
+      shutil.rmtree(partial, ignore_errors=True)
+      os.makedirs(partial)
+      tensors = {'step': state['step'], **state['weights'], **{f'slots/{n}': v for n, v in state['slots'].items()}}
+      tf.raw_ops.SaveV2(
+          prefix=os.path.join(partial, 'state'),
+          tensor_names=list(tensors),
+          shape_and_slices=[''] * len(tensors),
+          tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
+      )
+      for name in os.listdir(partial):
+        _fsync(os.path.join(partial, name))
+      os.rename(partial, final)
+      _fsync(self.directory)
+    if dev_loss is not None and (self.best() is None or dev_loss < self.best()[1]):
+      self._mark_best(step, dev_loss)
+    self._drop_old()
+    return self.path(step)
+
+  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Reads the named tensors of a checkpoint, whose shapes must be those given."""
+    if step not in self.steps():
+      there = ', '.join(map(str, self.steps())) or 'none'
+      raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
+    return load(self.path(step), specs)
+
+  def _mark_best(self, step, dev_loss):
+    partial = os.path.join(self.directory, '.partial_' + _BEST)
+    with open(partial, 'w', encoding='utf-8') as f:
+      json.dump({'step': step, 'dev_loss': dev_loss}, f)
+    os.replace(partial, os.path.join(self.directory, _BEST))
+
+  def _drop_old(self):
+    best = self.best()
+    for step in self.steps()[: -self.keep]:
+      if best is None or step != best[0]:
+        shutil.rmtree(os.path.dirname(self.path(step)), ignore_errors=True)
+
+
+def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of everything in a checkpoint."""
+  return {name: tuple(shape) for name, shape in _reader(prefix).get_variable_to_shape_map().items()}
+
+
+def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+  """Reads tensors by name; UserError where one is missing, has another shape, or fails its checksum."""
+  there = shapes(prefix)
+  for name, shape in specs.items():
+    if name not in there:
+      raise UserError(f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
+                      'use the --model and bindings that it was trained with')  # fmt: skip
+    if there[name] != tuple(shape):
+      raise UserError(f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
+                      'use the --model, bindings and vocabulary that it was trained with')  # fmt: skip
+  reader = _reader(prefix)
+  try:
+    return {name: reader.get_tensor(name) for name in specs}
+  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    raise _damaged(prefix, e) from None
+
+
+def _reader(prefix: str):
+  if not os.path.exists(prefix + '.index'):
+    raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
+  try:
+    return tf.train.load_checkpoint(prefix)
+  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    raise _damaged(prefix, e) from None
+
+
+def _damaged(prefix: str, error: Exception) -> UserError:
+  reason = str(error).splitlines()[0]
+  return UserError(f'checkpoint {prefix} is damaged or cut short ({reason}): restore it from a copy, or move '
+                   f'{os.path.dirname(prefix)} away to go on from the one before')  # fmt: skip
+
+
+def _fsync(path: str) -> None:
+  fd = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)

@@ -1,0 +1,32 @@
+"""The alphabet of axis letters. A tensor wears its axes (`x_GSM`), an einsum spells them."""
+
+from __future__ import annotations
+
+AXES = {
+    'G': 'groups of tokens that are routed together',
+    'S': 'tokens of a group (the paper writes N = G * S for all tokens)',
+    'E': 'experts',
+    'C': 'slots an expert offers a group (capacity)',
+    'X': 'all slots of all experts, E * C',
+    'R': "rank of a token's choice of expert: first, second",
+    'M': 'model (embedding) features',
+    'H': 'hidden features of a feed-forward layer',
+    'B': 'rows of a batch',
+    'T': 'positions of a row',
+    'U': 'positions attended to',
+    'W': 'hypotheses of a beam',
+    'N': 'attention heads',
+    'K': 'features of a head',
+    'V': 'symbols of a vocabulary',
+    'L': 'layers of a scanned stack',
+    'D': 'devices',
+    '1': 'an axis of length one',
+}
+
+
+def check(dims: str) -> str:
+  """Returns `dims` if every letter is in the alphabet, else raises ValueError naming the letter."""
+  for letter in dims:
+    if letter not in AXES:
+      raise ValueError(f'axis letter {letter!r} of {dims!r} is not in the alphabet {"".join(AXES)}')
+  return dims

@@ -1,0 +1,1 @@
+"""Layers: frozen dataclasses that say what weights they own and compute with a `theta` handed to them."""

@@ -1,0 +1,109 @@
+"""Multi-head attention (Vaswani et al., 2017): padded, causal, packed, and incremental over a flat cache."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe import prng
+from lingvo_moe.weights import Constant
+from lingvo_moe.weights import WeightSpec
+from lingvo_moe.weights import fan_in_uniform
+
+# What a masked score becomes. Finite, so that a row with nothing to attend to stays finite; exp of it is 0 beside any
+# score that is not masked, so masked positions change nothing at all.
+_MASKED = -1e9
+
+
+def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
+  """Booleans [B, T, U]: position T may attend to position U of the same segment; segment 0 is padding."""
+  keys_B1U = key_segments_BU[:, tf.newaxis, :]
+  return (query_segments_BT[:, :, tf.newaxis] == keys_B1U) & (keys_B1U > 0)
+
+
+def causal_mask(length: int | tf.Tensor) -> tf.Tensor:
+  """Booleans [1, T, T]: position T may attend to no later position."""
+  position_T = tf.range(length)
+  return (position_T[:, tf.newaxis] >= position_T[tf.newaxis, :])[tf.newaxis]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+  """Scaled dot-product attention with biases on query, value and output.
+
+  Keys carry no bias: softmax would cancel it. `dropout` is applied to the attention weights.
+  """
+
+  model_dim: int
+  num_heads: int
+  head_dim: int
+  dropout: float = 0.0
+
+  def weights(self) -> dict:
+    m, n, k = self.model_dim, self.num_heads, self.head_dim
+    into = lambda: WeightSpec((m, n, k), 'MNK', fan_in_uniform(m, n * k), factored='MK')
+    bias = lambda: WeightSpec((n, k), 'NK', Constant(0.0))
+    return {
+        'wq': into(), 'bq': bias(),
+        'wk': into(),
+        'wv': into(), 'bv': bias(),
+        'wo': WeightSpec((n, k, m), 'NKM', fan_in_uniform(n * k, m), factored='KM'),
+        'bo': WeightSpec((m,), 'M', Constant(0.0)),
+    }  # fmt: skip
+
+  def keys_values(self, theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Keys and values [B, N, U, K] of the positions attended to."""
+    return (
+        tf.einsum('BUM,MNK->BNUK', x_BUM, theta['wk']),
+        tf.einsum('BUM,MNK->BNUK', x_BUM, theta['wv']) + theta['bv'][:, tf.newaxis, :],
+    )
+
+  def attend(self, theta, x_BTM, keys_BNUK, values_BNUK, mask_BTU, key=None) -> tf.Tensor:
+    """Attends from x to keys where mask (boolean, or 0/1) allows.
+
+    Args:
+      theta: this layer's weights.
+      x_BTM: the positions that ask.
+      keys_BNUK, values_BNUK: from `keys_values`.
+      mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
+      key: random key of the dropout; None for none.
+
+    Returns:
+      [B, T, M].
+    """
+    q_BNTK = tf.einsum('BTM,MNK->BNTK', x_BTM, theta['wq']) + theta['bq'][:, tf.newaxis, :]
+    scores_BNTU = tf.einsum('BNTK,BNUK->BNTU', q_BNTK * self.head_dim**-0.5, keys_BNUK)
+    bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
+    probs_BNTU = tf.nn.softmax(tf.cast(scores_BNTU, tf.float32) + bias_B1TU)
+    probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
+    y_BNTK = tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK)
+    return tf.einsum('BNTK,NKM->BTM', y_BNTK, theta['wo']) + theta['bo']
+
+  def __call__(self, theta, x_BTM, memory_BUM, mask_BTU, key=None) -> tf.Tensor:
+    """Attends from x to memory (x itself for self-attention); see `attend`."""
+    return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
+
+  def empty_cache(self, batch_size, num_slots) -> dict:
+    """Room for the keys and values of `num_slots` flat positions, [U, B, N, K]: slots lead, so a step writes a block."""
+    zeros = tf.zeros([num_slots, batch_size, self.num_heads, self.head_dim])
+    return {'keys': zeros, 'values': zeros}
+
+  def extend(self, theta, x_BWM, time, mask_BWU, cache) -> tuple[tf.Tensor, dict]:
+    """One step of W hypotheses a row: writes their keys and values at flat positions time * W .., then attends.
+
+    GShard, appendix A.1: what is written is never reordered; the mask says which positions a hypothesis owns.
+
+    Returns:
+      ([B, W, M], the cache with the step's positions written).
+    """
+    keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
+    width = tf.shape(x_BWM)[1]
+    slots_W1 = (time * width + tf.range(width))[:, tf.newaxis]
+    write = lambda buffer, x_BNWK: tf.tensor_scatter_nd_update(buffer, slots_W1, tf.transpose(x_BNWK, [2, 0, 1, 3]))
+    cache = {'keys': write(cache['keys'], keys_BNWK), 'values': write(cache['values'], values_BNWK)}
+    # Positions that no step has written yet are cut off, not just masked.
+    used = (time + 1) * width
+    heads_first = lambda buffer_UBNK: tf.transpose(buffer_UBNK[:used], [1, 2, 0, 3])
+    y = self.attend(theta, x_BWM, heads_first(cache['keys']), heads_first(cache['values']), mask_BWU[..., :used])
+    return y, cache

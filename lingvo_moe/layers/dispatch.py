@@ -1,0 +1,135 @@
+"""Two ways to carry out a Routing. A MoE layer knows only their verbs: dispatch tokens to slots, combine the answers.
+
+Both give the same numbers to rounding:
+- EinsumDispatcher is the paper's Algorithm 2: one-hot masks and matrix products, which XLA partitions into AllToAlls.
+- GatherDispatcher copies rows by index, forward and backward: no arithmetic is spent on masks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import tensorflow as tf
+
+from lingvo_moe.layers.gating import Routing
+
+
+class Dispatcher(Protocol):
+  """Carries tokens to the slots of their experts and the experts' answers back."""
+
+  def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    """x_EGCM: each slot holds its token, or zeros."""
+
+  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    """y_GSM: each token's answers, summed with its weights; zeros where it was dropped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EinsumDispatcher:
+  """Algorithm 2 of GShard.
+
+  The masks span the flat slot axis X = E * C, not [E, C]: TPUs pad a last axis to 128, and a capacity of 2 or 4
+  would grow the masks 32 times or more.
+  """
+
+  routing: Routing
+
+  def _one_hot_GSRX(self) -> tf.Tensor:
+    r = self.routing
+    slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
+    return tf.one_hot(slot_GSR, r.num_experts * r.capacity)
+
+  def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    r = self.routing
+    dispatch_GSX = tf.cast(tf.reduce_sum(self._one_hot_GSRX(), axis=2), x_GSM.dtype)
+    x_GXM = tf.einsum('GSX,GSM->GXM', dispatch_GSX, x_GSM)
+    groups, _, model_dim = _sizes(x_GSM)
+    return tf.einsum('GECM->EGCM', tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]))
+
+  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    r = self.routing
+    combine_GSX = tf.einsum('GSRX,GSR->GSX', self._one_hot_GSRX(), r.weight_GSR)
+    _, groups, _, model_dim = _sizes(y_EGCM)
+    y_GXM = tf.reshape(tf.einsum('EGCM->GECM', y_EGCM), [groups, r.num_experts * r.capacity, model_dim])
+    return tf.einsum('GSX,GXM->GSM', tf.cast(combine_GSX, y_EGCM.dtype), y_GXM)
+
+
+@dataclasses.dataclass(frozen=True)
+class GatherDispatcher:
+  """Copies rows by index.
+
+  A token knows its slots and a slot its token, so the gradient of either gather is the other gather: nothing is
+  scattered but the small index that turns the one relation into the other.
+  """
+
+  routing: Routing
+
+  def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    slot_GSR, token_X, _ = self._index
+    kept_GSR = tf.cast(self.routing.weight_GSR > 0, x_GSM.dtype)
+    full_X1 = tf.cast(token_X >= 0, x_GSM.dtype)[:, tf.newaxis]
+    groups, size, model_dim = _sizes(x_GSM)
+
+    @tf.custom_gradient
+    def copy(x_GSM):
+      def grad(dx_EGCM):
+        rows_GSRM = tf.gather(tf.reshape(dx_EGCM, [-1, model_dim]), slot_GSR)
+        return tf.einsum('GSRM,GSR->GSM', rows_GSRM, kept_GSR)
+
+      rows_XM = tf.gather(tf.reshape(x_GSM, [groups * size, model_dim]), tf.maximum(token_X, 0)) * full_X1
+      return tf.reshape(rows_XM, [self.routing.num_experts, groups, self.routing.capacity, model_dim]), grad
+
+    return copy(x_GSM)
+
+  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    slot_GSR, token_X, weight_X = self._index
+    model_dim = _sizes(y_EGCM)[-1]
+
+    @tf.custom_gradient
+    def weigh(y_EGCM, weight_GSR):
+      rows_GSRM = tf.gather(tf.reshape(y_EGCM, [-1, model_dim]), slot_GSR)
+
+      def grad(dy_GSM):
+        dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
+        dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
+        return tf.reshape(dy_XM, tf.shape(y_EGCM)), tf.einsum('GSRM,GSM->GSR', rows_GSRM, dy_GSM) * kept_GSR
+
+      return tf.einsum('GSRM,GSR->GSM', rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
+
+    kept_GSR = tf.cast(self.routing.weight_GSR > 0, y_EGCM.dtype)
+    return weigh(y_EGCM, self.routing.weight_GSR)
+
+  @functools.cached_property
+  def _index(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Both directions of 'token sits in slot', over flat tokens (g, s) and flat slots (e, g, c).
+
+    Returns:
+      slot_GSR: each choice's flat slot, 0 where it has none (its weight is 0).
+      token_X: each slot's flat token, -1 where it is empty.
+      weight_X: each slot's combine weight, 0 where it is empty.
+    """
+    r = self.routing
+    groups, size, ranks = _sizes(r.slot_GSR)
+    group_G11 = tf.range(groups)[:, tf.newaxis, tf.newaxis]
+    kept_GSR = r.weight_GSR > 0
+    slot_GSR = tf.where(kept_GSR, (r.expert_GSR * groups + group_G11) * r.capacity + r.slot_GSR, 0)
+    token_GS1 = tf.reshape(tf.range(groups * size), [groups, size, 1])
+    num_slots = r.num_experts * groups * r.capacity
+    # Choices without a slot are scattered to one behind the last, which is cut off. Tokens are counted from 1 so that
+    # slots nobody wrote to read 0.
+    address_GSR1 = tf.where(kept_GSR, slot_GSR, num_slots)[..., tf.newaxis]
+    token_GSR = tf.broadcast_to(token_GS1 + 1, [groups, size, ranks])
+    token_X = tf.scatter_nd(address_GSR1, token_GSR, [num_slots + 1])[:num_slots] - 1
+    weight_X = tf.scatter_nd(address_GSR1, tf.stop_gradient(r.weight_GSR), [num_slots + 1])[:num_slots]
+    return slot_GSR, token_X, weight_X
+
+
+DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher}
+
+
+def _sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
+  """Static sizes where they are known, scalar tensors where not."""
+  dynamic = tf.shape(x)
+  return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]

@@ -1,0 +1,43 @@
+"""Symbols to vectors and back, and sinusoidal positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import tensorflow as tf
+
+from lingvo_moe.weights import Normal
+from lingvo_moe.weights import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+  """A table of a vector per symbol, which also serves as the output softmax (Press and Wolf, 2017)."""
+
+  vocab_size: int
+  model_dim: int
+
+  def weights(self) -> dict:
+    shape = (self.vocab_size, self.model_dim)
+    return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM')}
+
+  def lookup(self, theta, ids_BT: tf.Tensor) -> tf.Tensor:
+    """Vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
+    return tf.gather(theta['table'], ids_BT) * math.sqrt(self.model_dim)
+
+  def logits(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    """float32 scores [B, T, V] of every symbol as the next one."""
+    return tf.cast(tf.einsum('BTM,VM->BTV', x_BTM, theta['table']), tf.float32)
+
+
+def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
+  """float32 [B, T, M]: sines of the position at geometric wavelengths 2 pi .. 20000 pi, then cosines.
+
+  Vaswani et al. (2017), section 3.5, with sines and cosines in two halves instead of interleaved.
+  """
+  num_timescales = (model_dim + 1) // 2
+  log_step = math.log(10_000.0) / max(1, num_timescales - 1)
+  inverse_K = tf.exp(tf.range(num_timescales, dtype=tf.float32) * -log_step)
+  angle_BTK = tf.cast(positions_BT, tf.float32)[..., tf.newaxis] * inverse_K
+  return tf.concat([tf.sin(angle_BTK), tf.cos(angle_BTK)], axis=-1)[..., :model_dim]

@@ -1,0 +1,32 @@
+"""The dense position-wise feed-forward layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.weights import Constant
+from lingvo_moe.weights import WeightSpec
+from lingvo_moe.weights import fan_in_uniform
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForward:
+  """ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2)."""
+
+  model_dim: int
+  hidden_dim: int
+
+  def weights(self) -> dict:
+    m, h = self.model_dim, self.hidden_dim
+    return {
+        'wi': WeightSpec((m, h), 'MH', fan_in_uniform(m, h), factored='MH'),
+        'bi': WeightSpec((h,), 'H', Constant(0.0)),
+        'wo': WeightSpec((h, m), 'HM', fan_in_uniform(h, m), factored='HM'),
+        'bo': WeightSpec((m,), 'M', Constant(0.0)),
+    }
+
+  def __call__(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    h_BTH = tf.nn.relu(tf.einsum('BTM,MH->BTH', x_BTM, theta['wi']) + theta['bi'])
+    return tf.einsum('BTH,HM->BTM', h_BTH, theta['wo']) + theta['bo']

@@ -1,0 +1,135 @@
+"""The gate: which experts each token goes to (GShard, arXiv 2006.16668, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class RoutingStats(NamedTuple):
+  """What became of the choices, over all groups. Counts are float32 scalars unless axes are given."""
+
+  aux_loss: tf.Tensor  # E^2 x line 13, mean over groups that hold a token; 1.0 at perfect balance
+  tokens: tf.Tensor  # tokens that are not padding
+  first_dropped: tf.Tensor  # first choices without room
+  second_dropped: tf.Tensor  # second choices without room
+  second_skipped: tf.Tensor  # second choices skipped at random
+  tokens_E: tf.Tensor  # choices each expert serves
+  entropy: tf.Tensor  # mean entropy of a token's gate, in nats; log(E) when undecided
+
+
+class Routing(NamedTuple):
+  """What the gate decided: for each token and choice, which expert, which slot of it, with what weight."""
+
+  expert_GSR: tf.Tensor  # int32
+  slot_GSR: tf.Tensor  # int32; valid where weight_GSR > 0
+  weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
+  num_experts: int
+  capacity: int | tf.Tensor  # C, the slots each expert offers each group
+  stats: RoutingStats
+
+
+def expert_capacity(group_size: int | tf.Tensor, num_experts: int, capacity_factor: float):
+  """C = max(1, ceil(capacity_factor * S / E)): a Python int where S is one, else an int32 scalar."""
+  if isinstance(group_size, int):
+    return max(1, math.ceil(capacity_factor * group_size / num_experts))
+  slots = tf.math.ceil(capacity_factor * tf.cast(group_size, tf.float32) / num_experts)
+  return tf.maximum(1, tf.cast(slots, tf.int32))
+
+
+def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Routing:
+  """Sends each token to its two likeliest experts, while they have free slots.
+
+  GShard, Algorithm 1. Groups do not interact, so with G sharded it needs no communication. Built from argmax and
+  one-hot: XLA would gather the whole gate tensor on every device for a top_k.
+
+  Args:
+    logits_GSE: float32 scores. bfloat16 makes ties, and ties misroute.
+    paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
+    capacity: C, the slots each expert offers each group; None for as many as the fullest expert needs, so that
+      no token is dropped.
+    noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
+
+  Returns:
+    A Routing with R=2. A token's weights sum to 1 before drops and are not rescaled after.
+
+  Raises:
+    ValueError: with fewer than 2 experts or no slot; the message names both and the way out.
+  """
+  num_experts = logits_GSE.shape[-1]
+  if num_experts < 2 or (isinstance(capacity, int) and capacity < 1):
+    raise ValueError(f'top-2 gating needs 2 experts and 1 slot or more; saw num_experts={num_experts}, '
+                     f'capacity={capacity}: add experts, or raise capacity_factor')  # fmt: skip
+  logits_GSE = tf.cast(logits_GSE, tf.float32)
+  real_GS = 1.0 - tf.cast(paddings_GS, tf.float32)
+  one_hot = lambda expert_GS: tf.one_hot(expert_GS, num_experts) * real_GS[..., tf.newaxis]
+
+  # Lines 3-4, 14-15: the softmax and its two largest entries, normalised over the chosen two.
+  gates_GSE = tf.nn.softmax(logits_GSE)
+  first_GS = tf.argmax(logits_GSE, axis=-1, output_type=tf.int32)
+  first_GSE = one_hot(first_GS)
+  rest_GSE = tf.where(tf.one_hot(first_GS, num_experts, on_value=True, off_value=False), -math.inf, logits_GSE)
+  second_GS = tf.argmax(rest_GSE, axis=-1, output_type=tf.int32)
+  chosen_GSE = one_hot(second_GS)
+  gate1_GS = tf.reduce_sum(gates_GSE * first_GSE, axis=-1)
+  gate2_GS = tf.reduce_sum(gates_GSE * chosen_GSE, axis=-1)
+  total_GS = gate1_GS + gate2_GS + tf.cast(real_GS == 0, tf.float32)  # padding divides by 1, not by 0
+  gate1_GS, gate2_GS = gate1_GS / total_GS, gate2_GS / total_GS
+
+  # Lines 18-20: the second choice is taken with probability 2 * gate. One that is skipped takes no slot: a departure
+  # from line 22, as in Lingvo, since saving slots is what skipping is for.
+  second_GSE = chosen_GSE
+  if noise_GS is not None:
+    second_GSE *= tf.cast(2.0 * gate2_GS > noise_GS, tf.float32)[..., tf.newaxis]
+
+  # Lines 5-11, 21-22: every first choice takes the next slot of its expert, whether or not that still exists, and
+  # second choices queue behind all first choices of their group.
+  position1_GSE = tf.cumsum(first_GSE, axis=1, exclusive=True)
+  position2_GSE = tf.cumsum(second_GSE, axis=1, exclusive=True) + tf.reduce_sum(first_GSE, axis=1, keepdims=True)
+  slot_of = lambda position_GSE, mask_GSE: tf.cast(tf.reduce_sum(position_GSE * mask_GSE, axis=-1), tf.int32)
+  slot1_GS, slot2_GS = slot_of(position1_GSE, first_GSE), slot_of(position2_GSE, second_GSE)
+  taken2_GS = tf.reduce_sum(second_GSE, axis=-1)
+  if capacity is None:
+    taken_GE = tf.reduce_sum(first_GSE + second_GSE, axis=1)
+    capacity = tf.maximum(1, tf.cast(tf.reduce_max(taken_GE), tf.int32))
+  kept1_GS = real_GS * tf.cast(slot1_GS < capacity, tf.float32)
+  kept2_GS = taken2_GS * tf.cast(slot2_GS < capacity, tf.float32)
+
+  tokens_G = tf.reduce_sum(real_GS, axis=1)
+  tokens = tf.reduce_sum(tokens_G)
+  served_GSE = first_GSE * kept1_GS[..., tf.newaxis] + second_GSE * kept2_GS[..., tf.newaxis]
+  stats = RoutingStats(
+      aux_loss=_auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G),
+      tokens=tokens,
+      first_dropped=tokens - tf.reduce_sum(kept1_GS),
+      second_dropped=tf.reduce_sum(taken2_GS - kept2_GS),
+      second_skipped=tokens - tf.reduce_sum(taken2_GS),
+      tokens_E=tf.reduce_sum(served_GSE, axis=[0, 1]),
+      entropy=_mean_entropy(logits_GSE, gates_GSE, real_GS, tokens),
+  )
+  return Routing(
+      expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
+      slot_GSR=tf.stack([slot1_GS, slot2_GS], axis=-1),
+      weight_GSR=tf.stack([gate1_GS * kept1_GS, gate2_GS * kept2_GS], axis=-1),
+      num_experts=num_experts,
+      capacity=capacity,
+      stats=stats,
+  )
+
+
+def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
+  """Line 13 times E^2: E * sum_e (c_e / S)(m_e), so 1 at perfect balance whatever E is (as in Lingvo)."""
+  num_experts = gates_GSE.shape[-1]
+  size_G1 = tf.maximum(tokens_G, 1.0)[:, tf.newaxis]
+  m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
+  c_GE = tf.reduce_sum(first_GSE, axis=1) / size_G1
+  loss_G = num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1)
+  groups = tf.reduce_sum(tf.cast(tokens_G > 0, tf.float32))
+  return tf.reduce_sum(loss_G) / tf.maximum(groups, 1.0)  # a group of padding only has loss 0 and is not counted
+
+
+def _mean_entropy(logits_GSE, gates_GSE, real_GS, tokens) -> tf.Tensor:
+  entropy_GS = tf.reduce_logsumexp(logits_GSE, axis=-1) - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
+  return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS) / tf.maximum(tokens, 1.0))

@@ -1,0 +1,162 @@
+"""Encoder and decoder stacks: pre-norm residual blocks, a mixture of experts in place of every k-th feed-forward."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe import prng
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import causal_mask
+from lingvo_moe.layers.attention import segment_mask
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import LayerNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+  """One layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
+
+  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as Lingvo builds them.
+  """
+
+  attention: Attention
+  ffn: FeedForward | MoE
+  cross_attention: bool = False
+  residual_dropout: float = 0.0
+
+  @property
+  def norm(self) -> LayerNorm:
+    return LayerNorm(self.attention.model_dim)
+
+  @property
+  def is_moe(self) -> bool:
+    return isinstance(self.ffn, MoE)
+
+  def weights(self) -> dict:
+    attention = {'norm': self.norm.weights(), **self.attention.weights()}
+    cross = {'cross_attention': attention} if self.cross_attention else {}
+    ffn = {'norm': self.norm.weights(), **self.ffn.weights()}
+    return {'attention': attention, **cross, 'moe' if self.is_moe else 'ffn': ffn}
+
+  def __call__(self, theta, x_BTM, mask_BTT, paddings_BT, memory=None, memory_mask_BTU=None, key=None):
+    """Runs the layer over whole rows.
+
+    Args:
+      theta: the layer's weights.
+      x_BTM: input.
+      mask_BTT: where a position may attend to another of x.
+      paddings_BT: 1.0 where x is padding.
+      memory: the encoder's output [B, U, M], for layers with cross-attention.
+      memory_mask_BTU: where a position may attend to memory.
+      key: random key in training; None at inference.
+
+    Returns:
+      ([B, T, M], the RoutingStats of its experts or None).
+    """
+    attend = lambda x, k: self.attention(theta['attention'], x, x, mask_BTT, k)
+    x_BTM = self._residual(theta['attention'], x_BTM, attend, key, 'attention')
+    if self.cross_attention:
+      cross = theta['cross_attention']
+      attend = lambda x, k: self.attention(cross, x, memory, memory_mask_BTU, k)
+      x_BTM = self._residual(cross, x_BTM, attend, key, 'cross_attention')
+    return self._feed_forward(theta, x_BTM, paddings_BT, key)
+
+  def init_cache(self, theta, memory_BUM, num_slots) -> dict:
+    """Room for a decoder layer's own keys and values, and those of the encoder's output, computed once."""
+    keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
+    empty = self.attention.empty_cache(tf.shape(memory_BUM)[0], num_slots)
+    return {'self': empty, 'memory': {'keys': keys, 'values': values}}
+
+  def extend(self, theta, x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache):
+    """One decoding step of W hypotheses a row; see Attention.extend. Returns ([B, W, M], cache)."""
+    own = theta['attention']
+    y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), time, mask_BWU, cache['self'])
+    x_BWM += y_BWM
+    cross, memory = theta['cross_attention'], cache['memory']
+    attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
+    x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
+    x_BWM, _ = self._feed_forward(theta, x_BWM, paddings_BW, None)
+    return x_BWM, {'self': self_cache, 'memory': memory}
+
+  def _feed_forward(self, theta, x_BTM, paddings_BT, key):
+    if not self.is_moe:
+      return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn'), None
+    own = theta['moe']
+    gate_key = None if key is None else prng.fold(key, 'gate')
+    y_BTM, stats = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
+    return x_BTM + self._dropout(y_BTM, key, 'moe'), stats
+
+  def _residual(self, theta, x_BTM, branch, key, name):
+    inner = None if key is None else prng.fold(key, name)
+    return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), inner), key, name)
+
+  def _dropout(self, y_BTM, key, name):
+    return y_BTM if key is None else prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{name}/residual'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+  """An encoder (`cross_attention=False`) or decoder: its layers in order, then a last normalisation.
+
+  Every `moe_every`-th layer carries experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
+  """
+
+  num_layers: int
+  attention: Attention
+  ffn: FeedForward
+  moe: MoE | None = None
+  moe_every: int = 2
+  cross_attention: bool = False
+  residual_dropout: float = 0.0
+
+  @property
+  def layers(self) -> dict[str, Layer]:
+    """The layers by name: layer_00, layer_01, ..."""
+    is_moe = lambda i: self.moe is not None and self.moe_every and i % self.moe_every == self.moe_every - 1
+    make = lambda ffn: Layer(self.attention, ffn, self.cross_attention, self.residual_dropout)
+    return {f'layer_{i:02d}': make(self.moe if is_moe(i) else self.ffn) for i in range(self.num_layers)}
+
+  @property
+  def norm(self) -> LayerNorm:
+    return LayerNorm(self.attention.model_dim)
+
+  def weights(self) -> dict:
+    return {**{name: layer.weights() for name, layer in self.layers.items()}, 'norm': self.norm.weights()}
+
+  def __call__(self, theta, x_BTM, segments_BT, memory_BUM=None, memory_segments_BU=None, key=None):
+    """Runs the stack over whole rows; decoders attend causally, and to memory of the same segment.
+
+    Returns:
+      ([B, T, M], {layer name: RoutingStats} of the layers with experts).
+    """
+    mask_BTT = segment_mask(segments_BT, segments_BT)
+    memory_mask_BTU = None
+    if self.cross_attention:
+      mask_BTT &= causal_mask(tf.shape(segments_BT)[1])
+      memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
+    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
+    stats = {}
+    for number, (name, layer) in enumerate(self.layers.items()):
+      layer_key = None if key is None else prng.fold(key, number)
+      x_BTM, layer_stats = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
+      if layer_stats is not None:
+        stats[name] = layer_stats
+    return self.norm(theta['norm'], x_BTM), stats
+
+  def init_cache(self, theta, memory_BUM, num_slots) -> dict:
+    """Each decoder layer's cache by name."""
+    return {name: layer.init_cache(theta[name], memory_BUM, num_slots) for name, layer in self.layers.items()}
+
+  def extend(self, theta, x_BWM, time, mask_BWU, memory_segments_BU, cache):
+    """One decoding step of W hypotheses a row. Returns ([B, W, M], cache)."""
+    memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
+    # Rows without a source (fillers) are padding to the experts.
+    empty_B1 = tf.cast(tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True), tf.float32)
+    paddings_BW = tf.broadcast_to(empty_B1, tf.shape(x_BWM)[:2])
+    cache = dict(cache)
+    for name, layer in self.layers.items():
+      x_BWM, cache[name] = layer.extend(theta[name], x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache[name])
+    return self.norm(theta['norm'], x_BWM), cache

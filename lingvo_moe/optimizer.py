@@ -1,0 +1,111 @@
+"""Optimisers as pure functions of (gradient, slots, weight): Adafactor as in GShard, and Adam. Slots are float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+import tensorflow as tf
+
+from lingvo_moe.weights import Constant
+from lingvo_moe.weights import WeightSpec
+
+Slots = Mapping[str, tf.Tensor]
+
+
+class Optimizer(Protocol):
+  """How one weight is updated."""
+
+  def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+    """What it keeps for a weight."""
+
+  def update(self, grad, slots: Slots, weight, spec: WeightSpec, step, rate) -> tuple[tf.Tensor, Slots]:
+    """(new weight, new slots); `step` counts the updates made before, `rate` is the schedule's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Adafactor:
+  """Adafactor (Shazeer and Stern, 2018) without momentum, as GShard trains with.
+
+  The second moment of a weight with `factored` axes is kept as its means over either axis (`row` over the second,
+  `column` over the first); other axes, such as the experts', are kept whole. beta2 at update t (from 1) is
+  min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
+  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight.
+  """
+
+  beta2_cap: float = 0.99
+  decay: float = 0.8
+  clip: float = 1.0
+  epsilon1: float = 1e-30
+  epsilon2: float = 1e-3
+
+  def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+    if not spec.factored:
+      return {'moment': _zeros(spec, drop='')}
+    first, second = spec.factored
+    return {'row': _zeros(spec, drop=second), 'column': _zeros(spec, drop=first)}
+
+  def update(self, grad, slots, weight, spec, step, rate):
+    t = tf.cast(step, tf.float32) + 1.0
+    beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
+    grad = tf.cast(grad, tf.float32)
+    square = tf.square(grad) + self.epsilon1
+    mix = lambda old, new: beta2 * old + (1.0 - beta2) * new
+    if spec.factored:
+      first, second = (spec.dims.index(letter) for letter in spec.factored)
+      row = mix(slots['row'], tf.reduce_mean(square, axis=second))
+      column = mix(slots['column'], tf.reduce_mean(square, axis=first))
+      # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
+      row_kept, column_kept = tf.expand_dims(row, second), tf.expand_dims(column, first)
+      relative = row_kept / tf.reduce_mean(row_kept, axis=first, keepdims=True)
+      update = grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column_kept)
+      slots = {'row': row, 'column': column}
+    else:
+      moment = mix(slots['moment'], square)
+      update = grad * tf.math.rsqrt(moment)
+      slots = {'moment': moment}
+    update /= tf.maximum(1.0, _rms(update) / self.clip)
+    scale = rate * tf.maximum(self.epsilon2, _rms(tf.cast(weight, tf.float32)))
+    return weight - tf.cast(scale * update, weight.dtype), slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+  """Adam (Kingma and Ba, 2015), with bias correction."""
+
+  beta1: float = 0.9
+  beta2: float = 0.98
+  epsilon: float = 1e-9
+
+  def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+    return {'mean': _zeros(spec, drop=''), 'moment': _zeros(spec, drop='')}
+
+  def update(self, grad, slots, weight, spec, step, rate):
+    del spec
+    t = tf.cast(step, tf.float32) + 1.0
+    grad = tf.cast(grad, tf.float32)
+    mean = self.beta1 * slots['mean'] + (1.0 - self.beta1) * grad
+    moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * tf.square(grad)
+    rate *= tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+    # Kingma and Ba's epsilon is added to the corrected root; scaling it here is the same thing.
+    update = rate * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
+    return weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}
+
+
+def clip_by_global_norm(grads: dict[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+  """Scales all gradients down to a global norm of `limit` (0: no limit); returns them and the norm before."""
+  norm = tf.linalg.global_norm(list(grads.values()))
+  if not limit:
+    return grads, norm
+  scale = limit / tf.maximum(norm, limit)
+  return {name: g * tf.cast(scale, g.dtype) for name, g in grads.items()}, norm
+
+
+def _zeros(spec: WeightSpec, drop: str) -> WeightSpec:
+  kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
+  return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))
+
+
+def _rms(x: tf.Tensor) -> tf.Tensor:
+  return tf.sqrt(tf.reduce_mean(tf.square(x)))

@@ -1,0 +1,87 @@
+"""One CPU or GPU, plain TensorFlow: the state lives in variables that one tf.function reads and assigns back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.program import Program
+
+
+def to_numpy(metrics) -> dict:
+  """Nested metrics off the device, in one go."""
+  return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, metrics)
+
+
+class LocalRuntime:
+  """Runs a Program's steps where its variables are.
+
+  The step functions are traced once, for every batch shape: buckets of many lengths cost one trace.
+  """
+
+  def __init__(self, program: Program, jit: bool = False):
+    self.program = program
+    self._jit = jit
+    self._step: tf.Variable | None = None
+    self._weights: dict[str, tf.Variable] = {}
+    self._slots: dict[str, tf.Variable] = {}
+    self._train = tf.function(self._train_step, reduce_retracing=True, jit_compile=jit or None)
+    self._eval = tf.function(self._eval_step, reduce_retracing=True)
+
+  @property
+  def step(self) -> int:
+    return int(self._step)
+
+  def init(self) -> None:
+    """Starts from initial values."""
+    self._adopt(tf.function(self.program.init)())
+
+  def load(self, state: Mapping) -> None:
+    """Starts from a given state (of tensors or arrays); slots may be left out where nothing will be trained."""
+    self._adopt(state)
+
+  def state(self) -> dict:
+    """The current state, of tensors."""
+    read = lambda variables: {name: v.read_value() for name, v in variables.items()}
+    return {'step': self._step.read_value(), 'weights': read(self._weights), 'slots': read(self._slots)}
+
+  def weights(self) -> dict[str, tf.Variable]:
+    """Name -> variable, for functions that only read."""
+    return self._weights
+
+  def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
+    """One update; returns metrics of numpy values."""
+    return to_numpy(self._train(_tensors(batch)))
+
+  def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
+    """Metrics of a batch at inference, of numpy values."""
+    return to_numpy(self._eval(_tensors(batch)))
+
+  def _adopt(self, state):
+    if self._step is None:
+      variable = lambda value, name: tf.Variable(value, trainable=False, name=name)
+      self._step = variable(tf.cast(state['step'], tf.int64), 'step')
+      self._weights = {name: variable(value, name) for name, value in state['weights'].items()}
+      self._slots = {name: variable(value, f'slots/{name}') for name, value in state.get('slots', {}).items()}
+    else:
+      self._assign({'slots': {}, **state})
+
+  def _assign(self, state):
+    self._step.assign(tf.cast(state['step'], tf.int64))
+    for variables, values in ((self._weights, state['weights']), (self._slots, state['slots'])):
+      for name, value in values.items():
+        variables[name].assign(value)
+
+  def _train_step(self, batch):
+    state, metrics = self.program.train_step(self.state(), batch)
+    self._assign(state)
+    return metrics
+
+  def _eval_step(self, batch):
+    return self.program.eval_step({name: v.read_value() for name, v in self._weights.items()}, batch)
+
+
+def _tensors(batch: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+  return {name: tf.convert_to_tensor(value) for name, value in batch.items()}

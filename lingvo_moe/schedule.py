@@ -1,0 +1,50 @@
+"""Learning rates as functions of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+  """Always `rate`."""
+
+  rate: float
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    del step
+    return tf.constant(self.rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseSquareRoot:
+  """rate / sqrt(max(t, decay_after)), t counted from 1.
+
+  With rate 1 and decay_after 10000 this is how we read GShard's 'learning rate 1.0 with square root decay after 10k
+  steps': 0.01 until then.
+  """
+
+  rate: float = 1.0
+  decay_after: int = 10_000
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    return self.rate * tf.math.rsqrt(tf.maximum(_count(step), float(self.decay_after)))
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupInverseSquareRoot:
+  """Rises linearly to `peak` over `warmup` steps, then falls as 1 / sqrt(t) (Vaswani et al., 2017, section 5.3)."""
+
+  peak: float
+  warmup: int
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    t = _count(step)
+    return self.peak * tf.minimum(t / self.warmup, tf.math.rsqrt(t / self.warmup))
+
+
+def _count(step: tf.Tensor) -> tf.Tensor:
+  """The number of the update, from 1, when `step` updates have been made."""
+  return tf.cast(step, tf.float32) + 1.0

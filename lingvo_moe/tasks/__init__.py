@@ -1,0 +1,1 @@
+"""Tasks: what is computed, with no loops and no devices."""

@@ -1,0 +1,1 @@
+"""Machine translation: model, input, vocabulary and scoring."""

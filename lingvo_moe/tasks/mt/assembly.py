@@ -1,0 +1,64 @@
+"""Fills the arrays of a batch from token ids, all examples at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lingvo_moe.tasks.mt.batching import BatchPlan
+from lingvo_moe.tasks.mt.vocab import BOS, EOS
+
+Batch = dict[str, np.ndarray]  # int32 [B, T] each
+
+SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
+TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
+
+
+def source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix: np.ndarray | None = None) -> Batch:
+  """The source side of a batch.
+
+  Args:
+    plan: where each example goes.
+    ids: the tokens of the plan's examples, one after the other, without eos.
+    lengths: how many each has.
+    prefix: a tag's id for each, or None.
+  """
+  ids, lengths, begins = _with_ends(ids, lengths, prefix is not None)
+  if prefix is not None:
+    ids[begins] = prefix
+  place = _places(plan, plan.source_start, lengths, begins)
+  return dict(zip(SOURCE_KEYS, _spread(plan, place, lengths, begins, ids), strict=True))
+
+
+def target_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray) -> Batch:
+  """The target side: labels end with eos, inputs are the labels one position later with bos in front."""
+  labels, lengths, begins = _with_ends(ids, lengths, False)
+  inputs = np.concatenate([[BOS], labels[:-1]])[: len(labels)]
+  inputs[begins] = BOS
+  place = _places(plan, plan.target_start, lengths, begins)
+  labels_BT, segments_BT, positions_BT = _spread(plan, place, lengths, begins, labels)
+  inputs_BT = np.zeros_like(labels_BT)
+  inputs_BT.flat[place] = inputs
+  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
+
+
+def _with_ends(ids, lengths, room_in_front: bool):
+  """(ids with eos after each example and, if asked, a place before it; new lengths; where each begins)."""
+  before = np.cumsum(lengths) - lengths
+  new_lengths = lengths + 1 + room_in_front
+  begins = np.cumsum(new_lengths) - new_lengths
+  result = np.full(int(new_lengths.sum()), EOS, np.int32)
+  result[np.arange(len(ids)) + np.repeat(begins - before + room_in_front, lengths)] = ids
+  return result, new_lengths, begins
+
+
+def _places(plan, start, lengths, begins) -> np.ndarray:
+  """The flat position in [B, T] of every token."""
+  return np.arange(int(lengths.sum())) + np.repeat(plan.row * plan.length + start - begins, lengths)
+
+
+def _spread(plan, place, lengths, begins, ids):
+  ids_BT, segments_BT, positions_BT = (np.zeros((plan.rows, plan.length), np.int32) for _ in range(3))
+  ids_BT.flat[place] = ids
+  segments_BT.flat[place] = np.repeat(plan.segment, lengths)
+  positions_BT.flat[place] = np.arange(len(ids)) - np.repeat(begins, lengths)
+  return ids_BT, segments_BT, positions_BT

@@ -1,0 +1,193 @@
+"""Token ids on disk: every file of a corpus tokenised once, then read by line number without parsing.
+
+A cache entry is one side of one pair and split: `tokens.bin`, the ids of all lines one after the other (uint16, or int32
+for vocabularies beyond 65,536), `offsets.bin`, int64, where each line begins, and `meta.json`. Line i of the text is
+entry i, empty ones included. Both arrays are memory mapped, so that a corpus may be larger than memory.
+
+An entry's folder carries a hash of what it was made from (the files' paths, sizes, times of change and ends, and the
+vocabulary) in its name: whatever changes, another folder is asked for. It is written under another name and renamed
+when complete, so processes that build at the same time cannot harm each other: the first one wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt.vocab import Vocab
+
+_FORMAT = 1
+_ENDS = 65536  # bytes of either end of a file that go into its fingerprint
+
+
+class TokenCache:
+  """The lines of one side, as ids without bos and eos.
+
+  Attributes:
+    tokens: all ids, memory mapped.
+    offsets: int64, one more than lines; line i is tokens[offsets[i] : offsets[i + 1]].
+    shard_lines: the number of lines in each of the files.
+  """
+
+  def __init__(self, folder: str):
+    with open(os.path.join(folder, 'meta.json')) as f:
+      meta = json.load(f)
+    self.folder = folder
+    self.shard_lines = meta['shard_lines']
+    self.tokens = _map(os.path.join(folder, 'tokens.bin'), meta['dtype'], meta['tokens'])
+    self.offsets = _map(os.path.join(folder, 'offsets.bin'), 'int64', sum(self.shard_lines) + 1)
+
+  def __len__(self) -> int:
+    return len(self.offsets) - 1
+
+  def lengths(self, lines: np.ndarray | slice) -> np.ndarray:
+    """The number of ids of some lines."""
+    if isinstance(lines, slice):
+      return np.diff(self.offsets[lines.start : lines.stop + 1])
+    return self.offsets[lines + 1] - self.offsets[lines]
+
+  def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of some lines one after the other, their lengths)."""
+    starts = self.offsets[lines]
+    lengths = self.offsets[lines + 1] - starts
+    shift = starts - (np.cumsum(lengths) - lengths)
+    return self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())].astype(np.int32), lengths
+
+
+def _map(path: str, dtype: str, size: int) -> np.ndarray:
+  if os.path.getsize(path) != size * np.dtype(dtype).itemsize:
+    raise OSError(f'{path} is incomplete')
+  # A plain array over the map: numpy's memmap class is slow to index.
+  return np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
+
+
+def fingerprint(files: Sequence[str], vocab: Vocab) -> str:
+  """What an entry depends on, as 16 hex digits."""
+  h = hashlib.sha256(f'{_FORMAT} {vocab.fingerprint}'.encode())
+  for path in files:
+    stat = os.stat(path)
+    h.update(f'\n{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns} '.encode())
+    with open(path, 'rb') as f:
+      h.update(f.read(_ENDS))
+      f.seek(max(0, stat.st_size - _ENDS))
+      h.update(f.read(_ENDS))
+  return h.hexdigest()[:16]
+
+
+def open_pairs(
+  pairs: Sequence[corpus.Pair], source_vocab: Vocab, target_vocab: Vocab, cache_dir: str, *, quiet: bool = False
+) -> list[tuple[TokenCache, TokenCache]]:
+  """(source, target) of every pair; what is not there yet is built, with a progress bar.
+
+  Raises:
+    UserError: the sides have not as many lines, or a file cannot be read, or the cache not written.
+  """
+  wanted = []
+  for pair in pairs:
+    for language, files, vocab in (
+      (pair.source, pair.source_files, source_vocab),
+      (pair.target, pair.target_files, target_vocab),
+    ):
+      folder = f'{pair.name}.{pair.split}.{language}-{fingerprint(files, vocab)}'
+      wanted.append((os.path.join(cache_dir, folder), files, vocab))
+  found = {folder: _open(folder) for folder, _, _ in wanted}
+  missing = {folder: (files, vocab) for folder, files, vocab in wanted if found[folder] is None}
+  if missing:
+    size = sum(os.path.getsize(path) for files, _ in missing.values() for path in files)
+    with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet, leave=False) as bar:
+      for folder, (files, vocab) in missing.items():
+        bar.set_postfix_str(os.path.basename(folder).rpartition('-')[0], refresh=False)
+        found[folder] = _build(folder, files, vocab, bar.update)
+  sides = [found[folder] for folder, _, _ in wanted]
+  caches = list(zip(sides[::2], sides[1::2], strict=True))
+  for pair, (source, target) in zip(pairs, caches, strict=True):
+    corpus.check_counts(pair, source.shard_lines, target.shard_lines)
+  return caches
+
+
+def _open(folder: str) -> TokenCache | None:
+  try:
+    return TokenCache(folder)
+  except (OSError, ValueError, KeyError):  # not there, or cut short by a full disk or a crash
+    return None
+
+
+def _build(folder: str, files: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> TokenCache:
+  """Writes an entry under a name of its own, then renames it into place."""
+  temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
+  try:
+    os.makedirs(temporary)
+    try:
+      _write(temporary, files, vocab, progress)
+      return _settle(temporary, folder)
+    finally:
+      shutil.rmtree(temporary, ignore_errors=True)
+  except OSError as e:
+    raise UserError(f'cannot write the token cache {folder} ({e.strerror}): give another place for it') from None
+
+
+def _settle(temporary: str, folder: str) -> TokenCache:
+  for _ in range(2):
+    try:
+      os.rename(temporary, folder)
+      break
+    except OSError:
+      if _open(folder) is not None:  # another process was first
+        break
+      shutil.rmtree(folder, ignore_errors=True)  # damaged
+  cache = _open(folder)
+  if cache is None:
+    raise OSError(None, 'it cannot be read back', folder)
+  return cache
+
+
+def _write(folder: str, files: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> None:
+  dtype = 'uint16' if vocab.size <= 65536 else 'int32'
+  shard_lines, total = [], 0
+  with open(os.path.join(folder, 'tokens.bin'), 'wb') as tokens, open(
+    os.path.join(folder, 'offsets.bin'), 'wb'
+  ) as offsets:
+    offsets.write(np.zeros(1, np.int64).tobytes())
+    for path in files:
+      lines = 0
+      for ids, lengths in _tokenised(path, vocab, progress):
+        tokens.write(ids.astype(dtype).tobytes())
+        offsets.write((total + np.cumsum(lengths, dtype=np.int64)).tobytes())
+        lines += len(lengths)
+        total += len(ids)
+      shard_lines.append(lines)
+  meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(files), 'vocab': vocab.fingerprint}
+  with open(os.path.join(folder, 'meta.json'), 'w') as f:
+    json.dump(meta, f)
+
+
+def _tokenised(path: str, vocab: Vocab, progress: Callable[[int], None]):
+  """(ids, lengths) of a file's lines, some thousands at a time, through a tf.data pipeline."""
+  failure = []
+
+  def batches():
+    try:
+      for batch in corpus.line_batches(path, progress=progress):
+        yield np.array(batch, object)
+    except UserError as e:  # tf.data would bury it in a trace
+      failure.append(e)
+
+  def tokenise(lines):
+    ragged = vocab.tokenize(lines)
+    return ragged.flat_values, ragged.row_lengths()
+
+  dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([None], tf.string))
+  yield from dataset.map(tokenise, num_parallel_calls=2).prefetch(2).as_numpy_iterator()
+  if failure:
+    raise failure[0]

@@ -1,0 +1,265 @@
+"""The phrases of the CLDR corpus: a small random grammar over what a `cldr_speaker.Speaker` can say.
+
+A phrase is a tree without words; its parts come from ranked lists (territories, currencies, units, ...) whose first
+entries are drawn most, so that a small language meets the common names and a large one also the rare.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime
+import itertools
+import random
+
+from lingvo_moe.tasks.mt.cldr_speaker import Tree
+
+_TERRITORIES = (
+    'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
+    'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK MM KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
+    'TN LY SD SN ML GH CI CM AO TZ UG RW ZM ZW MZ MG SO CL PE CO VE EC BO PY UY CU HT JM DO CR PA GT NZ FJ LT LV EE '
+    'BY MD SK SI MK CY MT LU AF TJ TM KG').split()
+_LANGUAGES = (
+    'en zh hi es fr ar bn ru pt ur id de ja mr te tr ta vi ko it fa pl uk ro nl el hu cs sv th gu kn my am sw ha yo '
+    'ig so zu he da fi no bg sk hr sr sl lt lv et ka hy az kk uz mn ne si km lo ms ca eu gl cy ga is mt sq mk be la '
+    'sa eo mi').split()
+_SCRIPTS = 'Latn Cyrl Arab Deva Grek Hebr Beng Thai Jpan Kore Ethi Geor Armn Taml Telu Tibt Mong Khmr Laoo Mymr'.split()
+_CURRENCIES = (
+    'USD EUR JPY GBP CNY INR RUB BRL MXN CHF TRY KRW EGP ZAR AUD CAD SEK NOK DKK PLN CZK HUF THB IDR VND PHP ILS NGN '
+    'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD').split()
+# Units, each with the values that suit it.
+_SMALL, _LARGE, _EITHER = 'small', 'large', 'either'
+_UNITS = {
+    'length-kilometer': _EITHER, 'mass-kilogram': _EITHER, 'length-meter': _EITHER, 'volume-liter': _EITHER,
+    'temperature-celsius': _SMALL, 'speed-kilometer-per-hour': _SMALL, 'duration-hour': _SMALL,
+    'duration-day': _SMALL, 'duration-minute': _SMALL, 'duration-year': _EITHER, 'duration-week': _SMALL,
+    'duration-month': _SMALL, 'length-centimeter': _SMALL, 'mass-gram': _LARGE, 'length-mile': _EITHER,
+    'area-square-kilometer': _LARGE, 'area-square-meter': _EITHER, 'area-hectare': _EITHER,
+    'length-millimeter': _SMALL, 'volume-milliliter': _LARGE, 'volume-cubic-meter': _EITHER,
+    'temperature-fahrenheit': _SMALL, 'duration-second': _SMALL, 'length-foot': _EITHER, 'length-inch': _SMALL,
+    'mass-pound': _EITHER, 'mass-ounce': _SMALL, 'mass-tonne': _EITHER, 'power-kilowatt': _EITHER,
+    'power-watt': _LARGE, 'power-horsepower': _EITHER, 'energy-kilowatt-hour': _EITHER, 'energy-calorie': _LARGE,
+    'digital-gigabyte': _SMALL, 'digital-megabyte': _LARGE, 'electric-volt': _EITHER, 'frequency-megahertz': _LARGE,
+    'pressure-hectopascal': _LARGE, 'speed-meter-per-second': _SMALL, 'speed-mile-per-hour': _SMALL,
+    'length-yard': _EITHER, 'volume-gallon': _SMALL, 'volume-cup': _SMALL, 'length-light-year': _EITHER,
+    'duration-century': _SMALL,
+}
+_CITIES = (
+    'Europe/London Europe/Paris Asia/Tokyo Africa/Cairo Europe/Moscow Europe/Berlin Asia/Shanghai America/New_York '
+    'Europe/Rome Europe/Madrid Europe/Istanbul Asia/Tehran Africa/Nairobi America/Lima Asia/Baghdad Asia/Seoul '
+    'Europe/Athens Europe/Vienna Europe/Warsaw Asia/Bangkok Africa/Lagos Asia/Singapore America/Mexico_City '
+    'America/Havana Australia/Sydney America/Chicago Europe/Lisbon Asia/Jakarta Europe/Prague Africa/Addis_Ababa '
+    'Asia/Kabul Asia/Damascus Europe/Budapest Africa/Khartoum Asia/Dubai Europe/Stockholm America/Toronto '
+    'America/Bogota Europe/Brussels Africa/Tripoli Asia/Karachi Asia/Baku Asia/Tbilisi Europe/Belgrade Asia/Beirut '
+    'Africa/Algiers Africa/Accra Europe/Dublin America/Caracas Asia/Manila Europe/Zurich Asia/Hong_Kong').split()
+_ZONES = (
+    'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
+    'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
+    'Europe_Eastern.standard America_Pacific.standard Africa_Eastern.standard Brasilia.standard Iran.standard '
+    'Europe_Western.standard Israel.standard Africa_Western.standard Argentina.standard Indochina.standard '
+    'Pakistan.standard Peru.standard Chile.standard Mongolia.standard Nepal.standard Alaska.standard '
+    'New_Zealand.standard Philippines.standard Cuba.standard Afghanistan.standard Bangladesh.standard').split()
+_WEEKDAYS = '0 1 2 3 4 5 6'.split()
+_MONTHS = '1 2 3 4 5 6 7 8 9 10 11 12'.split()
+
+INVENTORY = {
+    'territory': _TERRITORIES, 'language': _LANGUAGES, 'script': _SCRIPTS, 'currency': _CURRENCIES,
+    'unit': list(_UNITS), 'city': _CITIES, 'zone': _ZONES, 'weekday': _WEEKDAYS, 'month': _MONTHS,
+}
+_RANKS_SHARED = 12  # entry r is drawn in proportion to 1 / (r + _RANKS_SHARED)
+
+
+def _with_sums(shares: dict) -> tuple[list, list[float]]:
+  return list(shares), list(itertools.accumulate(shares.values()))
+
+
+class Phrases:
+  """An endless series of trees, the same for the same seed on any machine."""
+
+  def __init__(self, seed: int):
+    # Of random.Random only random() is promised never to change between Python versions.
+    self._random = random.Random(seed).random
+    self._ranked = {
+        kind: list(itertools.accumulate(1 / (rank + _RANKS_SHARED) for rank in range(len(keys))))
+        for kind, keys in INVENTORY.items()}
+    self._heads = _with_sums({
+        self._place: 5, self._places: 5, self._city_of: 3, self._when: 7, self._days: 3, self._relative: 4,
+        self._time_there: 3})
+    self._bodies = _with_sums({
+        self._territories: 5, self._languages: 5, self._varieties: 4, self._currencies: 3, self._units: 3,
+        self._calendar: 3, self._measures: 7, self._prices: 6, self._duration: 3, self._opening_hours: 4,
+        self._percent: 2, self._compact: 2})
+
+  def draw(self) -> Tree:
+    """A head and what is said of it ('March 2018: 300 euros'), or one of them alone."""
+    if self._random() < 0.12:
+      return self._choose(self._heads)
+    body = self._choose(self._bodies)
+    return body if self._random() < 0.22 else ('colon', self._choose(self._heads), body)
+
+  # Chance.
+
+  def _choose(self, rules: tuple[list, list[float]]) -> Tree:
+    makers, sums = rules
+    return makers[self._index(sums)]()
+
+  def _index(self, sums: list[float]) -> int:
+    return bisect.bisect_right(sums, self._random() * sums[-1], hi=len(sums) - 1)
+
+  def _between(self, low: int, high: int) -> int:
+    return low + int(self._random() * (high - low + 1))
+
+  def _pick(self, options):
+    return options[int(self._random() * len(options))]
+
+  def _key(self, kind: str) -> str:
+    return INVENTORY[kind][self._index(self._ranked[kind])]
+
+  def _name(self, kind: str) -> Tree:
+    return ('name', kind, self._key(kind))
+
+  # Names.
+
+  def _names(self, kind: str, low: int = 1, high: int = 3) -> Tree:
+    keys = {}
+    wanted = self._between(low, high)
+    while len(keys) < wanted:
+      keys[self._key(kind)] = None
+    return self._list([('name', kind, key) for key in keys])
+
+  def _list(self, items: list[Tree]) -> Tree:
+    items = list(dict.fromkeys(items))
+    if len(items) == 1:
+      return items[0]
+    return ('list', 'or' if self._random() < 0.35 else 'standard', *items)
+
+  def _territories(self) -> Tree:
+    return self._names('territory', 2, 4)
+
+  def _languages(self) -> Tree:
+    return self._names('language', 2, 4)
+
+  def _currencies(self) -> Tree:
+    return self._names('currency', 2, 3)
+
+  def _units(self) -> Tree:
+    return self._names('unit', 2, 3)
+
+  def _calendar(self) -> Tree:
+    return self._names(self._pick(('weekday', 'month')), 2, 4)
+
+  def _varieties(self) -> Tree:
+    """'Portuguese (Brazil) and Serbian (Cyrillic)'."""
+    return self._list([
+        ('paren', self._name('language'), self._name('script' if self._random() < 0.3 else 'territory'))
+        for _ in range(self._between(1, 3))])
+
+  def _place(self) -> Tree:
+    return self._name('city' if self._random() < 0.4 else 'territory')
+
+  def _places(self) -> Tree:
+    return self._names('city' if self._random() < 0.3 else 'territory', 2, 3)
+
+  def _city_of(self) -> Tree:
+    return ('paren', self._name('city'), self._name('territory'))
+
+  # Amounts.
+
+  def _small(self) -> str:
+    if self._random() < 0.08:
+      return '1'
+    return str(self._between(2, 12) if self._random() < 0.6 else self._between(13, 60))
+
+  def _large(self) -> str:
+    return str(self._between(2, 19) * 50 if self._random() < 0.6 else self._between(2, 18) * 500)
+
+  def _measure(self) -> Tree:
+    unit = self._key('unit')
+    sizes = _UNITS[unit]
+    if self._random() < 0.12:
+      value = f'{self._between(1, 12)}.5'
+    elif sizes == _SMALL or (sizes == _EITHER and self._random() < 0.6):
+      value = self._small()
+    else:
+      value = self._large()
+    return ('quantity', value, unit)
+
+  def _measures(self) -> Tree:
+    return self._list([self._measure() for _ in range(self._between(1, 3))])
+
+  def _percent(self) -> Tree:
+    return ('percent', str(self._between(1, 99)))
+
+  def _compact(self) -> Tree:
+    scale = self._pick((3, 6, 6, 9))
+    if self._random() < 0.3:
+      return ('compact', str((self._between(1, 9) * 10 + 5) * 10**(scale - 1)))
+    return ('compact', str(self._between(2, 30) * 10**scale))
+
+  def _price(self) -> Tree:
+    value = self._pick((self._small, self._small, self._large))()
+    if self._random() < 0.1:
+      value = f'{self._between(2, 20)}.50'
+    money = ('money', value, self._key('currency'))
+    if self._random() < 0.35:
+      units = ('mass-kilogram', 'duration-hour', 'duration-day', 'volume-liter', 'duration-month', 'duration-year')
+      return ('per', money, self._pick(units))
+    return money
+
+  def _prices(self) -> Tree:
+    return self._list([self._price() for _ in range(self._between(1, 2))])
+
+  def _duration(self) -> Tree:
+    first, second, most = self._pick((
+        ('hour', 'minute', 59), ('day', 'hour', 23), ('week', 'day', 6), ('year', 'month', 11),
+        ('minute', 'second', 59)))
+    return ('list', 'unit', ('quantity', str(self._between(1, 12)), f'duration-{first}'),
+            ('quantity', str(self._between(1, most)), f'duration-{second}'))
+
+  # Times.
+
+  def _clock(self) -> tuple[int, int]:
+    return self._between(0, 23), self._pick((0, 0, 5, 10, 15, 20, 30, 30, 40, 45, 50))
+
+  def _time_there(self) -> Tree:
+    return ('time_at', *self._clock(), self._pick((0, 0, 15, 30, 45)), self._key('zone'))
+
+  def _day(self) -> tuple[int, int, int]:
+    first = datetime.date(2000, 1, 1)
+    day = first + datetime.timedelta(days=self._between(0, (datetime.date(2030, 1, 1) - first).days - 1))
+    return day.year, day.month, day.day
+
+  def _date(self) -> Tree:
+    style = self._pick(('full', 'full', 'long', 'long', 'yMMMM', 'yMMMM', 'MMMMd', 'MMMEd', 'yMd', 'yQQQQ'))
+    year, month, day = self._day()
+    # What the style does not state must not tell two trees apart.
+    if style == 'yMMMM':
+      day = 1
+    elif style == 'yQQQQ':
+      month, day = month // 4 * 3 + 1, 1
+    elif style == 'MMMMd':
+      year = 2000
+    return ('date', style, year, month, day)
+
+  def _when(self) -> Tree:
+    date = self._date()
+    if date[1] in ('full', 'long') and self._random() < 0.5:
+      return ('datetime', date, ('time', *self._clock()))
+    return date
+
+  def _days(self) -> Tree:
+    first = datetime.date(*self._day())
+    last = first + datetime.timedelta(days=self._pick((2, 3, 5, 9, 14, 30, 60)))
+    return ('dates', (first.year, first.month, first.day), (last.year, last.month, last.day))
+
+  def _relative(self) -> Tree:
+    field = self._pick(('day', 'day', 'hour', 'hour', 'week', 'month', 'year', 'minute', 'second'))
+    return ('relative', self._pick(('past', 'future')), self._small(), field)
+
+  def _opening_hours(self) -> Tree:
+    first = self._between(0, 5)
+    days = self._names('weekday', 1, 2)
+    if self._random() < 0.6:
+      days = ('through', ('name', 'weekday', str(first)), ('name', 'weekday', str(self._between(first + 1, 6))))
+    open_, close = self._between(0, 13), self._between(1, 10)
+    half = self._pick((0, 0, 30))
+    return ('colon', days, ('through', ('time', open_, half), ('time', open_ + close, self._pick((0, 30, 45)))))

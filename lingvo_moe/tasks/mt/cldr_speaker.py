@@ -1,0 +1,300 @@
+"""Says dates, amounts, names and lists in any of CLDR's languages (the data come with the Babel package).
+
+A `Speaker` turns a small tree, such as `('colon', ('name', 'territory', 'PE'), ('quantity', '12', 'length-mile'))`,
+into the text of one language; the English speaker's text of the same tree is its translation. CLDR has holes, which
+Babel fills from its root locale ('+3 d', '12 km', codes for names), and forms that lose what the English states.
+Where the text would not determine the English, a Speaker raises Unspeakable.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import re
+import unicodedata
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import babel
+from babel import dates
+from babel import localedata
+from babel import numbers
+
+# A tree is (kind, argument, ...): the kind names a method `_kind` of Speaker, arguments are words, ints or trees.
+Tree = tuple
+
+_ZERO_OF_DIGITS = {
+    'adlm': '\U0001e950', 'arab': '\u0660', 'arabext': '\u06f0', 'beng': '\u09e6', 'cakm': '\U00011136',
+    'deva': '\u0966', 'mtei': '\uabf0', 'mymr': '\u1040', 'nkoo': '\u07c0', 'olck': '\u1c50', 'tibt': '\u0f20',
+}
+_JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
+_DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # controls, bidi marks and the unassigned
+_SPACES = ('Zs', 'Zl', 'Zp')
+_WIDE = {'zh': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
+
+
+class Unspeakable(Exception):
+  """The language has no words for it, or words that do not determine the English."""
+
+
+def clean(text: str) -> str:
+  """NFC, single ordinary spaces, no control or bidi characters."""
+  kept = []
+  for c in unicodedata.normalize('NFC', text):
+    category = unicodedata.category(c)
+    if category in _SPACES or c.isspace():
+      kept.append(' ')
+    elif category not in _DROPPED or c in _JOINERS:
+      kept.append(c)
+  return ' '.join(''.join(kept).split())
+
+
+def script_of(text: str) -> str:
+  """The commonest script among the letters of text, by the first word of their Unicode names: 'Latin', 'Cjk'."""
+  scripts = collections.Counter(unicodedata.name(c, '?').split()[0].split('-')[0] for c in text if c.isalpha())
+  return scripts.most_common(1)[0][0].title() if scripts else '?'
+
+
+class Speaker:
+  """One language of CLDR.
+
+  Args:
+    code: CLDR's code, such as 'de' or 'zh_Hant'.
+    inventory: kind of name ('territory', 'language', ...) to the keys that trees will ask for. A name that two of
+      them share is never spoken.
+  """
+
+  def __init__(self, code: str, inventory: Mapping[str, Sequence[str]]):
+    self.code = code
+    self._locale = babel.Locale.parse(code)
+    # What Babel's formatters themselves read; much of it has no public accessor.
+    self._data = self._locale._data
+    self._root = localedata.load('root')
+    self._english = code == 'en'
+    self.script = script_of(''.join(self._locale.territories.get(key, '') for key in inventory['territory']))
+    zero = _ZERO_OF_DIGITS.get(self._locale.default_numbering_system)
+    self._digits = {ord('0') + i: ord(zero) + i for i in range(10)} if zero else {}
+    self._colon_mark, self._open, self._close = _WIDE.get(code.split('_')[0], (': ', ' (', ')'))
+    self._texts = {}
+    self._patterns = {}
+    self._names = {}
+    for kind, keys in inventory.items():
+      names = {key: self._cldr_name(kind, key) for key in keys}
+      times = collections.Counter(names.values())
+      self._names[kind] = {key: name for key, name in names.items() if name and times[name] == 1}
+
+  def say(self, tree: Tree) -> str:
+    """The text of a tree; raises Unspeakable where the language cannot say it."""
+    return clean(self._say(tree).translate(self._digits))
+
+  def _say(self, tree: Tree) -> str:
+    text = self._texts.get(tree)
+    if text is None:
+      try:
+        text = getattr(self, '_' + tree[0])(*tree[1:])
+      except Unspeakable:
+        text = ''
+      self._texts[tree] = text
+    if not text:
+      raise Unspeakable(tree)
+    return text
+
+  def _own(self, text: str | None) -> str:
+    """Lets text pass that is in the language's script: 'km' or 'English' within Thai is a hole of CLDR's."""
+    if not text or (self.script != 'Latin' and re.search('[A-Za-z]', text)):
+      raise Unspeakable(text)
+    return text
+
+  # Names.
+
+  def _cldr_name(self, kind: str, key: str) -> str | None:
+    locale = self._locale
+    if kind == 'territory':
+      name = locale.territories.get(key)
+    elif kind == 'language':
+      name = locale.languages.get(key)
+    elif kind == 'script':
+      name = locale.scripts.get(key)
+    elif kind == 'currency':
+      name = locale.currencies.get(key)
+    elif kind == 'unit':
+      name = self._data['unit_display_names'].get(key, {}).get('long')
+    elif kind == 'zone':
+      metazone, form = key.rsplit('.', 1)
+      name = locale.meta_zones.get(metazone, {}).get('long', {}).get(form)
+    elif kind == 'city':
+      name = locale.time_zones.get(key, {}).get('city')
+      if not name and self.script == 'Latin':  # then, says CLDR, it is spelt as in the zone's id
+        name = key.rsplit('/', 1)[1].replace('_', ' ')
+    elif kind == 'weekday':
+      name = locale.days['stand-alone']['wide'].get(int(key))
+    else:
+      name = locale.months['stand-alone']['wide'].get(int(key))
+    if not name or (self.script != 'Latin' and re.search('[A-Za-z]', name)):
+      return None
+    return name
+
+  def _name(self, kind: str, key: str) -> str:
+    name = self._names[kind].get(key)
+    if not name:
+      raise Unspeakable(kind, key)
+    return name
+
+  # Numbers. Values are decimal strings, so that '2.50' keeps its zero.
+
+  def _number(self, value: str) -> str:
+    pattern = '#,##0.00' if re.search(r'\.\d\d$', value) else None
+    return numbers.format_decimal(decimal.Decimal(value), pattern, self._locale, numbering_system='default')
+
+  def _percent(self, value: str) -> str:
+    return numbers.format_percent(decimal.Decimal(value) / 100, locale=self._locale, numbering_system='default')
+
+  def _compact(self, value: str) -> str:
+    """'1.5 million', in a word: '1.5M' will not do."""
+    if 'long' not in self._data['compact_decimal_formats']:
+      raise Unspeakable(value)
+    text = numbers.format_compact_decimal(
+        decimal.Decimal(value), format_type='long', locale=self._locale, fraction_digits=1, numbering_system='default')
+    word = self._own(re.sub(r'[\d\s.,]', '', text))
+    if self.script == 'Latin' and len(word) < 3:
+      raise Unspeakable(text)
+    return text
+
+  def _counted(self, forms: Mapping[str, str], value: str, root: Mapping[str, str]) -> str:
+    """Picks the plural form for a value and writes the value into it."""
+    amount = decimal.Decimal(value)
+    pattern = self._own(forms.get(self._locale.plural_form(amount)) or forms.get('other'))
+    if pattern == root.get('other'):
+      raise Unspeakable(pattern)
+    if '{0}' not in pattern and value not in ('1', '2'):  # an Arabic 'two days' states its number, little else does
+      raise Unspeakable(pattern)
+    return pattern.replace('{0}', self._number(value))
+
+  def _quantity(self, value: str, unit: str) -> str:
+    patterns = self._data['unit_patterns'].get(unit, {})
+    return self._counted(patterns.get('long', {}), value, self._root['unit_patterns'].get(unit, {}).get('short', {}))
+
+  def _relative(self, direction: str, value: str, field: str) -> str:
+    """'in 3 days' (direction 'future') or '3 days ago' ('past')."""
+    forms = self._data['date_fields'].get(field, {}).get(direction, {})
+    return self._counted(forms, value, self._root['date_fields'][field][direction])
+
+  def _money(self, value: str, currency: str) -> str:
+    form = self._locale.plural_form(decimal.Decimal(value))
+    names = self._data['currency_names_plural'].get(currency, {})
+    name = self._own(names.get(form) or names.get('other') or self._name('currency', currency))
+    patterns = self._data['currency_unit_patterns']
+    return (patterns.get(form) or patterns['other']).replace('{0}', self._number(value)).replace('{1}', name)
+
+  def _per(self, what: Tree, unit: str) -> str:
+    """'3 euros per kilogram'."""
+    pattern = self._own(self._data['unit_patterns'].get(unit, {}).get('long', {}).get('per'))
+    if pattern == self._root['unit_patterns'].get(unit, {}).get('short', {}).get('per'):
+      raise Unspeakable(unit)
+    return pattern.replace('{0}', self._say(what))
+
+  # Dates and times.
+
+  def _format(self, pattern: str, when: datetime.date | datetime.time) -> str:
+    if pattern not in self._patterns:
+      self._patterns[pattern] = dates.parse_pattern(pattern)
+    return self._patterns[pattern].apply(when, self._locale)
+
+  def _date_pattern(self, style: str) -> str:
+    if style in ('full', 'long'):
+      return self._locale.date_formats[style].pattern
+    skeleton = self._locale.datetime_skeletons.get(style)
+    if skeleton is None:
+      raise Unspeakable(style)
+    return _written_out(skeleton.pattern)
+
+  def _date(self, style: str, year: int, month: int, day: int) -> str:
+    """A date in the style 'full', 'long', or of a skeleton such as yMMMM, its abbreviations written out."""
+    pattern = self._date_pattern(style)
+    fields = _fields(pattern)
+    if not _STATED[style] <= fields or (style == 'yMd' and pattern == self._date_pattern('long')):
+      raise Unspeakable(pattern)
+    return self._own(self._format(pattern, datetime.date(year, month, day)))
+
+  def _time(self, hour: int, minute: int) -> str:
+    return self._format(self._locale.time_formats['short'].pattern, datetime.time(hour, minute))
+
+  def _time_at(self, hour: int, minute: int, second: int, zone: str) -> str:
+    """'3:05:30 PM Japan Standard Time'."""
+    pattern = self._locale.time_formats['full'].pattern
+    name = self._name('zone', zone).replace("'", "''")
+    if 'zzzz' not in pattern:
+      raise Unspeakable(zone)
+    return self._format(pattern.replace('zzzz', f"'{name}'"), datetime.time(hour, minute, second))
+
+  def _datetime(self, date: Tree, time: Tree) -> str:
+    glue = self._data['datetime_formats']['full'].replace("'", '')
+    return _fill(glue, self._say(time), self._say(date))
+
+  def _dates(self, first: tuple[int, int, int], last: tuple[int, int, int]) -> str:
+    """An interval of days, each (year, month, day), by the format for the greatest field in which they differ."""
+    field = next(f for f, a, b in zip('yMd', first, last) if a != b)
+    parts = self._data['interval_formats'].get('yMMMd', {}).get(field, ())
+    # Both ends must state the day and what else differs: CLDR's Swahili writes April 4 to May 9 as '4 - 9 May'.
+    needed = set('dMy'[:'dMy'.index(field) + 1])
+    if len(parts) != 2 or not all(needed <= _fields(part) for part in parts):
+      raise Unspeakable(first, last)
+    ends = [self._format(_written_out(part), datetime.date(*day)) for part, day in zip(parts, (first, last))]
+    return self._own(''.join(ends))
+
+  # What joins them.
+
+  def _through(self, first: Tree, last: Tree) -> str:
+    return _fill(self._data['interval_formats'][None], self._say(first), self._say(last))
+
+  def _list(self, style: str, *items: Tree) -> str:
+    """Items joined as 'standard' ('a, b, and c'), 'or' or 'unit' ('3 hours, 5 minutes')."""
+    patterns = self._data['list_patterns'].get(style)
+    if not patterns:
+      raise Unspeakable(style)
+    if style == 'or' and not self._english:
+      others = self._root['list_patterns']['or'], self._data['list_patterns']['standard']
+      if any(patterns['2'] == other['2'] for other in others):
+        raise Unspeakable(style)
+    texts = [self._say(item) for item in items]
+    if len(texts) == 2:
+      return _fill(patterns['2'], *texts)
+    text = texts[0]
+    for i, item in enumerate(texts[1:], 1):
+      text = _fill(patterns['start' if i == 1 else 'end' if i == len(texts) - 1 else 'middle'], text, item)
+    return text
+
+  def _colon(self, head: Tree, tail: Tree) -> str:
+    return self._say(head) + self._colon_mark + self._say(tail)
+
+  def _paren(self, head: Tree, tail: Tree) -> str:
+    return self._say(head) + self._open + self._say(tail) + self._close
+
+
+# The fields without which a date would not determine its English.
+_STATED = {
+    'full': set('yMdE'), 'long': set('yMd'), 'yMd': set('yMd'), 'yMMMM': set('yM'), 'yQQQQ': set('yQ'),
+    'MMMMd': set('Md'), 'MMMEd': set('MdE'),
+}
+_RUN = re.compile(r"'[^']*'|([A-Za-z])\1*")
+
+
+def _fields(pattern: str) -> set[str]:
+  """The date fields in a pattern; a year of two digits is none."""
+  letters = {match.group() for match in _RUN.finditer(pattern) if match.group(1)} - {'yy'}
+  return {{'L': 'M', 'c': 'E', 'e': 'E', 'q': 'Q'}.get(run[0], run[0]) for run in letters}
+
+
+def _written_out(pattern: str) -> str:
+  """Widens abbreviated months and weekdays, as CLDR's users are told to (UTS 35, missing skeleton fields)."""
+  def widen(match):
+    run = match.group()
+    if not match.group(1):
+      return run
+    return {'MMM': 'MMMM', 'LLL': 'LLLL', 'E': 'EEEE', 'EEE': 'EEEE', 'ccc': 'cccc'}.get(run, run)
+  return _RUN.sub(widen, pattern)
+
+
+def _fill(pattern: str, first: str, second: str) -> str:
+  return pattern.replace('{0}', '\0').replace('{1}', second).replace('\0', first)

@@ -1,0 +1,249 @@
+"""Parallel text on disk: which pairs there are, in which files, and their lines.
+
+Two layouts, told apart by looking:
+- folders: `<data_dir>/<source>-<target>/<split>.<language>[.gz]`, e.g. `deu-en/train.deu.gz` with `deu-en/train.en.gz`;
+- plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a
+  pair, in either direction.
+
+In place of one file a side may come in shards, `train-*.<language>[.gz]`, taken in the order of their names. Where
+`x.de` and `x.de.gz` both exist the first is read. Lines end with LF (CR before it is dropped) and are UTF-8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
+
+_LINES_A_BATCH = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """The two sides of one language pair in one split: line i of one file goes with line i of the other."""
+
+  name: str  # 'deu-en'
+  source: str  # 'deu'
+  target: str  # 'en'
+  split: str
+  source_files: tuple[str, ...]
+  target_files: tuple[str, ...]  # as many, in the same order
+
+
+def find_pairs(
+  data_dir: str,
+  pairs: str = '',
+  split: str = 'train',
+  split_files: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+) -> list[Pair]:
+  """The chosen pairs that have the split, by name.
+
+  Args:
+    data_dir: a folder in one of the two layouts.
+    pairs: names and globs with commas between, 'deu-en,fra-en' or '*-en'. Empty takes every folder; plain files
+      give no direction, so there a pair must be named.
+    split: 'train', 'dev', 'test' or any file prefix.
+    split_files: other prefixes for splits, e.g. {'dev': 'val'}.
+
+  Raises:
+    UserError: nothing there, nothing that matches, a side or a shard without its partner.
+  """
+  if not data_dir or not os.path.isdir(data_dir):
+    raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
+  prefix = dict(split_files).get(split, split)
+  folders = _pair_folders(data_dir)
+  patterns = [p.strip() for p in pairs.split(',') if p.strip()]
+  if folders:
+    chosen = _choose(folders, patterns, data_dir)
+    found = [_pair(name, *folders[name], split, prefix) for name in chosen]
+  else:
+    found = _plain_pairs(data_dir, patterns, split, prefix)
+    chosen = [pair.name for pair in found]
+  missing = [name for name, pair in zip(chosen, found, strict=True) if pair is None]
+  if split == 'train' and (named := sorted(set(missing) & set(patterns))):
+    raise _no_such_file(folders[named[0]][0], prefix, folders[named[0]][1:])
+  found = [pair for pair in found if pair is not None]
+  if not found:
+    raise _no_such_file(folders[missing[0]][0], prefix, folders[missing[0]][1:])
+  return found
+
+
+def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
+  """The known names that match any pattern; every pattern must match some."""
+  known = sorted(known)
+  if not patterns:
+    return known
+  for pattern in patterns:
+    if not fnmatch.filter(known, pattern):
+      raise UserError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
+  return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+
+
+def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
+  """name -> (folder, source, target) of every folder that is named after two languages it has files of."""
+  found = {}
+  for name in sorted(os.listdir(data_dir)):
+    folder = os.path.join(data_dir, name)
+    if '-' not in name or not os.path.isdir(folder):
+      continue
+    languages = {language for _, language, _ in _files(folder)}
+    cuts = [i for i, c in enumerate(name) if c == '-']  # a language code may hold a hyphen itself
+    for cut in cuts:
+      if name[:cut] in languages or name[cut + 1 :] in languages:
+        found[name] = (folder, name[:cut], name[cut + 1 :])
+        if name[:cut] in languages and name[cut + 1 :] in languages:
+          break
+  return found
+
+
+def _plain_pairs(data_dir, patterns, split, prefix) -> list[Pair]:
+  known = sorted({lang for stem, lang, _ in _files(data_dir) if stem == prefix or stem.startswith(prefix + '-')})
+  if not known:
+    raise _no_such_file(data_dir, prefix, ('<source>', '<target>'))
+  directions = {f'{s}-{t}': (data_dir, s, t) for s in known for t in known if s != t}
+  if not patterns:
+    raise UserError(
+      f'plain files give no direction, so a pair must be named; {data_dir} has {prefix}.* in {", ".join(known)}: '
+      f'set pairs, e.g. {next(iter(directions), "de-en")!r}'
+    )
+  chosen = _choose(directions, patterns, data_dir)
+  found = [_pair(name, *directions[name], split, prefix) for name in chosen]
+  return [pair for pair in found if pair is not None]
+
+
+def _files(folder: str) -> Iterator[tuple[str, str, str]]:
+  """(stem, language, path) of each file called stem.language or stem.language.gz."""
+  for name in sorted(os.listdir(folder)):
+    stem, dot, language = name.removesuffix('.gz').rpartition('.')
+    path = os.path.join(folder, name)
+    if dot and stem and os.path.isfile(path):
+      yield stem, language, path
+
+
+def _side(folder: str, prefix: str, language: str) -> dict[str, str]:
+  """stem -> path: the one file of this prefix and language, or its shards."""
+  stems = {}
+  for stem, lang, path in _files(folder):
+    if lang == language:
+      stems.setdefault(stem, path)  # 'x.de' sorts before 'x.de.gz'
+  if prefix in stems:
+    return {prefix: stems[prefix]}
+  return {stem: path for stem, path in stems.items() if stem.startswith(prefix + '-')}
+
+
+def _pair(name, folder, source, target, split, prefix) -> Pair | None:
+  sources, targets = _side(folder, prefix, source), _side(folder, prefix, target)
+  if not sources and not targets:
+    return None
+  if lonely := sorted(set(sources) ^ set(targets)):
+    stem = lonely[0]
+    there, wanted = (sources[stem], target) if stem in sources else (targets[stem], source)
+    raise UserError(f'both sides of a pair must be there; saw {there} without {stem}.{wanted}[.gz] beside it')
+  stems = sorted(sources)
+  return Pair(
+    name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems)
+  )
+
+
+def _no_such_file(folder, prefix, languages) -> UserError:
+  stems = {stem for stem, _, _ in _files(folder)}
+  wanted = ' and '.join(f'{prefix}.{language}[.gz]' for language in languages)
+  return UserError(
+    f'no file {wanted} in {folder}; splits there: {closest(prefix, stems)} '
+    f'(name one, or map the split to its prefix with split_files)'
+  )
+
+
+def line_batches(
+  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None
+) -> Iterator[list[bytes]]:
+  """Lines of a file, without their ends, in lists of up to `size`; only one list is held at a time.
+
+  Args:
+    path: plain or gzip, by its name.
+    size: lines in a list.
+    progress: called with the bytes of the file consumed since the last call.
+
+  Raises:
+    UserError: the file is missing, damaged, or not UTF-8 (with the line number).
+  """
+  number, consumed = 0, 0
+  try:
+    with open(path, 'rb') as raw:
+      lines = gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw
+      while batch := _take(lines, size):
+        _check_utf8(batch, path, number)
+        number += len(batch)
+        if progress:
+          progress(raw.tell() - consumed)
+          consumed = raw.tell()
+        yield batch
+  except FileNotFoundError:
+    raise UserError(f'no such file: {path}') from None
+  except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+    raise UserError(f'{path} is damaged or not gzip ({e}, after line {number}): make or fetch it again') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+
+
+def _take(lines, size: int) -> list[bytes]:
+  batch = []
+  for line in lines:
+    batch.append(line.rstrip(b'\r\n') if line.endswith((b'\n', b'\r')) else line)
+    if len(batch) == size:
+      break
+  return batch
+
+
+def _check_utf8(batch: list[bytes], path: str, number: int) -> None:
+  try:
+    b'\n'.join(batch).decode('utf-8')
+    return
+  except UnicodeDecodeError:
+    pass
+  for i, line in enumerate(batch):
+    try:
+      line.decode('utf-8')
+    except UnicodeDecodeError as e:
+      raise UserError(
+        f'text must be UTF-8; line {number + i + 1} of {path} is not (byte {e.start + 1}: '
+        f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
+      ) from None
+
+
+def read_lines(files: Iterable[str]) -> list[str]:
+  """Every line of some files, in order; for held-out sets, which are small."""
+  return [line.decode('utf-8') for path in files for batch in line_batches(path) for line in batch]
+
+
+def read_pair(pair: Pair) -> tuple[list[str], list[str]]:
+  """(source lines, target lines) of a held-out set."""
+  sources, targets = ([read_lines([path]) for path in side] for side in (pair.source_files, pair.target_files))
+  check_counts(pair, [len(s) for s in sources], [len(t) for t in targets])
+  return sum(sources, []), sum(targets, [])
+
+
+def count_lines(path: str) -> int:
+  """The lines of a file (one without LF at the end counts), read as a stream."""
+  return sum(len(batch) for batch in line_batches(path))
+
+
+def check_counts(pair: Pair, source_counts: Iterable[int], target_counts: Iterable[int]) -> int:
+  """The number of lines of a pair, given the lines of each of its files; UserError unless the sides agree."""
+  counts = list(zip(pair.source_files, source_counts, pair.target_files, target_counts, strict=True))
+  for source_file, sources, target_file, targets in counts:
+    if sources != targets:
+      raise UserError(
+        f'line i of one side goes with line i of the other, so both need as many lines; saw {sources} in '
+        f'{source_file} and {targets} in {target_file}: align them'
+      )
+  total = sum(sources for _, sources, _, _ in counts)
+  if not total:
+    raise UserError(f'a corpus must have lines; {", ".join(pair.source_files)} is empty')
+  return total

@@ -1,0 +1,167 @@
+"""The tokenised examples of some pairs: their lengths, and batches of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt import cache
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt.batching import BatchPlan
+from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.vocab import Vocab
+
+_CHUNK = 1 << 20  # lines scanned at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class PairStats:
+  """What a pair gives: lines in all, those left out, and the tokens (with eos and tag) of the others."""
+
+  name: str
+  lines: int
+  too_long: int
+  empty: int
+  source_tokens: int
+  target_tokens: int
+
+  @property
+  def kept(self) -> int:
+    return self.lines - self.too_long - self.empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+  """PairStats of every pair."""
+
+  pairs: tuple[PairStats, ...]
+
+  def total(self, field: str) -> int:
+    """The sum of a field or property of PairStats over the pairs."""
+    return sum(getattr(p, field) for p in self.pairs)
+
+  def __str__(self) -> str:
+    dropped = ', '.join(
+      f'{n:,} {what}' for n, what in ((self.total('too_long'), 'too long'), (self.total('empty'), 'empty')) if n
+    )
+    return (
+      f'{len(self.pairs)} pairs, {self.total("kept"):,} examples, {self.total("source_tokens"):,} source and '
+      f'{self.total("target_tokens"):,} target tokens' + (f'; left out: {dropped}' if dropped else '')
+    )
+
+
+def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
+  """The two vocabularies of a configuration that names them; one object if they are one file."""
+  for name in ('source_vocab', 'target_vocab'):
+    if not getattr(config, name):
+      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with tools/train_vocab.py')
+  source = Vocab(config.source_vocab)
+  return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
+
+
+def tag_ids(config: DataConfig, pairs: list[corpus.Pair], source_vocab: Vocab) -> np.ndarray | None:
+  """The id that goes before each pair's sources, or None if they are not tagged.
+
+  Whether several target languages are in use is a fact of the training corpus, whatever split is read.
+  """
+  targets = {pair.target for pair in pairs}
+  if config.tag_target is None:
+    try:
+      targets |= {p.target for p in corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
+    except UserError:
+      pass  # only held-out sets are here
+  if not config.tags(targets):
+    return None
+  return np.asarray([source_vocab.tag_id(pair.target) for pair in pairs], np.int32)
+
+
+class Examples:
+  """Every example of one split, as (number of its pair, line).
+
+  Attributes:
+    pairs: the pairs found, by name.
+    sizes: the lines of each.
+    stats: see Stats.
+    fingerprint: a hash of all that the examples and their lengths depend on.
+  """
+
+  def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
+    source_vocab, target_vocab = vocabs
+    self.pairs = corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
+    self._max_length = config.max_length
+    self._tags = tag_ids(config, self.pairs, source_vocab)
+    self._caches = cache.open_pairs(self.pairs, source_vocab, target_vocab, cache_dir, quiet=quiet)
+    self.sizes = [len(source) for source, _ in self._caches]
+    self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
+    folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
+    key = repr((folders, self._tags is not None, self._max_length))
+    self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
+
+  def _scan(self, pair: int) -> PairStats:
+    counts = np.zeros(4, np.int64)
+    for start in range(0, self.sizes[pair], _CHUNK):
+      lines = slice(start, min(start + _CHUNK, self.sizes[pair]))
+      source, target, empty = self._pair_lengths(pair, lines)
+      too_long = (source == 0) & ~empty
+      counts += [too_long.sum(), empty.sum(), source.sum(), target.sum()]
+    return PairStats(self.pairs[pair].name, self.sizes[pair], *map(int, counts))
+
+  def _pair_lengths(self, pair: int, lines: np.ndarray | slice):
+    source, target = (side.lengths(lines) for side in self._caches[pair])
+    empty = (source == 0) | (target == 0)
+    source = source + 1 + (self._tags is not None)
+    target = target + 1
+    kept = ~empty & (source <= self._max_length) & (target <= self._max_length)
+    return source * kept, target * kept, empty
+
+  def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(source, target) lengths with eos and tag; 0 and 0 where an example is empty or too long."""
+    source, target = np.empty(len(pair), np.int64), np.empty(len(pair), np.int64)
+    order = np.argsort(pair, kind='stable')
+    for p, group in _groups(pair[order]):
+      where = order[group]
+      source[where], target[where], _ = self._pair_lengths(p, line[where])
+    return source, target
+
+  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> assembly.Batch:
+    """The arrays of a planned batch, given the pair and line of each number that the plan uses."""
+    pair = pair[plan.example]
+    order = np.argsort(pair, kind='stable')
+    pair, line = pair[order], line[plan.example][order]
+    plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
+    prefix = None if self._tags is None else self._tags[pair]
+    source, target = (self._gather(side, pair, line) for side in (0, 1))
+    return assembly.source_arrays(plan, *source, prefix) | assembly.target_arrays(plan, *target)
+
+  def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]
+    if not parts:
+      return np.zeros(0, np.int32), np.zeros(0, np.int64)
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
+  """(value, its slice) for the runs of equal values."""
+  starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+  for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+    yield int(ordered[start]), slice(int(start), int(end))
+
+
+def rows_of_process(plan: BatchPlan, index: int, count: int) -> BatchPlan:
+  """The part of a batch that one of several processes feeds: rows [index B / count, (index + 1) B / count)."""
+  if count == 1:
+    return plan
+  if plan.rows % count:
+    raise UserError(
+      f'every process takes as many rows of each batch; saw {plan.rows} rows for {count} processes: set row_multiple to '
+      f'a multiple of {count}'
+    )
+  rows = plan.rows // count
+  mine = (plan.row >= index * rows) & (plan.row < (index + 1) * rows)
+  columns = BatchPlan(rows, plan.length, *(column[mine] for column in plan[2:]))
+  return columns._replace(row=columns.row - index * rows)

@@ -1,0 +1,315 @@
+"""Batches for training, for dev cross-entropy and for decoding.
+
+A batch is a dict of int32 arrays [B, T]: src_ids, src_segments, src_positions, tgt_inputs, tgt_labels, tgt_segments,
+tgt_positions. Segments are 0 at padding and else the number of the pair within its row; positions count from 0 in
+each segment; sources and labels end with eos, inputs begin with bos.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt.batching import BatchPlan
+from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.examples import Examples
+from lingvo_moe.tasks.mt.examples import load_vocabs
+from lingvo_moe.tasks.mt.examples import rows_of_process
+from lingvo_moe.tasks.mt.sampling import Sampler
+from lingvo_moe.tasks.mt.sampling import shuffled
+from lingvo_moe.tasks.mt.vocab import Vocab
+
+Batch = assembly.Batch
+_KEYS = assembly.SOURCE_KEYS + assembly.TARGET_KEYS
+_PLAN_VERSION = 1
+_SAVE_EVERY = 64  # windows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+  """A window's examples and how they are cut; the batches are in the order of training."""
+
+  number: int
+  pair: np.ndarray
+  line: np.ndarray
+  plans: list[BatchPlan]
+
+
+class TrainInput:
+  """The endless stream of training batches: batch(step) depends on the configuration, the corpus and step alone.
+
+  Args:
+    config: with both vocabularies named.
+    cache_dir: where tokenised text is kept; made if need be.
+    process_index: which part of each batch's rows this process feeds,
+    process_count: of how many.
+    vocabs: (source, target) where they are loaded already.
+    quiet: no progress bar.
+
+  Attributes:
+    stats: pairs, examples, tokens, and what was left out; its str() is for the log.
+    shares: name -> part of the stream.
+  """
+
+  def __init__(
+    self,
+    config: DataConfig,
+    cache_dir: str,
+    *,
+    process_index: int = 0,
+    process_count: int = 1,
+    vocabs: tuple[Vocab, Vocab] | None = None,
+    quiet: bool = False,
+  ):
+    if config.row_multiple % process_count:
+      raise UserError(
+        f'every process takes as many rows of each batch; saw row_multiple={config.row_multiple} for {process_count} '
+        f'processes: use a multiple of {process_count}'
+      )
+    self._examples = Examples(config, 'train', cache_dir, vocabs or load_vocabs(config), quiet)
+    self.stats = self._examples.stats
+    if not self.stats.total('kept'):
+      raise UserError(
+        f'training needs sentences of at most max_length={config.max_length} tokens; none of '
+        f'{self.stats.total("lines")} pairs is: raise max_length, or look at the corpus and its vocabulary'
+      )
+    self._batcher = config.batcher()
+    self._process = process_index, process_count
+    self._seed = config.seed
+    names = [pair.name for pair in self._examples.pairs]
+    sizes = self._examples.sizes
+    self._sampler = Sampler(
+      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size
+    )
+    self.shares = dict(zip(names, self._sampler.shares, strict=True))
+    self._lock = threading.Lock()
+    self._recent: dict[int, _Window] = {}
+    key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, config.temperature, config.seed,
+                config.window_size))  # fmt: skip
+    self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
+
+  def batch(self, step: int) -> Batch:
+    """This process's rows of the batch of a step; steps count from 0 and may be asked for in any order."""
+    window, number = self._locate(step)
+    plan = rows_of_process(window.plans[number], *self._process)
+    return self._examples.batch(plan, window.pair, window.line)
+
+  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
+    """The batches from a step on, made in the background while earlier ones are used."""
+
+    def one(step):
+      values = tf.numpy_function(self._values, [step], [tf.int32] * len(_KEYS), stateful=False)
+      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(_KEYS, values, strict=True)}
+
+    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
+
+  def _values(self, step) -> list[np.ndarray]:
+    batch = self.batch(int(step))
+    return [batch[key] for key in _KEYS]
+
+  def _locate(self, step: int) -> tuple[_Window, int]:
+    with self._lock:
+      while step >= self._counts.total:
+        self._counts.append(len(self._window(len(self._counts)).plans))
+      number, first = self._counts.locate(step)
+      return self._window(number), step - first
+
+  def _window(self, number: int) -> _Window:
+    if number not in self._recent:
+      while len(self._recent) > 1:
+        del self._recent[next(iter(self._recent))]
+      self._recent[number] = self._make_window(number)
+    return self._recent[number]
+
+  def _make_window(self, number: int) -> _Window:
+    pair, line = self._sampler.window(number)
+    plans = self._batcher.plan(*self._examples.lengths(pair, line))
+    order = shuffled(len(plans), self._seed, 'batches', number)
+    return _Window(number, pair, line, [plans[i] for i in order])
+
+
+class _BatchCounts:
+  """How many batches each window has, so that a step's window is found; kept in a file that saves counting again.
+
+  The file only saves time: the counts are a pure function of what its name is a hash of.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    self._ends: list[int] = []
+    try:
+      self._ends = [int(n) for n in np.load(path)]
+    except (OSError, ValueError, EOFError):
+      pass  # not there yet, or damaged: counted again
+    self._saved = len(self._ends)
+
+  def __len__(self) -> int:
+    return len(self._ends)
+
+  @property
+  def total(self) -> int:
+    return self._ends[-1] if self._ends else 0
+
+  def append(self, count: int) -> None:
+    self._ends.append(self.total + count)
+    if len(self._ends) - self._saved >= _SAVE_EVERY:
+      self._save()
+
+  def _save(self) -> None:
+    temporary = f'{self._path}.tmp-{os.getpid()}-{threading.get_ident()}'
+    try:
+      with open(temporary, 'wb') as f:
+        np.save(f, np.asarray(self._ends, np.int64))
+      os.replace(temporary, self._path)
+    except OSError:
+      pass  # a full disk costs time at the next start, no more
+    self._saved = len(self._ends)
+
+  def locate(self, step: int) -> tuple[int, int]:
+    """(the window of a step, the first step of that window)."""
+    window = bisect.bisect_right(self._ends, step)
+    return window, self._ends[window - 1] if window else 0
+
+
+class EvalInput:
+  """One pass over a held-out split, in a fixed order, one pair a row.
+
+  Args:
+    config: with both vocabularies named.
+    cache_dir: as in training.
+    split: 'dev', or any other.
+    max_sentences: of each pair, evenly spaced over it; 0 takes all.
+    trim: whether the last batch has only as many rows as it needs, which spares work and costs one more shape.
+    process_index: as in training.
+    process_count: as in training.
+    vocabs: (source, target) where they are loaded already.
+    quiet: no progress bar.
+
+  Attributes:
+    stats: as in training; sentences over max_length are left out here as well, and counted.
+  """
+
+  def __init__(
+    self,
+    config: DataConfig,
+    cache_dir: str,
+    *,
+    split: str = 'dev',
+    max_sentences: int = 0,
+    trim: bool = False,
+    process_index: int = 0,
+    process_count: int = 1,
+    vocabs: tuple[Vocab, Vocab] | None = None,
+    quiet: bool = False,
+  ):
+    self._examples = Examples(config, split, cache_dir, vocabs or load_vocabs(config), quiet)
+    self.stats = self._examples.stats
+    if not self.stats.total('kept'):
+      raise UserError(
+        f'evaluation needs sentences of at most max_length={config.max_length} tokens; split {split!r} has none among '
+        f'{self.stats.total("lines")} pairs: raise max_length'
+      )
+    counts = [min(n, max_sentences or n) for n in self._examples.sizes]
+    self._pair = np.repeat(np.arange(len(counts)), counts)
+    self._line = np.concatenate(
+      [np.arange(k) * n // max(k, 1) for n, k in zip(self._examples.sizes, counts, strict=True)]
+    )
+    plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
+    if trim:
+      plans = [_trimmed(plan, config.row_multiple) for plan in plans]
+    self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
+
+  def __len__(self) -> int:
+    return len(self._plans)
+
+  def __iter__(self) -> Iterator[Batch]:
+    for plan in self._plans:
+      yield self._examples.batch(plan, self._pair, self._line)
+
+
+def _trimmed(plan: BatchPlan, row_multiple: int) -> BatchPlan:
+  used = int(plan.row.max()) + 1
+  return plan._replace(rows=-(-used // row_multiple) * row_multiple)
+
+
+class TextInput:
+  """Batches of given sentences, for decoding, or for scoring where targets are given too.
+
+  Iterating yields (index_B, batch): index_B says which sentence is in each row, -1 for an empty row; without targets
+  the batch has the source's arrays only. A sentence over max_length keeps its first tokens and eos.
+
+  Args:
+    config: max_length, boundaries, row_multiple and eval_batch_tokens are used.
+    source_vocab: of the sources.
+    sources: the sentences.
+    target_language: whose tag goes before each source; None: no tag.
+    targets: as many sentences, or None.
+    target_vocab: of the targets.
+    trim: whether the last batch has only as many rows as it needs.
+
+  Attributes:
+    empty: the sentences without a token, which are in no batch (with targets: those with an empty source).
+    truncated: the sentences of which either side was cut.
+  """
+
+  def __init__(
+    self,
+    config: DataConfig,
+    source_vocab: Vocab,
+    sources: Sequence[str],
+    *,
+    target_language: str | None = None,
+    targets: Sequence[str] | None = None,
+    target_vocab: Vocab | None = None,
+    trim: bool = True,
+  ):
+    tagged = target_language is not None
+    self._tag = source_vocab.tag_id(target_language) if tagged else None
+    source_ids = source_vocab.encode(sources)
+    self.empty = [i for i, ids in enumerate(source_ids) if not ids]
+    too_long = {i for i, ids in enumerate(source_ids) if len(ids) + 1 + tagged > config.max_length}
+    self._sources = [ids[: config.max_length - 1 - tagged] for ids in source_ids]
+    source_lengths = np.array([len(ids) + 1 + tagged if ids else 0 for ids in self._sources], np.int64)
+    target_lengths = source_lengths
+    self._targets = None
+    if targets is not None:
+      if len(targets) != len(sources):
+        raise UserError(
+          f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
+        )
+      target_ids = (target_vocab or source_vocab).encode(targets)
+      too_long |= {i for i, ids in enumerate(target_ids) if len(ids) + 1 > config.max_length}
+      self._targets = [ids[: config.max_length - 1] for ids in target_ids]
+      target_lengths = np.array([len(ids) + 1 for ids in self._targets], np.int64)
+    self.truncated = sorted(too_long - set(self.empty))
+    self._plans = config.batcher(training=False).plan(source_lengths, target_lengths)
+    if trim:
+      self._plans = [_trimmed(plan, config.row_multiple) for plan in self._plans]
+
+  def __len__(self) -> int:
+    return len(self._plans)
+
+  def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
+    for plan in self._plans:
+      index_B = np.full(plan.rows, -1, np.int64)
+      index_B[plan.row] = plan.example
+      prefix = None if self._tag is None else np.full(len(plan.example), self._tag, np.int32)
+      batch = assembly.source_arrays(plan, *_flat(self._sources, plan.example), prefix)
+      if self._targets is not None:
+        batch |= assembly.target_arrays(plan, *_flat(self._targets, plan.example))
+      yield index_B, batch
+
+
+def _flat(rows: list[list[int]], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  chosen = [rows[i] for i in index]
+  lengths = np.array([len(row) for row in chosen], np.int64)
+  return np.array([i for row in chosen for i in row], np.int32), lengths

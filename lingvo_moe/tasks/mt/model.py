@@ -1,0 +1,116 @@
+"""The translation model: encoder and decoder of a MoE Transformer, its loss, and one step of decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe import prng
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.softmax import softmax_loss
+from lingvo_moe.layers.transformer import Stack
+
+# What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
+BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions',
+              'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationModel:
+  """Source ids in, a distribution over each next target symbol out.
+
+  `source_embedding` None shares the target's. The output softmax always does.
+  """
+
+  encoder: Stack
+  decoder: Stack
+  target_embedding: Embedding
+  source_embedding: Embedding | None = None
+  input_dropout: float = 0.0
+  label_smoothing: float = 0.0
+  aux_loss_weight: float = 0.01
+  z_loss_weight: float = 0.0
+
+  def weights(self) -> dict:
+    own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
+    return {
+        **own_source,
+        'target_embedding': self.target_embedding.weights(),
+        'encoder': self.encoder.weights(),
+        'decoder': self.decoder.weights(),
+    }
+
+  def encode(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+    """Runs the encoder: ([B, U, M], RoutingStats by layer). Reads src_ids, src_segments, src_positions."""
+    embedding, own = self.target_embedding, theta['target_embedding']
+    if self.source_embedding:
+      embedding, own = self.source_embedding, theta['source_embedding']
+    key = None if key is None else prng.fold(key, 'encoder')
+    x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
+    return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
+
+  def logits(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+    """Scores of every next symbol given the target so far: (float32 [B, T, V], RoutingStats by layer)."""
+    memory_BUM, encoder_stats = self.encode(theta, batch, key)
+    key = None if key is None else prng.fold(key, 'decoder')
+    own = theta['target_embedding']
+    x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
+    x_BTM, decoder_stats = self.decoder(
+        theta['decoder'], x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
+    )
+    stats = {f'{stack}/{name}': s for stack, named in (('encoder', encoder_stats), ('decoder', decoder_stats))
+             for name, s in named.items()}  # fmt: skip
+    return self.target_embedding.logits(own, x_BTM), stats
+
+  def loss(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+    """The training loss of a batch.
+
+    Args:
+      theta: nested weights.
+      batch: BATCH_KEYS.
+      key: random key in training; None at inference: no dropout, nothing dropped by the experts.
+
+    Returns:
+      (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
+      `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the smoothed mean over target tokens,
+      with z-loss and auxiliary losses added.
+    """
+    logits_BTV, routing = self.logits(theta, batch, key)
+    real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
+    target_tokens = tf.reduce_sum(real_BT)
+    smoothing = self.label_smoothing if key is not None else 0.0
+    xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
+    aux_loss = tf.add_n([s.aux_loss for s in routing.values()]) if routing else tf.zeros([])
+    loss = tf.reduce_sum(loss_BT * real_BT) / tf.maximum(target_tokens, 1.0) + self.aux_loss_weight * aux_loss
+    return loss, {
+        'loss': loss,
+        'xent': tf.reduce_sum(xent_BT * real_BT),
+        'target_tokens': target_tokens,
+        'source_tokens': tf.reduce_sum(tf.cast(batch['src_segments'] > 0, tf.float32)),
+        'aux_loss': aux_loss,
+        'routing': routing,
+    }
+
+  def score(self, theta, batch) -> tf.Tensor:
+    """log p of each row's target given its source: float32 [B], summed over its symbols, the end included."""
+    logits_BTV, _ = self.logits(theta, batch)
+    label_BT = tf.gather(tf.nn.log_softmax(logits_BTV), batch['tgt_labels'], batch_dims=2)
+    return tf.reduce_sum(label_BT * tf.cast(batch['tgt_segments'] > 0, tf.float32), axis=1)
+
+  def init_cache(self, theta, memory_BUM, num_slots) -> dict:
+    """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
+    return self.decoder.init_cache(theta['decoder'], memory_BUM, num_slots)
+
+  def decode_step(self, theta, ids_BW, time, mask_BWU, src_segments_BU, cache) -> tuple[tf.Tensor, dict]:
+    """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
+    own = theta['target_embedding']
+    x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(tf.shape(ids_BW), time), None)
+    x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, time, mask_BWU, src_segments_BU, cache)
+    return self.target_embedding.logits(own, x_BWM), cache
+
+  def _embed(self, embedding, theta, ids_BT, positions_BT, key):
+    x_BTM = embedding.lookup(theta, ids_BT)
+    x_BTM += tf.cast(sinusoidal_positions(positions_BT, embedding.model_dim), x_BTM.dtype)
+    return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))

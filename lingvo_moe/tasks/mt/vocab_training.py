@@ -1,0 +1,251 @@
+"""Makes SentencePiece vocabularies from parallel corpora, with languages mixed as in training."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import sentencepiece
+import tqdm
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import sampling
+from lingvo_moe.tasks.mt import vocab as vocab_lib
+from lingvo_moe.tasks.mt.data_config import DataConfig
+
+SIDES = ('source', 'target', 'shared')
+
+
+def train_vocab(
+  pairs: Sequence[corpus.Pair],
+  output: str,
+  vocab_size: int,
+  *,
+  side: str = 'shared',
+  temperature: float = 1.0,
+  max_sentences: int = 1_000_000,
+  character_coverage: float = 0.9995,
+  tags: bool | None = None,
+  normalization: str = 'nmt_nfkc',
+  seed: int = 1,
+  overwrite: bool = False,
+  quiet: bool = False,
+) -> str:
+  """Writes `output`.model and `output`.vocab; the same arguments and corpus give the same bytes.
+
+  Args:
+    pairs: what to read, normally the train split.
+    output: path without '.model'.
+    vocab_size: pieces, with the 4 special ids, 256 bytes and the tags among them.
+    side: 'source', 'target' or 'shared' (both sides of every pair).
+    temperature: of the mix of pairs. Where a pair's share exceeds its lines, they are used repeatedly.
+    max_sentences: lines of either side at most; fewer if the corpus has fewer.
+    character_coverage: the part of all characters that get pieces; the others are spelt in bytes.
+    tags: whether to add the symbols `<2xx>` of the target languages; None: if there are several.
+    normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
+    seed: of the choice of lines.
+    overwrite: whether existing files may be replaced.
+    quiet: no progress bar.
+
+  Returns:
+    The path of the .model file.
+
+  Raises:
+    UserError: the corpus is damaged, or cannot give a vocabulary of that size, or the output exists.
+  """
+  if side not in SIDES:
+    raise UserError(f'side must be one of {", ".join(SIDES)}; saw {side!r}')
+  if max_sentences < 1:
+    raise UserError(f'max_sentences must be at least 1; saw {max_sentences}')
+  for path in (output + '.model', output + '.vocab'):
+    if os.path.exists(path) and not overwrite:
+      raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
+  targets = sorted({pair.target for pair in pairs})
+  symbols = [vocab_lib.tag(t) for t in targets] if (len(targets) > 1 if tags is None else tags) else []
+  sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet, leave=False)]
+  total = min(max_sentences, sum(sizes))
+  wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)))
+  model = io.BytesIO()
+  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet, leave=False) as bar:
+    lines = _lines(pairs, sizes, wanted, side, seed, bar)
+    _run_sentencepiece(
+      lines,
+      model,
+      vocab_size,
+      model_type='unigram',
+      byte_fallback=True,
+      character_coverage=character_coverage,
+      normalization_rule_name=normalization,
+      user_defined_symbols=symbols,
+      **{f'{name}_id': i for name, i in vocab_lib.SPECIAL.items()},
+    )
+  _write(output, model.getvalue())
+  return output + '.model'
+
+
+def _count(pair: corpus.Pair) -> int:
+  sources, targets = ([corpus.count_lines(f) for f in side] for side in (pair.source_files, pair.target_files))
+  return corpus.check_counts(pair, sources, targets)
+
+
+def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
+  """The chosen lines in the order of the files: `wanted` of each pair, every line as often as any other, give or take one."""
+  for pair, size, n in zip(pairs, sizes, wanted, strict=True):
+    files = list(pair.source_files) if side == 'source' else list(pair.target_files)
+    if side == 'shared':
+      files = [*pair.source_files, *pair.target_files]
+    every, some = divmod(n, size)
+    key = sampling.fold(seed, 'vocab', pair.name)
+    number = 0
+    for path in files:
+      for batch in corpus.line_batches(path):
+        index = (number + np.arange(len(batch))) % size
+        times = every + (sampling.permute(index, size, key) < some)
+        number += len(batch)
+        for i in np.flatnonzero(times):
+          for _ in range(times[i]):
+            yield batch[i]
+    bar.update(n)
+  bar.set_description('training (SentencePiece, no news until done)')
+
+
+def _run_sentencepiece(lines, model, vocab_size, **options) -> None:
+  failure = []
+
+  def guarded():
+    try:
+      yield from lines
+    except UserError as e:
+      failure.append(e)
+
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=guarded(),
+      model_writer=model,
+      vocab_size=vocab_size,
+      num_threads=16,  # fixed: the order of its sums, and so the result, depends on it
+      minloglevel=2,
+      **options,
+    )
+  except (RuntimeError, OSError) as e:
+    if failure:
+      raise failure[0] from None
+    raise _explain(str(e), vocab_size) from None
+  if failure:
+    raise failure[0]
+
+
+def _explain(message: str, vocab_size: int) -> UserError:
+  """SentencePiece's complaint as rule, values and way out."""
+  if m := re.search(r'too high.*<= (\d+)', message):
+    return UserError(
+      f'the corpus must hold as many different pieces as the vocabulary; saw vocab_size={vocab_size}, and it gives at '
+      f'most {m[1]}: use that, or more text'
+    )
+  if m := re.search(r'required_chars\. (\d+) vs (\d+)', message):
+    return UserError(
+      f'every covered character, byte, tag and special id needs a piece; saw vocab_size={vocab_size} and {m[2]} of '
+      f'them: use a larger vocabulary, or a lower character_coverage'
+    )
+  if 'sentences_.empty()' in message or 'Input corpus' in message:
+    return UserError('a vocabulary needs text; every line that was read is empty: check the corpus')
+  return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
+
+
+def _write(output: str, model: bytes) -> None:
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  listing = ''.join(
+    f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
+  )
+  try:
+    os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
+    for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
+      with open(f'{path}.tmp-{os.getpid()}', 'wb') as f:
+        f.write(data)
+      os.replace(f.name, path)
+  except OSError as e:
+    raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None
+
+
+def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:
+  """The paths of the source and target vocabularies; those that the configuration does not give are made.
+
+  They go to `vocab_dir`, and the next call finds them there. Of several processes that share the folder one makes
+  them while the others wait; where they do not share it each makes the same.
+
+  Raises:
+    UserError: one that is there was made with other settings.
+  """
+  if config.source_vocab and config.target_vocab:
+    return config.source_vocab, config.target_vocab
+  if config.shared_vocab:
+    if given := config.source_vocab or config.target_vocab:
+      return given, given
+    path = _ensure(config, 'shared', config.source_vocab_size, vocab_dir, quiet)
+    return path, path
+  return (
+    config.source_vocab or _ensure(config, 'source', config.source_vocab_size, vocab_dir, quiet),
+    config.target_vocab or _ensure(config, 'target', config.target_vocab_size, vocab_dir, quiet),
+  )
+
+
+def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: bool) -> str:
+  output = os.path.join(vocab_dir, side)
+  settings = {
+    'pairs': config.pairs,
+    'vocab_size': size,
+    'temperature': config.temperature,
+    'max_sentences': config.vocab_sentences,
+    'character_coverage': config.character_coverage,
+    'tag_target': config.tag_target,
+    'seed': config.seed,
+  }
+  with _lock(vocab_dir):
+    if os.path.exists(output + '.model') and os.path.exists(output + '.json'):
+      with open(output + '.json') as f:
+        made = json.load(f)
+      for name, value in settings.items():
+        if made.get(name) != value:
+          raise UserError(
+            f'a vocabulary keeps the settings it was made with; {output}.model has {name}={made.get(name)!r}, now '
+            f'{name}={value!r}: set it back, or start in another folder'
+          )
+      return output + '.model'
+    pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+    tags = config.tags({pair.target for pair in pairs}) and side != 'target'
+    train_vocab(
+      pairs,
+      output,
+      size,
+      side=side,
+      temperature=config.temperature,
+      max_sentences=config.vocab_sentences,
+      character_coverage=config.character_coverage,
+      tags=tags,
+      seed=config.seed,
+      overwrite=True,
+      quiet=quiet,
+    )
+    with open(output + '.json', 'w') as f:
+      json.dump(settings, f, indent=2)
+  return output + '.model'
+
+
+@contextlib.contextmanager
+def _lock(folder: str):
+  """One process at a time; released by the system if it dies."""
+  try:
+    os.makedirs(folder, exist_ok=True)
+    f = open(os.path.join(folder, '.lock'), 'w')
+  except OSError as e:
+    raise UserError(f'cannot write to {folder} ({e.strerror}): give another folder') from None
+  with f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    yield

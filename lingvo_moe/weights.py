@@ -1,0 +1,117 @@
+"""What a layer owns, before anything is allocated: shapes, axes and initial values by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe import dims as dims_lib
+from lingvo_moe import prng
+
+# A nested dict whose leaves are T; its '/'-joined paths are the names in a checkpoint.
+Nested = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+  """Gaussian initial values with this standard deviation."""
+
+  stddev: float
+
+  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+    return tf.cast(prng.normal(key, spec.shape) * self.stddev, spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+  """Uniform initial values in [-limit, limit)."""
+
+  limit: float
+
+  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+    return tf.cast((2 * prng.uniform(key, spec.shape) - 1) * self.limit, spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+  """Every initial value is the same."""
+
+  value: float
+
+  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+    del key
+    return tf.fill(spec.shape, tf.cast(self.value, spec.dtype))
+
+
+def fan_in_uniform(fan_in: int, fan_out: int) -> Uniform:
+  """Glorot and Bengio's (2010) uniform initial values: variance 2 / (fan_in + fan_out)."""
+  return Uniform(math.sqrt(6.0 / (fan_in + fan_out)))
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpec:
+  """One logical weight.
+
+  Attributes:
+    shape: its sizes.
+    dims: its axis letters, one a size: what sharding tables read.
+    init: (key, spec) -> initial values.
+    factored: the two axis letters over which Adafactor factors the second moment; '' for none.
+    dtype: stored type.
+  """
+
+  shape: tuple[int, ...]
+  dims: str
+  init: Callable[[Any, WeightSpec], tf.Tensor]
+  factored: str = ''
+  dtype: tf.DType = tf.float32
+
+  def __post_init__(self):
+    dims_lib.check(self.dims)
+    if len(self.shape) != len(self.dims):
+      raise ValueError(f'weight of shape {self.shape} needs {len(self.shape)} axis letters, not {self.dims!r}')
+    if self.factored and (len(self.factored) != 2 or not set(self.factored) <= set(self.dims)):
+      raise ValueError(f'factored={self.factored!r} must be two of the axes {self.dims!r}')
+
+  @property
+  def size(self) -> int:
+    """Number of elements (a Python int: the 1T model's do not fit 32 bits)."""
+    return math.prod(self.shape)
+
+
+def flatten(nested: Nested, prefix: str = '') -> dict[str, Any]:
+  """{'a': {'b': x}} -> {'a/b': x}, in order."""
+  flat = {}
+  for name, value in nested.items():
+    path = f'{prefix}/{name}' if prefix else name
+    if isinstance(value, Mapping):
+      flat.update(flatten(value, path))
+    else:
+      flat[path] = value
+  return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+  """{'a/b': x} -> {'a': {'b': x}}."""
+  nested: dict[str, Any] = {}
+  for path, value in flat.items():
+    *parents, leaf = path.split('/')
+    at = nested
+    for parent in parents:
+      at = at.setdefault(parent, {})
+    at[leaf] = value
+  return nested
+
+
+def initialize(specs: Nested, seed) -> dict[str, tf.Tensor]:
+  """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
+  return {name: spec.init(prng.key(seed, 'init', name), spec) for name, spec in flatten(specs).items()}
+
+
+def count(specs: Nested) -> int:
+  """Weights in all."""
+  return sum(spec.size for spec in flatten(specs).values())

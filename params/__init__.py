@@ -1,0 +1,1 @@
+"""Registered models by task and data set; installed as lingvo_moe.params."""

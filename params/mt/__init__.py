@@ -1,0 +1,1 @@
+"""Registered translation models, one module for each data set."""

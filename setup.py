@@ -1,0 +1,56 @@
+"""Packaging. The folder params/ is installed as the sub-package lingvo_moe.params."""
+
+import pathlib
+
+from setuptools import find_packages
+from setuptools import setup
+
+HERE = pathlib.Path(__file__).parent
+README = HERE / 'README.md'
+
+PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_packages('params')]
+
+JAX = '>=0.10.2,<0.11'
+
+setup(
+  name='lingvo_moe',
+  version='0.1.0',
+  description='A TensorFlow zoo of mixture-of-experts Transformers for translation, after GShard',
+  long_description=README.read_text(encoding='utf-8') if README.exists() else '',
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  packages=find_packages(include=['lingvo_moe', 'lingvo_moe.*']) + PARAMS,
+  package_dir={'lingvo_moe': 'lingvo_moe', 'lingvo_moe.params': 'params'},
+  package_data={'lingvo_moe.params': ['*.gin', '*/*.gin']},
+  include_package_data=False,
+  zip_safe=False,
+  python_requires='>=3.11,<3.14',
+  install_requires=[
+    'tensorflow>=2.21,<2.22',
+    'tensorflow-text>=2.21,<2.22',
+    'absl-py>=2.1',
+    'Babel>=2.18',
+    'gin-config>=0.5',
+    'numpy>=2.0',
+    'sacrebleu>=2.4',
+    'sentencepiece>=0.2.0',
+    'tqdm>=4.66',
+  ],
+  extras_require={
+    'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
+    # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
+    'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # setuptools and wheel: tests/test_packaging.py builds a wheel.
+    'test': ['hypothesis>=6.100', 'pytest>=8.0', 'ruff>=0.9', 'setuptools>=64', 'wheel'],
+  },
+  classifiers=[
+    'Development Status :: 3 - Alpha',
+    'Intended Audience :: Science/Research',
+    'Operating System :: POSIX :: Linux',
+    'Programming Language :: Python :: 3',
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
+)

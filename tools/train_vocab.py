@@ -1,0 +1,66 @@
+#!/usr/bin/env python
+"""python tools/train_vocab.py --data_dir=DATA --pairs='*-en' --side=source --vocab_size=8000 --output=vocab/source
+
+Makes a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) of the train split of any set of
+corpora and writes OUTPUT.model and OUTPUT.vocab. The layouts of DATA are in lingvo_moe/tasks/mt/corpus.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import vocab_training
+
+_DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folder of a corpus, or several with commas between.')
+_PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
+_SPLIT = flags.DEFINE_string('split', 'train', 'Which split, or file prefix, to read.')
+_SIDE = flags.DEFINE_enum('side', 'shared', list(vocab_training.SIDES), 'Whose text the vocabulary is for.')
+_OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
+_VOCAB_SIZE = flags.DEFINE_integer('vocab_size', 8000, 'Pieces, with bytes and special ids.', lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Of the mix of pairs, as in training: 1 keeps natural shares.')
+_COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Part of all characters that get pieces of their own.')
+_MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Lines of either side used, at most.', lower_bound=1)
+_TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
+_NORMALIZATION = flags.DEFINE_enum(
+  'normalization', 'nmt_nfkc', ['nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf', 'identity'], "SentencePiece's rule."
+)
+_SEED = flags.DEFINE_integer('seed', 1, 'Of the choice of lines.')
+_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
+
+
+def main(argv):
+  del argv
+  if not _OUTPUT.value:
+    raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
+  if not _DATA_DIR.value:
+    raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
+  if not _TEMPERATURE.value > 0:
+    raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
+  if not 0 < _COVERAGE.value <= 1:
+    raise UserError(f'character_coverage must be above 0 and at most 1; saw {_COVERAGE.value}: use 0.9995')
+  pairs = [p for folder in _DATA_DIR.value for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)]
+  start = time.time()
+  path = vocab_training.train_vocab(
+    pairs,
+    _OUTPUT.value,
+    _VOCAB_SIZE.value,
+    side=_SIDE.value,
+    temperature=_TEMPERATURE.value,
+    max_sentences=_MAX_SENTENCES.value,
+    character_coverage=_COVERAGE.value,
+    tags=_TAGS.value,
+    normalization=_NORMALIZATION.value,
+    seed=_SEED.value,
+    overwrite=_OVERWRITE.value,
+  )
+  print(f'{path}: {os.path.getsize(path)} bytes, from {len(pairs)} pairs, in {time.time() - start:.0f} s')
+
+
+if __name__ == '__main__':
+  app.run(main)
