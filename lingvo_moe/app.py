@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 
 from absl import app
@@ -12,7 +14,7 @@ from absl import flags
 from lingvo_moe.errors import UserError
 
 # TensorFlow's start-up chatter would bury the one line that matters.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 def _parse_flags(argv):
@@ -29,6 +31,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
   def guarded(argv):
     if len(argv) > 1:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
+    _import_tensorflow_quietly()
     return main(argv)
 
   def shielded(argv):
@@ -52,3 +55,23 @@ def _flags_parser(argv):
   if any(a in ('--help', '-h', '-help', '--helpfull', '--helpshort') for a in argv[1:]):
     return app.parse_flags_with_usage(argv)
   return _parse_flags(argv)
+
+
+def _import_tensorflow_quietly() -> None:
+  """Imports TensorFlow with stderr held back: it writes lines there that no log level turns off.
+
+  Should the import fail, what it wrote is shown.
+  """
+  with tempfile.TemporaryFile() as held:
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    os.dup2(held.fileno(), 2)
+    try:
+      importlib.import_module('tensorflow')
+    except BaseException:
+      held.seek(0)
+      os.write(stderr, held.read())
+      raise
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)

@@ -125,7 +125,7 @@ def beam_search(
     live = _go_on(live, best, time + 1, eos_id)
     if early_stop:
       best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
-      live = _kill(live, where_B1=best_attainable_B1 <= finished.scores_BW[:, -1:])
+      live = _stop(live, where_B1=best_attainable_B1 <= finished.scores_BW[:, -1:])
     return time + 1, symbols_BTW, live, finished, cache
 
   symbols_BTW = tf.zeros([batch_size, max_steps, beam_size], tf.int32)
@@ -252,7 +252,7 @@ def _go_on(live, best, time, eos_id):
   return _Live(tf.gather(best.symbols_BJ, chosen_BW, batch_dims=1), log_probs_BW, mask_BWU)
 
 
-def _kill(live, where_B1):
+def _stop(live, where_B1):
   return live._replace(log_probs_BW=tf.where(where_B1, NEG_INF, live.log_probs_BW))
 
 

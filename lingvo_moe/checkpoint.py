@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from lingvo_moe.errors import UserError
 
 _STEP = re.compile(r'step_(\d+)$')
 _BEST = 'best.json'
+# What TensorFlow's reader raises on a bad file; a file cut short is an IndexError.
+_READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Checkpoints:
         _fsync(os.path.join(partial, name))
       os.rename(partial, final)
       _fsync(self.directory)
-    if dev_loss is not None and (self.best() is None or dev_loss < self.best()[1]):
+    if dev_loss is not None and math.isfinite(dev_loss) and (self.best() is None or dev_loss < self.best()[1]):
       self._mark_best(step, dev_loss)
     self._drop_old()
     return self.path(step)
@@ -97,6 +100,7 @@ class Checkpoints:
     partial = os.path.join(self.directory, '.partial_' + _BEST)
     with open(partial, 'w', encoding='utf-8') as f:
       json.dump({'step': step, 'dev_loss': dev_loss}, f)
+    _fsync(partial)
     os.replace(partial, os.path.join(self.directory, _BEST))
 
   def _drop_old(self):
@@ -124,7 +128,7 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndar
   reader = _reader(prefix)
   try:
     return {name: reader.get_tensor(name) for name in specs}
-  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+  except _READ_ERRORS as e:
     raise _damaged(prefix, e) from None
 
 
@@ -133,7 +137,7 @@ def _reader(prefix: str):
     raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
   try:
     return tf.train.load_checkpoint(prefix)
-  except (tf.errors.OpError, RuntimeError, ValueError) as e:
+  except _READ_ERRORS as e:
     raise _damaged(prefix, e) from None
 
 

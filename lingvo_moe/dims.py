@@ -15,6 +15,7 @@ AXES = {
     'T': 'positions of a row',
     'U': 'positions attended to',
     'W': 'hypotheses of a beam',
+    'J': 'candidates among which the best are chosen',
     'N': 'attention heads',
     'K': 'features of a head',
     'V': 'symbols of a vocabulary',

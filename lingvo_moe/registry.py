@@ -36,7 +36,8 @@ def get(name: str) -> type:
   """The class registered as `name`; UserError with the closest names if there is none."""
   module = _ROOT + name.rpartition('.')[0]
   try:
-    found = '.' in name and importlib.util.find_spec(module) is not None
+    is_dotted = '.' in name and all(part.isidentifier() for part in name.split('.'))
+    found = is_dotted and importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
     found = False
   if found:
@@ -49,6 +50,11 @@ def get(name: str) -> type:
 def siblings(name: str) -> dict[str, type]:
   """The other models that the import of `name` registered."""
   return {n: c for n, c in _models.items() if n != name}
+
+
+def module_of(cls: type) -> list[type]:
+  """The registered classes of the module that `cls` is in."""
+  return [c for c in _models.values() if c.__module__ == cls.__module__]
 
 
 def names() -> list[str]:

@@ -84,9 +84,9 @@ class Attention:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
-  def empty_cache(self, batch_size, num_slots) -> dict:
+  def empty_cache(self, batch_size, num_slots, dtype=tf.float32) -> dict:
     """Room for the keys and values of `num_slots` flat positions, [U, B, N, K]: slots lead, so a step writes a block."""
-    zeros = tf.zeros([num_slots, batch_size, self.num_heads, self.head_dim])
+    zeros = tf.zeros([num_slots, batch_size, self.num_heads, self.head_dim], dtype)
     return {'keys': zeros, 'values': zeros}
 
   def extend(self, theta, x_BWM, time, mask_BWU, cache) -> tuple[tf.Tensor, dict]:

@@ -94,7 +94,8 @@ class GatherDispatcher:
       def grad(dy_GSM):
         dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
         dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
-        return tf.reshape(dy_XM, tf.shape(y_EGCM)), tf.einsum('GSRM,GSM->GSR', rows_GSRM, dy_GSM) * kept_GSR
+        dweight_GSR = tf.einsum('GSRM,GSM->GSR', rows_GSRM, dy_GSM) * kept_GSR
+        return tf.reshape(dy_XM, tf.shape(y_EGCM)), tf.cast(dweight_GSR, weight_GSR.dtype)
 
       return tf.einsum('GSRM,GSR->GSM', rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
 

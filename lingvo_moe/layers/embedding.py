@@ -28,7 +28,7 @@ class Embedding:
 
   def logits(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """float32 scores [B, T, V] of every symbol as the next one."""
-    return tf.cast(tf.einsum('BTM,VM->BTV', x_BTM, theta['table']), tf.float32)
+    return tf.cast(tf.einsum('BTM,VM->BTV', x_BTM, tf.cast(theta['table'], x_BTM.dtype)), tf.float32)
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:

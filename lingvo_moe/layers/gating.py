@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import math
 from typing import NamedTuple
 
@@ -33,10 +34,12 @@ class Routing(NamedTuple):
 
 def expert_capacity(group_size: int | tf.Tensor, num_experts: int, capacity_factor: float):
   """C = max(1, ceil(capacity_factor * S / E)): a Python int where S is one, else an int32 scalar."""
+  # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
+  factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
+  slots = lambda size: -(-size * factor.numerator // (factor.denominator * num_experts))
   if isinstance(group_size, int):
-    return max(1, math.ceil(capacity_factor * group_size / num_experts))
-  slots = tf.math.ceil(capacity_factor * tf.cast(group_size, tf.float32) / num_experts)
-  return tf.maximum(1, tf.cast(slots, tf.int32))
+    return max(1, slots(group_size))
+  return tf.maximum(1, tf.cast(slots(tf.cast(group_size, tf.int64)), tf.int32))
 
 
 def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Routing:

@@ -67,7 +67,7 @@ class Layer:
   def init_cache(self, theta, memory_BUM, num_slots) -> dict:
     """Room for a decoder layer's own keys and values, and those of the encoder's output, computed once."""
     keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
-    empty = self.attention.empty_cache(tf.shape(memory_BUM)[0], num_slots)
+    empty = self.attention.empty_cache(tf.shape(memory_BUM)[0], num_slots, keys.dtype)
     return {'self': empty, 'memory': {'keys': keys, 'values': values}}
 
   def extend(self, theta, x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +20,8 @@ def to_numpy(metrics) -> dict:
 class LocalRuntime:
   """Runs a Program's steps where its variables are.
 
-  The step functions are traced once, for every batch shape: buckets of many lengths cost one trace.
+  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace; with `jit` it is
+  compiled by XLA for each shape by itself.
   """
 
   def __init__(self, program: Program, jit: bool = False):
@@ -27,8 +30,8 @@ class LocalRuntime:
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
-    self._train = tf.function(self._train_step, reduce_retracing=True, jit_compile=jit or None)
-    self._eval = tf.function(self._eval_step, reduce_retracing=True)
+    self._train = _AnyShape(self._train_step, jit)
+    self._eval = _AnyShape(self._eval_step, jit=False)
 
   @property
   def step(self) -> int:
@@ -36,7 +39,7 @@ class LocalRuntime:
 
   def init(self) -> None:
     """Starts from initial values."""
-    self._adopt(tf.function(self.program.init)())
+    self._adopt(tf.function(self.program.init, autograph=False)())
 
   def load(self, state: Mapping) -> None:
     """Starts from a given state (of tensors or arrays); slots may be left out where nothing will be trained."""
@@ -53,11 +56,11 @@ class LocalRuntime:
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
-    return to_numpy(self._train(_tensors(batch)))
+    return to_numpy(self._train(batch))
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
-    return to_numpy(self._eval(_tensors(batch)))
+    return to_numpy(self._eval(batch))
 
   def _adopt(self, state):
     if self._step is None:
@@ -83,5 +86,17 @@ class LocalRuntime:
     return self.program.eval_step({name: v.read_value() for name, v in self._weights.items()}, batch)
 
 
-def _tensors(batch: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
-  return {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+class _AnyShape:
+  """A function of a batch, traced for the batch's names and types with every size left open."""
+
+  def __init__(self, function: Callable[[dict], Any], jit: bool):
+    self._function = function
+    self._jit = jit
+    self._traced = None
+
+  def __call__(self, batch: Mapping[str, np.ndarray | tf.Tensor]):
+    if self._traced is None:
+      specs = {name: tf.TensorSpec([None] * len(x.shape), x.dtype) for name, x in batch.items()}
+      options = {'jit_compile': True} if self._jit else {'input_signature': [specs]}
+      self._traced = tf.function(self._function, autograph=False, **options)
+    return self._traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.mt.vocab import BOS, EOS
+from lingvo_moe.tasks.mt.vocab import BOS
+from lingvo_moe.tasks.mt.vocab import EOS
 
 Batch = dict[str, np.ndarray]  # int32 [B, T] each
 

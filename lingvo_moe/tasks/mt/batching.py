@@ -13,7 +13,9 @@ import numpy as np
 
 from lingvo_moe.tasks.mt.sampling import shuffled
 
-_LADDER = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Steps of a quarter of the power of two below, at least 4. Half as many steps made 6 to 8% more of a batch padding.
+_LADDER = (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
+           896, 1024)  # fmt: skip
 
 
 class BatchPlan(NamedTuple):
@@ -29,7 +31,7 @@ class BatchPlan(NamedTuple):
 
 
 def default_boundaries(max_length: int) -> tuple[int, ...]:
-  """8, 12, 16, 24, 32, 48, ... and max_length at the end: no row is over a third padding above 8."""
+  """8, 12, 16, 20, 24, 28, 32, 40, ... and max_length at the end."""
   return tuple(b for b in _LADDER if b < max_length) + (max_length,)
 
 
@@ -106,41 +108,36 @@ def _one_a_row(rows: int, length: int, example: np.ndarray) -> BatchPlan:
 
 
 def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, length: int):
-  """Puts pairs into rows of `length` positions a side, many rows at a time.
+  """Puts pairs into rows of `length` positions a side: best fit, in the order of decreasing length.
 
-  As many rows are opened as the longer side needs at least. Then, in turns, the longest pairs that are left go one
-  to a row, the longest to the row with most room; what finds no room waits for the end and opens new rows. Long
-  pairs first and short ones into the gaps is what makes first-fit-decreasing good; a turn is a handful of array
-  operations, where first-fit itself needs a step for each pair.
+  A pair goes to the row that it leaves the least room in. The room of a row is that of its fuller side; rows are kept
+  by room in `length` piles, and the bits of one integer say which are not empty, so a pair costs a microsecond.
 
   Returns:
     (row, segment, source_start, target_start), each with an entry for each pair. No pair is split.
   """
   n = len(source_lengths)
-  row, segment = np.zeros(n, np.int64), np.zeros(n, np.int64)
-  source_start, target_start = np.zeros(n, np.int64), np.zeros(n, np.int64)
-  todo = np.argsort(-np.maximum(source_lengths, target_lengths), kind='stable')
-  opened = 0
-  while todo.size:
-    need = max(int(source_lengths[todo].sum()), int(target_lengths[todo].sum()))
-    num_rows = -(-need // length)
-    source_used, target_used, filled = (np.zeros(num_rows, np.int64) for _ in range(3))
-    progress = True
-    while todo.size and progress:
-      progress, waiting = False, []
-      for start in range(0, todo.size, num_rows):
-        turn = todo[start : start + num_rows]
-        roomy = np.argsort(np.maximum(source_used, target_used), kind='stable')[: len(turn)]
-        fits = (source_used[roomy] + source_lengths[turn] <= length) & (
-          target_used[roomy] + target_lengths[turn] <= length
-        )
-        waiting.append(turn[~fits])
-        e, r = turn[fits], roomy[fits]
-        progress = progress or e.size > 0
-        filled[r] += 1
-        row[e], segment[e], source_start[e], target_start[e] = r + opened, filled[r], source_used[r], target_used[r]
-        source_used[r] += source_lengths[e]
-        target_used[r] += target_lengths[e]
-      todo = np.concatenate(waiting)
-    opened += num_rows
-  return row, segment, source_start, target_start
+  row, segment, source_start, target_start = ([0] * n for _ in range(4))
+  sources, targets = source_lengths.tolist(), target_lengths.tolist()
+  piles = [[] for _ in range(length + 1)]
+  occupied = 0  # bit r: some row has room r
+  source_used, target_used, filled = [], [], []
+  for e in np.argsort(-np.maximum(source_lengths, target_lengths), kind='stable').tolist():
+    needs = max(sources[e], targets[e])
+    if enough := occupied >> needs:
+      room = needs + (enough & -enough).bit_length() - 1
+      r = piles[room].pop()
+      if not piles[room]:
+        occupied ^= 1 << room
+    else:
+      r = len(filled)
+      for column in (source_used, target_used, filled):
+        column.append(0)
+    filled[r] += 1
+    row[e], segment[e], source_start[e], target_start[e] = r, filled[r], source_used[r], target_used[r]
+    source_used[r] += sources[e]
+    target_used[r] += targets[e]
+    room = length - max(source_used[r], target_used[r])
+    piles[room].append(r)
+    occupied |= 1 << room
+  return tuple(np.array(column, np.int64) for column in (row, segment, source_start, target_start))

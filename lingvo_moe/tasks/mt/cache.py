@@ -17,7 +17,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +25,7 @@ import tqdm
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt.lock import lock
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 _FORMAT = 1
@@ -102,18 +103,40 @@ def open_pairs(
       folder = f'{pair.name}.{pair.split}.{language}-{fingerprint(files, vocab)}'
       wanted.append((os.path.join(cache_dir, folder), files, vocab))
   found = {folder: _open(folder) for folder, _, _ in wanted}
-  missing = {folder: (files, vocab) for folder, files, vocab in wanted if found[folder] is None}
-  if missing:
-    size = sum(os.path.getsize(path) for files, _ in missing.values() for path in files)
-    with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet, leave=False) as bar:
-      for folder, (files, vocab) in missing.items():
-        bar.set_postfix_str(os.path.basename(folder).rpartition('-')[0], refresh=False)
-        found[folder] = _build(folder, files, vocab, bar.update)
+  if None in found.values():
+    with lock(cache_dir):
+      _remove_leftovers(cache_dir)
+      missing = {}
+      for folder, files, vocab in wanted:
+        found[folder] = found[folder] or _open(folder)
+        if found[folder] is None:
+          missing[folder] = files, vocab
+      found |= _build_all(missing, quiet)
   sides = [found[folder] for folder, _, _ in wanted]
   caches = list(zip(sides[::2], sides[1::2], strict=True))
   for pair, (source, target) in zip(pairs, caches, strict=True):
     corpus.check_counts(pair, source.shard_lines, target.shard_lines)
   return caches
+
+
+def _build_all(missing: dict[str, tuple[Sequence[str], Vocab]], quiet: bool) -> dict[str, TokenCache]:
+  built = {}
+  size = sum(os.path.getsize(path) for files, _ in missing.values() for path in files)
+  with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet, leave=False) as bar:
+    for vocab in {vocab.fingerprint: vocab for _, vocab in missing.values()}.values():
+      entries = [(folder, files) for folder, (files, v) in missing.items() if v.fingerprint == vocab.fingerprint]
+      stream = _tokenised([path for _, files in entries for path in files], vocab, bar.update)
+      for folder, files in entries:
+        bar.set_postfix_str(os.path.basename(folder).rpartition('-')[0], refresh=False)
+        built[folder] = _build(folder, files, vocab, stream)
+  return built
+
+
+def _remove_leftovers(cache_dir: str) -> None:
+  """What processes of this machine left when they were killed; none is at work, as we hold the lock."""
+  for name in os.listdir(cache_dir):
+    if f'.tmp-{socket.gethostname()}-' in name:
+      shutil.rmtree(os.path.join(cache_dir, name), ignore_errors=True)
 
 
 def _open(folder: str) -> TokenCache | None:
@@ -123,13 +146,13 @@ def _open(folder: str) -> TokenCache | None:
     return None
 
 
-def _build(folder: str, files: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> TokenCache:
+def _build(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> TokenCache:
   """Writes an entry under a name of its own, then renames it into place."""
   temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
   try:
     os.makedirs(temporary)
     try:
-      _write(temporary, files, vocab, progress)
+      _write(temporary, files, vocab, stream)
       return _settle(temporary, folder)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
@@ -152,16 +175,19 @@ def _settle(temporary: str, folder: str) -> TokenCache:
   return cache
 
 
-def _write(folder: str, files: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> None:
+def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> None:
   dtype = 'uint16' if vocab.size <= 65536 else 'int32'
   shard_lines, total = [], 0
-  with open(os.path.join(folder, 'tokens.bin'), 'wb') as tokens, open(
-    os.path.join(folder, 'offsets.bin'), 'wb'
-  ) as offsets:
+  with (
+    open(os.path.join(folder, 'tokens.bin'), 'wb') as tokens,
+    open(os.path.join(folder, 'offsets.bin'), 'wb') as offsets,
+  ):
     offsets.write(np.zeros(1, np.int64).tobytes())
-    for path in files:
+    for _ in files:
       lines = 0
-      for ids, lengths in _tokenised(path, vocab, progress):
+      for ids, lengths in stream:
+        if not len(lengths):  # the end of the file
+          break
         tokens.write(ids.astype(dtype).tobytes())
         offsets.write((total + np.cumsum(lengths, dtype=np.int64)).tobytes())
         lines += len(lengths)
@@ -172,14 +198,19 @@ def _write(folder: str, files: Sequence[str], vocab: Vocab, progress: Callable[[
     json.dump(meta, f)
 
 
-def _tokenised(path: str, vocab: Vocab, progress: Callable[[int], None]):
-  """(ids, lengths) of a file's lines, some thousands at a time, through a tf.data pipeline."""
+def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> Iterator:
+  """(ids, lengths) of some thousands of lines at a time, and an empty one at the end of each file.
+
+  All files go through one tf.data pipeline, as building one takes longer than tokenising a small file.
+  """
   failure = []
 
   def batches():
     try:
-      for batch in corpus.line_batches(path, progress=progress):
-        yield np.array(batch, object)
+      for path in paths:
+        for batch in corpus.line_batches(path, progress=progress):
+          yield np.array(batch, object)
+        yield np.array([], object)
     except UserError as e:  # tf.data would bury it in a trace
       failure.append(e)
 

@@ -15,7 +15,7 @@ from lingvo_moe.tasks.mt.cldr_speaker import Tree
 
 _TERRITORIES = (
     'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
-    'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK MM KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
+    'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
     'TN LY SD SN ML GH CI CM AO TZ UG RW ZM ZW MZ MG SO CL PE CO VE EC BO PY UY CU HT JM DO CR PA GT NZ FJ LT LV EE '
     'BY MD SK SI MK CY MT LU AF TJ TM KG').split()
 _LANGUAGES = (
@@ -43,14 +43,19 @@ _UNITS = {
     'length-yard': _EITHER, 'volume-gallon': _SMALL, 'volume-cup': _SMALL, 'length-light-year': _EITHER,
     'duration-century': _SMALL,
 }
-_CITIES = (
-    'Europe/London Europe/Paris Asia/Tokyo Africa/Cairo Europe/Moscow Europe/Berlin Asia/Shanghai America/New_York '
-    'Europe/Rome Europe/Madrid Europe/Istanbul Asia/Tehran Africa/Nairobi America/Lima Asia/Baghdad Asia/Seoul '
-    'Europe/Athens Europe/Vienna Europe/Warsaw Asia/Bangkok Africa/Lagos Asia/Singapore America/Mexico_City '
-    'America/Havana Australia/Sydney America/Chicago Europe/Lisbon Asia/Jakarta Europe/Prague Africa/Addis_Ababa '
-    'Asia/Kabul Asia/Damascus Europe/Budapest Africa/Khartoum Asia/Dubai Europe/Stockholm America/Toronto '
-    'America/Bogota Europe/Brussels Africa/Tripoli Asia/Karachi Asia/Baku Asia/Tbilisi Europe/Belgrade Asia/Beirut '
-    'Africa/Algiers Africa/Accra Europe/Dublin America/Caracas Asia/Manila Europe/Zurich Asia/Hong_Kong').split()
+_CITIES = {
+    'Europe/London': 'GB', 'Europe/Paris': 'FR', 'Asia/Tokyo': 'JP', 'Africa/Cairo': 'EG', 'Europe/Moscow': 'RU',
+    'Europe/Berlin': 'DE', 'Asia/Shanghai': 'CN', 'America/New_York': 'US', 'Europe/Rome': 'IT', 'Europe/Madrid': 'ES',
+    'Europe/Istanbul': 'TR', 'Asia/Tehran': 'IR', 'Africa/Nairobi': 'KE', 'America/Lima': 'PE', 'Asia/Baghdad': 'IQ',
+    'Asia/Seoul': 'KR', 'Europe/Athens': 'GR', 'Europe/Vienna': 'AT', 'Europe/Warsaw': 'PL', 'Asia/Bangkok': 'TH',
+    'Africa/Lagos': 'NG', 'America/Mexico_City': 'MX', 'America/Havana': 'CU', 'Australia/Sydney': 'AU',
+    'America/Chicago': 'US', 'Europe/Lisbon': 'PT', 'Asia/Jakarta': 'ID', 'Europe/Prague': 'CZ',
+    'Africa/Addis_Ababa': 'ET', 'Asia/Kabul': 'AF', 'Asia/Damascus': 'SY', 'Europe/Budapest': 'HU',
+    'Africa/Khartoum': 'SD', 'Asia/Dubai': 'AE', 'Europe/Stockholm': 'SE', 'America/Toronto': 'CA',
+    'America/Bogota': 'CO', 'Europe/Brussels': 'BE', 'Africa/Tripoli': 'LY', 'Asia/Karachi': 'PK', 'Asia/Baku': 'AZ',
+    'Asia/Tbilisi': 'GE', 'Europe/Belgrade': 'RS', 'Asia/Beirut': 'LB', 'Africa/Algiers': 'DZ', 'Africa/Accra': 'GH',
+    'Europe/Dublin': 'IE', 'America/Caracas': 'VE', 'Asia/Manila': 'PH', 'Europe/Zurich': 'CH',
+}
 _ZONES = (
     'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
     'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
@@ -63,7 +68,7 @@ _MONTHS = '1 2 3 4 5 6 7 8 9 10 11 12'.split()
 
 INVENTORY = {
     'territory': _TERRITORIES, 'language': _LANGUAGES, 'script': _SCRIPTS, 'currency': _CURRENCIES,
-    'unit': list(_UNITS), 'city': _CITIES, 'zone': _ZONES, 'weekday': _WEEKDAYS, 'month': _MONTHS,
+    'unit': list(_UNITS), 'city': list(_CITIES), 'zone': _ZONES, 'weekday': _WEEKDAYS, 'month': _MONTHS,
 }
 _RANKS_SHARED = 12  # entry r is drawn in proportion to 1 / (r + _RANKS_SHARED)
 
@@ -83,11 +88,11 @@ class Phrases:
         for kind, keys in INVENTORY.items()}
     self._heads = _with_sums({
         self._place: 5, self._places: 5, self._city_of: 3, self._when: 7, self._days: 3, self._relative: 4,
-        self._time_there: 3})
+        self._time_there: 2})
     self._bodies = _with_sums({
         self._territories: 5, self._languages: 5, self._varieties: 4, self._currencies: 3, self._units: 3,
-        self._calendar: 3, self._measures: 7, self._prices: 6, self._duration: 3, self._opening_hours: 4,
-        self._percent: 2, self._compact: 2})
+        self._calendar: 3, self._measures: 7, self._prices: 6, self._duration: 3, self._opening_hours: 2,
+        self._percent: 1, self._compact: 2})
 
   def draw(self) -> Tree:
     """A head and what is said of it ('March 2018: 300 euros'), or one of them alone."""
@@ -126,11 +131,11 @@ class Phrases:
       keys[self._key(kind)] = None
     return self._list([('name', kind, key) for key in keys])
 
-  def _list(self, items: list[Tree]) -> Tree:
+  def _list(self, items: list[Tree], style: str = 'standard') -> Tree:
     items = list(dict.fromkeys(items))
     if len(items) == 1:
       return items[0]
-    return ('list', 'or' if self._random() < 0.35 else 'standard', *items)
+    return ('list', 'or' if self._random() < 0.3 else style, *items)
 
   def _territories(self) -> Tree:
     return self._names('territory', 2, 4)
@@ -160,7 +165,8 @@ class Phrases:
     return self._names('city' if self._random() < 0.3 else 'territory', 2, 3)
 
   def _city_of(self) -> Tree:
-    return ('paren', self._name('city'), self._name('territory'))
+    city = self._key('city')
+    return ('paren', ('name', 'city', city), ('name', 'territory', _CITIES[city]))
 
   # Amounts.
 
@@ -184,14 +190,16 @@ class Phrases:
     return ('quantity', value, unit)
 
   def _measures(self) -> Tree:
-    return self._list([self._measure() for _ in range(self._between(1, 3))])
+    """'5 kilometers, 3 hours'; always the list style of units, lest '5 hours and 3 minutes' have two sources."""
+    measures = [self._measure() for _ in range(self._between(1, 3))]
+    return self._list(list({unit: (kind, value, unit) for kind, value, unit in measures}.values()), 'unit')
 
   def _percent(self) -> Tree:
     return ('percent', str(self._between(1, 99)))
 
   def _compact(self) -> Tree:
     scale = self._pick((3, 6, 6, 9))
-    if self._random() < 0.3:
+    if scale > 3 and self._random() < 0.3:
       return ('compact', str((self._between(1, 9) * 10 + 5) * 10**(scale - 1)))
     return ('compact', str(self._between(2, 30) * 10**scale))
 
@@ -235,14 +243,14 @@ class Phrases:
     if style == 'yMMMM':
       day = 1
     elif style == 'yQQQQ':
-      month, day = month // 4 * 3 + 1, 1
+      month, day = (month - 1) // 3 * 3 + 1, 1
     elif style == 'MMMMd':
       year = 2000
     return ('date', style, year, month, day)
 
   def _when(self) -> Tree:
     date = self._date()
-    if date[1] in ('full', 'long') and self._random() < 0.5:
+    if date[1] in ('full', 'long') and self._random() < 0.35:
       return ('datetime', date, ('time', *self._clock()))
     return date
 
@@ -262,4 +270,4 @@ class Phrases:
       days = ('through', ('name', 'weekday', str(first)), ('name', 'weekday', str(self._between(first + 1, 6))))
     open_, close = self._between(0, 13), self._between(1, 10)
     half = self._pick((0, 0, 30))
-    return ('colon', days, ('through', ('time', open_, half), ('time', open_ + close, self._pick((0, 30, 45)))))
+    return ('paren', days, ('through', ('time', open_, half), ('time', open_ + close, self._pick((0, 30, 45)))))

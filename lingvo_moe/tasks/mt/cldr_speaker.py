@@ -9,12 +9,12 @@ Where the text would not determine the English, a Speaker raises Unspeakable.
 from __future__ import annotations
 
 import collections
+import copy
 import datetime
 import decimal
 import re
 import unicodedata
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import babel
 from babel import dates
@@ -31,29 +31,53 @@ _ZERO_OF_DIGITS = {
 _JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
 _DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # controls, bidi marks and the unassigned
 _SPACES = ('Zs', 'Zl', 'Zp')
-_WIDE = {'zh': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
+_WIDE = {
+    'zh': ('：', '（', '）'), 'yue': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
 
 
 class Unspeakable(Exception):
   """The language has no words for it, or words that do not determine the English."""
 
 
-def clean(text: str) -> str:
-  """NFC, single ordinary spaces, no control or bidi characters."""
-  kept = []
-  for c in unicodedata.normalize('NFC', text):
+class _Cleaner(dict):
+  """What each character becomes, for str.translate; filled as characters are met."""
+
+  def __missing__(self, code: int) -> int | None:
+    c = chr(code)
     category = unicodedata.category(c)
     if category in _SPACES or c.isspace():
-      kept.append(' ')
-    elif category not in _DROPPED or c in _JOINERS:
-      kept.append(c)
-  return ' '.join(''.join(kept).split())
+      self[code] = ord(' ')
+    else:
+      self[code] = None if category in _DROPPED and c not in _JOINERS else code
+    return self[code]
 
 
-def script_of(text: str) -> str:
-  """The commonest script among the letters of text, by the first word of their Unicode names: 'Latin', 'Cjk'."""
-  scripts = collections.Counter(unicodedata.name(c, '?').split()[0].split('-')[0] for c in text if c.isalpha())
-  return scripts.most_common(1)[0][0].title() if scripts else '?'
+_CLEANER = _Cleaner()
+
+
+def clean(text: str) -> str:
+  """NFC, single ordinary spaces, no control or bidi characters."""
+  return ' '.join(unicodedata.normalize('NFC', text).translate(_CLEANER).split())
+
+
+def script_of(code: str) -> str:
+  """The ISO 15924 code of the script a language is written in: 'Latn', 'Jpan', 'Deva'."""
+  _, _, script, *_ = babel.parse_locale(code)
+  if not script:
+    _, _, script, *_ = babel.parse_locale(babel.core.get_global('likely_subtags')[code])
+  return script
+
+
+def _locale(code: str) -> babel.Locale:
+  """A Locale with data of its own.
+
+  Babel resolves an alias ('stand-alone months are as the others') where it finds it, which may be in data that
+  languages share through their root: then Turkish has the months of whichever language was asked first.
+  """
+  localedata._cache.clear()
+  locale = babel.Locale.parse(code)
+  locale._Locale__data = localedata.LocaleDataDict(copy.deepcopy(localedata.load(str(locale))))
+  return locale
 
 
 class Speaker:
@@ -67,12 +91,12 @@ class Speaker:
 
   def __init__(self, code: str, inventory: Mapping[str, Sequence[str]]):
     self.code = code
-    self._locale = babel.Locale.parse(code)
+    self._locale = _locale(code)
     # What Babel's formatters themselves read; much of it has no public accessor.
     self._data = self._locale._data
     self._root = localedata.load('root')
     self._english = code == 'en'
-    self.script = script_of(''.join(self._locale.territories.get(key, '') for key in inventory['territory']))
+    self._latin = script_of(code) == 'Latn'
     zero = _ZERO_OF_DIGITS.get(self._locale.default_numbering_system)
     self._digits = {ord('0') + i: ord(zero) + i for i in range(10)} if zero else {}
     self._colon_mark, self._open, self._close = _WIDE.get(code.split('_')[0], (': ', ' (', ')'))
@@ -102,7 +126,7 @@ class Speaker:
 
   def _own(self, text: str | None) -> str:
     """Lets text pass that is in the language's script: 'km' or 'English' within Thai is a hole of CLDR's."""
-    if not text or (self.script != 'Latin' and re.search('[A-Za-z]', text)):
+    if not text or (not self._latin and re.search('[A-Za-z]', text)):
       raise Unspeakable(text)
     return text
 
@@ -119,19 +143,23 @@ class Speaker:
     elif kind == 'currency':
       name = locale.currencies.get(key)
     elif kind == 'unit':
-      name = self._data['unit_display_names'].get(key, {}).get('long')
+      name = _long(self._data['unit_display_names'].get(key, {}))
+      if name == _long(self._root['unit_display_names'].get(key, {})):
+        name = None
     elif kind == 'zone':
       metazone, form = key.rsplit('.', 1)
       name = locale.meta_zones.get(metazone, {}).get('long', {}).get(form)
     elif kind == 'city':
       name = locale.time_zones.get(key, {}).get('city')
-      if not name and self.script == 'Latin':  # then, says CLDR, it is spelt as in the zone's id
+      if not name and self._latin:  # then, says CLDR, it is spelt as in the zone's id
         name = key.rsplit('/', 1)[1].replace('_', ' ')
     elif kind == 'weekday':
       name = locale.days['stand-alone']['wide'].get(int(key))
     else:
       name = locale.months['stand-alone']['wide'].get(int(key))
-    if not name or (self.script != 'Latin' and re.search('[A-Za-z]', name)):
+    # A digit, slash or colon is no part of a name (but of a month's in some languages): a note slipped into CLDR.
+    odd = r'[:/﴿]' if kind == 'month' else r'[\d:/﴿]'
+    if not name or re.search(odd, name) or (not self._latin and re.search('[A-Za-z]', name)):
       return None
     return name
 
@@ -152,14 +180,24 @@ class Speaker:
 
   def _compact(self, value: str) -> str:
     """'1.5 million', in a word: '1.5M' will not do."""
-    if 'long' not in self._data['compact_decimal_formats']:
+    # Babel's own format_compact_decimal counts the zeros of the negative pattern, too: '17 thousand' is 'elfu 1700'.
+    widths = self._data['compact_decimal_formats']
+    forms = widths.get('long') or widths['short']
+    amount = decimal.Decimal(value)
+    magnitude = max((m for m in map(int, forms['other']) if m <= amount), default=None)
+    if magnitude is None:
       raise Unspeakable(value)
-    text = numbers.format_compact_decimal(
-        decimal.Decimal(value), format_type='long', locale=self._locale, fraction_digits=1, numbering_system='default')
-    word = self._own(re.sub(r'[\d\s.,]', '', text))
-    if self.script == 'Latin' and len(word) < 3:
-      raise Unspeakable(text)
-    return text
+    zeros = forms['other'][str(magnitude)].pattern.split(';')[0].count('0')
+    reduced = f'{(amount / (magnitude // 10**max(0, zeros - 1))).normalize():f}'
+    form = self._locale.plural_form(decimal.Decimal(reduced))
+    pattern = (forms.get(form, {}).get(str(magnitude)) or forms['other'][str(magnitude)]).pattern.split(';')[0]
+    word = self._own(pattern.replace('0', '').replace("'", '').strip())
+    if (self._latin and len(word) < 3) or re.search('0[A-Z]', pattern):
+      raise Unspeakable(pattern)
+    number = numbers.format_decimal(
+        decimal.Decimal(reduced), locale=self._locale, group_separator=len(reduced.split('.')[0]) > 4,
+        numbering_system='default')
+    return re.sub('0+', number, pattern).replace("'", '')
 
   def _counted(self, forms: Mapping[str, str], value: str, root: Mapping[str, str]) -> str:
     """Picks the plural form for a value and writes the value into it."""
@@ -172,8 +210,10 @@ class Speaker:
     return pattern.replace('{0}', self._number(value))
 
   def _quantity(self, value: str, unit: str) -> str:
-    patterns = self._data['unit_patterns'].get(unit, {})
-    return self._counted(patterns.get('long', {}), value, self._root['unit_patterns'].get(unit, {}).get('short', {}))
+    widths = self._data['unit_patterns'].get(unit, {})
+    # A long form that is the same as the short one is left out of the data.
+    forms = {**widths.get('short', {}), **widths.get('long', {})}
+    return self._counted(forms, value, self._root['unit_patterns'].get(unit, {}).get('short', {}))
 
   def _relative(self, direction: str, value: str, field: str) -> str:
     """'in 3 days' (direction 'future') or '3 days ago' ('past')."""
@@ -191,6 +231,8 @@ class Speaker:
     """'3 euros per kilogram'."""
     pattern = self._own(self._data['unit_patterns'].get(unit, {}).get('long', {}).get('per'))
     if pattern == self._root['unit_patterns'].get(unit, {}).get('short', {}).get('per'):
+      raise Unspeakable(unit)
+    if re.search(r'/\w{1,2}$', pattern):  # an abbreviation, such as Quechua's '/k' for a month
       raise Unspeakable(unit)
     return pattern.replace('{0}', self._say(what))
 
@@ -250,12 +292,13 @@ class Speaker:
 
   def _list(self, style: str, *items: Tree) -> str:
     """Items joined as 'standard' ('a, b, and c'), 'or' or 'unit' ('3 hours, 5 minutes')."""
-    patterns = self._data['list_patterns'].get(style)
-    if not patterns:
-      raise Unspeakable(style)
+    known = self._data['list_patterns']
+    patterns = {}
+    for source in _LIST_STYLES[style]:
+      patterns.update(known.get(source, {}))
+    self._own(''.join(patterns.values()) or None)
     if style == 'or' and not self._english:
-      others = self._root['list_patterns']['or'], self._data['list_patterns']['standard']
-      if any(patterns['2'] == other['2'] for other in others):
+      if patterns['2'] in (self._root['list_patterns']['or']['2'], known['standard']['2']):
         raise Unspeakable(style)
     texts = [self._say(item) for item in items]
     if len(texts) == 2:
@@ -272,11 +315,17 @@ class Speaker:
     return self._say(head) + self._open + self._say(tail) + self._close
 
 
+def _long(widths: Mapping[str, str]) -> str | None:
+  return widths.get('long') or widths.get('short')
+
+
 # The fields without which a date would not determine its English.
 _STATED = {
     'full': set('yMdE'), 'long': set('yMd'), 'yMd': set('yMd'), 'yMMMM': set('yM'), 'yQQQQ': set('yQ'),
     'MMMMd': set('Md'), 'MMMEd': set('MdE'),
 }
+# What CLDR falls back to for the patterns of a style, the worst first.
+_LIST_STYLES = {'standard': ('standard',), 'or': ('or',), 'unit': ('standard', 'unit-short', 'unit')}
 _RUN = re.compile(r"'[^']*'|([A-Za-z])\1*")
 
 

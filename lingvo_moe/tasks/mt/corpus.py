@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -155,7 +156,7 @@ def _no_such_file(folder, prefix, languages) -> UserError:
   stems = {stem for stem, _, _ in _files(folder)}
   wanted = ' and '.join(f'{prefix}.{language}[.gz]' for language in languages)
   return UserError(
-    f'no file {wanted} in {folder}; splits there: {closest(prefix, stems)} '
+    f'no file {wanted} in {folder}; of the splits there, {closest(prefix, stems)} '
     f'(name one, or map the split to its prefix with split_files)'
   )
 
@@ -225,8 +226,8 @@ def read_lines(files: Iterable[str]) -> list[str]:
 def read_pair(pair: Pair) -> tuple[list[str], list[str]]:
   """(source lines, target lines) of a held-out set."""
   sources, targets = ([read_lines([path]) for path in side] for side in (pair.source_files, pair.target_files))
-  check_counts(pair, [len(s) for s in sources], [len(t) for t in targets])
-  return sum(sources, []), sum(targets, [])
+  check_counts(pair, map(len, sources), map(len, targets))
+  return list(itertools.chain(*sources)), list(itertools.chain(*targets))
 
 
 def count_lines(path: str) -> int:

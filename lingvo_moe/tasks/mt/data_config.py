@@ -29,8 +29,8 @@ class DataConfig:
     batch_tokens: positions of a batch on the target side, padding included (and as many on the source side).
     max_length: the longest sentence, with eos (and tag); longer pairs are left out of training, and counted.
     packing: several pairs in rows of max_length, in place of one pair a row of about its length.
-    boundaries: row lengths, ascending; empty: 8, 12, 16, 24, 32, 48, ... up to max_length.
-    row_multiple: what divides the rows of each batch: the model's num_groups.
+    boundaries: row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.
+    num_groups: G, in which a batch's tokens are routed to experts; each is whole rows, so it divides a batch's rows.
     window: examples that are shuffled and batched together; 0: at least 16384, and more for large batches.
     eval_batch_tokens: batch_tokens of evaluation and decoding; 0: as in training.
     seed: of the order of the examples.
@@ -52,7 +52,7 @@ class DataConfig:
   max_length: int = 128
   packing: bool = False
   boundaries: tuple[int, ...] = ()
-  row_multiple: int = 1
+  num_groups: int = 1
   window: int = 0
   eval_batch_tokens: int = 0
   seed: int = 1
@@ -81,7 +81,7 @@ class DataConfig:
     raise UserError(f'{name} must be {rule}; saw {getattr(self, name)!r}' + (f': {way_out}' if way_out else ''))
 
   def _check_ranges(self) -> None:
-    for name in ('source_vocab_size', 'target_vocab_size', 'vocab_sentences', 'batch_tokens', 'row_multiple'):
+    for name in ('source_vocab_size', 'target_vocab_size', 'vocab_sentences', 'batch_tokens', 'num_groups'):
       if getattr(self, name) < 1:
         self._refuse(name, 'at least 1')
     for name in ('window', 'eval_batch_tokens'):
@@ -101,17 +101,17 @@ class DataConfig:
       self._refuse('boundaries', f'ascending integers that end with max_length={self.max_length}')
     for name in ('batch_tokens', 'eval_batch_tokens'):
       tokens = getattr(self, name)
-      if tokens and tokens < self.max_length * self.row_multiple:
+      if tokens and tokens < self.max_length * self.num_groups:
         raise UserError(
-          f'{name} must hold row_multiple rows of max_length; saw {name}={tokens} with {self.row_multiple} rows of '
-          f'{self.max_length}: use at least {self.max_length * self.row_multiple}, or shorter or fewer rows'
+          f'{name} must hold num_groups rows of max_length; saw {name}={tokens} with {self.num_groups} rows of '
+          f'{self.max_length}: use at least {self.max_length * self.num_groups}, or shorter or fewer rows'
         )
 
   def batcher(self, *, training: bool = True) -> batching.Batcher:
     """How windows are cut; evaluation never packs."""
     tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
     boundaries = self.boundaries or batching.default_boundaries(self.max_length)
-    return batching.Batcher(tokens, boundaries, self.row_multiple, self.packing and training)
+    return batching.Batcher(tokens, boundaries, self.num_groups, self.packing and training)
 
   @property
   def window_size(self) -> int:

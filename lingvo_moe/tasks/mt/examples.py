@@ -147,8 +147,8 @@ class Examples:
 
 def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
   """(value, its slice) for the runs of equal values."""
-  starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-  for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True):
+  starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # none where there is no value: zip ends with the shorter
+  for start, end in zip(starts, np.append(starts[1:], len(ordered))):
     yield int(ordered[start]), slice(int(start), int(end))
 
 
@@ -158,7 +158,7 @@ def rows_of_process(plan: BatchPlan, index: int, count: int) -> BatchPlan:
     return plan
   if plan.rows % count:
     raise UserError(
-      f'every process takes as many rows of each batch; saw {plan.rows} rows for {count} processes: set row_multiple to '
+      f'every process takes as many rows of each batch; saw {plan.rows} rows for {count} processes: set num_groups to '
       f'a multiple of {count}'
     )
   rows = plan.rows // count

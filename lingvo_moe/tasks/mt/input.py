@@ -70,9 +70,9 @@ class TrainInput:
     vocabs: tuple[Vocab, Vocab] | None = None,
     quiet: bool = False,
   ):
-    if config.row_multiple % process_count:
+    if config.num_groups % process_count:
       raise UserError(
-        f'every process takes as many rows of each batch; saw row_multiple={config.row_multiple} for {process_count} '
+        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {process_count} '
         f'processes: use a multiple of {process_count}'
       )
     self._examples = Examples(config, 'train', cache_dir, vocabs or load_vocabs(config), quiet)
@@ -225,7 +225,7 @@ class EvalInput:
     )
     plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
     if trim:
-      plans = [_trimmed(plan, config.row_multiple) for plan in plans]
+      plans = [_trimmed(plan, config.num_groups) for plan in plans]
     self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
 
   def __len__(self) -> int:
@@ -236,9 +236,9 @@ class EvalInput:
       yield self._examples.batch(plan, self._pair, self._line)
 
 
-def _trimmed(plan: BatchPlan, row_multiple: int) -> BatchPlan:
+def _trimmed(plan: BatchPlan, multiple: int) -> BatchPlan:
   used = int(plan.row.max()) + 1
-  return plan._replace(rows=-(-used // row_multiple) * row_multiple)
+  return plan._replace(rows=-(-used // multiple) * multiple)
 
 
 class TextInput:
@@ -248,7 +248,7 @@ class TextInput:
   the batch has the source's arrays only. A sentence over max_length keeps its first tokens and eos.
 
   Args:
-    config: max_length, boundaries, row_multiple and eval_batch_tokens are used.
+    config: max_length, boundaries, num_groups and eval_batch_tokens are used.
     source_vocab: of the sources.
     sources: the sentences.
     target_language: whose tag goes before each source; None: no tag.
@@ -293,7 +293,7 @@ class TextInput:
     self.truncated = sorted(too_long - set(self.empty))
     self._plans = config.batcher(training=False).plan(source_lengths, target_lengths)
     if trim:
-      self._plans = [_trimmed(plan, config.row_multiple) for plan in self._plans]
+      self._plans = [_trimmed(plan, config.num_groups) for plan in self._plans]
 
   def __len__(self) -> int:
     return len(self._plans)

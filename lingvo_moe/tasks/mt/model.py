@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe import weights as weights_lib
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.softmax import softmax_loss
@@ -17,11 +18,16 @@ BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions',
               'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')  # fmt: skip
 
 
+# Weights that are always used in float32: gates would tie, norms and embeddings sum over many terms.
+_FLOAT32 = ('gate', 'scale', 'bias', 'table')
+
+
 @dataclasses.dataclass(frozen=True)
 class TranslationModel:
   """Source ids in, a distribution over each next target symbol out.
 
-  `source_embedding` None shares the target's. The output softmax always does.
+  `source_embedding` None shares the target's. The output softmax always does. Weights, and so their gradients and
+  updates, are float32 whatever `activation_dtype` is; scores are, too.
   """
 
   encoder: Stack
@@ -32,6 +38,7 @@ class TranslationModel:
   label_smoothing: float = 0.0
   aux_loss_weight: float = 0.01
   z_loss_weight: float = 0.0
+  activation_dtype: str = 'float32'
 
   def weights(self) -> dict:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
@@ -49,7 +56,7 @@ class TranslationModel:
       embedding, own = self.source_embedding, theta['source_embedding']
     key = None if key is None else prng.fold(key, 'encoder')
     x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
-    return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
+    return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
 
   def logits(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
     """Scores of every next symbol given the target so far: (float32 [B, T, V], RoutingStats by layer)."""
@@ -58,7 +65,7 @@ class TranslationModel:
     own = theta['target_embedding']
     x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
     x_BTM, decoder_stats = self.decoder(
-        theta['decoder'], x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
+        self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
     )
     stats = {f'{stack}/{name}': s for stack, named in (('encoder', encoder_stats), ('decoder', decoder_stats))
              for name, s in named.items()}  # fmt: skip
@@ -101,16 +108,24 @@ class TranslationModel:
 
   def init_cache(self, theta, memory_BUM, num_slots) -> dict:
     """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
-    return self.decoder.init_cache(theta['decoder'], memory_BUM, num_slots)
+    return self.decoder.init_cache(self._cast(theta['decoder']), memory_BUM, num_slots)
 
   def decode_step(self, theta, ids_BW, time, mask_BWU, src_segments_BU, cache) -> tuple[tf.Tensor, dict]:
     """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
     own = theta['target_embedding']
     x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(tf.shape(ids_BW), time), None)
-    x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, time, mask_BWU, src_segments_BU, cache)
+    decoder = self._cast(theta['decoder'])
+    x_BWM, cache = self.decoder.extend(decoder, x_BWM, time, mask_BWU, src_segments_BU, cache)
     return self.target_embedding.logits(own, x_BWM), cache
 
   def _embed(self, embedding, theta, ids_BT, positions_BT, key):
     x_BTM = embedding.lookup(theta, ids_BT)
-    x_BTM += tf.cast(sinusoidal_positions(positions_BT, embedding.model_dim), x_BTM.dtype)
+    x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
+    x_BTM = tf.cast(x_BTM, self.activation_dtype)
     return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
+
+  def _cast(self, theta) -> dict:
+    """A stack's weights in the type that its activations have."""
+    flat = weights_lib.flatten(theta)
+    cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, self.activation_dtype) for n, w in flat.items()}
+    return weights_lib.unflatten(cast)

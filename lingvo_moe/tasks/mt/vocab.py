@@ -10,11 +10,14 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import sentencepiece
-import tensorflow as tf
 
 from lingvo_moe.errors import UserError
+
+if TYPE_CHECKING:
+  import tensorflow as tf  # slow to import; making a vocabulary does not need it
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
@@ -63,7 +66,8 @@ class Vocab:
 
   @functools.cached_property
   def _tokenizer(self):
-    import tensorflow_text  # slow to import, and only training needs it
+    import tensorflow as tf
+    import tensorflow_text
 
     with tf.init_scope():
       return tensorflow_text.SentencepieceTokenizer(self.model_bytes)
@@ -73,12 +77,14 @@ class Vocab:
     return self._tokenizer.tokenize(strings)
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
-    """The same ids in Python."""
-    return self._processor.encode(list(lines))
+    """The same ids as lists: by the same tokeniser, as sentencepiece's own resolves ties in another way."""
+    import tensorflow as tf
+
+    return self.tokenize(tf.constant(list(lines), tf.string)).to_list()
 
   def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
     """One line of text for each row of ids, which ends at eos; pad, bos and ids beyond the vocabulary are skipped."""
-    if isinstance(rows, tf.RaggedTensor):
+    if hasattr(rows, 'to_list'):
       rows = rows.to_list()
     return [self._line(row) for row in rows]
 

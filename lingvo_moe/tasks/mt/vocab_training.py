@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import json
 import os
@@ -19,6 +17,7 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import sampling
 from lingvo_moe.tasks.mt import vocab as vocab_lib
 from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.lock import lock
 
 SIDES = ('source', 'target', 'shared')
 
@@ -67,6 +66,10 @@ def train_vocab(
   for path in (output + '.model', output + '.vocab'):
     if os.path.exists(path) and not overwrite:
       raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
+  try:
+    os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
+  except OSError as e:
+    raise UserError(f'cannot make the folder of {output}.model ({e.strerror}): give another output') from None
   targets = sorted({pair.target for pair in pairs})
   symbols = [vocab_lib.tag(t) for t in targets] if (len(targets) > 1 if tags is None else tags) else []
   sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet, leave=False)]
@@ -165,7 +168,6 @@ def _write(output: str, model: bytes) -> None:
     f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
   )
   try:
-    os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
     for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
       with open(f'{path}.tmp-{os.getpid()}', 'wb') as f:
         f.write(data)
@@ -207,7 +209,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     'tag_target': config.tag_target,
     'seed': config.seed,
   }
-  with _lock(vocab_dir):
+  with lock(vocab_dir):
     if os.path.exists(output + '.model') and os.path.exists(output + '.json'):
       with open(output + '.json') as f:
         made = json.load(f)
@@ -236,16 +238,3 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     with open(output + '.json', 'w') as f:
       json.dump(settings, f, indent=2)
   return output + '.model'
-
-
-@contextlib.contextmanager
-def _lock(folder: str):
-  """One process at a time; released by the system if it dies."""
-  try:
-    os.makedirs(folder, exist_ok=True)
-    f = open(os.path.join(folder, '.lock'), 'w')
-  except OSError as e:
-    raise UserError(f'cannot write to {folder} ({e.strerror}): give another folder') from None
-  with f:
-    fcntl.flock(f, fcntl.LOCK_EX)
-    yield

@@ -1,0 +1,164 @@
+"""Translates held-out sets with a run's checkpoints as they appear, and scores the translations:
+
+  python -m lingvo_moe.decoder --logdir=DIR --split=test
+
+It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint
+is decoded; --once, --step and --best decode one and end. Model, vocabularies and settings come from the log
+directory. In <logdir>/decode/<split>/step_<N>/ it leaves
+
+  <pair>.hyp        the translations, a line for each line of the source
+  scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
+
+or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. What is there
+with the same settings is shown and not made again, unless --overwrite; with other settings it is replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The flags; see define_flags."""
+
+  logdir: str
+  model: str | None = None
+  split: str = 'test'
+  once: bool = False
+  step: int | None = None
+  best: bool = False
+  beam_size: int | None = None
+  length_norm_alpha: float | None = None
+  data_dir: str | None = None
+  pairs: str | None = None
+  max_sentences: int = 0
+  score: bool = False
+  overwrite: bool = False
+  batch_tokens: int = 0
+  poll_seconds: float = 5.0
+
+  @property
+  def waits(self) -> bool:
+    """Whether to go on with checkpoints yet to come."""
+    return not (self.once or self.best or self.step is not None)
+
+
+def define_flags() -> None:
+  """Not done by an import: the trainer has flags of the same names."""
+  flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
+  flags.DEFINE_string('model', None, "The run's model, if you want that checked; the log directory knows it.")
+  flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or any file prefix.')
+  flags.DEFINE_bool('once', False, 'Decode the newest checkpoint and end.')
+  flags.DEFINE_integer('step', None, 'Decode the checkpoint of this step and end.')
+  flags.DEFINE_bool('best', False, 'Decode the checkpoint of the best dev loss so far and end.')
+  flags.DEFINE_integer('beam_size', None, "Hypotheses kept; in place of the run's configuration.")
+  flags.DEFINE_float('length_norm_alpha', None, "GNMT's alpha; in place of the run's configuration.")
+  flags.DEFINE_string('data_dir', None, "The corpus; in place of the run's.")
+  flags.DEFINE_string('pairs', None, "Pairs, such as 'deu-en,fra-en' or '*-en'; in place of the run's.")
+  flags.DEFINE_integer('max_sentences', 0, 'Only the first so many lines of each pair; 0: all.', lower_bound=0)
+  flags.DEFINE_bool('score', False, 'Give the log-probability of the targets there are; do not translate.')
+  flags.DEFINE_bool('overwrite', False, 'Do again what was done with the same settings.')
+  flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
+  flags.DEFINE_float('poll_seconds', 5.0, 'Between two looks for a new checkpoint.', lower_bound=0.01)
+
+
+def main(argv) -> None:
+  del argv
+  decode(Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)}))
+
+
+def decode(options: Options) -> None:
+  """Decodes checkpoints as the options say; returns when there will be no more."""
+  # TensorFlow takes seconds to import: flags are checked before.
+  from lingvo_moe import held_out
+  from lingvo_moe import inference
+  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.runtime.local import LocalRuntime
+  from lingvo_moe.tasks.mt import decoding
+
+  if options.step is not None and options.best:
+    raise UserError('--step and --best each choose a checkpoint: give one of them')
+  run = RunDir(options.logdir)
+  if options.waits:
+    _wait_for_run(run, options.poll_seconds)
+  overrides = {name: getattr(options, name) for name in ('beam_size', 'length_norm_alpha', 'data_dir', 'pairs')}
+  config = inference.load_config(run, options.model, **overrides)
+  vocabs = run.vocabs(config)
+  tagged = decoding.uses_tags(inference.load_config(run), vocabs[0])
+  sets = held_out.read(config, options.split, options.max_sentences, vocabs[0], tagged)
+  make = held_out.ScoreJob if options.score else held_out.TranslateJob
+  job = make(run.file('decode', options.split), config, sets)
+  runtime = LocalRuntime(config.program())
+  translator = None
+  for step in _steps(run, options):
+    summary = None if options.overwrite else job.results.done(step)
+    if summary:
+      print(f'{job.results.folder(step)} was made with the same settings; --overwrite makes it again', file=sys.stderr)
+    elif _load(runtime, run, step, options):
+      translator = translator or decoding.Translator(config, vocabs, runtime.weights(),
+                                                     batch_tokens=options.batch_tokens)  # fmt: skip
+      summary = job.run(step, translator)
+    if summary:
+      print(f'step {step}, {options.split}', job.report(summary), sep='\n', flush=True)
+
+
+def _wait_for_run(run, poll_seconds: float) -> None:
+  if not run.exists:
+    print(f'waiting for a trainer to begin a run in {run.path}', file=sys.stderr, flush=True)
+  while not run.exists:
+    time.sleep(poll_seconds)
+
+
+def _steps(run, options: Options) -> Iterator[int]:
+  """The steps to decode: when waiting, each time the newest, if that is another than before, until training ends."""
+  from lingvo_moe import inference
+
+  checkpoints = run.checkpoints()
+  if not options.waits:
+    yield inference.choose_step(checkpoints, options.step, options.best)
+    return
+  last, told = None, False
+  while True:
+    finished = run.finished  # looked at first, so that the last checkpoint is there if it is true
+    latest = checkpoints.latest()
+    if latest is not None and latest != last:
+      last, told = latest, False
+      yield latest
+    elif finished:
+      inference.choose_step(checkpoints)  # tells if there is none
+      return
+    else:
+      if not told:
+        print(f'waiting for a new checkpoint in {checkpoints.directory}', file=sys.stderr, flush=True)
+      told = True
+      time.sleep(options.poll_seconds)
+
+
+def _load(runtime, run, step: int, options: Options) -> bool:
+  """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
+  from lingvo_moe import inference
+
+  checkpoints = run.checkpoints()
+  try:
+    inference.load_weights(runtime, checkpoints, step)
+    return True
+  except UserError:
+    time.sleep(min(options.poll_seconds, 1.0))  # dropping one takes a moment
+    if not options.waits or step in checkpoints.steps():
+      raise
+    print(f'the checkpoint of step {step} was dropped before it was read', file=sys.stderr)
+    return False
+
+
+if __name__ == '__main__':
+  define_flags()
+  app.run(main)

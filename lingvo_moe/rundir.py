@@ -1,0 +1,147 @@
+"""A log directory: everything a run leaves, and all that decoder and translate need to go on from it.
+
+  config.json        the model's name and every resolved value
+  vocab/             the SentencePiece models
+  checkpoints/       see checkpoint.py
+  cache/             tokenised text (may be deleted)
+  train.jsonl        the scalars of every logged step; the event files beside it hold the same
+  decode/            translations and scores
+  finished.json      written when training has ended
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from typing import Any
+
+from lingvo_moe import configuration
+from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
+
+# What may change when a run goes on: where the text lies, how far and how closely watched it goes.
+_MAY_CHANGE = ('data_dir', 'max_steps', 'log_every', 'eval_every', 'save_every', 'keep_checkpoints', 'patience',
+               'eval_sentences', 'eval_batch_tokens', 'beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra',
+               'source_vocab', 'target_vocab')  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDir:
+  """Paths of a log directory."""
+
+  path: str
+
+  def file(self, *parts: str) -> str:
+    return os.path.join(self.path, *parts)
+
+  @property
+  def config_file(self) -> str:
+    return self.file('config.json')
+
+  @property
+  def vocab_dir(self) -> str:
+    return self.file('vocab')
+
+  def checkpoints(self, keep: int = 3) -> Checkpoints:
+    return Checkpoints(self.file('checkpoints'), keep)
+
+  @property
+  def exists(self) -> bool:
+    """Whether a run was begun here."""
+    return os.path.exists(self.config_file)
+
+  def begin(self, name: str, config: Any) -> Any:
+    """Makes the directory this run's: checks that it may go on here, copies the vocabularies, writes config.json.
+
+    Returns the configuration, which names the copied vocabularies.
+    """
+    self._make_writable()
+    if self.exists:
+      self._check_same_run(name, config)
+      own = self.load()[1]
+      source, target = config.source_vocab or own.source_vocab, config.target_vocab or own.target_vocab
+    else:
+      source, target = ensure_vocabs(config, self.vocab_dir)
+    config = dataclasses.replace(config, source_vocab=source, target_vocab=target)
+    self.vocabs(config)  # refuses what does not fit before it is copied
+    config = dataclasses.replace(
+        config,
+        source_vocab=self._adopt(source, 'source'),
+        target_vocab=self._adopt(target, 'source' if config.shared_vocab else 'target'),
+    )
+    relative = lambda path: os.path.relpath(path, self.path)
+    stored = dataclasses.replace(
+        config, source_vocab=relative(config.source_vocab), target_vocab=relative(config.target_vocab)
+    )
+    configuration.save(name, stored, self.config_file)
+    return config
+
+  def load(self) -> tuple[str, Any]:
+    """(model name, configuration) of the run that is here, vocabularies with their full paths."""
+    if not os.path.isdir(self.path):
+      raise UserError(f'--logdir={self.path}: there is no such directory')
+    name, config = configuration.load(self.config_file)
+    return name, dataclasses.replace(
+        config, source_vocab=self.file(config.source_vocab), target_vocab=self.file(config.target_vocab)
+    )
+
+  def vocabs(self, config: Any) -> tuple[Vocab, Vocab]:
+    """The source and target vocabularies, which must be of the sizes that the model has."""
+    source = Vocab(config.source_vocab)
+    target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
+    target_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
+    for field, vocab, size, path in (('source_vocab_size', source, config.source_vocab_size, config.source_vocab),
+                                     ('target_vocab_size', target, target_size, config.target_vocab)):  # fmt: skip
+      if vocab.size != size:
+        raise UserError(f'a model has as many embeddings as its vocabulary has pieces; saw {field}={size}, but '
+                        f'{path} has {vocab.size}: bind {field} = {vocab.size}, or give another vocabulary')  # fmt: skip
+    return source, target
+
+  def finish(self, step: int, reason: str) -> None:
+    with open(self.file('finished.json'), 'w', encoding='utf-8') as f:
+      json.dump({'step': step, 'reason': reason}, f)
+
+  def unfinish(self) -> None:
+    if self.finished:
+      os.remove(self.file('finished.json'))
+
+  @property
+  def finished(self) -> bool:
+    return os.path.exists(self.file('finished.json'))
+
+  def _make_writable(self):
+    try:
+      os.makedirs(self.path, exist_ok=True)
+      probe = self.file('.writable')
+      with open(probe, 'w'):
+        pass
+      os.remove(probe)
+    except OSError as e:
+      raise UserError(f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
+                      'choose another, or change its owner or mode') from None  # fmt: skip
+
+  def _check_same_run(self, name, config):
+    old_name, old = configuration.load(self.config_file)
+    if old_name != name:
+      raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
+    changed = configuration.differences(old, config, _MAY_CHANGE)
+    if changed:
+      raise UserError(f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '
+                      'set it back, or choose another --logdir')  # fmt: skip
+
+  def _adopt(self, path: str, side: str) -> str:
+    """The run's own copy of a vocabulary; one made here is that already."""
+    own = self.file('vocab', side + '.model')
+    if os.path.abspath(path) == os.path.abspath(own):
+      return own
+    if self.exists and Vocab(path).fingerprint != Vocab(own).fingerprint:
+      raise UserError(f'{side}_vocab={path} is not the vocabulary that the run in {self.path} began with ({own}): '
+                      'leave it out, or choose another --logdir')  # fmt: skip
+    os.makedirs(self.vocab_dir, exist_ok=True)
+    shutil.copyfile(path, own + '.partial')
+    os.replace(own + '.partial', own)
+    return own

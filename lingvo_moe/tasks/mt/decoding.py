@@ -1,0 +1,255 @@
+"""Sentences in, translations out: the encoder, flat beam search over the decoder, and the text on either side."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import sentencepiece
+import tensorflow as tf
+
+from lingvo_moe import beam_search
+from lingvo_moe import weights as weights_lib
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
+from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.input import TextInput
+from lingvo_moe.tasks.mt.model import TranslationModel
+from lingvo_moe.tasks.mt.vocab import BOS
+from lingvo_moe.tasks.mt.vocab import EOS
+from lingvo_moe.tasks.mt.vocab import PAD
+from lingvo_moe.tasks.mt.vocab import Vocab
+
+_BATCH_TOKENS = 2048  # source tokens of a batch, where neither caller nor configuration asks for fewer
+
+Progress = Callable[[int], object]  # called with the sentences done since the last call
+
+
+class Translation(NamedTuple):
+  """One hypothesis for a sentence."""
+
+  text: str
+  log_prob: float  # natural log, summed over its symbols, the end included
+  score: float  # log_prob over the length penalty: what hypotheses are ranked by
+  ids: tuple[int, ...] = ()  # with the end symbol
+
+
+class Translated(NamedTuple):
+  """Translations of some sentences."""
+
+  hypotheses: list[list[Translation]]  # of each sentence in the order given, best first
+  truncated: list[int]  # the sentences over the length limit, of which only the beginning was translated
+
+
+class Scored(NamedTuple):
+  """Log-probabilities of given translations."""
+
+  log_probs: np.ndarray  # float64, of each sentence in the order given
+  target_tokens: np.ndarray  # int64, symbols of each target, the end included; 0 where the source is empty
+  truncated: list[int]  # the sentences of which either side is over the length limit and was cut
+
+
+def search(model: TranslationModel, theta, batch: Mapping[str, tf.Tensor], config: MtConfig, n_best: int = 1):
+  """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
+
+  Args:
+    model: of the configuration.
+    theta: nested weights.
+    batch: src_ids, src_segments, src_positions, one sentence a row. A row without any gets no hypothesis.
+    config: its beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra are used.
+    n_best: hypotheses returned.
+
+  Returns:
+    beam_search.Hypotheses.
+  """
+  max_lengths_B = max_lengths(batch['src_segments'], config)
+  max_steps = tf.reduce_max(max_lengths_B)
+  memory_BUM, _ = model.encode(theta, batch)
+  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size)
+
+  def step(ids_BW, time, mask_BWU, cache):
+    return model.decode_step(theta, ids_BW, time, mask_BWU, batch['src_segments'], cache)
+
+  return beam_search.beam_search(
+      step,
+      cache,
+      batch_size=tf.shape(memory_BUM)[0],
+      beam_size=config.beam_size,
+      max_steps=max_steps,
+      max_lengths_B=max_lengths_B,
+      bos_id=BOS,
+      eos_id=EOS,
+      pad_id=PAD,
+      vocab_size=model.target_embedding.vocab_size,
+      length_norm_alpha=config.length_norm_alpha,
+      n_best=n_best,
+  )
+
+
+def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
+  """The most symbols each translation may have, its end included: of the source alone, int32 [B]; 0 in empty rows.
+
+  The source's tokens are counted with its end and tag.
+  """
+  length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
+  limit_B = tf.cast(tf.floor(config.decode_ratio * length_B), tf.int32) + config.decode_extra
+  limit_B = tf.clip_by_value(limit_B, 1, config.max_length)
+  return tf.where(length_B > 0, limit_B, 0)
+
+
+class Translator:
+  """Translates and scores sentences with the weights that some variables hold at the time.
+
+  The graph is traced once, whatever the shapes of the batches.
+
+  Args:
+    config: of the run, with the values of decoding as wanted.
+    vocabs: (source, target).
+    weights: flat name -> variable.
+    n_best: hypotheses of each sentence.
+    batch_tokens: source tokens of a batch; 0: 2048, or the configuration's if that is less.
+  """
+
+  def __init__(
+      self,
+      config: MtConfig,
+      vocabs: tuple[Vocab, Vocab],
+      weights: Mapping[str, tf.Variable],
+      *,
+      n_best: int = 1,
+      batch_tokens: int = 0,
+  ):
+    batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
+    # At inference a batch is one group, so any number of rows will do.
+    self._config = dataclasses.replace(
+        config, num_groups=1, eval_batch_tokens=max(batch_tokens, config.max_length)
+    )
+    self._vocabs = vocabs
+    self._weights = weights
+    self._n_best = n_best
+    self._model = config.task()
+    signature = lambda keys: [{key: tf.TensorSpec([None, None], tf.int32) for key in keys}]
+    source, both = assembly.SOURCE_KEYS, assembly.SOURCE_KEYS + assembly.TARGET_KEYS
+    self._search = tf.function(self._search_batch, input_signature=signature(source), autograph=False)
+    self._score = tf.function(self._score_batch, input_signature=signature(both), autograph=False)
+
+  def translate(
+      self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
+  ) -> Translated:
+    """Translates sentences; one without a token, such as an empty line, is translated to an empty line.
+
+    Args:
+      sources: any number of them; they are batched by length.
+      target_language: whose tag goes before each; None: no tag.
+      progress: see Progress.
+    """
+    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language)
+    found = [[Translation('', 0.0, 0.0)] for _ in sources]
+    _tell(progress, len(batches.empty))
+    for index_B, batch in batches:
+      hypotheses = tf.nest.map_structure(lambda t: t.numpy(), self._search(_tensors(batch)))
+      for row, sentence in enumerate(index_B):
+        if sentence >= 0:
+          found[sentence] = self._read(hypotheses, row)
+      _tell(progress, int(np.sum(index_B >= 0)))
+    return Translated(found, batches.truncated)
+
+  def score(
+      self,
+      sources: Sequence[str],
+      targets: Sequence[str],
+      target_language: str | None = None,
+      progress: Progress | None = None,
+  ) -> Scored:
+    """log p(target | source) of each pair, over all symbols of the target and its end.
+
+    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
+    """
+    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language,
+                        targets=targets, target_vocab=self._vocabs[1])  # fmt: skip
+    log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
+    for i in batches.empty:
+      log_probs[i] = -np.inf if targets[i].strip() else 0.0
+    _tell(progress, len(batches.empty))
+    for index_B, batch in batches:
+      real_B = index_B >= 0
+      log_probs[index_B[real_B]] = self._score(_tensors(batch)).numpy()[real_B]
+      tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
+      _tell(progress, int(np.sum(real_B)))
+    return Scored(log_probs, tokens, batches.truncated)
+
+  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Translation]:
+    """The hypotheses of a row; there is one at least, as every sentence may have a symbol, the end."""
+    lengths_W = hypotheses.lengths_BW[row]
+    ids = [hypotheses.ids_BWT[row, w, :n].tolist() for w, n in enumerate(lengths_W) if n]
+    texts = self._vocabs[1].detokenize(ids)
+    log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]
+    return [Translation(text, float(log_probs[w]), float(scores[w]), tuple(ids[w])) for w, text in enumerate(texts)]
+
+  def _search_batch(self, batch):
+    return search(self._model, self._theta(), batch, self._config, self._n_best)
+
+  def _score_batch(self, batch):
+    return self._model.score(self._theta(), batch)
+
+  def _theta(self):
+    return weights_lib.unflatten({name: v.read_value() for name, v in self._weights.items()})
+
+
+def tag_languages(source_vocab: Vocab) -> list[str]:
+  """The languages that a source vocabulary has a tag for, sorted."""
+  pieces = sentencepiece.SentencePieceProcessor(model_proto=source_vocab.model_bytes)
+  matches = (re.fullmatch(r'<2(\S+)>', pieces.id_to_piece(i)) for i in range(source_vocab.size))
+  return sorted(m[1] for m in matches if m)
+
+
+def uses_tags(config: MtConfig, source_vocab: Vocab) -> bool:
+  """Whether sources were tagged in training.
+
+  Where the configuration leaves that to the training corpus, its pairs tell; where it is no longer there, that the
+  vocabulary has tags does.
+  """
+  if config.tag_target is not None:
+    return config.tag_target
+  if not tag_languages(source_vocab):
+    return False
+  try:
+    pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+  except UserError:
+    return True
+  return config.tags({pair.target for pair in pairs})
+
+
+def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> str | None:
+  """The language whose tag a sentence gets, given which one was asked for; None: no tag.
+
+  Raises:
+    UserError: a model of several languages needs to be told which; others take none.
+  """
+  if not uses_tags(config, source_vocab):
+    if asked:
+      raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
+    return None
+  languages = tag_languages(source_vocab)
+  if not asked and len(languages) == 1:
+    return languages[0]
+  if not asked:
+    raise UserError('this model translates into several languages and must be told which: '
+                    f'--target=, one of {", ".join(languages)}')  # fmt: skip
+  if asked not in languages:
+    raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
+  return asked
+
+
+def _tensors(batch: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+  return {name: tf.convert_to_tensor(value) for name, value in batch.items()}
+
+
+def _tell(progress: Progress | None, count: int) -> None:
+  if progress is not None and count:
+    progress(count)

@@ -1,0 +1,27 @@
+"""A folder that one process at a time may add to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from lingvo_moe.errors import UserError
+
+
+@contextlib.contextmanager
+def lock(folder: str) -> Iterator[None]:
+  """Makes the folder if need be and waits for its turn; the system ends the turn of a process that dies.
+
+  It spares double work on one machine. Files must still be renamed into place when complete, as other machines may
+  share the folder without sharing the lock.
+  """
+  try:
+    os.makedirs(folder, exist_ok=True)
+    f = open(os.path.join(folder, '.lock'), 'w')
+  except OSError as e:
+    raise UserError(f'{folder} must be a folder that can be written to ({e.strerror}): give another') from None
+  with f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    yield

@@ -1,0 +1,75 @@
+"""How many weights a translation model has, where they are, and how many of them a token uses."""
+
+from __future__ import annotations
+
+from lingvo_moe import weights as weights_lib
+from lingvo_moe.weights import WeightSpec
+
+# Whatever the number of experts, a token visits two of each layer (its first and second choice).
+_CHOICES = 2
+
+
+def count(specs: weights_lib.Nested) -> int:
+  """Weights in all."""
+  return weights_lib.count(specs)
+
+
+def count_per_token(specs: weights_lib.Nested) -> int:
+  """Weights that one source token and the target token it becomes are computed with.
+
+  All of encoder and decoder, but two experts of each layer that has them; the whole output softmax, which is the
+  target embedding; and one row of a source embedding.
+  """
+  return sum(_used_by_a_token(name, spec) for name, spec in weights_lib.flatten(specs).items())
+
+
+def count_experts(specs: weights_lib.Nested) -> int:
+  """Experts in all, over every layer that has them."""
+  return sum(s.shape[0] for name, s in weights_lib.flatten(specs).items() if _is_expert(s) and name.endswith('/wi'))
+
+
+def parts(specs: weights_lib.Nested) -> dict[str, int]:
+  """Weights by part: 'embeddings/source', 'encoder/attention', 'decoder/experts', ...; they sum to all there are."""
+  sums: dict[str, int] = {}
+  for name, spec in weights_lib.flatten(specs).items():
+    part = part_of(name, spec)
+    sums[part] = sums.get(part, 0) + spec.size
+  return dict(sorted(sums.items(), key=lambda item: _ORDER.index(item[0])))
+
+
+def part_of(name: str, spec: WeightSpec) -> str:
+  """The part a weight belongs to, by its flat name."""
+  stack, *path = name.split('/')
+  if stack.endswith('_embedding'):
+    return f'embeddings/{stack.removesuffix("_embedding")}'
+  if 'norm' in path:
+    return f'{stack}/norms'
+  if path[-1] == 'gate':
+    return f'{stack}/gates'
+  if _is_expert(spec):
+    return f'{stack}/experts'
+  return f'{stack}/feed_forward' if 'ffn' in path else f'{stack}/attention'
+
+
+def short(number: int) -> str:
+  """A count in three digits: 619B, 1.43B, 585k."""
+  for unit, letter in ((10**12, 'T'), (10**9, 'B'), (10**6, 'M'), (10**3, 'k')):
+    if number >= unit:
+      return f'{float(f"{number / unit:.3g}"):g}{letter}'
+  return str(number)
+
+
+KINDS = ('attention', 'feed_forward', 'experts', 'gates', 'norms')
+_ORDER = ['embeddings/source', 'embeddings/target', *(f'{s}/{k}' for s in ('encoder', 'decoder') for k in KINDS)]
+
+
+def _is_expert(spec: WeightSpec) -> bool:
+  return spec.dims.startswith('E')
+
+
+def _used_by_a_token(name: str, spec: WeightSpec) -> int:
+  if _is_expert(spec):
+    return spec.size // spec.shape[0] * _CHOICES
+  if name.startswith('source_embedding/'):
+    return spec.size // spec.shape[0]
+  return spec.size

@@ -1,0 +1,114 @@
+"""Translates standard input, a sentence a line, to standard output, a translation a line:
+
+  echo 'Guten Morgen.' | python -m lingvo_moe.translate --logdir=DIR
+
+Each line is answered at once; --batch_lines=1000 is much faster for a file. An empty line gives an empty line. With
+--n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+from typing import TextIO
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The flags; see define_flags."""
+
+  logdir: str
+  model: str | None = None
+  step: int | None = None
+  best: bool = False
+  target: str | None = None
+  beam_size: int | None = None
+  length_norm_alpha: float | None = None
+  n_best: int = 1
+  batch_lines: int = 1
+
+
+def define_flags() -> None:
+  """Not done by an import: the trainer and the decoder have flags of the same names."""
+  flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
+  flags.DEFINE_string('model', None, "The run's model, if you want that checked; the log directory knows it.")
+  flags.DEFINE_integer('step', None, 'The checkpoint of this step, and not the newest.')
+  flags.DEFINE_bool('best', False, 'The checkpoint of the best dev loss, and not the newest.')
+  flags.DEFINE_string('target', None, 'The target language, for models of several.')
+  flags.DEFINE_integer('beam_size', None, "Hypotheses kept; in place of the run's configuration.")
+  flags.DEFINE_float('length_norm_alpha', None, "GNMT's alpha; in place of the run's configuration.")
+  flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
+  flags.DEFINE_integer('batch_lines', 1, 'Lines that are read before they are translated together.', lower_bound=1)
+
+
+def main(argv) -> None:
+  del argv
+  options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
+  sys.stdout.reconfigure(encoding='utf-8', newline='\n')
+  translate(options, sys.stdin.buffer, sys.stdout)
+
+
+def translate(options: Options, source: BinaryIO, output: TextIO) -> None:
+  """Translates until the source ends."""
+  # TensorFlow takes seconds to import: flags are checked before.
+  from lingvo_moe import inference
+  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.runtime.local import LocalRuntime
+  from lingvo_moe.tasks.mt import decoding
+
+  run = RunDir(options.logdir)
+  config = inference.load_config(
+      run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
+  )
+  if options.n_best > config.beam_size:
+    raise UserError(f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
+                    f'use --n_best={config.beam_size}, or a larger --beam_size')  # fmt: skip
+  if options.step is not None and options.best:
+    raise UserError('--step and --best each choose a checkpoint: give one of them')
+  vocabs = run.vocabs(config)
+  target = decoding.choose_target(config, vocabs[0], options.target)
+  runtime = LocalRuntime(config.program())
+  checkpoints = run.checkpoints()
+  inference.load_weights(runtime, checkpoints, inference.choose_step(checkpoints, options.step, options.best))
+  translator = decoding.Translator(config, vocabs, runtime.weights(), n_best=options.n_best)
+  first = 1
+  for lines in _batches(source, options.batch_lines):
+    translated = translator.translate(lines, target)
+    for i in translated.truncated:
+      print(f'warning: line {first + i} is over max_length={config.max_length} tokens and was translated in part',
+            file=sys.stderr)  # fmt: skip
+    for number, hypotheses in enumerate(translated.hypotheses, first):
+      for h in hypotheses:
+        output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
+    output.flush()
+    first += len(lines)
+
+
+def _batches(source: BinaryIO, size: int) -> Iterator[list[str]]:
+  """Lines without their ends, as soon as there are `size`, or no more."""
+  lines = []
+  for number, line in enumerate(source, 1):
+    line = line.rstrip(b'\r\n')
+    try:
+      lines.append(line.decode('utf-8'))
+    except UnicodeDecodeError as e:
+      yield lines  # what came before is answered
+      raise UserError(f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
+                      f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8') from None  # fmt: skip
+    if len(lines) == size:
+      yield lines
+      lines = []
+  if lines:
+    yield lines
+
+
+if __name__ == '__main__':
+  define_flags()
+  app.run(main)

@@ -1,0 +1,66 @@
+"""Where a run's first state comes from: its own last checkpoint, or the weights of another run."""
+
+from __future__ import annotations
+
+import os
+
+from lingvo_moe import checkpoint
+from lingvo_moe.errors import UserError
+from lingvo_moe.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+
+
+def resume(runtime: LocalRuntime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
+  """Loads the whole state of a checkpoint of this run."""
+  program = runtime.program
+  names = {
+      'step': (),
+      **{name: spec.shape for name, spec in program.weight_specs.items()},
+      **{f'slots/{name}': spec.shape for name, spec in program.slot_specs.items()},
+  }
+  tensors = checkpoints.restore(step, names)
+  runtime.load({
+      'step': tensors['step'],
+      'weights': {name: tensors[name] for name in program.weight_specs},
+      'slots': {name: tensors[f'slots/{name}'] for name in program.slot_specs},
+  })
+
+
+def take_weights(runtime: LocalRuntime, source: str) -> str:
+  """Loads every weight that `source` has under the same name and shape; says which were and were not taken.
+
+  Args:
+    runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
+    source: a log directory (its best checkpoint, else its latest), or a checkpoint's directory or prefix in one.
+  """
+  prefix = find(source)
+  specs = runtime.program.weight_specs
+  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not name.startswith('slots/')}
+  taken = {name: spec.shape for name, spec in specs.items() if there.get(name) == spec.shape}
+  if not taken:
+    raise UserError(f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
+                    'give a checkpoint of a model that shares some')  # fmt: skip
+  state = runtime.state()
+  state['weights'].update(checkpoint.load(prefix, taken))
+  runtime.load(state)
+  lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
+  for name in sorted(set(specs) - set(taken)):
+    why = f'has shape {there[name]} there, {specs[name].shape} here' if name in there else 'is not there'
+    lines.append(f'  not taken: {name} {why}')
+  unused = sorted(set(there) - set(specs) - {'step'})
+  lines += [f'  not used: {name}' for name in unused]
+  return '\n'.join(lines)
+
+
+def find(source: str) -> str:
+  """The prefix of the checkpoint that a log directory, a checkpoint's directory or a prefix names."""
+  if os.path.exists(source + '.index'):
+    return source
+  if os.path.exists(os.path.join(source, 'state.index')):
+    return os.path.join(source, 'state')
+  checkpoints = RunDir(source).checkpoints()
+  best = checkpoints.best()
+  step = best[0] if best else checkpoints.latest()
+  if step is None:
+    raise UserError(f'there is no checkpoint in {source}: give a log directory, or <logdir>/checkpoints/step_<N>')
+  return checkpoints.path(step)

@@ -1,0 +1,84 @@
+"""The default corpus: about 100 languages into English, composed out of the CLDR data in Babel.
+
+tools/make_cldr_corpus.py writes it; tools/quickstart does it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import gin
+
+from lingvo_moe import registry
+from lingvo_moe.tasks.mt.config import MtConfig
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Dense(MtConfig):
+  """MoE8E's dense twin: as many FLOPs a token (ff_dim is 1.5 times an expert's, in every layer), no experts.
+
+  Run:     tools/quickstart --model=mt.cldr.Dense
+  Result:  not yet run
+  """
+
+  pairs: str = '*-en'
+  source_vocab_size: int = 6000
+  target_vocab_size: int = 3000
+  batch_tokens: int = 3072
+  max_length: int = 96
+  temperature: float = 2.0
+  num_groups: int = 8
+  model_dim: int = 128
+  ff_dim: int = 384
+  num_heads: int = 4
+  head_dim: int = 32
+  encoder_layers: int = 2
+  decoder_layers: int = 2
+  input_dropout: float = 0.0
+  residual_dropout: float = 0.0
+  attention_dropout: float = 0.0
+  optimizer: str = 'adam'
+  schedule: str = 'warmup_inverse_sqrt'
+  learning_rate: float = 4e-3
+  warmup_steps: int = 300
+  clip_norm: float = 1.0
+  max_steps: int = 1500
+  eval_every: int = 300
+  eval_sentences: int = 50
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class MoE8E(Dense):
+  """The quickstart's model: 8 experts in every other layer.
+
+  Run:     tools/quickstart
+  Result:  not yet run
+  """
+
+  num_experts: int = 8
+  ff_dim: int = 256
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Tiny(MoE8E):
+  """MoE8E at the size of a test: the same graph, 4 groups, 4 heads, 8 experts.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.cldr.Tiny --logdir=DIR --data_dir=CORPUS
+  """
+
+  source_vocab_size: int = 600
+  target_vocab_size: int = 400
+  batch_tokens: int = 512
+  max_length: int = 64
+  num_groups: int = 4
+  model_dim: int = 32
+  ff_dim: int = 64
+  head_dim: int = 8
+  max_steps: int = 20
+  eval_every: int = 10

@@ -1,0 +1,123 @@
+"""The local runtime: the same numbers as the pure program, and the same again after a restart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import optimizer
+from lingvo_moe import prng
+from lingvo_moe import schedule
+from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.program import Program
+from lingvo_moe.runtime.local import LocalRuntime
+
+
+@dataclasses.dataclass(frozen=True)
+class Copier:
+  """Experts that learn to give back their input, with dropout and noise as in a real model."""
+
+  moe: MoE = MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2)
+
+  def weights(self):
+    return {'layer_00': {'moe': self.moe.weights()}}
+
+  def loss(self, theta, batch, key=None):
+    x_BTM = batch['x']
+    dropped = x_BTM if key is None else prng.dropout(x_BTM, 0.1, prng.fold(key, 'input'))
+    y_BTM, stats = self.moe(theta['layer_00']['moe'], dropped, tf.zeros_like(x_BTM[..., 0]), key)
+    loss = tf.reduce_mean(tf.square(y_BTM - x_BTM)) + 0.01 * stats.aux_loss
+    return loss, {'loss': loss, 'rows': tf.shape(x_BTM)[0], 'routing': {'layer_00': stats}}
+
+
+PROGRAM = Program(Copier(), optimizer.Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
+
+
+def batch_at(step):
+  """Random rows whose sizes change from step to step."""
+  rng = np.random.default_rng(step)
+  return {'x': rng.normal(size=[2 * (1 + step % 2), 4 + step % 3, 6]).astype(np.float32)}
+
+
+def state_arrays(runtime):
+  state = runtime.state()
+  return {'step': state['step'].numpy(), **{n: w.numpy() for n, w in state['weights'].items()},
+          **{f'slots/{n}': s.numpy() for n, s in state['slots'].items()}}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def run():
+  """Four steps in one go: the losses, and the final state."""
+  runtime = LocalRuntime(PROGRAM)
+  runtime.init()
+  losses = [float(runtime.train_step(batch_at(step))['loss']) for step in range(4)]
+  return losses, state_arrays(runtime)
+
+
+def test_steps_are_those_of_the_pure_program(run):
+  losses, final = run
+  state = PROGRAM.init()
+  for step in range(2):
+    tensors = {name: tf.constant(value) for name, value in batch_at(step).items()}
+    state, metrics = PROGRAM.train_step(state, tensors)
+    np.testing.assert_allclose(metrics['loss'], losses[step], rtol=1e-5)
+  assert final['step'] == 4
+
+
+def test_a_run_interrupted_and_restored_continues_bit_for_bit(run, tmp_path):
+  losses, final = run
+  checkpoints = Checkpoints(str(tmp_path))
+  first = LocalRuntime(PROGRAM)
+  first.init()
+  before = [float(first.train_step(batch_at(step))['loss']) for step in range(2)]
+  checkpoints.save(first.state())
+  names = {name: value.shape for name, value in state_arrays(first).items()}
+  read = checkpoints.restore(2, names)
+  assert any(name.startswith('slots/layer_00/moe/wi/') for name in read)
+
+  second = LocalRuntime(PROGRAM)
+  slots = {name.removeprefix('slots/'): read.pop(name) for name in list(read) if name.startswith('slots/')}
+  second.load({'step': read.pop('step'), 'weights': read, 'slots': slots})
+  after = [float(second.train_step(batch_at(step))['loss']) for step in range(2, 4)]
+  assert before + after == losses
+  for name, value in state_arrays(second).items():
+    np.testing.assert_array_equal(value, final[name], err_msg=name)
+
+
+def test_batches_of_all_shapes_cost_one_trace():
+  traces = []
+
+  class Counted(LocalRuntime):
+    def _eval_step(self, batch):
+      traces.append(batch)
+      return super()._eval_step(batch)
+
+  runtime = Counted(PROGRAM)
+  runtime.init()
+  assert [int(runtime.eval_step(batch_at(step))['rows']) for step in range(4)] == [2, 4, 2, 4]
+  assert len(traces) == 1
+
+
+def test_evaluation_changes_nothing_and_metrics_are_numpy(run):
+  runtime = LocalRuntime(PROGRAM)
+  runtime.init()
+  before = state_arrays(runtime)
+  metrics = runtime.eval_step(batch_at(0))
+  assert isinstance(metrics['routing']['layer_00'].tokens_E, np.ndarray)
+  assert runtime.eval_step(batch_at(0))['loss'] == metrics['loss']
+  for name, value in state_arrays(runtime).items():
+    np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_second_state_replaces_the_first():
+  runtime = LocalRuntime(PROGRAM)
+  runtime.init()
+  variables = runtime.weights()
+  state = runtime.state()
+  runtime.load({**state, 'step': np.int64(9), 'weights': {n: w + 1 for n, w in state['weights'].items()}})
+  assert runtime.step == 9 and runtime.weights() is variables
+  np.testing.assert_array_equal(variables['layer_00/moe/wi'], state['weights']['layer_00/moe/wi'] + 1)

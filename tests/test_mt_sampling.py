@@ -1,0 +1,103 @@
+"""The stream of examples: exact shares, every example once an epoch, nothing but (seed, number) behind it."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from lingvo_moe.tasks.mt import sampling
+
+
+@pytest.mark.parametrize('size', [1, 2, 3, 7, 64, 1000, 4097])
+def test_permute_is_a_permutation(size):
+  for key in (0, 12345, 2**63):
+    image = sampling.permute(np.arange(size), size, key)
+    assert sorted(image) == list(range(size))
+
+
+def test_permutations_of_different_keys_differ_and_look_random():
+  n = 4000
+  a, b = (sampling.permute(np.arange(n), n, sampling.fold(key)) for key in (1, 2))
+  assert (a == b).sum() < 10  # 1 is expected
+  assert abs(np.corrcoef(a, np.arange(n))[0, 1]) < 0.06
+  # Neighbours land as far from each other as random numbers: a third of n on average.
+  assert abs(np.abs(np.diff(a)).mean() / n - 1 / 3) < 0.02
+
+
+def test_permute_needs_no_memory_for_huge_sizes():
+  n = 2**40 + 123
+  image = sampling.permute(np.arange(n - 100, n), n, 5)
+  assert len(set(image.tolist())) == 100 and (image >= 0).all() and (image < n).all()
+
+
+def test_temperature_one_keeps_natural_shares_and_large_ones_level_them():
+  np.testing.assert_allclose(sampling.shares([900, 90, 10], 1), [0.9, 0.09, 0.01])
+  np.testing.assert_allclose(sampling.shares([16, 1], 4), [2 / 3, 1 / 3])
+  np.testing.assert_allclose(sampling.shares([900, 10], 1e9), [0.5, 0.5], atol=1e-6)
+
+
+def test_quotas_sum_exactly_and_leave_nobody_out():
+  assert sampling.quotas([2, 1], 1, 100) == [67, 33]
+  assert sampling.quotas([10**9, 1, 1], 1, 1000) == [998, 1, 1]
+  for sizes in ([5, 3, 7, 11], [1] * 7):
+    assert sum(sampling.quotas(sizes, 2.5)) == 2**32
+
+
+def make(sizes=(500, 60, 7), temperature=1.0, seed=3, window=100):
+  return sampling.Sampler(['a', 'b', 'c'], sizes, temperature=temperature, seed=seed, window_size=window)
+
+
+@pytest.mark.parametrize('temperature', [1, 5])
+def test_draws_stay_within_one_of_the_exact_share(temperature):
+  sizes = (500, 60, 7)
+  sampler = make(sizes, temperature)
+  drawn = np.zeros(3)
+  for w in range(50):
+    language, _ = sampler.window(w)
+    drawn += np.bincount(language, minlength=3)
+    exact = sampling.shares(sizes, temperature) * 100 * (w + 1)
+    assert (drawn <= exact + 1e-6 * (w + 1)).all() and (drawn > exact - 1 - 1e-4).all()
+
+
+def test_every_epoch_of_a_language_visits_each_example_once():
+  sizes = (500, 60, 7)
+  sampler = make(sizes, temperature=5)
+  seen = [[], [], []]
+  for w in range(40):
+    # The order within a window is shuffled, so an epoch that ends in it is cut there: compare as counts.
+    for language, line in zip(*sampler.window(w), strict=True):
+      seen[language].append(line)
+    for lines, size, n in zip(seen, sizes, sampler.drawn(w + 1), strict=True):
+      assert len(lines) == n
+      counts = collections.Counter(lines)
+      assert max(counts.values(), default=0) <= -(-n // size)
+      assert n < size or min(counts[i] for i in range(size)) >= n // size
+
+
+def test_a_window_depends_on_seed_and_number_only():
+  first, second = make().window(7), make().window(7)
+  for a, b in zip(first, second, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert not np.array_equal(make(seed=4).window(7)[1], first[1])
+  assert not np.array_equal(make().window(8)[1], first[1])
+
+
+def test_another_language_does_not_change_the_order_of_the_first():
+  alone = sampling.Sampler(['a'], [50], temperature=1, seed=1, window_size=50).window(0)[1]
+  both = sampling.Sampler(['b', 'a'], [50, 50], temperature=1, seed=1, window_size=100).window(0)
+  assert set(both[1][both[0] == 1]) == set(alone)
+
+
+def test_counts_do_not_overflow_after_very_many_windows():
+  sampler = make()
+  late = sampler.drawn(10**12)
+  assert (late >= 0).all() and abs(int(late.sum()) - 10**14) < 10**14 * 1e-6
+
+
+def test_the_stream_is_the_same_for_ever():
+  # A change here breaks the resuming of runs that were begun before it.
+  language, line = make().window(1)
+  assert language[:8].tolist() == [0, 0, 1, 0, 1, 0, 0, 0]
+  assert line[:8].tolist() == [339, 222, 3, 50, 9, 494, 321, 429]

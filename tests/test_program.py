@@ -1,0 +1,113 @@
+"""A task as pure functions of a state: one step worked out by hand, and what it may depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import optimizer
+from lingvo_moe import prng
+from lingvo_moe import schedule
+from lingvo_moe.program import Program
+from lingvo_moe.weights import Constant
+from lingvo_moe.weights import Normal
+from lingvo_moe.weights import WeightSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """y = x w, with noise on x in training; owns a weight that it does not use."""
+
+  noise: float = 0.0
+
+  def weights(self):
+    return {'layer': {'w': WeightSpec((2, 3), 'MH', Normal(1.0), factored='MH')},
+            'unused': WeightSpec((4,), 'M', Constant(1.0))}  # fmt: skip
+
+  def loss(self, theta, batch, key=None):
+    x = batch['x']
+    if key is not None:
+      x += self.noise * prng.normal(key, [2])
+    loss = tf.reduce_sum((tf.linalg.matvec(theta['layer']['w'], x, transpose_a=True) - batch['y']) ** 2)
+    return loss, {'loss': loss}
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+  """weight - rate * gradient, counting updates in a slot."""
+
+  def slots(self, spec):
+    return {'count': WeightSpec((), '', Constant(0.0))}
+
+  def update(self, grad, slots, weight, spec, step, rate):
+    return weight - rate * grad, {'count': slots['count'] + 1}
+
+
+BATCH = {'x': tf.constant([1.0, 2.0]), 'y': tf.constant([1.0, 0.0, -1.0])}
+
+
+def program(noise=0.0, **kwargs):
+  return Program(Line(noise), Descent(), schedule.Constant(0.1), **kwargs)
+
+
+def test_the_first_state_names_weights_slots_and_step():
+  state = Program(Line(), optimizer.Adafactor(), schedule.Constant(0.1)).init()
+  assert state['step'].dtype == tf.int64 and int(state['step']) == 0
+  assert {name: tuple(w.shape) for name, w in state['weights'].items()} == {'layer/w': (2, 3), 'unused': (4,)}
+  assert {name: tuple(s.shape) for name, s in state['slots'].items()} == {
+      'layer/w/row': (2,), 'layer/w/column': (3,), 'unused/moment': (4,)}  # fmt: skip
+  for slot in state['slots'].values():
+    np.testing.assert_array_equal(slot, tf.zeros_like(slot))
+
+
+def test_one_step_by_hand():
+  state = program().init()
+  state['weights']['layer/w'] = tf.constant([[1.0, 0, 0], [0, 1, 0]])
+  # x w = (1, 2, 0); less y = (0, 2, 1); gradient 2 x (0, 2, 1).
+  new, metrics = program().train_step(state, BATCH)
+  np.testing.assert_allclose(new['weights']['layer/w'], [[1, -0.4, -0.2], [0, 0.2, -0.4]], atol=1e-6)
+  np.testing.assert_array_equal(new['weights']['unused'], [1] * 4)
+  assert int(new['step']) == 1 and float(new['slots']['layer/w/count']) == 1
+  assert float(metrics['loss']) == 5
+  np.testing.assert_allclose(metrics['grad_norm'], 10)  # 2 * |(1, 2)| * |(2, 1)|
+  np.testing.assert_allclose(metrics['learning_rate'], 0.1)
+
+
+def test_clipping_shortens_the_gradient_and_reports_its_length_before():
+  state = program().init()
+  state['weights']['layer/w'] = tf.constant([[1.0, 0, 0], [0, 1, 0]])
+  new, metrics = program(clip_norm=1.0).train_step(state, BATCH)
+  np.testing.assert_allclose(metrics['grad_norm'], 10)
+  np.testing.assert_allclose(state['weights']['layer/w'] - new['weights']['layer/w'],
+                             0.1 * np.outer([1, 2], [0, 4, 2]) / 10, atol=1e-6)  # fmt: skip
+
+
+def test_a_step_is_a_function_of_seed_and_step():
+  noisy = program(noise=1.0, seed=1)
+  state = noisy.init()
+  loss = lambda p, step: float(p.train_step({**state, 'step': tf.constant(step, tf.int64)}, BATCH)[1]['loss'])
+  assert loss(noisy, 3) == loss(noisy, 3)
+  assert len({loss(noisy, 3), loss(noisy, 4), loss(program(noise=1.0, seed=2), 3)}) == 3
+
+
+def test_the_seed_decides_the_initial_weights():
+  values = [program(seed=seed).init()['weights']['layer/w'].numpy() for seed in (1, 1, 2)]
+  np.testing.assert_array_equal(values[0], values[1])
+  assert np.all(values[0] != values[2])
+
+
+def test_a_step_leaves_the_state_it_was_given_alone():
+  state = program().init()
+  before = {name: w.numpy() for name, w in state['weights'].items()}
+  program().train_step(state, BATCH)
+  assert int(state['step']) == 0
+  for name, w in state['weights'].items():
+    np.testing.assert_array_equal(w, before[name])
+
+
+def test_evaluation_has_no_noise():
+  noisy, plain = program(noise=1.0), program()
+  weights = plain.init()['weights']
+  assert float(noisy.eval_step(weights, BATCH)['loss']) == float(plain.eval_step(weights, BATCH)['loss'])

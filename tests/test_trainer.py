@@ -1,0 +1,192 @@
+"""The training job from the outside: what it leaves in its log directory, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
+
+from lingvo_moe import reporting
+from lingvo_moe import trainer
+from lingvo_moe.errors import UserError
+
+MODEL = 'mt.cldr.Tiny'
+BINDINGS = ['Tiny.source_vocab_size = 282', 'Tiny.target_vocab_size = 280', 'Tiny.eval_every = 4',
+            'Tiny.encoder_layers = 2', 'Tiny.decoder_layers = 2']  # fmt: skip
+WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('corpus') / 'xx-en'
+  folder.mkdir()
+  rng = random.Random(0)
+  for split, lines in (('train', 300), ('dev', 20), ('test', 20)):
+    target = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(lines)]
+    (folder / f'{split}.en').write_text('\n'.join(target) + '\n')
+    (folder / f'{split}.xx').write_text('\n'.join(line[::-1] for line in target) + '\n')
+  return folder.parent
+
+
+def train(corpus, logdir, max_steps, bindings=(), **values):
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
+  with flagsaver.flagsaver(model=MODEL, logdir=str(logdir), data_dir=str(corpus), max_steps=max_steps,
+                           gin_bindings=[*BINDINGS, *bindings], **values):  # fmt: skip
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+      return trainer.main([])
+    finally:
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def losses(logdir):
+  lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  return [(line['step'], line['loss']) for line in lines if 'loss' in line]
+
+
+def tensors(logdir, step):
+  reader = tf.train.load_checkpoint(str(logdir / 'checkpoints' / f'step_{step:08d}' / 'state'))
+  return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_same_state(a, b):
+  assert a.keys() == b.keys()
+  for name in a:
+    np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.fixture(scope='module')
+def whole(corpus, tmp_path_factory):
+  """A run of 8 steps that nobody interrupted."""
+  logdir = tmp_path_factory.mktemp('whole')
+  assert train(corpus, logdir, 8) is None
+  return logdir
+
+
+def test_a_run_leaves_everything_that_decoding_needs(whole):
+  config = json.loads((whole / 'config.json').read_text())
+  assert config['model'] == MODEL and config['values']['eval_every'] == 4
+  assert sorted(os.listdir(whole / 'checkpoints')) == ['best.json', 'step_00000004', 'step_00000008']
+  assert {'source.model', 'target.model'} <= set(os.listdir(whole / 'vocab'))
+  assert json.loads((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
+
+
+def test_every_step_is_logged_with_its_routing_and_pace(whole):
+  lines = [json.loads(line) for line in (whole / 'train.jsonl').read_text().splitlines()]
+  assert [line['step'] for line in lines] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+  assert {'loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'input_wait_share'} <= lines[0].keys()
+  assert {f'moe/{stack}/layer_01/{what}' for stack in ('encoder', 'decoder')
+          for what in ('aux_loss', 'second_dropped', 'entropy')} <= lines[0].keys()  # fmt: skip
+  assert lines[4].keys() == {'step', 'dev_loss', 'dev_perplexity'}
+
+
+def test_the_event_file_holds_the_same_scalars(whole):
+  events = [f for f in os.listdir(whole) if f.startswith('events.')]
+  found = [(e.step, v.simple_value) for e in tf.compat.v1.train.summary_iterator(str(whole / events[0]))
+           for v in e.summary.value if v.tag == 'loss']  # fmt: skip
+  assert [step for step, _ in found] == list(range(1, 9))
+  assert dict(found) == pytest.approx(dict(losses(whole)))
+
+
+def test_a_run_in_two_parts_equals_one_in_one_bit_for_bit(corpus, whole, tmp_path):
+  train(corpus, tmp_path, 4)
+  train(corpus, tmp_path, 8)
+  assert losses(tmp_path) == losses(whole)
+  assert_same_state(tensors(tmp_path, 8), tensors(whole, 8))
+
+
+def test_steps_after_the_last_checkpoint_are_run_and_logged_again(corpus, whole, tmp_path):
+  logdir = tmp_path / 'run'
+  shutil.copytree(whole, logdir)
+  shutil.rmtree(logdir / 'checkpoints' / 'step_00000008')
+  (logdir / 'finished.json').unlink()
+  with open(logdir / 'train.jsonl', 'a') as f:
+    f.write('{"step": 9, "lo')  # cut short, as a crash leaves it
+  train(corpus, logdir, 8)
+  assert losses(logdir) == losses(whole)
+  assert_same_state(tensors(logdir, 8), tensors(whole, 8))
+
+
+def test_sigterm_saves_and_exits_with_zero(corpus, whole, tmp_path, monkeypatch):
+  log_step = reporting.TrainLog.step
+
+  def step_then_terminate(self, step, *args, **kwargs):
+    log_step(self, step, *args, **kwargs)
+    if step == 3:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(reporting.TrainLog, 'step', step_then_terminate)
+  assert train(corpus, tmp_path, 8) == 0
+  assert os.listdir(tmp_path / 'checkpoints') == ['step_00000003']
+  assert not (tmp_path / 'finished.json').exists()
+  monkeypatch.undo()
+  train(corpus, tmp_path, 8)
+  assert losses(tmp_path) == losses(whole)
+
+
+def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys):
+  assert train(corpus, whole, 8) is None
+  assert 'step 8 of 8: nothing left to do' in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_path):
+  bindings = ["Tiny.schedule = 'constant'", 'Tiny.learning_rate = 1e30']
+  with pytest.raises(UserError, match=r'must stay finite; at step [23] .*no checkpoint had been saved yet.*lower lear'):
+    train(corpus, tmp_path, 4, bindings)
+
+
+def test_a_run_does_not_go_on_as_another_model(corpus, whole):
+  with pytest.raises(UserError, match=r'holds a run with model_dim=32, now 64.*choose another --logdir'):
+    train(corpus, whole, 9, ['Tiny.model_dim = 64'])
+
+
+def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, capsys):
+  train(corpus, tmp_path, 0, ['Tiny.num_experts = 4', f'Tiny.source_vocab = "{whole}/vocab/source.model"',
+                              f'Tiny.target_vocab = "{whole}/vocab/target.model"'], init_from=str(whole))  # fmt: skip
+  told = capsys.readouterr().err
+  assert 'not taken: encoder/layer_01/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
+  assert f'weights taken from {whole}/checkpoints/step_' in told
+
+
+def test_a_vocabulary_must_fit_the_model(corpus, whole, tmp_path):
+  with pytest.raises(UserError, match='saw source_vocab_size=282, but .*whole.*target.model has 280: bind source_vocab_size'):
+    train(corpus, tmp_path, 1, [f'Tiny.source_vocab = "{whole}/vocab/target.model"'])
+
+
+def test_a_log_directory_must_be_writable(corpus, tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='--logdir=.*file must be a directory that can be written to'):
+    train(corpus, tmp_path / 'file', 1)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_losses_bit_for_bit(corpus, tmp_path):
+  def command(logdir):
+    flags = [f'--gin_bindings={b}' for b in [*BINDINGS, 'Tiny.save_every = 3', 'Tiny.eval_every = 20']]
+    return [sys.executable, '-m', 'lingvo_moe.trainer', f'--model={MODEL}', f'--logdir={logdir}',
+            f'--data_dir={corpus}', '--max_steps=40', *flags]  # fmt: skip
+
+  subprocess.run(command(tmp_path / 'whole'), check=True, capture_output=True)
+  killed = subprocess.Popen(command(tmp_path / 'killed'), stderr=subprocess.DEVNULL)
+  while not (tmp_path / 'killed/checkpoints/step_00000006').exists():
+    assert killed.poll() is None
+    time.sleep(0.02)
+  killed.kill()
+  killed.wait()
+  assert losses(tmp_path / 'killed')[-1][0] < 40
+  subprocess.run(command(tmp_path / 'killed'), check=True, capture_output=True)
+  assert losses(tmp_path / 'killed') == losses(tmp_path / 'whole')
+  assert_same_state(tensors(tmp_path / 'killed', 40), tensors(tmp_path / 'whole', 40))

@@ -1,0 +1,220 @@
+"""Every registered model: it builds, its numbers are the paper's, and the tiny ones learn."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import registry
+from lingvo_moe import weights as weights_lib
+from lingvo_moe.tasks.mt import sizes
+
+NAMES = registry.names()
+TINIES = [n for n in NAMES if n.endswith('Tiny')]
+GIANTS = [n for n in NAMES if n.startswith('mt.m4.') and n not in TINIES]
+
+# Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
+TABLE_1 = {
+  'MoE2048E36L': (600e9, 2048 * 18),  # printed as 36684
+  'MoE2048E12L': (200e9, 2048 * 6),  # printed as 12228
+  'MoE512E36L': (150e9, 512 * 18),
+  'MoE512E12L': (50e9, 512 * 6),
+  'MoE128E36L': (37e9, 128 * 18),
+  'MoE128E12L': (12.5e9, 128 * 6),
+  'MoE2048E60L': (1e12, 2048 * 30),
+  'T96L': (2.3e9, 0),
+}
+
+
+def specs_of(name):
+  return registry.get(name)().task().weights()
+
+
+@pytest.mark.parametrize('name', TABLE_1)
+def test_weights_and_experts_are_those_of_table_1(name):
+  weights, experts = TABLE_1[name]
+  specs = specs_of(f'mt.m4.{name}')
+
+  assert sizes.count(specs) == pytest.approx(weights, rel=0.075)
+  assert sizes.count_experts(specs) == experts
+
+
+def test_moe128e12l_counted_by_hand():
+  m, h, e, heads = 1024, 8192, 128, 16 * 128
+  attention = 4 * m * heads + 2 * heads + m  # no bias on keys
+  ffn, moe, norm = 2 * m * h + h + m, e * 2 * m * h + m * e, 2 * m
+  encoder = 6 * (attention + 2 * norm) + 3 * ffn + 3 * moe + norm
+  decoder = 6 * (2 * attention + 3 * norm) + 3 * ffn + 3 * moe + norm
+
+  assert sizes.count(specs_of('mt.m4.MoE128E12L')) == (64_000 + 32_000) * m + encoder + decoder
+
+
+def test_a_token_uses_two_experts_a_layer_one_source_row_and_the_whole_softmax():
+  specs = specs_of('mt.m4.MoE128E12L')
+  idle = 6 * (128 - 2) * 2 * 1024 * 8192 + (64_000 - 1) * 1024
+
+  assert sizes.count_per_token(specs) == sizes.count(specs) - idle
+
+
+def test_a_dense_model_with_one_vocabulary_uses_all_it_has():
+  specs = specs_of('mt.multi30k.Tiny')
+
+  assert sizes.count_per_token(specs) == sizes.count(specs)
+
+
+@pytest.mark.parametrize('name', ['mt.m4.MoE128E12LTiny', 'mt.m4.T96LTiny', 'mt.multi30k.Tiny'])
+def test_parts_are_where_they_are_said_to_be(name):
+  config = registry.get(name)()
+  parts = sizes.parts(config.task().weights())
+  moe_layers = config.encoder_layers // 2 if config.num_experts else 0
+  m, h = config.model_dim, config.ff_dim
+
+  symbols = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
+  assert parts['embeddings/target'] == symbols * m
+  assert ('embeddings/source' in parts) != config.shared_vocab
+  assert parts.get('encoder/gates', 0) == moe_layers * m * config.num_experts
+  assert parts.get('decoder/experts', 0) == moe_layers * config.num_experts * 2 * m * h
+  assert parts['encoder/feed_forward'] == (config.encoder_layers - moe_layers) * (2 * m * h + m + h)
+  assert parts['decoder/attention'] == 2 * parts['encoder/attention']
+  assert parts['decoder/norms'] == (3 * config.decoder_layers + 1) * 2 * m
+
+
+@pytest.mark.parametrize('number, text', [(0, '0'), (999, '999'), (585_400, '585k'), (18_949_000, '18.9M'),
+                                          (1_400_000_000, '1.4B'), (1_032_212_709_376, '1.03T')])  # fmt: skip
+def test_counts_are_shortened_to_three_digits(number, text):
+  assert sizes.short(number) == text
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_registered_model_builds_and_its_docstring_tells_the_truth(name):
+  cls = registry.get(name)
+  config = cls()  # checks types and ranges
+  specs = config.program().task.weights()
+  doc = inspect.getdoc(cls)
+
+  assert cls.__doc__ and doc.splitlines()[0].endswith('.')
+  assert f'--model={name} ' in doc or 'tools/quickstart' in doc, 'the docstring says how to run it'
+  assert sum(sizes.parts(specs).values()) == sizes.count(specs)
+  for weights, used in re.findall(r'([\d.]+[kMBT]) weights, ([\d.]+[kMBT]) used by a token', doc):
+    assert (weights, used) == (sizes.short(sizes.count(specs)), sizes.short(sizes.count_per_token(specs)))
+
+
+@pytest.mark.parametrize('name', [n for n in NAMES if n.startswith(('mt.m4.', 'mt.m4mini.'))])
+def test_the_first_docstring_line_gives_the_weights(name):
+  assert re.search(r' weights, [\d.]+[kMBT] used by a token\.', inspect.getdoc(registry.get(name)).splitlines()[0])
+
+
+def test_every_module_has_a_tiny_model():
+  by_module = collections.defaultdict(list)
+  for name in NAMES:
+    by_module[name.rpartition('.')[0]].append(name)
+
+  assert all(any(n in TINIES for n in names) for names in by_module.values())
+
+
+@pytest.mark.parametrize('name', GIANTS)
+def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
+  giant, tiny = registry.get(name)(), registry.get(name + 'Tiny')()
+  differing = {f.name for f in dataclasses.fields(giant) if getattr(giant, f.name) != getattr(tiny, f.name)}
+
+  assert differing <= {
+    'source_vocab_size', 'target_vocab_size', 'max_length', 'batch_tokens', 'num_groups', 'model_dim', 'ff_dim',
+    'num_heads', 'head_dim', 'num_experts', 'encoder_layers', 'decoder_layers', 'max_steps'}  # fmt: skip
+  assert sizes.count(tiny.task().weights()) < 1e6
+  assert bool(giant.num_experts) == bool(tiny.num_experts)
+
+
+@pytest.mark.parametrize('name', [n for n in TINIES if n != 'mt.multi30k.Tiny'])
+def test_meshes_of_2_and_4_divide_every_tiny_model(name):
+  config = registry.get(name)()
+
+  assert not any(n % 4 for n in (config.num_groups, config.num_heads, config.num_experts))
+
+
+@pytest.mark.parametrize('name', GIANTS)
+def test_meshes_of_the_papers_sizes_divide_every_giant(name):
+  config = registry.get(name)()
+  devices = config.num_experts or 128
+
+  assert config.num_groups % devices == 0
+  assert config.batch_tokens // config.max_length % config.num_groups == 0  # a batch is whole groups, of equal size
+
+
+@pytest.mark.parametrize('name', [n for n in NAMES if re.search(r'\.MoE\d+E$', n)])
+def test_a_dense_twin_multiplies_with_as_many_weights_a_token(name):
+  def used(name):
+    # Gates and biases apart: a gate is E of thousands of columns, biases are added.
+    flat = weights_lib.flatten(specs_of(name))
+    matrices = {k: s for k, s in flat.items() if len(s.shape) > 1 and not k.endswith('/gate')}
+    return sizes.count_per_token(matrices)
+
+  assert used(name) == used(f'{name.rpartition(".")[0]}.Dense')
+
+
+def random_batch(config, length=4, seed=0):
+  rng = np.random.default_rng(seed)
+  rows = 2 * config.num_groups
+  target_vocab = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
+  segments, positions = np.ones((rows, length), np.int32), np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+  segments[0, length // 2 :] = 0
+  ids = lambda size: rng.integers(4, size, (rows, length), np.int32) * (segments > 0)
+  batch = {'src_ids': ids(config.source_vocab_size), 'tgt_inputs': ids(target_vocab), 'tgt_labels': ids(target_vocab)}
+  for side in ('src', 'tgt'):
+    batch |= {f'{side}_segments': segments, f'{side}_positions': positions}
+  return {name: tf.constant(value, tf.int32) for name, value in batch.items()}
+
+
+@pytest.mark.parametrize('name', TINIES)
+def test_every_tiny_model_takes_a_training_step(name):
+  config = registry.get(name)(source_vocab_size=40, target_vocab_size=30)
+  program = config.program()
+  state = program.init()
+
+  after, metrics = program.train_step(state, random_batch(config))
+
+  assert int(after['step']) == 1
+  assert np.isfinite(metrics['loss']) and metrics['grad_norm'] > 0
+  assert len(metrics['routing']) == (config.num_experts and config.encoder_layers // 2 + config.decoder_layers // 2)
+  changed = [np.any(after['weights'][k] != state['weights'][k]) for k in state['weights']]
+  assert np.mean(changed) > 0.95
+  assert all(w.dtype == tf.float32 and np.all(np.isfinite(w)) for w in after['weights'].values())
+
+
+@pytest.mark.parametrize('dispatch', ['einsum', 'gather'])
+def test_bfloat16_activations_give_nearly_the_loss_and_gradients_of_float32(dispatch):
+  def step(dtype):
+    config = registry.get('mt.m4.MoE2048E60LTiny')(
+      source_vocab_size=40, target_vocab_size=30, encoder_layers=2, decoder_layers=2, num_experts=8,
+      dispatch=dispatch, activation_dtype=dtype)  # fmt: skip
+    program = config.program()
+    return program.train_step(program.init(), random_batch(config))[1]
+
+  half, full = step('bfloat16'), step('float32')
+
+  assert half['loss'] != full['loss']
+  assert float(half['loss']) == pytest.approx(float(full['loss']), rel=0.01)
+  assert float(half['grad_norm']) == pytest.approx(float(full['grad_norm']), rel=0.05)
+
+
+def test_bfloat16_activations_decode_with_a_bfloat16_cache():
+  config = registry.get('mt.m4.MoE2048E60LTiny')(source_vocab_size=40, target_vocab_size=30, encoder_layers=2,
+                                                 decoder_layers=2)  # fmt: skip
+  model = config.task()
+  theta = weights_lib.unflatten(config.program().init()['weights'])
+  batch = random_batch(config)
+  memory, _ = model.encode(theta, batch)
+  cache = model.init_cache(theta, memory, 2)
+  first = batch['tgt_inputs'][:, :1]
+
+  logits, cache = model.decode_step(theta, first, 0, tf.constant([[[1.0, 0.0]]]), batch['src_segments'], cache)
+
+  whole, _ = model.logits(theta, batch)
+  assert logits.dtype == whole.dtype == tf.float32
+  assert {t.dtype for t in tf.nest.flatten(cache)} == {tf.bfloat16}
+  np.testing.assert_allclose(logits[:, 0], whole[:, 0], atol=0.1)

@@ -1,0 +1,78 @@
+#!/usr/bin/env python
+"""python tools/models.py [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--gin_bindings=B] [--json]
+
+Without --model, lists the registered models, each with the first line of its docstring. With it, prints that model's
+resolved configuration and its weights: in all, used by a token, and by part. Weights are counted from their shapes and
+none is allocated, so the 1T model takes seconds.
+
+A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
+each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
+embedding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe import configuration
+from lingvo_moe import registry
+from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import sizes
+
+_MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
+_GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
+_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE8E.ff_dim = 512'; may be repeated.")
+_JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
+
+
+def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
+  """Everything this command says of a model, ready for JSON."""
+  config = configuration.resolve(name, gin_files, gin_bindings)
+  specs = config.task().weights()
+  return {
+    'model': name,
+    'weights': sizes.count(specs),
+    'weights_per_token': sizes.count_per_token(specs),
+    'experts': sizes.count_experts(specs),
+    'parts': sizes.parts(specs),
+    'config': dataclasses.asdict(config),
+  }
+
+
+def summaries() -> dict[str, str]:
+  """The first docstring line of every registered model, by name."""
+  return {name: inspect.getdoc(registry.get(name)).splitlines()[0] for name in registry.names()}
+
+
+def _table(found: dict) -> str:
+  """The parts as lines, each with its share of all weights."""
+  line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
+  share = lambda n: f'{n / found["weights"]:6.1%}'
+  rows = [line('weights', found['weights']), line('used by a token', found['weights_per_token'])]
+  if found['experts']:
+    rows.append(line('experts in all', found['experts']))
+  parts = [line(part, n, share(n)) for part, n in found['parts'].items()]
+  values = [f'  {field} = {value!r}' for field, value in found['config'].items()]
+  return '\n'.join([found['model'], *rows, '', 'Weights by part', *parts, '', 'Configuration', *values])
+
+
+def main(argv):
+  del argv
+  if not _MODEL.value and (_GIN_FILE.value or _GIN_BINDINGS.value):
+    raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
+  if not _MODEL.value:
+    found = summaries()
+    width = max(map(len, found))
+    print(json.dumps(found, indent=2) if _JSON.value else '\n'.join(f'{n:<{width}}  {s}' for n, s in found.items()))
+    return
+  found = describe(_MODEL.value, _GIN_FILE.value, _GIN_BINDINGS.value)
+  print(json.dumps(found, indent=2, ensure_ascii=False) if _JSON.value else _table(found))
+
+
+if __name__ == '__main__':
+  app.run(main)
