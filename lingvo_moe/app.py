@@ -25,13 +25,19 @@ def _parse_flags(argv):
     sys.exit(1)
 
 
-def run(main: Callable[[list[str]], int | None]) -> None:
-  """Parses absl flags, runs main(argv), and answers UserError without a stack trace."""
+def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> None:
+  """Parses absl flags, runs main(argv), and answers UserError without a stack trace.
+
+  Args:
+    main: the command; what it returns is the exit status.
+    tensorflow: whether it uses TensorFlow, which is then imported first, without its chatter.
+  """
 
   def guarded(argv):
     if len(argv) > 1:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
-    _import_tensorflow_quietly()
+    if tensorflow:
+      _import_tensorflow_quietly()
     return main(argv)
 
   def shielded(argv):

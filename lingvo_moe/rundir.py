@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from typing import Any
 
 from lingvo_moe import configuration
@@ -60,18 +61,14 @@ class RunDir:
     Returns the configuration, which names the copied vocabularies.
     """
     self._make_writable()
+    config = self._with_vocabs(config)
     if self.exists:
       self._check_same_run(name, config)
-      own = self.load()[1]
-      source, target = config.source_vocab or own.source_vocab, config.target_vocab or own.target_vocab
-    else:
-      source, target = ensure_vocabs(config, self.vocab_dir)
-    config = dataclasses.replace(config, source_vocab=source, target_vocab=target)
     self.vocabs(config)  # refuses what does not fit before it is copied
     config = dataclasses.replace(
         config,
-        source_vocab=self._adopt(source, 'source'),
-        target_vocab=self._adopt(target, 'source' if config.shared_vocab else 'target'),
+        source_vocab=self._adopt(config.source_vocab, 'source'),
+        target_vocab=self._adopt(config.target_vocab, 'source' if config.shared_vocab else 'target'),
     )
     relative = lambda path: os.path.relpath(path, self.path)
     stored = dataclasses.replace(
@@ -132,6 +129,27 @@ class RunDir:
     if changed:
       raise UserError(f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '
                       'set it back, or choose another --logdir')  # fmt: skip
+
+  def _with_vocabs(self, config):
+    """Names the vocabularies: those given, those this run began with, or new ones.
+
+    One that is made here has as many pieces as were asked for, or as many as the corpus gives.
+    """
+    made = not (config.source_vocab or config.target_vocab)
+    if self.exists and not (made and os.path.exists(self.file('vocab', 'shared.json' if config.shared_vocab else 'target.json'))):
+      own = self.load()[1]
+      source, target = config.source_vocab or own.source_vocab, config.target_vocab or own.target_vocab
+    else:
+      source, target = ensure_vocabs(config, self.vocab_dir)
+    sizes = {}
+    if made:
+      sizes = {'source_vocab_size': Vocab(source).size}
+      if not config.shared_vocab:
+        sizes['target_vocab_size'] = Vocab(target).size
+      for field, size in sizes.items():
+        if size < getattr(config, field):
+          print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
+    return dataclasses.replace(config, source_vocab=source, target_vocab=target, **sizes)
 
   def _adopt(self, path: str, side: str) -> str:
     """The run's own copy of a vocabulary; one made here is that already."""

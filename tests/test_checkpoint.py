@@ -123,8 +123,9 @@ def test_another_models_checkpoint_is_refused_by_the_name_it_lacks(tmp_path):
 def test_another_shape_is_refused_with_both(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(1))
-  with pytest.raises(UserError, match=r"'decoder/layer_01/moe/wi' has shape \(2, 3, 4\), but this model has \(8, 3, 4\); "
-                                      r'use the --model, bindings and vocabulary'):  # fmt: skip
+  message = (r"'decoder/layer_01/moe/wi' has shape \(2, 3, 4\), but this model has \(8, 3, 4\); "
+             r'use the --model, bindings and vocabulary')  # fmt: skip
+  with pytest.raises(UserError, match=message):
     kept.restore(1, {**SHAPES, 'decoder/layer_01/moe/wi': (8, 3, 4)})
 
 
@@ -146,7 +147,8 @@ def test_a_damaged_file_is_told_from_a_good_one(tmp_path, harm):
   if harm != 'remove':
     with open(path, 'wb') as f:
       f.write(bad[harm.removeprefix('index_')])
-  with pytest.raises(UserError, match='is damaged or cut short .*: restore it from a copy, or move .*step_00000001 away'):
+  message = 'is damaged or cut short .*: restore it from a copy, or move .*step_00000001 away'
+  with pytest.raises(UserError, match=message):
     checkpoint.load(prefix, SHAPES)
 
 

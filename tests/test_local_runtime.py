@@ -21,20 +21,21 @@ from lingvo_moe.runtime.local import LocalRuntime
 class Copier:
   """Experts that learn to give back their input, with dropout and noise as in a real model."""
 
-  moe: MoE = MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2)
+  moe: MoE
 
   def weights(self):
     return {'layer_00': {'moe': self.moe.weights()}}
 
   def loss(self, theta, batch, key=None):
-    x_BTM = batch['x']
+    x_BTM = tf.ensure_shape(batch['x'], [None, None, 6])
     dropped = x_BTM if key is None else prng.dropout(x_BTM, 0.1, prng.fold(key, 'input'))
     y_BTM, stats = self.moe(theta['layer_00']['moe'], dropped, tf.zeros_like(x_BTM[..., 0]), key)
     loss = tf.reduce_mean(tf.square(y_BTM - x_BTM)) + 0.01 * stats.aux_loss
     return loss, {'loss': loss, 'rows': tf.shape(x_BTM)[0], 'routing': {'layer_00': stats}}
 
 
-PROGRAM = Program(Copier(), optimizer.Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
+TASK = Copier(MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2))
+PROGRAM = Program(TASK, optimizer.Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
 
 
 def batch_at(step):

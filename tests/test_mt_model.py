@@ -20,7 +20,8 @@ from lingvo_moe.layers.transformer import Stack
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
-ENCODER = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2), residual_dropout=0.1)
+ENCODER = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2),
+                residual_dropout=0.1)  # fmt: skip
 MODEL = TranslationModel(
     encoder=ENCODER,
     decoder=dataclasses.replace(ENCODER, cross_attention=True),

@@ -76,7 +76,8 @@ def test_adafactor_first_step_forgets_its_slots():
   # t = 1: beta2 = 1 - 1^-0.8 = 0. The update of an unfactored weight is then the sign of its gradient.
   grad, weight = [0.5, -2.0, 1e-3, 3.0, -1.0], [2.0] * 5
   slots = {'moment': tf.fill([5], 7.0)}
-  new, slots = Adafactor().update(tf.constant(grad), slots, tf.constant(weight), VECTOR, tf.constant(0), tf.constant(0.1))
+  args = tf.constant(grad), slots, tf.constant(weight)
+  new, slots = Adafactor().update(*args, VECTOR, tf.constant(0), tf.constant(0.1))
   np.testing.assert_allclose(slots['moment'], np.square(grad), rtol=1e-6)
   np.testing.assert_allclose(new, 2 - 0.1 * 2 * np.sign(grad), rtol=1e-6)
 

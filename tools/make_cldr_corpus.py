@@ -1,6 +1,7 @@
+#!/usr/bin/env python
 """python tools/make_cldr_corpus.py --out_dir=DIR [--languages=de,fr,sw] [--seed=1] [--max_pairs=10000]
 
-Writes the default corpus: some 120 languages to English, out of the CLDR data in the Babel package. Needs no network
+Writes the default corpus: 125 languages to English, out of the CLDR data in the Babel package. Needs no network
 and takes seconds. The layout is that of any corpus here, <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
 """
 
@@ -34,4 +35,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, tensorflow=False)

@@ -22,7 +22,6 @@ from lingvo_moe import app
 from lingvo_moe import configuration
 from lingvo_moe import registry
 from lingvo_moe.errors import UserError
-from lingvo_moe.tasks.mt import sizes
 
 _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
@@ -32,6 +31,9 @@ _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
 
 def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   """Everything this command says of a model, ready for JSON."""
+  # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
+  from lingvo_moe.tasks.mt import sizes
+
   config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.task().weights()
   return {
@@ -51,6 +53,8 @@ def summaries() -> dict[str, str]:
 
 def _table(found: dict) -> str:
   """The parts as lines, each with its share of all weights."""
+  from lingvo_moe.tasks.mt import sizes
+
   line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
   share = lambda n: f'{n / found["weights"]:6.1%}'
   rows = [line('weights', found['weights']), line('used by a token', found['weights_per_token'])]

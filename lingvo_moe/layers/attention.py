@@ -85,8 +85,8 @@ class Attention:
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
   def empty_cache(self, batch_size, num_slots, dtype=tf.float32) -> dict:
-    """Room for the keys and values of `num_slots` flat positions, [U, B, N, K]: slots lead, so a step writes a block."""
-    zeros = tf.zeros([num_slots, batch_size, self.num_heads, self.head_dim], dtype)
+    """Room for the keys and values [B, N, U, K] of `num_slots` flat positions."""
+    zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
     return {'keys': zeros, 'values': zeros}
 
   def extend(self, theta, x_BWM, time, mask_BWU, cache) -> tuple[tf.Tensor, dict]:
@@ -99,11 +99,26 @@ class Attention:
     """
     keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
     width = tf.shape(x_BWM)[1]
-    slots_W1 = (time * width + tf.range(width))[:, tf.newaxis]
-    write = lambda buffer, x_BNWK: tf.tensor_scatter_nd_update(buffer, slots_W1, tf.transpose(x_BNWK, [2, 0, 1, 3]))
-    cache = {'keys': write(cache['keys'], keys_BNWK), 'values': write(cache['values'], values_BNWK)}
+    start, used = time * width, (time + 1) * width
+    cache = {'keys': _write(cache['keys'], keys_BNWK, start), 'values': _write(cache['values'], values_BNWK, start)}
     # Positions that no step has written yet are cut off, not just masked.
-    used = (time + 1) * width
-    heads_first = lambda buffer_UBNK: tf.transpose(buffer_UBNK[:used], [1, 2, 0, 3])
-    y = self.attend(theta, x_BWM, heads_first(cache['keys']), heads_first(cache['values']), mask_BWU[..., :used])
-    return y, cache
+    y_BWM = self.attend(
+        theta, x_BWM, cache['keys'][:, :, :used], cache['values'][:, :, :used], mask_BWU[..., :used]
+    )
+    return y_BWM, cache
+
+
+def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """buffer_BNUK with x at positions start .. of U.
+
+  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step.
+  """
+  return tf.raw_ops.TensorStridedSliceUpdate(
+      input=buffer_BNUK,
+      begin=[0, 0, start, 0],
+      end=[0, 0, start + tf.shape(x_BNWK)[2], 0],
+      strides=[1, 1, 1, 1],
+      value=x_BNWK,
+      begin_mask=0b1011,  # the whole of every axis but U, the third
+      end_mask=0b1011,
+  )

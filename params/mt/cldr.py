@@ -25,7 +25,7 @@ class Dense(MtConfig):
 
   pairs: str = '*-en'
   source_vocab_size: int = 6000
-  target_vocab_size: int = 3000
+  target_vocab_size: int = 1200
   batch_tokens: int = 3072
   max_length: int = 96
   temperature: float = 2.0
@@ -72,7 +72,7 @@ class Tiny(MoE8E):
   Run:     python -m lingvo_moe.trainer --model=mt.cldr.Tiny --logdir=DIR --data_dir=CORPUS
   """
 
-  source_vocab_size: int = 600
+  source_vocab_size: int = 3000
   target_vocab_size: int = 400
   batch_tokens: int = 512
   max_length: int = 64

@@ -51,7 +51,7 @@ class _M4(MtConfig):
 
 @dataclasses.dataclass(frozen=True)
 class _Tiny:
-  """The sizes of the siblings: 8 groups, 4 heads, and experts in multiples of 8, so that meshes of 2 and 4 divide all."""
+  """Sizes of the siblings: 8 groups, 4 heads, experts in multiples of 8, so that meshes of 2 and 4 divide them."""
 
   source_vocab_size: int = 8000
   target_vocab_size: int = 4000

@@ -35,6 +35,7 @@ def train_vocab(
   normalization: str = 'nmt_nfkc',
   seed: int = 1,
   overwrite: bool = False,
+  exact_size: bool = True,
   quiet: bool = False,
 ) -> str:
   """Writes `output`.model and `output`.vocab; the same arguments and corpus give the same bytes.
@@ -51,6 +52,7 @@ def train_vocab(
     normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
     seed: of the choice of lines.
     overwrite: whether existing files may be replaced.
+    exact_size: whether a corpus that gives fewer pieces is an error; else the vocabulary is as large as it can be.
     quiet: no progress bar.
 
   Returns:
@@ -87,6 +89,7 @@ def train_vocab(
       character_coverage=character_coverage,
       normalization_rule_name=normalization,
       user_defined_symbols=symbols,
+      hard_vocab_limit=exact_size,
       **{f'{name}_id': i for name, i in vocab_lib.SPECIAL.items()},
     )
   _write(output, model.getvalue())
@@ -233,6 +236,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
       tags=tags,
       seed=config.seed,
       overwrite=True,
+      exact_size=False,
       quiet=quiet,
     )
     with open(output + '.json', 'w') as f:
