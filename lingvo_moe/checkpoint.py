@@ -8,6 +8,7 @@ is written beside its place and renamed into it, so a crash at any point leaves 
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import math
 import os
@@ -71,7 +72,7 @@ class Checkpoints:
     final = os.path.dirname(self.path(step))
     if not os.path.isdir(final):
       partial = os.path.join(self.directory, f'.partial_{step:08d}')
-      shutil.rmtree(partial, ignore_errors=True)
+      self._sweep()
       os.makedirs(partial)
       tensors = {'step': state['step'], **state['weights'], **{f'slots/{n}': v for n, v in state['slots'].items()}}
       tf.raw_ops.SaveV2(
@@ -102,6 +103,11 @@ class Checkpoints:
       json.dump({'step': step, 'dev_loss': dev_loss}, f)
     _fsync(partial)
     os.replace(partial, os.path.join(self.directory, _BEST))
+
+  def _sweep(self):
+    """Removes what a crash left half written."""
+    for path in glob.glob(os.path.join(glob.escape(self.directory), '.partial_*')):
+      shutil.rmtree(path, ignore_errors=True)
 
   def _drop_old(self):
     best = self.best()

@@ -2,7 +2,8 @@
 
 Made of elementwise integer operations on iotas, so a dropout mask or an initial weight is the same for every
 number of devices, and a device only ever makes its own part. The position is hashed axis by axis, never
-flattened: the weights of 2048 experts have more elements than a 32-bit index can tell apart.
+flattened: the weights of 2048 experts have more elements than a 32-bit index can tell apart. (Between axes the state
+has 32 bits too, so of the 2 million rows of such a weight a few hundred repeat another; no two experts are alike.)
 
 A key is a scalar uint32 tensor; `fold` makes keys from keys. The mixing function is the public-domain
 'lowbias32' integer hash (Chris Wellons, https://nullprogram.com/blog/2018/07/31/), whose multipliers were

@@ -68,7 +68,6 @@ def main(argv):
   run.unfinish()
 
   stop = _StopSignal()
-  patience = _Patience(config.patience, checkpoints.best())
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps)
   batches = iter(train_input.dataset(runtime.step))
   reason = 'max_steps'
@@ -82,7 +81,7 @@ def main(argv):
     if step % config.eval_every == 0 or step == config.max_steps:
       dev_loss = log.evaluation(step, reporting.evaluate(runtime, dev_input))
       checkpoints.save(runtime.state(), dev_loss=dev_loss)
-      if patience.exhausted(step, dev_loss):
+      if _out_of_patience(config, step, checkpoints.best()):
         reason = f'no gain on dev in {config.patience} evaluations'
         break
     elif stop.signal or (config.save_every and step % config.save_every == 0):
@@ -93,8 +92,8 @@ def main(argv):
       return 0 if stop.signal == signal.SIGTERM else 130
   log.close()
   run.finish(runtime.step, reason)
-  best = checkpoints.best()
-  print(f'trained to step {runtime.step} ({reason}); best dev loss {best[1]:.4f} at step {best[0]}', file=sys.stderr)
+  best_step, best_loss = checkpoints.best() or (runtime.step, math.nan)
+  print(f'trained to step {runtime.step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr)
 
 
 def _require_finite(metrics, step, checkpoints):
@@ -122,19 +121,9 @@ class _StopSignal:
     self.signal = signal.Signals(number)
 
 
-class _Patience:
-  """Tells when dev loss has not improved for a number of evaluations; 0: never."""
-
-  def __init__(self, evaluations: int, best: tuple[int, float] | None):
-    self._evaluations = evaluations
-    self._best = best[1] if best else math.inf
-    self._since = 0
-
-  def exhausted(self, step: int, dev_loss: float) -> bool:
-    del step
-    self._since = 0 if dev_loss < self._best else self._since + 1
-    self._best = min(self._best, dev_loss)
-    return bool(self._evaluations) and self._since >= self._evaluations
+def _out_of_patience(config, step, best):
+  """Whether dev loss has not improved for `patience` evaluations; told from the checkpoints, so resuming changes nothing."""
+  return bool(config.patience and best) and step - best[0] >= config.patience * config.eval_every
 
 
 if __name__ == '__main__':

@@ -109,7 +109,13 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def initialize(specs: Nested, seed) -> dict[str, tf.Tensor]:
   """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
-  return {name: spec.init(prng.key(seed, 'init', name), spec) for name, spec in flatten(specs).items()}
+  return {name: spec.init(_init_key(seed, name), spec) for name, spec in flatten(specs).items()}
+
+
+def _init_key(seed, name: str):
+  """Of the path in a name, with a layer as its number, so that a scanned stack may make the key in its loop."""
+  numbered = [int(part[6:]) if part.startswith('layer_') else part for part in name.split('/')]
+  return prng.key(seed, 'init', *numbered)
 
 
 def count(specs: Nested) -> int:

@@ -84,6 +84,8 @@ class DataConfig:
     for name in ('source_vocab_size', 'target_vocab_size', 'vocab_sentences', 'batch_tokens', 'num_groups'):
       if getattr(self, name) < 1:
         self._refuse(name, 'at least 1')
+    if self.seed < 0:
+      self._refuse('seed', 'at least 0')
     for name in ('window', 'eval_batch_tokens'):
       if getattr(self, name) < 0:
         self._refuse(name, 'at least 1, or 0 to have it chosen')

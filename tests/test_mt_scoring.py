@@ -1,0 +1,78 @@
+"""Scores of translations: they are sacreBLEU's own, and the table says what a reader looks for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import sacrebleu
+
+from lingvo_moe.tasks.mt import scoring
+
+SOURCES = ['Der Hund schläft .', 'Das Haus ist groß und 3,5 m hoch.', '']
+REFERENCES = ['The dog is sleeping.', 'The house is big and 3.5 m high.', '']
+TRANSLATIONS = ['The dog sleeps.', 'The house is large and 3.5 m high.', '']
+
+
+def scores(bleu, copy_bleu=1.0):
+  return scoring.PairScores(100, bleu, 2 * bleu, copy_bleu, 9.0, 'BLEU|tok:13a', 'chrF2|nc:6')
+
+
+def test_scores_are_sacrebleus():
+  s = scoring.References(SOURCES, REFERENCES, 'en').score(TRANSLATIONS, truncated=1)
+  assert s.bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score > 30
+  assert s.chrf == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+  assert s.copy_bleu == sacrebleu.corpus_bleu(SOURCES, [REFERENCES]).score < s.bleu
+  assert s.copy_chrf == sacrebleu.corpus_chrf(SOURCES, [REFERENCES]).score
+  assert (s.sentences, s.truncated) == (3, 1)
+  assert s.bleu_signature.startswith('BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:')
+  assert s.chrf_signature.startswith('chrF2|nrefs:1|case:mixed|')
+
+
+def test_references_can_be_used_again():
+  references = scoring.References(SOURCES, REFERENCES, 'en')
+  assert references.score(TRANSLATIONS) == references.score(TRANSLATIONS)
+  assert references.score(REFERENCES).bleu == pytest.approx(100)
+
+
+@pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'zh-CN', 'zh_Hant'])
+def test_chinese_is_split_by_character(language):
+  s = scoring.References(['x'], ['我们今天去公园散步。'], language).score(['我们今天去学校散步。'])
+  assert s.bleu > 20 and 'tok:zh' in s.bleu_signature
+
+
+@pytest.mark.parametrize(('language', 'module', 'name'), [('jpn', 'MeCab', 'ja-mecab'), ('ko', 'mecab_ko', 'ko-mecab')])
+def test_japanese_and_korean_are_split_by_mecab_or_where_it_is_missing_by_character(language, module, name, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda m: None if m == module else 1 / 0)
+  assert scoring.bleu_tokenizer(language) == 'char'
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda m: m == module)
+  assert scoring.bleu_tokenizer(language) == name
+
+
+def test_the_mean_is_over_pairs():
+  mean = scoring.mean_scores({'a-en': scores(10.0, 1.0), 'b-en': scores(20.0, 4.0)})
+  assert mean == {'bleu': 15.0, 'chrf': 30.0, 'copy_bleu': 2.5, 'copy_chrf': 9.0}
+
+
+def test_a_table_has_every_pair_then_signatures_then_the_mean():
+  assert scoring.table({'b-en': scores(20.04, 4.0), 'long-name-en': scores(10.0)}).splitlines() == [
+      'pair          sentences   BLEU   chrF  copy BLEU',
+      'b-en                100   20.0   40.1        4.0',
+      'long-name-en        100   10.0   20.0        1.0',
+      'BLEU|tok:13a',
+      'chrF2|nc:6',
+      'mean BLEU 15.0 over 2 languages (copying the source: 2.5)',
+  ]
+
+
+@pytest.mark.parametrize('count', [20, 21, 25, 100])
+def test_of_many_pairs_the_best_the_worst_and_some_between_are_shown(count):
+  lines = scoring.table({f'l{i:03d}-en': scores(float(i)) for i in range(count)}).splitlines()
+  shown = [int(line[1:4]) for line in lines if line.startswith('l')]
+  assert lines[-1] == f'mean BLEU {(count - 1) / 2:.1f} over {count} languages (copying the source: 1.0)'
+  if count == 20:
+    assert shown == list(range(20))
+  else:
+    assert shown[:5] == list(range(count - 1, count - 6, -1)) and shown[-5:] == [4, 3, 2, 1, 0]
+    assert shown == sorted(set(shown), reverse=True) and len(shown) == 14
+    assert f'(14 of {count} pairs' in '\n'.join(lines)
