@@ -139,7 +139,7 @@ class TranslateJob:
     with _progress(step, self._sets) as bar:
       # Sets share batches: what a sentence is translated to does not depend on its neighbours.
       for tag, sets in _by_tag(self._sets):
-        translated = translator.translate([line for s in sets for line in s.sources], tag, bar.update)
+        translated = translator.translate(_lines(sets, 'sources'), tag, bar.update)
         best = [hypotheses[0].text for hypotheses in translated.hypotheses]
         texts |= _split(sets, best)
         truncated |= _count_by_set(sets, translated.truncated)
@@ -180,8 +180,7 @@ class ScoreJob:
     log_probs, tokens, truncated = {}, {}, {}
     with _progress(step, self._sets) as bar:
       for tag, sets in _by_tag(self._sets):
-        sources, targets = ([line for s in sets for line in side] for side in zip(*((s.sources, s.targets) for s in sets)))
-        scored = translator.score(sources, targets, tag, bar.update)
+        scored = translator.score(_lines(sets, 'sources'), _lines(sets, 'targets'), tag, bar.update)
         log_probs |= _split(sets, scored.log_probs)
         tokens |= _split(sets, scored.target_tokens)
         truncated |= _count_by_set(sets, scored.truncated)
@@ -222,6 +221,10 @@ def _by_tag(sets: Sequence[HeldOut]) -> Iterable[tuple[str | None, list[HeldOut]
   for s in sets:
     groups[s.tag].append(s)
   return groups.items()
+
+
+def _lines(sets: Sequence[HeldOut], side: str) -> list[str]:
+  return [line for s in sets for line in getattr(s, side)]
 
 
 def _split(sets: Sequence[HeldOut], lines) -> dict[str, Any]:

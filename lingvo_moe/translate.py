@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from absl import flags
 

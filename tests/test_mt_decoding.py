@@ -170,6 +170,13 @@ def test_the_weights_of_the_moment_are_used(config, vocab):
   assert translator.translate(['12 144'], 'de').hypotheses != before
 
 
+def test_weights_that_are_not_finite_are_told(config, vocab):
+  weights = variables(config, 3)
+  weights['target_embedding/table'].assign(weights['target_embedding/table'] * np.nan)
+  with pytest.raises(UserError, match='weights must be finite'):
+    decoding.Translator(config, (vocab, vocab), weights).translate(['1'], 'de')
+
+
 def test_scores_are_those_of_the_model(translator, config, vocab):
   sources, targets = ['12 144', '', '7', '', '5 25'], ['1 2', '', '9', '8', '']
   scored = translator.score(sources, targets, 'fr')

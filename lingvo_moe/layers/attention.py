@@ -55,8 +55,8 @@ class Attention:
   def keys_values(self, theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
     return (
-        tf.einsum('BUM,MNK->BNUK', x_BUM, theta['wk']),
-        tf.einsum('BUM,MNK->BNUK', x_BUM, theta['wv']) + theta['bv'][:, tf.newaxis, :],
+        _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wk'])),
+        _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wv']) + theta['bv']),
     )
 
   def attend(self, theta, x_BTM, keys_BNUK, values_BNUK, mask_BTU, key=None) -> tf.Tensor:
@@ -72,13 +72,14 @@ class Attention:
     Returns:
       [B, T, M].
     """
-    q_BNTK = tf.einsum('BTM,MNK->BNTK', x_BTM, theta['wq']) + theta['bq'][:, tf.newaxis, :]
-    scores_BNTU = tf.einsum('BNTK,BNUK->BNTU', q_BNTK * self.head_dim**-0.5, keys_BNUK)
+    q_BTNK = (tf.einsum('BTM,MNK->BTNK', x_BTM, theta['wq']) + theta['bq']) * self.head_dim**-0.5
+    scores_BNTU = tf.einsum('BNTK,BNUK->BNTU', _heads_first(q_BTNK), keys_BNUK)
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     probs_BNTU = tf.nn.softmax(tf.cast(scores_BNTU, tf.float32) + bias_B1TU)
     probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
     y_BNTK = tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK)
-    return tf.einsum('BNTK,NKM->BTM', y_BNTK, theta['wo']) + theta['bo']
+    y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
+    return tf.einsum('BTNK,NKM->BTM', y_BTNK, theta['wo']) + theta['bo']
 
   def __call__(self, theta, x_BTM, memory_BUM, mask_BTU, key=None) -> tf.Tensor:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
@@ -106,6 +107,11 @@ class Attention:
         theta, x_BWM, cache['keys'][:, :, :used], cache['values'][:, :, :used], mask_BWU[..., :used]
     )
     return y_BWM, cache
+
+
+def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
+  """[B, N, T, K]. A product that came out so would transpose the larger operands of its gradients instead."""
+  return tf.einsum('BTNK->BNTK', x_BTNK)
 
 
 def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:

@@ -184,8 +184,11 @@ class Translator:
     return Scored(log_probs, tokens, batches.truncated)
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Translation]:
-    """The hypotheses of a row; there is one at least, as every sentence may have a symbol, the end."""
+    """The hypotheses of a row, of which there is one at least: every sentence may have the end symbol."""
     lengths_W = hypotheses.lengths_BW[row]
+    if not lengths_W[0]:
+      raise UserError('a sentence has no translation of finite probability: weights must be finite; '
+                      'decode an earlier checkpoint')  # fmt: skip
     ids = [hypotheses.ids_BWT[row, w, :n].tolist() for w, n in enumerate(lengths_W) if n]
     texts = self._vocabs[1].detokenize(ids)
     log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]

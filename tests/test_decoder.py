@@ -1,0 +1,283 @@
+"""The decoding job: what it leaves for every pair, how it waits, and what it answers to mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import sacrebleu
+import tensorflow as tf
+
+from lingvo_moe import configuration
+from lingvo_moe import decoder
+from lingvo_moe import inference
+from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.errors import UserError
+from lingvo_moe.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.mt.decoding import Translator
+
+MODEL = 'mt.cldr.Tiny'
+WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
+PAIRS = ('xx-en', 'yy-en')
+LONG = 'nine ' * 60
+TEST_SOURCES = ['eno', '', 'owt eno', LONG, 'xis', 'net eno owt', '   ']
+TEST_TARGETS = ['one', '', 'two one', LONG, 'six', 'ten one two', 'one']
+
+
+def write_lines(path, lines):
+  path.write_text(''.join(line + '\n' for line in lines))
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  root = tmp_path_factory.mktemp('corpus')
+  rng = random.Random(0)
+  for pair in PAIRS:
+    (root / pair).mkdir()
+    targets = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(200)]
+    write_lines(root / pair / 'train.en', targets)
+    write_lines(root / pair / f'train.{pair[:2]}', [line[::-1] for line in targets])
+    write_lines(root / pair / 'test.en', TEST_TARGETS)
+    write_lines(root / pair / f'test.{pair[:2]}', TEST_SOURCES if pair == 'xx-en' else TEST_SOURCES[::-1])
+  return root
+
+
+def state_of(config, step, seed):
+  """Initial weights as a checkpoint; larger than usual, so that translations are not all alike."""
+  state = dataclasses.replace(config.program(), seed=seed).init()
+  weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
+  return {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
+
+
+@pytest.fixture(scope='module')
+def begun(corpus, tmp_path_factory):
+  """A run that nobody trained, with checkpoints of steps 1 and 2 of which 1 is the best; treat it as read-only."""
+  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
+  config = configuration.resolve(
+      MODEL, data_dir=str(corpus), source_vocab_size=282, target_vocab_size=280, max_length=32, length_norm_alpha=2.0
+  )
+  config = run.begin(MODEL, config)
+  for step, dev_loss in ((1, 2.0), (2, 3.0)):
+    run.checkpoints().save(state_of(config, step, seed=step), dev_loss=dev_loss)
+  run.finish(2, 'max_steps')
+  return run
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+  """A copy of that run to work on."""
+  shutil.copytree(begun.path, tmp_path / 'log')
+  return RunDir(str(tmp_path / 'log'))
+
+
+def decode(run, **options):
+  decoder.decode(decoder.Options(logdir=run.path, **{'poll_seconds': 0.02, **options}))
+
+
+def read(run, step, name, split='test'):
+  with open(run.file('decode', split, f'step_{step}', name), encoding='utf-8') as f:
+    return f.read()
+
+
+def summary(run, step, name='scores.json'):
+  return json.loads(read(run, step, name))
+
+
+def translator_of(run, step, **overrides):
+  config = inference.load_config(run, **overrides)
+  runtime = LocalRuntime(config.program())
+  inference.load_weights(runtime, run.checkpoints(), step)
+  return Translator(config, run.vocabs(config), runtime.weights())
+
+
+def scalars(run):
+  folder, found = run.file('decode', 'test'), {}
+  for name in sorted(os.listdir(folder)):
+    if 'tfevents' in name:
+      for record in tf.data.TFRecordDataset(os.path.join(folder, name)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        found.update({(event.step, v.tag): v.simple_value for v in event.summary.value})
+  return found
+
+
+def test_every_line_has_its_translation_in_source_order(run, capsys):
+  decode(run, once=True)
+  xx, yy = (read(run, 2, f'{pair}.hyp').split('\n') for pair in PAIRS)
+  assert xx[-1] == yy[-1] == ''  # each line is ended
+  xx, yy = xx[:-1], yy[:-1]
+  assert len(xx) == len(yy) == len(TEST_SOURCES)
+  assert xx == yy[::-1]  # one source is the other upside down, in the same batches
+  assert xx[1] == xx[6] == ''
+  expected = translator_of(run, 2).translate(TEST_SOURCES).hypotheses
+  assert xx == [h[0].text for h in expected] and len(set(xx)) > 3
+  warnings = [line for line in capsys.readouterr().err.splitlines() if 'warning' in line]
+  assert warnings == ['warning: 2 lines are over max_length=32 tokens and were translated in part (xx-en 1, yy-en 1)']
+
+
+def test_scores_are_written_and_told(run, capsys):
+  decode(run, once=True)
+  written = summary(run, 2)
+  assert written['step'] == 2 and set(written['pairs']) == set(PAIRS)
+  hypotheses = read(run, 2, 'xx-en.hyp').split('\n')[:-1]
+  xx = written['pairs']['xx-en']
+  assert xx['bleu'] == sacrebleu.corpus_bleu(hypotheses, [TEST_TARGETS]).score
+  assert xx['chrf'] == sacrebleu.corpus_chrf(hypotheses, [TEST_TARGETS]).score
+  assert xx['copy_bleu'] == sacrebleu.corpus_bleu(TEST_SOURCES, [TEST_TARGETS]).score > 0
+  assert (xx['sentences'], xx['truncated']) == (7, 1) and 'tok:13a' in xx['bleu_signature']
+  mean = {k: sum(written['pairs'][p][k] for p in PAIRS) / 2 for k in ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')}
+  assert written['mean'] == pytest.approx(mean)
+  out = capsys.readouterr().out.splitlines()
+  assert out[0] == 'step 2, test' and [line[:5] for line in out[2:4]] == list(PAIRS)
+  assert out[-1] == f'mean BLEU {mean["bleu"]:.1f} over 2 languages (copying the source: {mean["copy_bleu"]:.1f})'
+  events = scalars(run)
+  assert events[2, 'bleu/mean'] == pytest.approx(mean['bleu'])
+  assert events[2, 'chrf/yy-en'] == pytest.approx(written['pairs']['yy-en']['chrf'])
+
+
+def test_the_checkpoint_can_be_chosen(run):
+  decode(run, step=1)
+  decode(run, best=True, pairs='yy-en', split='train', max_sentences=5)
+  assert not os.path.exists(run.file('decode', 'test', 'step_2'))
+  assert summary(run, 1)['pairs']['xx-en']['sentences'] == 7
+  assert read(run, 1, 'yy-en.hyp', 'train').count('\n') == 5
+  assert not os.path.exists(run.file('decode', 'train', 'step_1', 'xx-en.hyp'))
+
+
+def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
+  decode(run, once=True, pairs='xx-en')
+  first = capsys.readouterr().out
+  with monkeypatch.context() as m:
+    m.setattr(inference, 'load_weights', lambda *a: 1 / 0)
+    decode(run, once=True, pairs='xx-en')
+  again = capsys.readouterr()
+  assert again.out == first and '--overwrite makes it again' in again.err
+  os.remove(run.file('decode', 'test', 'step_2', 'scores.json'))  # killed before its last file
+  decode(run, once=True, pairs='xx-en')
+  assert capsys.readouterr().out == first
+  decode(run, once=True, pairs='xx-en', overwrite=True)
+  assert 'replacing' in capsys.readouterr().err
+
+
+def test_other_settings_replace_what_was_there(run, capsys):
+  decode(run, once=True)
+  decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en')
+  assert 'beam_size=4, now 1; length_norm_alpha=2.0, now 0.0' in capsys.readouterr().err
+  assert summary(run, 2)['settings']['beam_size'] == 1
+  assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.hyp'))
+  greedy = translator_of(run, 2, beam_size=1, length_norm_alpha=0.0).translate(TEST_SOURCES[::-1]).hypotheses
+  assert read(run, 2, 'yy-en.hyp').split('\n')[:-1] == [h[0].text for h in greedy]
+
+
+def test_score_gives_the_log_probability_of_every_target(run, capsys):
+  decode(run, once=True, score=True)
+  numbers = [float(x) for x in read(run, 2, 'xx-en.scores').splitlines()]
+  scored = translator_of(run, 2).score(TEST_SOURCES, TEST_TARGETS)
+  np.testing.assert_allclose(numbers, scored.log_probs, atol=2e-6)
+  assert numbers[1] == 0 and numbers[6] == -math.inf
+  written = summary(run, 2, 'perplexity.json')['pairs']['xx-en']
+  assert written['target_tokens'] == scored.target_tokens.sum()
+  real = [i for i in range(7) if i not in (1, 6)]
+  cross_entropy = -sum(scored.log_probs[real]) / scored.target_tokens.sum()
+  assert written['cross_entropy'] == pytest.approx(cross_entropy)
+  assert written['perplexity'] == pytest.approx(math.exp(cross_entropy))
+  captured = capsys.readouterr()
+  assert captured.out.splitlines()[-1].startswith('cross-entropy ') and '2 lines' in captured.err
+  assert scalars(run)[2, 'perplexity/xx-en'] == pytest.approx(written['perplexity'])
+  decode(run, once=True)  # beside the translations
+  assert os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.scores'))
+
+
+def test_it_waits_for_a_run_and_its_checkpoints_and_ends_with_the_trainer(begun, tmp_path, capsys):
+  run = RunDir(str(tmp_path / 'log'))
+  job = threading.Thread(target=decode, args=(run,), kwargs={'pairs': 'xx-en', 'max_sentences': 2}, daemon=True)
+  job.start()
+  written = lambda step: os.path.exists(run.file('decode', 'test', f'step_{step}', 'scores.json'))
+  wait = lambda condition: [time.sleep(0.02) for _ in range(1500) if not condition()]
+  time.sleep(0.1)
+  shutil.copytree(begun.file('vocab'), run.vocab_dir)
+  shutil.copyfile(begun.config_file, run.file('config.partial'))
+  os.rename(run.file('config.partial'), run.config_file)
+  checkpoints = run.checkpoints()
+  os.makedirs(checkpoints.directory)
+  for step in (1, 2):
+    shutil.copytree(begun.file('checkpoints', f'step_{step:08d}'), run.file('copy'))
+    if step == 2:
+      run.finish(2, 'max_steps')
+    os.rename(run.file('copy'), os.path.dirname(checkpoints.path(step)))
+    if step == 1:
+      wait(lambda: written(1))
+      assert written(1)
+  job.join(60)
+  assert not job.is_alive() and written(2)
+  err = capsys.readouterr().err
+  assert err.count('waiting for a trainer to begin a run') == 1
+  assert 'waiting for a new checkpoint' in err
+
+
+def test_a_checkpoint_that_is_dropped_before_it_is_read_is_passed_over(run, monkeypatch, capsys):
+  restore, checkpoints = Checkpoints.restore, run.checkpoints()
+
+  def slow(self, step, specs):
+    if step == 2:  # meanwhile, in the trainer
+      shutil.copytree(os.path.dirname(checkpoints.path(2)), os.path.dirname(checkpoints.path(3)))
+      shutil.rmtree(os.path.dirname(checkpoints.path(2)))
+    return restore(self, step, specs)
+
+  monkeypatch.setattr(Checkpoints, 'restore', slow)
+  decode(run, pairs='xx-en')
+  assert 'step 2 was dropped before it was read' in capsys.readouterr().err
+  assert summary(run, 3)['step'] == 3 and not os.path.exists(run.file('decode', 'test', 'step_2'))
+
+
+def test_a_damaged_checkpoint_is_refused(run):
+  (data,) = [p for p in os.listdir(os.path.dirname(run.checkpoints().path(2))) if 'data' in p]
+  path = os.path.join(os.path.dirname(run.checkpoints().path(2)), data)
+  os.truncate(path, os.path.getsize(path) // 2)
+  for options in ({'once': True}, {}):
+    with pytest.raises(UserError, match='damaged or cut short'):
+      decode(run, **options)
+
+
+def test_mistakes_are_answered(run, tmp_path):
+  wrong = {
+      'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense: leave --model out': {'model': 'mt.cldr.Dense'},
+      'has no checkpoint of step 7; there: 1, 2': {'step': 7},
+      'each choose a checkpoint: give one of them': {'step': 1, 'best': True},
+      'beam_size must be at least 1; saw 0': {'beam_size': 0},
+      'length_norm_alpha must be at least 0; saw -1': {'length_norm_alpha': -1.0},
+      "no pair of .* matches 'zz-en'": {'pairs': 'zz-en'},
+      'no file nosuch.xx': {'split': 'nosuch'},
+      'data_dir must be an existing folder; saw .*nowhere': {'data_dir': str(tmp_path / 'nowhere')},
+  }
+  for message, options in wrong.items():
+    with pytest.raises(UserError, match=message):
+      decode(run, **{'once': True, **options})
+  with pytest.raises(UserError, match='there is no such directory'):
+    decode(RunDir(str(tmp_path / 'nowhere')), once=True)
+  (tmp_path / 'empty').mkdir()
+  with pytest.raises(UserError, match='there is no run in'):
+    decode(RunDir(str(tmp_path / 'empty')), once=True)
+  shutil.rmtree(run.file('checkpoints'))
+  for once in (True, False):  # the run is finished
+    with pytest.raises(UserError, match='there is no checkpoint in'):
+      decode(run, once=once)
+
+
+@pytest.mark.slow
+def test_the_command_answers_a_mistake_with_one_line(tmp_path):
+  command = [sys.executable, '-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/nowhere', '--once']
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 1 and done.stdout == ''
+  assert done.stderr.splitlines()[-1] == f'error: --logdir={tmp_path}/nowhere: there is no such directory'
+  assert 'Traceback' not in done.stderr

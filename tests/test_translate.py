@@ -1,0 +1,185 @@
+"""Translating standard input: a line in, a line out, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import configuration
+from lingvo_moe import inference
+from lingvo_moe import translate
+from lingvo_moe.errors import UserError
+from lingvo_moe.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.mt.decoding import Translator
+
+MODEL = 'mt.cldr.Tiny'
+WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
+LINES = ['eno', '', 'owt eno', 'net xis', 'eerht']
+LONG = 'nine ' * 60
+
+
+def make_run(folder, pairs):
+  """A run that nobody trained."""
+  rng = random.Random(0)
+  for pair in pairs:
+    (folder / 'corpus' / pair).mkdir(parents=True)
+    source, target = pair.split('-')
+    targets = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(200)]
+    (folder / 'corpus' / pair / f'train.{target}').write_text('\n'.join(targets) + '\n')
+    (folder / 'corpus' / pair / f'train.{source}').write_text('\n'.join(t[::-1] for t in targets) + '\n')
+  run = RunDir(str(folder / 'log'))
+  config = configuration.resolve(MODEL, data_dir=str(folder / 'corpus'), pairs='', source_vocab_size=286,
+                                 target_vocab_size=280, max_length=32, length_norm_alpha=2.0)  # fmt: skip
+  config = run.begin(MODEL, config)
+  for step, dev_loss in ((1, 2.0), (2, 3.0)):
+    state = dataclasses.replace(config.program(), seed=step).init()
+    weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
+    state = {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
+    run.checkpoints().save(state, dev_loss=dev_loss)
+  return run
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  return make_run(tmp_path_factory.mktemp('run'), ['xx-en'])
+
+
+@pytest.fixture(scope='module')
+def many(tmp_path_factory):
+  return make_run(tmp_path_factory.mktemp('many'), ['en-xx', 'en-yy'])
+
+
+class Output(io.StringIO):
+  """Counts the lines each flush gives out."""
+
+  def __init__(self):
+    super().__init__()
+    self.flushed = []
+
+  def flush(self):
+    self.flushed.append(self.getvalue().count('\n'))
+
+
+def run_lines(run, lines, **options):
+  source = io.BytesIO(lines if isinstance(lines, bytes) else ''.join(line + '\n' for line in lines).encode())
+  output = Output()
+  translate.translate(translate.Options(run.path, **options), source, output)
+  return output
+
+
+def expected(run, lines, **options):
+  return _expected(run, tuple(lines), **options)
+
+
+@functools.cache
+def _expected(run, lines, step=2, target=None, n_best=1, **overrides):
+  config = inference.load_config(run, **overrides)
+  runtime = LocalRuntime(config.program())
+  inference.load_weights(runtime, run.checkpoints(), step)
+  return Translator(config, run.vocabs(config), runtime.weights(), n_best=n_best).translate(lines, target).hypotheses
+
+
+def texts(hypotheses):
+  return [h[0].text for h in hypotheses]
+
+
+def test_each_line_is_answered_before_the_next_is_read(run):
+  output = run_lines(run, LINES)
+  assert output.getvalue().split('\n') == [*texts(expected(run, LINES)), '']
+  assert output.getvalue().split('\n')[1] == ''
+  assert output.flushed == [1, 2, 3, 4, 5]
+  assert len(set(texts(expected(run, LINES)))) > 2
+
+
+def test_lines_can_be_gathered(run):
+  output = run_lines(run, LINES, batch_lines=3)
+  assert output.flushed == [3, 5]
+  assert output.getvalue().split('\n') == [*texts(expected(run, LINES)), '']
+
+
+def test_the_last_line_needs_no_end_and_carriage_returns_are_dropped(run):
+  assert run_lines(run, b'eno\r\nowt eno').getvalue().split('\n') == [*texts(expected(run, LINES))[0:3:2], '']
+  assert run_lines(run, b'').getvalue() == ''
+
+
+def test_checkpoint_and_search_can_be_chosen(run):
+  lines = LINES[2:]
+  first = texts(expected(run, lines, step=1))
+  assert first != texts(expected(run, LINES))[2:]
+  assert run_lines(run, lines, best=True).getvalue().split('\n')[:-1] == first
+  greedy = texts(expected(run, lines, step=1, beam_size=1, length_norm_alpha=0.0))
+  assert run_lines(run, lines, step=1, beam_size=1, length_norm_alpha=0.0).getvalue().split('\n')[:-1] == greedy
+
+
+def test_n_best_gives_number_score_log_probability_and_text(run):
+  rows = [line.split('\t') for line in run_lines(run, LINES, n_best=3).getvalue().splitlines()]
+  assert [int(row[0]) for row in rows] == [1, 1, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+  best = [h for sentence in expected(run, LINES, n_best=3) for h in sentence]
+  assert [row[3] for row in rows] == [h.text for h in best]
+  assert [float(row[1]) for row in rows] == pytest.approx([h.score for h in best], abs=1e-3)
+  assert [float(row[2]) for row in rows] == pytest.approx([h.log_prob for h in best], abs=1e-3)
+  with pytest.raises(UserError, match='beam of 2 has no 3 translations to choose from: use --n_best=2, or a larger'):
+    run_lines(run, LINES, n_best=3, beam_size=2)
+
+
+def test_a_line_over_the_limit_is_translated_in_part_with_a_warning(run, capsys):
+  output = run_lines(run, ['eno', LONG], batch_lines=2)
+  assert output.getvalue().count('\n') == 2
+  assert capsys.readouterr().err == 'warning: line 2 is over max_length=32 tokens and was translated in part\n'
+
+
+def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
+  output = Output()
+  with pytest.raises(UserError, match=r"line 3 of standard input is not \(byte 4: b'\\xe4t'\): convert it"):
+    source = io.BytesIO(b'eno\nowt\nsp\xc3\xe4t\nnet\n'.replace(b'\xc3', b'a'))
+    translate.translate(translate.Options(run.path, batch_lines=10), source, output)
+  assert output.getvalue().split('\n') == [*texts(expected(run, ['eno', 'owt'])), '']
+
+
+def test_a_model_of_several_languages_must_be_told_which(many):
+  with pytest.raises(UserError, match='--target=, one of xx, yy'):
+    run_lines(many, LINES)
+  with pytest.raises(UserError, match="does not translate into 'zz'"):
+    run_lines(many, LINES, target='zz')
+  for target in ('xx', 'yy'):
+    got = run_lines(many, LINES, target=target, batch_lines=9).getvalue().split('\n')[:-1]
+    assert got == texts(expected(many, LINES, target=target))
+
+
+def test_mistakes_are_answered(run, tmp_path):
+  wrong = {
+      'one target language and takes no tag; saw --target=en': {'target': 'en'},
+      'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
+      'has no checkpoint of step 7; there: 1, 2': {'step': 7},
+      'each choose a checkpoint': {'step': 1, 'best': True},
+      'beam_size must be at least 1; saw 0': {'beam_size': 0},
+  }
+  for message, options in wrong.items():
+    with pytest.raises(UserError, match=message):
+      run_lines(run, LINES, **options)
+  with pytest.raises(UserError, match='there is no such directory'):
+    run_lines(RunDir(str(tmp_path / 'nowhere')), LINES)
+
+
+@pytest.mark.slow
+def test_the_command_answers_while_its_input_stays_open(run):
+  env = {**os.environ, 'LC_ALL': 'C'}
+  command = [sys.executable, '-m', 'lingvo_moe.translate', f'--logdir={run.path}']
+  with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as p:
+    for line in LINES:
+      p.stdin.write(f'{line}\n'.encode())
+      p.stdin.flush()
+      assert p.stdout.readline().decode() == texts(expected(run, [line]))[0] + '\n'
+    p.stdin.write('é'.encode('latin-1') + b'\n')
+    out, err = p.communicate(timeout=60)
+  assert (p.returncode, out) == (1, b'')
+  assert err.decode().splitlines()[-1].startswith('error: text must be UTF-8; line 6 of standard input is not')
