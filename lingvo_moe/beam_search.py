@@ -24,22 +24,25 @@ NEG_INF = float('-inf')
 
 class Hypotheses(NamedTuple):
   """The n-best translations of each sentence, best first: W is n_best here."""
-  ids_BWT: tf.Tensor       # int32; eos at lengths - 1, pad from there on; T is max_steps
-  lengths_BW: tf.Tensor    # int32; |Y| counting eos; 0 where there is none
+
+  ids_BWT: tf.Tensor  # int32; eos at lengths - 1, pad from there on; T is max_steps
+  lengths_BW: tf.Tensor  # int32; |Y| counting eos; 0 where there is none
   log_probs_BW: tf.Tensor  # float32; sum of log-probabilities, eos's too; or -inf
-  scores_BW: tf.Tensor     # float32; log_prob / length_penalty; -inf where there is none
-  steps: tf.Tensor         # int32 scalar; how often step_fn was called
+  scores_BW: tf.Tensor  # float32; log_prob / length_penalty; -inf where there is none
+  steps: tf.Tensor  # int32 scalar; how often step_fn was called
 
 
 class _Live(NamedTuple):
   """Hypotheses that go on. A sentence that has stopped has none: all its log_probs are -inf."""
-  ids_BW: tf.Tensor        # int32; the last symbol
+
+  ids_BW: tf.Tensor  # int32; the last symbol
   log_probs_BW: tf.Tensor  # float32; -inf where there is no hypothesis
-  mask_BWU: tf.Tensor      # float32 0/1; its flat positions, its last symbol's included
+  mask_BWU: tf.Tensor  # float32 0/1; its flat positions, its last symbol's included
 
 
 class _Finished(NamedTuple):
   """Hypotheses that ended, best first, W = n_best. A mask holds bos y1..yn-1: |Y| ones."""
+
   scores_BW: tf.Tensor
   log_probs_BW: tf.Tensor
   mask_BWU: tf.Tensor
@@ -47,19 +50,31 @@ class _Finished(NamedTuple):
 
 class _Continuations(NamedTuple):
   """The best continuations of a beam by one symbol, best first."""
+
   log_probs_BJ: tf.Tensor
-  symbols_BJ: tf.Tensor    # int32
-  parents_BJ: tf.Tensor    # int32; which live hypothesis each continues
+  symbols_BJ: tf.Tensor  # int32
+  parents_BJ: tf.Tensor  # int32; which live hypothesis each continues
 
 
 StepFn = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
 
 
 def beam_search(
-    step_fn: StepFn, cache: Any, *, batch_size: int | tf.Tensor, beam_size: int,
-    max_steps: int | tf.Tensor, max_lengths_B: tf.Tensor, bos_id: int, eos_id: int,
-    vocab_size: int, length_norm_alpha: float, n_best: int | None = None, early_stop: bool = True,
-    pad_id: int = 0) -> Hypotheses:
+  step_fn: StepFn,
+  cache: Any,
+  *,
+  batch_size: int | tf.Tensor,
+  beam_size: int,
+  max_steps: int | tf.Tensor,
+  max_lengths_B: tf.Tensor,
+  bos_id: int,
+  eos_id: int,
+  vocab_size: int,
+  length_norm_alpha: float,
+  n_best: int | None = None,
+  early_stop: bool = True,
+  pad_id: int = 0,
+) -> Hypotheses:
   """Searches the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
   The rule, for each sentence by itself:
@@ -132,13 +147,14 @@ def beam_search(
   live = _first_live(batch_size, beam_size, max_steps, bos_id, max_lengths_B)
   finished = _none_finished(batch_size, n_best, max_steps * beam_size)
   steps, symbols_BTW, _, finished, _ = tf.while_loop(
-      unfinished, step, (tf.constant(0), symbols_BTW, live, finished, cache))
+    unfinished, step, (tf.constant(0), symbols_BTW, live, finished, cache)
+  )
   return _read_out(symbols_BTW, finished, steps, eos_id, pad_id)
 
 
 def length_penalty(length: int | tf.Tensor, alpha: float) -> tf.Tensor:
   """((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
-  return tf.pow((5. + tf.cast(length, tf.float32)) / 6., alpha)
+  return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, alpha)
 
 
 def _check(beam_size, n_best, alpha, vocab_size, **specials):
@@ -146,12 +162,13 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
   if beam_size < 1 or n_best < 1:
     raise UserError(f'beam_size={beam_size} and n_best={n_best} must both be at least 1')
   if not alpha >= 0:
-    raise UserError(f'length_norm_alpha={alpha} must not be negative: 0 ranks by log-probability, '
-                    'larger values favour longer translations')
+    raise UserError(
+      f'length_norm_alpha={alpha} must not be negative: 0 ranks by log-probability, '
+      'larger values favour longer translations'
+    )
   for name, symbol in specials.items():
     if not 0 <= symbol < vocab_size:
-      raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: '
-                      f'use 0 to {vocab_size - 1}')
+      raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
 
 
 def _at(time, max_steps):
@@ -163,9 +180,10 @@ def _first_live(batch_size, beam_size, max_steps, bos_id, max_lengths_B):
   """One hypothesis, bos, for each sentence that may have a symbol at all."""
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
   return _Live(
-      ids_BW=tf.fill([batch_size, beam_size], bos_id),
-      log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0., NEG_INF),
-      mask_BWU=tf.zeros([batch_size, 1, 1]) + _own_positions(0, beam_size, beam_size * max_steps))
+    ids_BW=tf.fill([batch_size, beam_size], bos_id),
+    log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
+    mask_BWU=tf.zeros([batch_size, 1, 1]) + _own_positions(0, beam_size, beam_size * max_steps),
+  )
 
 
 def _none_finished(batch_size, n_best, num_slots):
@@ -186,12 +204,11 @@ def _continue(live, logits_BWV, must_end_B, pad_id, bos_id, eos_id):
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
   barred_BWJ = (symbols_BWJ == pad_id) | (symbols_BWJ == bos_id) | (symbols_BWJ == eos_id)
   barred_BWJ |= must_end_B[:, tf.newaxis, tf.newaxis]
-  logits_BWJ = tf.concat(
-      [logits_BWV[:, :, eos_id:eos_id + 1], tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
+  logits_BWJ = tf.concat([logits_BWV[:, :, eos_id : eos_id + 1], tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
   symbols_BWJ = tf.concat([tf.fill(tf.shape(symbols_BWJ[:, :, :1]), eos_id), symbols_BWJ], axis=-1)
 
   log_probs_BWJ = logits_BWJ - tf.reduce_logsumexp(logits_BWV, axis=-1, keepdims=True)
-  log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.)  # lest by rounding a hypothesis gain by going on
+  log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # lest by rounding a hypothesis gain by going on
   live_BW1 = live.log_probs_BW[:, :, tf.newaxis]
   log_probs_BWJ = tf.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
 

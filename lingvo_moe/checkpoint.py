@@ -76,10 +76,10 @@ class Checkpoints:
       os.makedirs(partial)
       tensors = {'step': state['step'], **state['weights'], **{f'slots/{n}': v for n, v in state['slots'].items()}}
       tf.raw_ops.SaveV2(
-          prefix=os.path.join(partial, 'state'),
-          tensor_names=list(tensors),
-          shape_and_slices=[''] * len(tensors),
-          tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
+        prefix=os.path.join(partial, 'state'),
+        tensor_names=list(tensors),
+        shape_and_slices=[''] * len(tensors),
+        tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
       )
       for name in os.listdir(partial):
         _fsync(os.path.join(partial, name))
@@ -126,11 +126,15 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndar
   there = shapes(prefix)
   for name, shape in specs.items():
     if name not in there:
-      raise UserError(f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
-                      'use the --model and bindings that it was trained with')  # fmt: skip
+      raise UserError(
+        f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
+        'use the --model and bindings that it was trained with'
+      )
     if there[name] != tuple(shape):
-      raise UserError(f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
-                      'use the --model, bindings and vocabulary that it was trained with')  # fmt: skip
+      raise UserError(
+        f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
+        'use the --model, bindings and vocabulary that it was trained with'
+      )
   reader = _reader(prefix)
   try:
     return {name: reader.get_tensor(name) for name in specs}
@@ -149,8 +153,10 @@ def _reader(prefix: str):
 
 def _damaged(prefix: str, error: Exception) -> UserError:
   reason = str(error).splitlines()[0]
-  return UserError(f'checkpoint {prefix} is damaged or cut short ({reason}): restore it from a copy, or move '
-                   f'{os.path.dirname(prefix)} away to go on from the one before')  # fmt: skip
+  return UserError(
+    f'checkpoint {prefix} is damaged or cut short ({reason}): restore it from a copy, or move '
+    f'{os.path.dirname(prefix)} away to go on from the one before'
+  )
 
 
 def _fsync(path: str) -> None:

@@ -32,8 +32,10 @@ def resolve(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str
   for other, other_cls in registry.siblings(name).items():
     if bound := gin.get_bindings(other_cls, resolve_references=False):
       wrong, right = (', '.join(f'{c.__name__}.{field}' for field in bound) for c in (other_cls, cls))
-      raise UserError(f'{wrong} is bound, a value of {other}, but the model is {name}: write {right} '
-                      '(bindings do not reach subclasses)')  # fmt: skip
+      raise UserError(
+        f'{wrong} is bound, a value of {other}, but the model is {name}: write {right} '
+        '(bindings do not reach subclasses)'
+      )
   return _make(cls, name, overrides)
 
 
@@ -52,8 +54,10 @@ def load(path: str) -> tuple[str, Any]:
       read = json.load(f)
     name, values = read['model'], read['values']
   except FileNotFoundError:
-    raise UserError(f'there is no run in {os.path.dirname(path) or "."} (no file {path}): train one there first, '
-                    'or give the --logdir of another') from None  # fmt: skip
+    raise UserError(
+      f'there is no run in {os.path.dirname(path) or "."} (no file {path}): train one there first, '
+      'or give the --logdir of another'
+    ) from None
   except (ValueError, KeyError, TypeError) as e:
     raise UserError(f'{path} is not a configuration written by the trainer ({e}): restore it from a copy') from None
   gin.clear_config()
@@ -67,8 +71,11 @@ def load(path: str) -> tuple[str, Any]:
 
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
   """'field=old, now new' for every field in which two configurations differ."""
-  return [f'{f.name}={getattr(old, f.name)!r}, now {getattr(new, f.name)!r}' for f in dataclasses.fields(old)
-          if f.name not in ignore and getattr(old, f.name) != getattr(new, f.name)]  # fmt: skip
+  return [
+    f'{f.name}={getattr(old, f.name)!r}, now {getattr(new, f.name)!r}'
+    for f in dataclasses.fields(old)
+    if f.name not in ignore and getattr(old, f.name) != getattr(new, f.name)
+  ]
 
 
 def _as_tuples(value):
@@ -109,7 +116,10 @@ def _explain(cls: type, error: Exception) -> str:
   if match := re.search(r"doesn't have a parameter named '(\w+)'", message):
     return f'{cls.__name__} has no field {match[1]!r}; {closest(match[1], fields)}'
   if match := re.search(r"(?:No configurable matching|Ambiguous selector) '([\w./]+)'", message):
-    return (f'{match[1]!r} is not the chosen model; its bindings are written {cls.__name__}.<field>, '
-            f'e.g. {cls.__name__}.max_steps = 100')  # fmt: skip
-  return (f'gin could not read a binding: {" ".join(message.split())} '
-          f'(bindings are written {cls.__name__}.max_steps = 100)')  # fmt: skip
+    return (
+      f'{match[1]!r} is not the chosen model; its bindings are written {cls.__name__}.<field>, '
+      f'e.g. {cls.__name__}.max_steps = 100'
+    )
+  return (
+    f'gin could not read a binding: {" ".join(message.split())} (bindings are written {cls.__name__}.max_steps = 100)'
+  )

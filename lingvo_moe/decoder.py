@@ -93,8 +93,7 @@ def decode(options: Options) -> None:
   overrides = {name: getattr(options, name) for name in ('beam_size', 'length_norm_alpha', 'data_dir', 'pairs')}
   config = inference.load_config(run, options.model, **overrides)
   vocabs = run.vocabs(config)
-  tagged = decoding.uses_tags(inference.load_config(run), vocabs[0])
-  sets = held_out.read(config, options.split, options.max_sentences, vocabs[0], tagged)
+  sets = held_out.read(config, options.split, options.max_sentences, vocabs[0])
   make = held_out.ScoreJob if options.score else held_out.TranslateJob
   job = make(run.file('decode', options.split), config, sets)
   runtime = LocalRuntime(config.program())
@@ -104,8 +103,9 @@ def decode(options: Options) -> None:
     if summary:
       print(f'{job.results.folder(step)} was made with the same settings; --overwrite makes it again', file=sys.stderr)
     elif _load(runtime, run, step, options):
-      translator = translator or decoding.Translator(config, vocabs, runtime.weights(),
-                                                     batch_tokens=options.batch_tokens)  # fmt: skip
+      translator = translator or decoding.Translator(
+        config, vocabs, runtime.weights(), batch_tokens=options.batch_tokens
+      )
       summary = job.run(step, translator)
     if summary:
       print(f'step {step}, {options.split}', job.report(summary), sep='\n', flush=True)

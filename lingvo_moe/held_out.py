@@ -37,23 +37,24 @@ class HeldOut:
   targets: list[str]
 
 
-def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab, tagged: bool) -> list[HeldOut]:
+def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) -> list[HeldOut]:
   """Every pair that has the split, or its first lines.
 
   Args:
-    config: its data_dir, pairs and split_files are used.
+    config: its data_dir, pairs, split_files and tag_target are used.
     split: test, dev, or any file prefix.
     max_sentences: of each pair; 0: all.
     source_vocab: must know the tags.
-    tagged: whether sources are.
   """
   sets = []
   for pair in corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files):
-    if tagged:
+    if config.tag_target:
       source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
     sources, targets = corpus.read_pair(pair)
     count = max_sentences or len(sources)
-    sets.append(HeldOut(pair.name, pair.target, pair.target if tagged else None, sources[:count], targets[:count]))
+    sets.append(
+      HeldOut(pair.name, pair.target, pair.target if config.tag_target else None, sources[:count], targets[:count])
+    )
   return sets
 
 
@@ -89,8 +90,11 @@ class Results:
     folder = self.folder(step)
     os.makedirs(folder, exist_ok=True)
     if old := self._read(step):
-      changed = [f'{name}={old["settings"].get(name)!r}, now {value!r}' for name, value in self.settings.items()
-                 if old['settings'].get(name) != value]  # fmt: skip
+      changed = [
+        f'{name}={old["settings"].get(name)!r}, now {value!r}'
+        for name, value in self.settings.items()
+        if old['settings'].get(name) != value
+      ]
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
     stale = glob.glob(os.path.join(glob.escape(folder), '*' + self.suffix))
     for path in [os.path.join(folder, self.summary), *stale]:  # the summary first: without it nothing counts
@@ -188,8 +192,11 @@ class ScoreJob:
     pairs = {}
     for s in self._sets:
       self.results.write_lines(step, s.name, (f'{x:.6f}' for x in log_probs[s.name]))
-      pairs[s.name] = {'sentences': len(s.sources), 'truncated': truncated[s.name],
-                       **_perplexity(log_probs[s.name], tokens[s.name])}  # fmt: skip
+      pairs[s.name] = {
+        'sentences': len(s.sources),
+        'truncated': truncated[s.name],
+        **_perplexity(log_probs[s.name], tokens[s.name]),
+      }
     everything = _perplexity(*(np.concatenate([x[s.name] for s in self._sets]) for x in (log_probs, tokens)))
     self.results.event(step, {f'perplexity/{name}': s['perplexity'] for name, s in pairs.items()})
     return self.results.finish(step, {'pairs': pairs, 'all': everything})
@@ -199,11 +206,15 @@ class ScoreJob:
     width = max(len('pair'), *map(len, summary['pairs']))
     lines = [f'{"pair":{width}}  sentences  target tokens  cross-entropy  perplexity']
     for name, s in sorted(summary['pairs'].items()):
-      lines.append(f'{name:{width}}  {s["sentences"]:9d}  {s["target_tokens"]:13d}  {s["cross_entropy"]:13.4f}  '
-                   f'{s["perplexity"]:10.4g}')  # fmt: skip
+      lines.append(
+        f'{name:{width}}  {s["sentences"]:9d}  {s["target_tokens"]:13d}  {s["cross_entropy"]:13.4f}  '
+        f'{s["perplexity"]:10.4g}'
+      )
     total = summary['all']
-    lines.append(f'cross-entropy {total["cross_entropy"]:.4f} nats a target token over {len(summary["pairs"])} languages '
-                 f'(perplexity {total["perplexity"]:.4g})')  # fmt: skip
+    lines.append(
+      f'cross-entropy {total["cross_entropy"]:.4f} nats a target token over {len(summary["pairs"])} languages '
+      f'(perplexity {total["perplexity"]:.4g})'
+    )
     return '\n'.join(lines)
 
 
@@ -247,15 +258,23 @@ def _fingerprint(sets: Sequence[HeldOut]) -> str:
 def _progress(step: int, sets: Sequence[HeldOut]) -> tqdm.tqdm:
   name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
   interval = 0.5 if sys.stderr.isatty() else 30
-  return tqdm.tqdm(total=sum(len(s.sources) for s in sets), desc=f'step {step}, {name}', unit='sentence',
-                   mininterval=interval, file=sys.stderr)  # fmt: skip
+  return tqdm.tqdm(
+    total=sum(len(s.sources) for s in sets),
+    desc=f'step {step}, {name}',
+    unit='sentence',
+    mininterval=interval,
+    file=sys.stderr,
+  )
 
 
 def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> None:
   if total := sum(truncated.values()):
-    where = ', '.join(f'{name} {n}' for name, n in truncated.items() if n)
-    print(f'warning: {total} lines are over max_length={max_length} tokens and were {what} in part ({where})',
-          file=sys.stderr)  # fmt: skip
+    worst = sorted((name for name in truncated if truncated[name]), key=lambda name: -truncated[name])
+    where = ', '.join([f'{name} {truncated[name]}' for name in worst[:5]] + ['...'] * (len(worst) > 5))
+    print(
+      f'warning: {total} lines are over max_length={max_length} tokens and were {what} in part ({where})',
+      file=sys.stderr,
+    )
 
 
 def _write(path: str, text: str) -> None:

@@ -24,8 +24,10 @@ def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
   """
   name, config = run.load()
   if model and model != name:
-    raise UserError(f'{run.path} holds a run of {name}, not of --model={model}: leave --model out, '
-                    'or give the --logdir of the other run')  # fmt: skip
+    raise UserError(
+      f'{run.path} holds a run of {name}, not of --model={model}: leave --model out, '
+      'or give the --logdir of the other run'
+    )
   return dataclasses.replace(config, **{field: value for field, value in overrides.items() if value is not None})
 
 
@@ -36,8 +38,10 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = 
   elif step is None:
     step = checkpoints.latest()
   if step is None:
-    raise UserError(f'there is no checkpoint in {checkpoints.directory} yet: train first, or let the decoder wait '
-                    'for one, without --once')  # fmt: skip
+    raise UserError(
+      f'there is no checkpoint in {checkpoints.directory} yet: train first, or let the decoder wait '
+      'for one, without --once'
+    )
   return step
 
 

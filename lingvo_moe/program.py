@@ -49,15 +49,16 @@ class Program:
   @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
     """Flat name/slot -> WeightSpec of what the optimiser keeps."""
-    return {f'{name}/{slot}': s for name, spec in self.weight_specs.items()
-            for slot, s in self.optimizer.slots(spec).items()}  # fmt: skip
+    return {
+      f'{name}/{slot}': s for name, spec in self.weight_specs.items() for slot, s in self.optimizer.slots(spec).items()
+    }
 
   def init(self) -> State:
     """The state before the first step."""
     return {
-        'step': tf.zeros([], tf.int64),
-        'weights': weights_lib.initialize(self.weight_specs, self.seed),
-        'slots': weights_lib.initialize(self.slot_specs, self.seed),
+      'step': tf.zeros([], tf.int64),
+      'weights': weights_lib.initialize(self.weight_specs, self.seed),
+      'slots': weights_lib.initialize(self.slot_specs, self.seed),
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, dict]:

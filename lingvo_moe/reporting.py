@@ -8,8 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import tqdm
 
@@ -31,23 +30,25 @@ def scalars(metrics: Mapping) -> dict[str, float]:
   """The task's metrics by name; of every layer with experts: balance, drops and entropy."""
   tokens = max(float(metrics['target_tokens']), 1.0)
   flat = {
-      'loss': metrics['loss'],
-      'xent': metrics['xent'] / tokens,
-      'aux_loss': metrics['aux_loss'],
-      'grad_norm': metrics['grad_norm'],
-      'learning_rate': metrics['learning_rate'],
-      'target_tokens': metrics['target_tokens'],
+    'loss': metrics['loss'],
+    'xent': metrics['xent'] / tokens,
+    'aux_loss': metrics['aux_loss'],
+    'grad_norm': metrics['grad_norm'],
+    'learning_rate': metrics['learning_rate'],
+    'target_tokens': metrics['target_tokens'],
   }
   for layer, stats in metrics['routing'].items():
     routed = max(float(stats.tokens), 1.0)
-    flat.update({
+    flat.update(
+      {
         f'moe/{layer}/aux_loss': stats.aux_loss,
         f'moe/{layer}/first_dropped': stats.first_dropped / routed,
         f'moe/{layer}/second_dropped': stats.second_dropped / routed,
         f'moe/{layer}/second_skipped': stats.second_skipped / routed,
         f'moe/{layer}/entropy': stats.entropy,
         f'moe/{layer}/largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
-    })
+      }
+    )
   return {name: float(value) for name, value in flat.items()}
 
 

@@ -1,12 +1,12 @@
 """A log directory: everything a run leaves, and all that decoder and translate need to go on from it.
 
-  config.json        the model's name and every resolved value
-  vocab/             the SentencePiece models
-  checkpoints/       see checkpoint.py
-  cache/             tokenised text (may be deleted)
-  train.jsonl        the scalars of every logged step; the event files beside it hold the same
-  decode/            translations and scores
-  finished.json      written when training has ended
+config.json        the model's name and every resolved value
+vocab/             the SentencePiece models
+checkpoints/       see checkpoint.py
+cache/             tokenised text (may be deleted)
+train.jsonl        the scalars of every logged step; the event files beside it hold the same
+decode/            translations and scores
+finished.json      written when training has ended
 """
 
 from __future__ import annotations
@@ -21,13 +21,28 @@ from typing import Any
 from lingvo_moe import configuration
 from lingvo_moe.checkpoint import Checkpoints
 from lingvo_moe.errors import UserError
+from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
 
 # What may change when a run goes on: where the text lies, how far and how closely watched it goes.
-_MAY_CHANGE = ('data_dir', 'max_steps', 'log_every', 'eval_every', 'save_every', 'keep_checkpoints', 'patience',
-               'eval_sentences', 'eval_batch_tokens', 'beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra',
-               'source_vocab', 'target_vocab')  # fmt: skip
+_MAY_CHANGE = (
+  'data_dir',
+  'max_steps',
+  'log_every',
+  'eval_every',
+  'save_every',
+  'keep_checkpoints',
+  'patience',
+  'eval_sentences',
+  'eval_batch_tokens',
+  'beam_size',
+  'length_norm_alpha',
+  'decode_ratio',
+  'decode_extra',
+  'source_vocab',
+  'target_vocab',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +76,18 @@ class RunDir:
     Returns the configuration, which names the copied vocabularies.
     """
     self._make_writable()
-    config = self._with_vocabs(config)
+    config = self._with_tag(self._with_vocabs(config))
     if self.exists:
       self._check_same_run(name, config)
     self.vocabs(config)  # refuses what does not fit before it is copied
     config = dataclasses.replace(
-        config,
-        source_vocab=self._adopt(config.source_vocab, 'source'),
-        target_vocab=self._adopt(config.target_vocab, 'source' if config.shared_vocab else 'target'),
+      config,
+      source_vocab=self._adopt(config.source_vocab, 'source'),
+      target_vocab=self._adopt(config.target_vocab, 'source' if config.shared_vocab else 'target'),
     )
     relative = lambda path: os.path.relpath(path, self.path)
     stored = dataclasses.replace(
-        config, source_vocab=relative(config.source_vocab), target_vocab=relative(config.target_vocab)
+      config, source_vocab=relative(config.source_vocab), target_vocab=relative(config.target_vocab)
     )
     configuration.save(name, stored, self.config_file)
     return config
@@ -83,7 +98,7 @@ class RunDir:
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
     return name, dataclasses.replace(
-        config, source_vocab=self.file(config.source_vocab), target_vocab=self.file(config.target_vocab)
+      config, source_vocab=self.file(config.source_vocab), target_vocab=self.file(config.target_vocab)
     )
 
   def vocabs(self, config: Any) -> tuple[Vocab, Vocab]:
@@ -91,11 +106,15 @@ class RunDir:
     source = Vocab(config.source_vocab)
     target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
     target_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
-    for field, vocab, size, path in (('source_vocab_size', source, config.source_vocab_size, config.source_vocab),
-                                     ('target_vocab_size', target, target_size, config.target_vocab)):  # fmt: skip
+    for field, vocab, size, path in (
+      ('source_vocab_size', source, config.source_vocab_size, config.source_vocab),
+      ('target_vocab_size', target, target_size, config.target_vocab),
+    ):
       if vocab.size != size:
-        raise UserError(f'a model has as many embeddings as its vocabulary has pieces; saw {field}={size}, but '
-                        f'{path} has {vocab.size}: bind {field} = {vocab.size}, or give another vocabulary')  # fmt: skip
+        raise UserError(
+          f'a model has as many embeddings as its vocabulary has pieces; saw {field}={size}, but '
+          f'{path} has {vocab.size}: bind {field} = {vocab.size}, or give another vocabulary'
+        )
     return source, target
 
   def finish(self, step: int, reason: str) -> None:
@@ -118,8 +137,10 @@ class RunDir:
         pass
       os.remove(probe)
     except OSError as e:
-      raise UserError(f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
-                      'choose another, or change its owner or mode') from None  # fmt: skip
+      raise UserError(
+        f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
+        'choose another, or change its owner or mode'
+      ) from None
 
   def _check_same_run(self, name, config):
     old_name, old = configuration.load(self.config_file)
@@ -127,8 +148,10 @@ class RunDir:
       raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
     changed = configuration.differences(old, config, _MAY_CHANGE)
     if changed:
-      raise UserError(f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '
-                      'set it back, or choose another --logdir')  # fmt: skip
+      raise UserError(
+        f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '
+        'set it back, or choose another --logdir'
+      )
 
   def _with_vocabs(self, config):
     """Names the vocabularies: those given, those this run began with, or new ones.
@@ -136,7 +159,9 @@ class RunDir:
     One that is made here has as many pieces as were asked for, or as many as the corpus gives.
     """
     made = not (config.source_vocab or config.target_vocab)
-    if self.exists and not (made and os.path.exists(self.file('vocab', 'shared.json' if config.shared_vocab else 'target.json'))):
+    if self.exists and not (
+      made and os.path.exists(self.file('vocab', 'shared.json' if config.shared_vocab else 'target.json'))
+    ):
       own = self.load()[1]
       source, target = config.source_vocab or own.source_vocab, config.target_vocab or own.target_vocab
     else:
@@ -151,14 +176,23 @@ class RunDir:
           print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
     return dataclasses.replace(config, source_vocab=source, target_vocab=target, **sizes)
 
+  def _with_tag(self, config):
+    """Settles whether sources are tagged, which decoder and translate could not tell without the training corpus."""
+    if config.tag_target is not None:
+      return config
+    pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+    return dataclasses.replace(config, tag_target=config.tags({pair.target for pair in pairs}))
+
   def _adopt(self, path: str, side: str) -> str:
     """The run's own copy of a vocabulary; one made here is that already."""
     own = self.file('vocab', side + '.model')
     if os.path.abspath(path) == os.path.abspath(own):
       return own
     if self.exists and Vocab(path).fingerprint != Vocab(own).fingerprint:
-      raise UserError(f'{side}_vocab={path} is not the vocabulary that the run in {self.path} began with ({own}): '
-                      'leave it out, or choose another --logdir')  # fmt: skip
+      raise UserError(
+        f'{side}_vocab={path} is not the vocabulary that the run in {self.path} began with ({own}): '
+        'leave it out, or choose another --logdir'
+      )
     os.makedirs(self.vocab_dir, exist_ok=True)
     shutil.copyfile(path, own + '.partial')
     os.replace(own + '.partial', own)

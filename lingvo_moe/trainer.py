@@ -23,7 +23,7 @@ flags.DEFINE_string('model', None, "A registered model's name; tools/models.py l
 flags.DEFINE_string('logdir', None, 'Where everything the run leaves goes.', required=True)
 flags.DEFINE_multi_string('gin_file', [], 'Files of gin bindings.')
 flags.DEFINE_multi_string('gin_bindings', [], "Bindings such as 'MoE8E.batch_tokens = 2048'.")
-flags.DEFINE_string('data_dir', None, 'The corpus; in place of the configuration\'s.')
+flags.DEFINE_string('data_dir', None, "The corpus; in place of the configuration's.")
 flags.DEFINE_integer('max_steps', None, "Where training ends; in place of the configuration's.", lower_bound=0)
 flags.DEFINE_string('init_from', None, 'A log directory, or a checkpoint in one, whose weights to begin with.')
 flags.DEFINE_string('cache_dir', None, 'Where tokenised text is kept; <logdir>/cache unless given.')
@@ -93,7 +93,9 @@ def main(argv):
   log.close()
   run.finish(runtime.step, reason)
   best_step, best_loss = checkpoints.best() or (runtime.step, math.nan)
-  print(f'trained to step {runtime.step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr)
+  print(
+    f'trained to step {runtime.step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr
+  )
 
 
 def _require_finite(metrics, step, checkpoints):
@@ -101,9 +103,11 @@ def _require_finite(metrics, step, checkpoints):
     return
   kept = checkpoints.latest()
   good = f'the checkpoint of step {kept} is kept' if kept is not None else 'no checkpoint had been saved yet'
-  raise UserError(f'the loss must stay finite; at step {step} loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]} '
-                  f'({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, in a new --logdir '
-                  'with --init_from if you like')  # fmt: skip
+  raise UserError(
+    f'the loss must stay finite; at step {step} loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]} '
+    f'({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, in a new --logdir '
+    'with --init_from if you like'
+  )
 
 
 class _StopSignal:

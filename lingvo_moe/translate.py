@@ -64,11 +64,13 @@ def translate(options: Options, source: BinaryIO, output: TextIO) -> None:
 
   run = RunDir(options.logdir)
   config = inference.load_config(
-      run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
+    run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
   )
   if options.n_best > config.beam_size:
-    raise UserError(f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
-                    f'use --n_best={config.beam_size}, or a larger --beam_size')  # fmt: skip
+    raise UserError(
+      f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
+      f'use --n_best={config.beam_size}, or a larger --beam_size'
+    )
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
   vocabs = run.vocabs(config)
@@ -81,8 +83,10 @@ def translate(options: Options, source: BinaryIO, output: TextIO) -> None:
   for lines in _batches(source, options.batch_lines):
     translated = translator.translate(lines, target)
     for i in translated.truncated:
-      print(f'warning: line {first + i} is over max_length={config.max_length} tokens and was translated in part',
-            file=sys.stderr)  # fmt: skip
+      print(
+        f'warning: line {first + i} is over max_length={config.max_length} tokens and was translated in part',
+        file=sys.stderr,
+      )
     for number, hypotheses in enumerate(translated.hypotheses, first):
       for h in hypotheses:
         output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
@@ -99,8 +103,10 @@ def _batches(source: BinaryIO, size: int) -> Iterator[list[str]]:
       lines.append(line.decode('utf-8'))
     except UnicodeDecodeError as e:
       yield lines  # what came before is answered
-      raise UserError(f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
-                      f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8') from None  # fmt: skip
+      raise UserError(
+        f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
+        f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
+      ) from None
     if len(lines) == size:
       yield lines
       lines = []

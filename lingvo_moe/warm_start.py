@@ -14,16 +14,18 @@ def resume(runtime: LocalRuntime, checkpoints: checkpoint.Checkpoints, step: int
   """Loads the whole state of a checkpoint of this run."""
   program = runtime.program
   names = {
-      'step': (),
-      **{name: spec.shape for name, spec in program.weight_specs.items()},
-      **{f'slots/{name}': spec.shape for name, spec in program.slot_specs.items()},
+    'step': (),
+    **{name: spec.shape for name, spec in program.weight_specs.items()},
+    **{f'slots/{name}': spec.shape for name, spec in program.slot_specs.items()},
   }
   tensors = checkpoints.restore(step, names)
-  runtime.load({
+  runtime.load(
+    {
       'step': tensors['step'],
       'weights': {name: tensors[name] for name in program.weight_specs},
       'slots': {name: tensors[f'slots/{name}'] for name in program.slot_specs},
-  })
+    }
+  )
 
 
 def take_weights(runtime: LocalRuntime, source: str) -> str:
@@ -38,8 +40,10 @@ def take_weights(runtime: LocalRuntime, source: str) -> str:
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not name.startswith('slots/')}
   taken = {name: spec.shape for name, spec in specs.items() if there.get(name) == spec.shape}
   if not taken:
-    raise UserError(f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
-                    'give a checkpoint of a model that shares some')  # fmt: skip
+    raise UserError(
+      f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
+      'give a checkpoint of a model that shares some'
+    )
   state = runtime.state()
   state['weights'].update(checkpoint.load(prefix, taken))
   runtime.load(state)

@@ -40,8 +40,9 @@ def test_keys_carry_no_bias():
 
 def test_masks_by_hand():
   segments = tf.constant([[1, 1, 2, 0]])
-  np.testing.assert_array_equal(segment_mask(segments, segments)[0], [
-      [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])  # fmt: skip
+  np.testing.assert_array_equal(
+    segment_mask(segments, segments)[0], [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+  )
   np.testing.assert_array_equal(causal_mask(3)[0], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
 
 

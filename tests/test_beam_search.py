@@ -22,7 +22,7 @@ class Toy:
   a wrong bit of the mask, a value out of place or a late write changes the logits.
   """
 
-  def __init__(self, seed, *, num_sources=3, vocab_size=9, features=6, max_steps=12, eos_bias=0.):
+  def __init__(self, seed, *, num_sources=3, vocab_size=9, features=6, max_steps=12, eos_bias=0.0):
     rng = np.random.default_rng(seed)
     self.vocab_size, self.max_steps = vocab_size, max_steps
     self.embedding_VM = rng.normal(size=[vocab_size, features])
@@ -32,7 +32,7 @@ class Toy:
 
   def log_probs(self, source, prefix):
     """log P(next symbol | source, prefix): plain numpy, from the whole prefix."""
-    weights = self.weight_TT[len(prefix) - 1, :len(prefix)]
+    weights = self.weight_TT[len(prefix) - 1, : len(prefix)]
     context = np.tanh(weights @ self.embedding_VM[list(prefix)])
     logits = context @ self.readout_BMV[source] + self.readout_bias_V
     return logits - np.logaddexp.reduce(logits)
@@ -58,9 +58,18 @@ class Toy:
     # Positions not yet written hold a value that would be noticed.
     values_BUM = tf.fill([len(max_lengths), max_steps * beam_size, self.embedding_VM.shape[1]], 1e3)
     return bs.beam_search(
-        kwargs.pop('step_fn', self.step), (values_BUM, readout_BMV), batch_size=len(max_lengths),
-        beam_size=beam_size, max_steps=max_steps, max_lengths_B=max_lengths, bos_id=BOS, eos_id=EOS,
-        vocab_size=self.vocab_size, length_norm_alpha=alpha, **kwargs)
+      kwargs.pop('step_fn', self.step),
+      (values_BUM, readout_BMV),
+      batch_size=len(max_lengths),
+      beam_size=beam_size,
+      max_steps=max_steps,
+      max_lengths_B=max_lengths,
+      bos_id=BOS,
+      eos_id=EOS,
+      vocab_size=self.vocab_size,
+      length_norm_alpha=alpha,
+      **kwargs,
+    )
 
 
 def penalty(length, alpha):
@@ -69,17 +78,20 @@ def penalty(length, alpha):
 
 def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop):
   """An ordinary beam search for one sentence, on lists: returns [(score, log_prob, Y)], steps."""
-  live, finished, steps = [(0., (BOS,))], [], 0
+  live, finished, steps = [(0.0, (BOS,))], [], 0
   while live and steps < max_length:
     steps += 1
     ranked = sorted(
-        ((log_prob + p, prefix + (y,))
-         for log_prob, prefix in live
-         for y, p in enumerate(toy.log_probs(source, prefix))
-         if y not in (PAD, BOS) and (y == EOS or steps < max_length)), reverse=True)
-    best = ranked[:2 * beam_size]
-    finished += [(log_prob / penalty(steps, alpha), log_prob, y[1:])
-                 for log_prob, y in best if y[-1] == EOS]
+      (
+        (log_prob + p, prefix + (y,))
+        for log_prob, prefix in live
+        for y, p in enumerate(toy.log_probs(source, prefix))
+        if y not in (PAD, BOS) and (y == EOS or steps < max_length)
+      ),
+      reverse=True,
+    )
+    best = ranked[: 2 * beam_size]
+    finished += [(log_prob / penalty(steps, alpha), log_prob, y[1:]) for log_prob, y in best if y[-1] == EOS]
     finished = sorted(finished, reverse=True)[:n_best]
     live = [(log_prob, y) for log_prob, y in best if y[-1] != EOS][:beam_size]
     if early_stop and live and len(finished) == n_best:
@@ -120,17 +132,16 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize('early_stop', [True, False])
-@pytest.mark.parametrize('alpha', [0., .6, 1.])
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 @pytest.mark.parametrize('beam_size', [1, 2, 3, 4, 5])
 def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop):
   max_lengths = [8, 5, 7, 1, 8, 6, 2, 8]
   n_best = (beam_size + 1) // 2 if early_stop else beam_size
-  toy = Toy(beam_size, num_sources=8, max_steps=8, eos_bias=1.)
+  toy = Toy(beam_size, num_sources=8, max_steps=8, eos_bias=1.0)
   found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stop=early_stop)
   all_steps = []
   for source, max_length in enumerate(max_lengths):
-    expected, steps = ordinary_search(
-        toy, source, max_length, beam_size, alpha, n_best=n_best, early_stop=early_stop)
+    expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, n_best=n_best, early_stop=early_stop)
     assert_found(found, source, expected)
     all_steps.append(steps)
   assert found.steps == max(all_steps)
@@ -145,7 +156,7 @@ def test_the_toy_has_hypotheses_that_cross():
     crossings.append((mask_BWTW[:, :, :time, :] * (1 - np.eye(4)[:, np.newaxis])).sum())
     return toy.step(ids_BW, time, mask_BWU, cache)
 
-  toy.search([12, 12, 12], 4, 1., step_fn=step)
+  toy.search([12, 12, 12], 4, 1.0, step_fn=step)
   assert sum(crossings) > 50
 
 
@@ -159,10 +170,10 @@ def test_a_mask_has_one_position_of_each_time_and_its_own():
     np.testing.assert_array_equal(mask_BWTW[:, :, time], np.broadcast_to(np.eye(4), [3, 4, 4]))
     return toy.step(ids_BW, time, mask_BWU, cache)
 
-  toy.search([12, 3, 7], 4, .6, step_fn=step)
+  toy.search([12, 3, 7], 4, 0.6, step_fn=step)
 
 
-@pytest.mark.parametrize('alpha', [0., .6, 1.])
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 @pytest.mark.parametrize('vocab_size', [4, 5, 6])
 def test_a_beam_of_all_prefixes_finds_every_translation_in_order(vocab_size, alpha):
   beam_size = (vocab_size - 3) ** 3  # prefixes of 3 symbols; a fourth must be eos
@@ -176,15 +187,15 @@ def test_a_beam_of_all_prefixes_finds_every_translation_in_order(vocab_size, alp
 
 def test_more_hypotheses_asked_for_than_exist_leaves_rows_without():
   toy = Toy(0, vocab_size=4, max_steps=4)  # one symbol: at most 4 translations
-  found = toy.search([4, 2, 0], 6, .6)
+  found = toy.search([4, 2, 0], 6, 0.6)
   assert found.lengths_BW.numpy().astype(bool).sum(axis=1).tolist() == [4, 2, 0]
-  assert_found(found, 0, every_translation(toy, 0, 4, .6))
-  assert_found(found, 1, every_translation(toy, 1, 2, .6))
+  assert_found(found, 0, every_translation(toy, 0, 4, 0.6))
+  assert_found(found, 1, every_translation(toy, 1, 2, 0.6))
   assert_found(found, 2, [])
 
 
 def test_a_sentence_of_length_zero_gets_nothing_and_costs_no_step():
-  found = Toy(0).search([0, 0], 3, 1., sources=[0, 1])
+  found = Toy(0).search([0, 0], 3, 1.0, sources=[0, 1])
   assert found.steps == 0
   assert_found(found, 0, [])
   assert_found(found, 1, [])
@@ -192,22 +203,20 @@ def test_a_sentence_of_length_zero_gets_nothing_and_costs_no_step():
 
 @pytest.mark.parametrize('early_stop', [True, False])
 def test_a_sentence_gets_the_same_alone_and_among_others(early_stop):
-  toy, max_lengths = Toy(3, num_sources=4, eos_bias=1.), [3, 12, 1, 8]
-  together = toy.search(max_lengths, 4, .8, early_stop=early_stop)
+  toy, max_lengths = Toy(3, num_sources=4, eos_bias=1.0), [3, 12, 1, 8]
+  together = toy.search(max_lengths, 4, 0.8, early_stop=early_stop)
   for source, max_length in enumerate(max_lengths):
-    alone = toy.search(
-        [max_length], 4, .8, sources=[source], max_steps=max_length, early_stop=early_stop)
+    alone = toy.search([max_length], 4, 0.8, sources=[source], max_steps=max_length, early_stop=early_stop)
     for w in range(4):
       length = alone.lengths_BW[0, w]
       assert together.lengths_BW[source, w] == length
-      np.testing.assert_array_equal(
-          together.ids_BWT[source, w, :max_length], alone.ids_BWT[0, w])
+      np.testing.assert_array_equal(together.ids_BWT[source, w, :max_length], alone.ids_BWT[0, w])
       np.testing.assert_allclose(together.scores_BW[source, w], alone.scores_BW[0, w], rtol=1e-5)
 
 
 def test_max_lengths_beyond_max_steps_are_cut_to_it():
   toy = Toy(4)
-  cut, plain = (toy.search([n, n, n], 3, 1., max_steps=7) for n in (50, 7))
+  cut, plain = (toy.search([n, n, n], 3, 1.0, max_steps=7) for n in (50, 7))
   assert_same(cut, plain)
 
 
@@ -224,59 +233,68 @@ def fixed_step(*probs_TV):
 
 def small_search(step_fn, max_steps, beam_size, alpha, vocab_size=5, **kwargs):
   return bs.beam_search(
-      step_fn, (), batch_size=1, beam_size=beam_size, max_steps=max_steps,
-      max_lengths_B=[max_steps], bos_id=BOS, eos_id=EOS, vocab_size=vocab_size,
-      length_norm_alpha=alpha, **kwargs)
+    step_fn,
+    (),
+    batch_size=1,
+    beam_size=beam_size,
+    max_steps=max_steps,
+    max_lengths_B=[max_steps],
+    bos_id=BOS,
+    eos_id=EOS,
+    vocab_size=vocab_size,
+    length_norm_alpha=alpha,
+    **kwargs,
+  )
 
 
 def test_length_penalty_counts_eos():
   # 'eos' has probability .4 and |Y| = 1: penalty (6/6)^1. 'a eos' has .5 * .7 and |Y| = 2: (7/6)^1.
-  step_fn = fixed_step([0., 0., .4, .5, .1], [0., 0., .7, .2, .1])
-  score_eos, score_a = math.log(.4) / 1, math.log(.5 * .7) / (7 / 6)
-  assert score_eos < score_a and .4 > .5 * .7
+  step_fn = fixed_step([0.0, 0.0, 0.4, 0.5, 0.1], [0.0, 0.0, 0.7, 0.2, 0.1])
+  score_eos, score_a = math.log(0.4) / 1, math.log(0.5 * 0.7) / (7 / 6)
+  assert score_eos < score_a and 0.4 > 0.5 * 0.7
 
-  normalised = small_search(step_fn, 2, 2, 1.)
+  normalised = small_search(step_fn, 2, 2, 1.0)
   np.testing.assert_array_equal(normalised.ids_BWT[0], [[3, EOS], [EOS, PAD]])
   np.testing.assert_array_equal(normalised.lengths_BW[0], [2, 1])
   np.testing.assert_allclose(normalised.scores_BW[0], [score_a, score_eos], rtol=1e-5)
-  np.testing.assert_allclose(normalised.log_probs_BW[0], np.log([.5 * .7, .4]), rtol=1e-5)
+  np.testing.assert_allclose(normalised.log_probs_BW[0], np.log([0.5 * 0.7, 0.4]), rtol=1e-5)
 
-  plain = small_search(step_fn, 2, 2, 0.)
+  plain = small_search(step_fn, 2, 2, 0.0)
   np.testing.assert_array_equal(plain.ids_BWT[0], [[EOS, PAD], [3, EOS]])
-  np.testing.assert_allclose(plain.scores_BW[0], np.log([.4, .5 * .7]), rtol=1e-5)
+  np.testing.assert_allclose(plain.scores_BW[0], np.log([0.4, 0.5 * 0.7]), rtol=1e-5)
 
 
 def test_at_its_limit_a_hypothesis_ends_and_pays_for_eos():
-  step_fn = fixed_step([0., 0., .01, .9, .09], [0., 0., .001, .9, .099])
-  found = small_search(step_fn, 2, 1, 0.)
+  step_fn = fixed_step([0.0, 0.0, 0.01, 0.9, 0.09], [0.0, 0.0, 0.001, 0.9, 0.099])
+  found = small_search(step_fn, 2, 1, 0.0)
   np.testing.assert_array_equal(found.ids_BWT[0], [[3, EOS]])
-  np.testing.assert_allclose(found.log_probs_BW[0], [math.log(.9 * .001)], rtol=1e-5)
+  np.testing.assert_allclose(found.log_probs_BW[0], [math.log(0.9 * 0.001)], rtol=1e-5)
 
 
 def test_an_eos_below_the_2W_best_is_not_taken():
   # W = 1: eos is third, behind two others. It scores .2, better than .5 * .35 with alpha 0.
-  found = small_search(fixed_step([0., 0., .2, .5, .3], [0., 0., .35, .33, .32]), 2, 1, 0.)
+  found = small_search(fixed_step([0.0, 0.0, 0.2, 0.5, 0.3], [0.0, 0.0, 0.35, 0.33, 0.32]), 2, 1, 0.0)
   np.testing.assert_array_equal(found.ids_BWT[0], [[3, EOS]])
 
 
 def test_pad_and_bos_are_never_produced_and_keep_their_probability():
-  found = small_search(fixed_step([.4, .3, .1, .2, 0.], [.3, .3, .3, .1, 0.]), 2, 1, 0.)
+  found = small_search(fixed_step([0.4, 0.3, 0.1, 0.2, 0.0], [0.3, 0.3, 0.3, 0.1, 0.0]), 2, 1, 0.0)
   np.testing.assert_array_equal(found.ids_BWT[0], [[EOS, PAD]])
-  np.testing.assert_allclose(found.log_probs_BW[0], [math.log(.1)], rtol=1e-5)
+  np.testing.assert_allclose(found.log_probs_BW[0], [math.log(0.1)], rtol=1e-5)
 
 
 def test_equal_scores_go_to_the_smaller_symbol_and_to_what_finished_first():
-  found = small_search(fixed_step([0., 0., 0., .5, .5], [0., 0., .5, .25, .25]), 2, 2, 0.)
+  found = small_search(fixed_step([0.0, 0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.25, 0.25]), 2, 2, 0.0)
   np.testing.assert_array_equal(found.ids_BWT[0], [[3, EOS], [4, EOS]])
-  found = small_search(fixed_step([0., 0., .5, .5, 0.], [0., 0., 1., 0., 0.]), 2, 2, 0.)
+  found = small_search(fixed_step([0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]), 2, 2, 0.0)
   np.testing.assert_array_equal(found.ids_BWT[0], [[EOS, PAD], [3, EOS]])
 
 
-@pytest.mark.parametrize('alpha', [0., .6, 1.])
+@pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 def test_early_stopping_saves_steps_and_changes_nothing(alpha):
   saved = 0
   for n_best in (1, 4):
-    toy = Toy(1, eos_bias=3.)
+    toy = Toy(1, eos_bias=3.0)
     early = toy.search([12, 8, 10], 4, alpha, n_best=n_best)
     full = toy.search([12, 8, 10], 4, alpha, n_best=n_best, early_stop=False)
     assert_same(early, full)
@@ -286,36 +304,36 @@ def test_early_stopping_saves_steps_and_changes_nothing(alpha):
 
 
 def test_the_best_hypothesis_does_not_depend_on_how_many_are_asked_for():
-  toy = Toy(0, num_sources=8, eos_bias=2.)
-  one, four = (toy.search([12] * 8, 4, .8, n_best=n) for n in (1, 4))
+  toy = Toy(0, num_sources=8, eos_bias=2.0)
+  one, four = (toy.search([12] * 8, 4, 0.8, n_best=n) for n in (1, 4))
   np.testing.assert_array_equal(one.ids_BWT[:, 0], four.ids_BWT[:, 0])
   assert one.steps <= four.steps
 
 
 def test_a_beam_of_one_scores_no_less_than_greedy_search():
-  toy = Toy(0, num_sources=8, eos_bias=1.)
-  found = toy.search([12] * 8, 1, .6)
+  toy = Toy(0, num_sources=8, eos_bias=1.0)
+  found = toy.search([12] * 8, 1, 0.6)
   for source in range(8):
-    prefix, log_prob = (BOS,), 0.
+    prefix, log_prob = (BOS,), 0.0
     while prefix[-1] != EOS:
       log_probs_V = toy.log_probs(source, prefix)
       log_probs_V[[PAD, BOS]] = -np.inf
       y = EOS if len(prefix) == 12 else int(np.argmax(log_probs_V))
       prefix, log_prob = prefix + (y,), log_prob + log_probs_V[y]
-    assert found.scores_BW[source, 0] >= log_prob / penalty(len(prefix) - 1, .6) - 1e-4
+    assert found.scores_BW[source, 0] >= log_prob / penalty(len(prefix) - 1, 0.6) - 1e-4
 
 
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_eager_graph_and_xla_agree(jit_compile):
-  toy = Toy(5, eos_bias=1.)
-  search = tf.function(lambda: toy.search([12, 5, 9], 4, .8), jit_compile=jit_compile)
-  compiled, eager = search(), toy.search([12, 5, 9], 4, .8)
+  toy = Toy(5, eos_bias=1.0)
+  search = tf.function(lambda: toy.search([12, 5, 9], 4, 0.8), jit_compile=jit_compile)
+  compiled, eager = search(), toy.search([12, 5, 9], 4, 0.8)
   assert_same(compiled, eager)
   assert compiled.steps == eager.steps
 
 
 def test_batch_and_steps_may_be_unknown_while_tracing():
-  toy = Toy(6, eos_bias=1.)
+  toy = Toy(6, eos_bias=1.0)
 
   @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)])
   def search(max_lengths_B, max_steps):
@@ -323,13 +341,21 @@ def test_batch_and_steps_may_be_unknown_while_tracing():
     readout_BMV = tf.constant(toy.readout_BMV, tf.float32)[:batch_size]
     values_BUM = tf.zeros([batch_size, max_steps * 4, toy.embedding_VM.shape[1]])
     return bs.beam_search(
-        toy.step, (values_BUM, readout_BMV), batch_size=batch_size, beam_size=4,
-        max_steps=max_steps, max_lengths_B=max_lengths_B, bos_id=BOS, eos_id=EOS,
-        vocab_size=toy.vocab_size, length_norm_alpha=.8)
+      toy.step,
+      (values_BUM, readout_BMV),
+      batch_size=batch_size,
+      beam_size=4,
+      max_steps=max_steps,
+      max_lengths_B=max_lengths_B,
+      bos_id=BOS,
+      eos_id=EOS,
+      vocab_size=toy.vocab_size,
+      length_norm_alpha=0.8,
+    )
 
   for max_lengths, max_steps in [([12, 5, 9], 12), ([7, 4], 8)]:
     found = search(tf.constant(max_lengths), tf.constant(max_steps))
-    expected = toy.search(max_lengths, 4, .8, sources=range(len(max_lengths)), max_steps=max_steps)
+    expected = toy.search(max_lengths, 4, 0.8, sources=range(len(max_lengths)), max_steps=max_steps)
     assert_same(found, expected)
 
 
@@ -343,8 +369,8 @@ def test_nonsense_from_rows_without_a_hypothesis_is_not_used(jit_compile):
     not_first_W1 = (tf.range(3) > 0)[:, tf.newaxis]
     return tf.where(empty_B11 | (time == 0) & not_first_W1, np.nan, logits_BWV), cache
 
-  search = tf.function(lambda: toy.search([6, 0, 6], 3, .6, step_fn=step), jit_compile=jit_compile)
-  found, expected = search(), toy.search([6, 0, 6], 3, .6)
+  search = tf.function(lambda: toy.search([6, 0, 6], 3, 0.6, step_fn=step), jit_compile=jit_compile)
+  found, expected = search(), toy.search([6, 0, 6], 3, 0.6)
   assert_same(found, expected)
   assert found.steps == expected.steps
 
@@ -352,7 +378,7 @@ def test_nonsense_from_rows_without_a_hypothesis_is_not_used(jit_compile):
 @pytest.mark.parametrize('vocab_size', [1500, 2048, 2049])
 def test_top_k_by_blocks_is_top_k_with_ties(vocab_size):
   rng = np.random.default_rng(vocab_size)
-  logits_BWV = rng.geometric(.3, size=[3, 4, vocab_size]).astype(np.float32)
+  logits_BWV = rng.geometric(0.3, size=[3, 4, vocab_size]).astype(np.float32)
   logits_BWV[0, 0, 5:] = -np.inf
   for k in (1, 5, 11):
     values, indices = bs._top_k(tf.constant(logits_BWV), k)
@@ -361,12 +387,15 @@ def test_top_k_by_blocks_is_top_k_with_ties(vocab_size):
     np.testing.assert_array_equal(indices, expected_indices)
 
 
-@pytest.mark.parametrize('kwargs, message', [
+@pytest.mark.parametrize(
+  'kwargs, message',
+  [
     ({'beam_size': 0}, 'beam_size=0 and n_best=0 must both be at least 1'),
     ({'n_best': 0}, 'beam_size=2 and n_best=0 must both be at least 1'),
-    ({'alpha': -.5}, 'length_norm_alpha=-0.5 must not be negative'),
+    ({'alpha': -0.5}, 'length_norm_alpha=-0.5 must not be negative'),
     ({'pad_id': 5}, 'pad_id=5 is not in a vocabulary of 5 symbols: use 0 to 4'),
-])
+  ],
+)
 def test_impossible_settings_are_answered(kwargs, message):
   with pytest.raises(UserError, match=message):
-    small_search(None, 2, **{'beam_size': 2, 'alpha': 1., **kwargs})
+    small_search(None, 2, **{'beam_size': 2, 'alpha': 1.0, **kwargs})

@@ -18,9 +18,9 @@ SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer
 
 def state_at(step, value=1.0):
   return {
-      'step': tf.constant(step, tf.int64),
-      'weights': {'decoder/layer_01/moe/wi': tf.fill([2, 3, 4], value + step)},
-      'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
+    'step': tf.constant(step, tf.int64),
+    'weights': {'decoder/layer_01/moe/wi': tf.fill([2, 3, 4], value + step)},
+    'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
   }
 
 
@@ -123,8 +123,10 @@ def test_another_models_checkpoint_is_refused_by_the_name_it_lacks(tmp_path):
 def test_another_shape_is_refused_with_both(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(1))
-  message = (r"'decoder/layer_01/moe/wi' has shape \(2, 3, 4\), but this model has \(8, 3, 4\); "
-             r'use the --model, bindings and vocabulary')  # fmt: skip
+  message = (
+    r"'decoder/layer_01/moe/wi' has shape \(2, 3, 4\), but this model has \(8, 3, 4\); "
+    r'use the --model, bindings and vocabulary'
+  )
   with pytest.raises(UserError, match=message):
     kept.restore(1, {**SHAPES, 'decoder/layer_01/moe/wi': (8, 3, 4)})
 

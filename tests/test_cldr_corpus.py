@@ -25,8 +25,9 @@ def _speaker(code):
 
 
 def _files(directory):
-  return {str(path.relative_to(directory)): path.read_bytes()
-          for path in sorted(directory.rglob('*')) if path.is_file()}
+  return {
+    str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob('*')) if path.is_file()
+  }
 
 
 def _lines(path):
@@ -37,8 +38,12 @@ def _lines(path):
 
 def _run(*arguments, **environment):
   return subprocess.run(
-      [sys.executable, str(_ROOT / 'tools' / 'make_cldr_corpus.py'), *arguments], capture_output=True, text=True,
-      check=False, env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment})
+    [sys.executable, str(_ROOT / 'tools' / 'make_cldr_corpus.py'), *arguments],
+    capture_output=True,
+    text=True,
+    check=False,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment},
+  )
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -59,8 +64,9 @@ def corpus(tmp_path_factory):
 
 
 def test_a_language_has_the_same_bytes_in_any_process_and_beside_any_others(corpus, tmp_path):
-  done = _run(f'--out_dir={tmp_path / "c"}', '--languages=German,zh,ha', f'--max_pairs={_MAX_PAIRS}',
-              PYTHONHASHSEED='123')
+  done = _run(
+    f'--out_dir={tmp_path / "c"}', '--languages=German,zh,ha', f'--max_pairs={_MAX_PAIRS}', PYTHONHASHSEED='123'
+  )
   assert done.returncode == 0, done.stderr
   again, first = _files(tmp_path / 'c'), _files(corpus)
   shared = [name for name in first if name.startswith(('de-en/', 'zh-en/'))]
@@ -72,6 +78,7 @@ def test_a_language_has_the_same_bytes_in_any_process_and_beside_any_others(corp
 def test_no_held_out_english_is_in_any_training_set(corpus):
   def english(split):
     return {line.lower() for code in _CODES for line in _lines(corpus / f'{code}-en' / f'{split}.en')}
+
   assert not english('train') & (english('dev') | english('test'))
   assert not english('dev') & english('test')
   assert all(cldr_corpus.split_of(line) == 'test' for line in english('test'))
@@ -172,7 +179,9 @@ def test_every_language_can_say_a_third_of_the_phrases():
   assert min(said.values()) >= 50 * 0.24, collections.Counter(said).most_common()[-5:]  # a sample's error allowed
 
 
-@pytest.mark.parametrize('code, tree, text', [
+@pytest.mark.parametrize(
+  'code, tree, text',
+  [
     ('en', ('date', 'full', 2018, 3, 4), 'Sunday, March 4, 2018'),
     ('de', ('date', 'full', 2018, 3, 4), 'Sonntag, 4. März 2018'),
     ('zh', ('date', 'full', 2018, 3, 4), '2018年3月4日星期日'),
@@ -189,19 +198,23 @@ def test_every_language_can_say_a_third_of_the_phrases():
     ('hi', ('compact', '8500000'), '85 लाख'),
     ('ja', ('list', 'or', ('name', 'month', '3'), ('name', 'month', '5')), '3月または5月'),
     ('fr', ('colon', ('name', 'city', 'Africa/Cairo'), ('percent', '7')), 'Le Caire : 7 %'),
-])
+  ],
+)
 def test_a_tree_is_said_as_the_language_says_it(code, tree, text):
   assert _speaker(code).say(tree) == text
 
 
-@pytest.mark.parametrize('code, tree', [
+@pytest.mark.parametrize(
+  'code, tree',
+  [
     ('sw', ('dates', (2018, 3, 4), (2018, 4, 9))),  # CLDR: '4 - 9 Apr 2018', without March
     ('he', ('quantity', '1.5', 'nonsense')),
     ('zh', ('compact', '2000')),  # '2000', without a word
     ('ug', ('list', 'standard', ('name', 'month', '3'), ('name', 'month', '5'))),  # CLDR joins with 'and'
     ('rw', ('quantity', '3', 'length-mile')),  # only the root's '3 mi'
     ('rw', ('relative', 'past', '3', 'day')),  # only the root's '-3 d'
-])
+  ],
+)
 def test_what_would_lose_or_borrow_the_english_is_not_said(code, tree):
   with pytest.raises(cldr_speaker.Unspeakable):
     _speaker(code).say(tree)

@@ -54,8 +54,11 @@ def test_classes_of_the_same_name_elsewhere_make_no_binding_ambiguous():
   'binding, answer',
   [
     ('Tiny.max_step = 3', "Tiny has no field 'max_step'; closest: max_steps"),
-    ('MoE8E.ff_dim = 3', 'MoE8E.ff_dim is bound, a value of mt.m4mini.MoE8E, but the model is mt.m4mini.Tiny: write '
-                         r'Tiny.ff_dim \(bindings do not reach subclasses\)'),
+    (
+      'MoE8E.ff_dim = 3',
+      'MoE8E.ff_dim is bound, a value of mt.m4mini.MoE8E, but the model is mt.m4mini.Tiny: write '
+      r'Tiny.ff_dim \(bindings do not reach subclasses\)',
+    ),
     ('mt.m4mini.Dense.ff_dim = 3', 'Dense.ff_dim is bound, a value of mt.m4mini.Dense, .* write Tiny.ff_dim'),
     ('Nobody.ff_dim = 3', "^'Nobody' is not the chosen model; its bindings are written Tiny.<field>"),
     ('Tiny.ff_dim 3', r'^gin could not read a binding: .*\(bindings are written Tiny.max_steps = 100\)'),
@@ -73,7 +76,7 @@ def test_classes_of_the_same_name_elsewhere_make_no_binding_ambiguous():
     ("Tiny.activation_dtype = 'float16'", "activation_dtype must be one of float32, bfloat16; saw 'float16'$"),
     ('Tiny.batch_tokens = 10', f'^{TINY}: batch_tokens must hold num_groups rows of max_length; saw batch_tokens=10'),
   ],
-)  # fmt: skip
+)
 def test_a_bad_binding_gets_the_rule_the_value_and_the_way_out(binding, answer):
   with pytest.raises(UserError, match=answer) as caught:
     configuration.resolve(TINY, (), [binding])
@@ -101,8 +104,12 @@ def test_an_unknown_model_is_answered_with_the_closest_names():
 
 def test_a_saved_configuration_comes_back_equal(tmp_path):
   path = str(tmp_path / 'config.json')
-  bindings = ['Tiny.ff_dim = 48', "Tiny.pairs = 'größe-en'", 'Tiny.boundaries = (64, 192)',
-              'Tiny.split_files = {"dev": "val"}']  # fmt: skip
+  bindings = [
+    'Tiny.ff_dim = 48',
+    "Tiny.pairs = 'größe-en'",
+    'Tiny.boundaries = (64, 192)',
+    'Tiny.split_files = {"dev": "val"}',
+  ]
   saved = configuration.resolve(TINY, (), bindings)
 
   configuration.save(TINY, saved, path)
@@ -132,11 +139,13 @@ def test_a_field_that_is_new_since_takes_its_default(tmp_path):
     ('[]', 'is not a configuration written by the trainer'),
     ('{"model": "mt.m4mini.Tiny"}', 'is not a configuration written by the trainer'),
     ('{"model": "mt.m4mini.Tiny", "values": {"ff_dims": 3}}', "has no field 'ff_dims' in this version; closest: ff_d"),
-    ('{"model": "mt.m4mini.Tiny", "values": {"ff_dim": 0}}', 'config.json: mt.m4mini.Tiny: ff_dim must be at least 1; '
-                                                             'saw 0$'),
+    (
+      '{"model": "mt.m4mini.Tiny", "values": {"ff_dim": 0}}',
+      'config.json: mt.m4mini.Tiny: ff_dim must be at least 1; saw 0$',
+    ),
     ('{"model": "mt.m4mini.Tniy", "values": {}}', "no model is called 'mt.m4mini.Tniy'"),
   ],
-)  # fmt: skip
+)
 def test_a_damaged_configuration_is_named(tmp_path, text, answer):
   path = tmp_path / 'config.json'
   path.write_text(text)

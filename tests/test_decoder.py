@@ -65,7 +65,14 @@ def begun(corpus, tmp_path_factory):
   """A run that nobody trained, with checkpoints of steps 1 and 2 of which 1 is the best; treat it as read-only."""
   run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
   config = configuration.resolve(
-      MODEL, data_dir=str(corpus), source_vocab_size=282, target_vocab_size=280, max_length=32, length_norm_alpha=2.0
+    MODEL,
+    data_dir=str(corpus),
+    source_vocab_size=282,
+    target_vocab_size=280,
+    max_length=32,
+    length_norm_alpha=2.0,
+    encoder_layers=1,
+    decoder_layers=1,
   )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):
@@ -251,14 +258,14 @@ def test_a_damaged_checkpoint_is_refused(run):
 
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
-      'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense: leave --model out': {'model': 'mt.cldr.Dense'},
-      'has no checkpoint of step 7; there: 1, 2': {'step': 7},
-      'each choose a checkpoint: give one of them': {'step': 1, 'best': True},
-      'beam_size must be at least 1; saw 0': {'beam_size': 0},
-      'length_norm_alpha must be at least 0; saw -1': {'length_norm_alpha': -1.0},
-      "no pair of .* matches 'zz-en'": {'pairs': 'zz-en'},
-      'no file nosuch.xx': {'split': 'nosuch'},
-      'data_dir must be an existing folder; saw .*nowhere': {'data_dir': str(tmp_path / 'nowhere')},
+    'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense: leave --model out': {'model': 'mt.cldr.Dense'},
+    'has no checkpoint of step 7; there: 1, 2': {'step': 7},
+    'each choose a checkpoint: give one of them': {'step': 1, 'best': True},
+    'beam_size must be at least 1; saw 0': {'beam_size': 0},
+    'length_norm_alpha must be at least 0; saw -1': {'length_norm_alpha': -1.0},
+    "no pair of .* matches 'zz-en'": {'pairs': 'zz-en'},
+    'no file nosuch.xx': {'split': 'nosuch'},
+    'data_dir must be an existing folder; saw .*nowhere': {'data_dir': str(tmp_path / 'nowhere')},
   }
   for message, options in wrong.items():
     with pytest.raises(UserError, match=message):

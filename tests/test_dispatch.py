@@ -15,8 +15,14 @@ WAYS = sorted(DISPATCHERS)
 
 def routing_of(expert_GSR, slot_GSR, weight_GSR, num_experts, capacity):
   """A Routing written down by hand."""
-  return Routing(tf.constant(expert_GSR), tf.constant(slot_GSR), tf.constant(weight_GSR, tf.float32),
-                 num_experts, capacity, stats=None)  # fmt: skip
+  return Routing(
+    tf.constant(expert_GSR),
+    tf.constant(slot_GSR),
+    tf.constant(weight_GSR, tf.float32),
+    num_experts,
+    capacity,
+    stats=None,
+  )
 
 
 def random_routing(seed, groups=3, size=10, num_experts=4, capacity=3):

@@ -27,10 +27,15 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
   """Algorithm 1 token by token, with the departures that DESIGN.md lists. Returns a dict of numpy values."""
   groups, size, num_experts = logits_GSE.shape
   out = {
-      'expert': np.zeros([groups, size, 2], int), 'slot': np.zeros([groups, size, 2], int),
-      'weight': np.zeros([groups, size, 2]), 'tokens_E': np.zeros(num_experts),
-      'first_dropped': 0, 'second_dropped': 0, 'second_skipped': 0, 'tokens': 0,
-  }  # fmt: skip
+    'expert': np.zeros([groups, size, 2], int),
+    'slot': np.zeros([groups, size, 2], int),
+    'weight': np.zeros([groups, size, 2]),
+    'tokens_E': np.zeros(num_experts),
+    'first_dropped': 0,
+    'second_dropped': 0,
+    'second_skipped': 0,
+    'tokens': 0,
+  }
   losses, entropies = [], []
   for g in range(groups):
     count_E, first_count_E, mean_gate_E = np.zeros(num_experts, int), np.zeros(num_experts), np.zeros(num_experts)
@@ -67,10 +72,15 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
 
 
 def test_four_tokens_by_hand():
-  routing = gate([[0.6, 0.3, 0.1],  # experts 0, 1
-                  [0.5, 0.1, 0.4],  # experts 0, 2
-                  [0.2, 0.7, 0.1],  # experts 1, 0
-                  [0.8, 0.1, 0.1]], capacity=2)  # fmt: skip
+  routing = gate(
+    [
+      [0.6, 0.3, 0.1],  # experts 0, 1
+      [0.5, 0.1, 0.4],  # experts 0, 2
+      [0.2, 0.7, 0.1],  # experts 1, 0
+      [0.8, 0.1, 0.1],
+    ],
+    capacity=2,
+  )
   np.testing.assert_array_equal(routing.expert_GSR[0], [[0, 1], [0, 2], [1, 0], [0, 1]])
   # First choices in order: expert 0 gets tokens 0, 1 and has no room for 3; expert 1 gets 2.
   # Second choices behind them: token 0 is the second of expert 1; token 1 the first of expert 2; token 2 finds three
@@ -132,8 +142,12 @@ def test_randomly_skipped_second_choice_takes_no_slot():
 def test_padding_takes_no_slot_and_counts_in_no_statistic():
   real = [[0.6, 0.3, 0.1], [0.5, 0.1, 0.4], [0.2, 0.7, 0.1]]
   alone = gate(real, capacity=2, noise_S=[0.1, 0.9, 0.5])
-  padded = gate([real[0], [0.9, 0.05, 0.05], real[1], [0.9, 0.05, 0.05], real[2]],
-                paddings_S=[0, 1, 0, 1, 0], capacity=2, noise_S=[0.1, 0, 0.9, 0, 0.5])  # fmt: skip
+  padded = gate(
+    [real[0], [0.9, 0.05, 0.05], real[1], [0.9, 0.05, 0.05], real[2]],
+    paddings_S=[0, 1, 0, 1, 0],
+    capacity=2,
+    noise_S=[0.1, 0, 0.9, 0, 0.5],
+  )
   np.testing.assert_array_equal(padded.weight_GSR[0, 1::2], np.zeros([2, 2]))
   for field in ('expert_GSR', 'slot_GSR', 'weight_GSR'):
     np.testing.assert_array_equal(getattr(padded, field)[0, ::2], getattr(alone, field)[0])
@@ -171,8 +185,9 @@ def test_a_batch_of_padding_only_is_finite():
 
 
 def test_entropy_is_log_e_where_the_gate_is_undecided():
-  np.testing.assert_allclose(gating.top2_gating(tf.zeros([1, 2, 8]), tf.zeros([1, 2])).stats.entropy, math.log(8),
-                             rtol=1e-6)  # fmt: skip
+  np.testing.assert_allclose(
+    gating.top2_gating(tf.zeros([1, 2, 8]), tf.zeros([1, 2])).stats.entropy, math.log(8), rtol=1e-6
+  )
 
 
 def test_without_a_capacity_nothing_is_dropped():
@@ -209,8 +224,11 @@ def test_agrees_with_algorithm_1_token_by_token(groups, size, num_experts, capac
   for field, value in routing.stats._asdict().items():
     np.testing.assert_allclose(value, plain[field], rtol=1e-5, atol=1e-5, err_msg=field)
   # A slot holds one token.
-  seats = [(g, *seat) for g, s, r in np.argwhere(kept)
-           for seat in [(int(routing.expert_GSR[g, s, r]), int(routing.slot_GSR[g, s, r]))]]  # fmt: skip
+  seats = [
+    (g, *seat)
+    for g, s, r in np.argwhere(kept)
+    for seat in [(int(routing.expert_GSR[g, s, r]), int(routing.slot_GSR[g, s, r]))]
+  ]
   assert len(set(seats)) == len(seats)
 
 
@@ -260,9 +278,16 @@ def test_no_slot_is_refused():
     gating.top2_gating(tf.zeros([1, 2, 4]), tf.zeros([1, 2]), capacity=0)
 
 
-@pytest.mark.parametrize('size, experts, factor, slots', [
-    (8, 4, 2.0, 4), (9, 4, 2.0, 5), (1, 64, 2.0, 1), (10, 3, 1.25, 5), (100, 2, 1.1, 55),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  'size, experts, factor, slots',
+  [
+    (8, 4, 2.0, 4),
+    (9, 4, 2.0, 5),
+    (1, 64, 2.0, 1),
+    (10, 3, 1.25, 5),
+    (100, 2, 1.1, 55),
+  ],
+)
 def test_capacity_rounds_up_and_is_one_at_least(size, experts, factor, slots):
   assert gating.expert_capacity(size, experts, factor) == slots
   assert int(gating.expert_capacity(tf.constant(size), experts, factor)) == slots

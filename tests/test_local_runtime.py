@@ -46,8 +46,11 @@ def batch_at(step):
 
 def state_arrays(runtime):
   state = runtime.state()
-  return {'step': state['step'].numpy(), **{n: w.numpy() for n, w in state['weights'].items()},
-          **{f'slots/{n}': s.numpy() for n, s in state['slots'].items()}}  # fmt: skip
+  return {
+    'step': state['step'].numpy(),
+    **{n: w.numpy() for n, w in state['weights'].items()},
+    **{f'slots/{n}': s.numpy() for n, s in state['slots'].items()},
+  }
 
 
 @pytest.fixture(scope='module')

@@ -17,16 +17,32 @@ from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
 
 # The large alpha asks for long translations, which models that were not trained do not give of their own accord.
-CONFIG = MtConfig(model_dim=16, ff_dim=32, num_heads=2, head_dim=8, encoder_layers=2, decoder_layers=2, num_experts=4,
-                  num_groups=4, source_vocab_size=40, target_vocab_size=30, batch_tokens=256, max_length=24,
-                  decode_ratio=1.0, decode_extra=3, length_norm_alpha=2.0)  # fmt: skip
+CONFIG = MtConfig(
+  model_dim=16,
+  ff_dim=32,
+  num_heads=2,
+  head_dim=8,
+  encoder_layers=2,
+  decoder_layers=2,
+  num_experts=4,
+  num_groups=4,
+  source_vocab_size=40,
+  target_vocab_size=30,
+  batch_tokens=256,
+  max_length=24,
+  decode_ratio=1.0,
+  decode_extra=3,
+  length_norm_alpha=2.0,
+)
 
 
 def variables(config, seed, scale=2.0):
   """Initial weights, made larger so that translations differ and no two score the same."""
   initial = weights_lib.initialize(config.task().weights(), seed)
-  return {name: tf.Variable(scale * w if name.endswith(('table', 'wi', 'wo', 'wq', 'wk', 'wv')) else w)
-          for name, w in initial.items()}  # fmt: skip
+  return {
+    name: tf.Variable(scale * w if name.endswith(('table', 'wi', 'wo', 'wq', 'wk', 'wv')) else w)
+    for name, w in initial.items()
+  }
 
 
 def source_batch(sentences, length, empty_rows=0):
@@ -57,16 +73,26 @@ class Search:
     """For each row the list of (ids, log_prob, score) of its hypotheses."""
     h = tf.nest.map_structure(lambda t: t.numpy(), self._run(source_batch(sentences, length, empty_rows)))
     rows, width = h.lengths_BW.shape
-    return [[(h.ids_BWT[b, w, : h.lengths_BW[b, w]].tolist(), h.log_probs_BW[b, w], h.scores_BW[b, w])
-             for w in range(width) if h.lengths_BW[b, w]] for b in range(rows)]  # fmt: skip
+    return [
+      [
+        (h.ids_BWT[b, w, : h.lengths_BW[b, w]].tolist(), h.log_probs_BW[b, w], h.scores_BW[b, w])
+        for w in range(width)
+        if h.lengths_BW[b, w]
+      ]
+      for b in range(rows)
+    ]
 
   def teacher_forced(self, source, target):
     """log p of a target as training sees it: whole rows, no cache."""
     batch = source_batch([source], len(source))
     row = lambda ids: tf.constant([ids], tf.int32)
     n = len(target)
-    batch |= {'tgt_inputs': row([1, *target[:-1]]), 'tgt_labels': row(target), 'tgt_segments': row([1] * n),
-              'tgt_positions': row(list(range(n)))}  # fmt: skip
+    batch |= {
+      'tgt_inputs': row([1, *target[:-1]]),
+      'tgt_labels': row(target),
+      'tgt_segments': row([1] * n),
+      'tgt_positions': row(list(range(n))),
+    }
     return self.model.score(self.theta, batch).numpy()[0]
 
 
@@ -121,8 +147,14 @@ def vocab(vocab_file):
 
 @pytest.fixture
 def config(vocab):
-  return dataclasses.replace(CONFIG, source_vocab=vocab.path, target_vocab=vocab.path, tag_target=True,
-                             source_vocab_size=vocab.size, target_vocab_size=vocab.size)  # fmt: skip
+  return dataclasses.replace(
+    CONFIG,
+    source_vocab=vocab.path,
+    target_vocab=vocab.path,
+    tag_target=True,
+    source_vocab_size=vocab.size,
+    target_vocab_size=vocab.size,
+  )
 
 
 @pytest.fixture
@@ -223,12 +255,3 @@ def test_a_model_of_one_language_takes_no_tag(config, vocab):
   assert decoding.choose_target(untagged, vocab, None) is None
   with pytest.raises(UserError, match='one target language and takes no tag; saw --target=de: leave it out'):
     decoding.choose_target(untagged, vocab, 'de')
-
-
-def test_whether_there_are_tags_is_read_off_the_corpus_or_else_the_vocabulary(config, vocab, tmp_path):
-  asks = dataclasses.replace(config, tag_target=None, data_dir=str(tmp_path))
-  assert decoding.uses_tags(asks, vocab)  # no corpus there
-  (tmp_path / 'en-de').mkdir()
-  for side in ('en', 'de'):
-    (tmp_path / 'en-de' / f'train.{side}').write_text('1\n')
-  assert not decoding.uses_tags(asks, vocab)  # trained on one language, with a vocabulary made for two

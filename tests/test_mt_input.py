@@ -188,7 +188,9 @@ def test_a_tag_comes_first_and_counts_as_a_position(world):
 def test_several_target_languages_are_told_apart_by_tags(tmp_path):
   for name in ('de-en', 'en-de'):
     source, target = name.split('-')
-    write_pair(tmp_path, name, 'train', [sentence(source, i) for i in range(80)], [sentence(target, i) for i in range(80)])
+    write_pair(
+      tmp_path, name, 'train', [sentence(source, i) for i in range(80)], [sentence(target, i) for i in range(80)]
+    )
   vocab_path = train_vocab(corpus.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310, quiet=True)
   config = DataConfig(data_dir=str(tmp_path), source_vocab=vocab_path, target_vocab=vocab_path, max_length=40)
   vocab = Vocab(vocab_path)

@@ -20,24 +20,26 @@ from lingvo_moe.layers.transformer import Stack
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
-ENCODER = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2),
-                residual_dropout=0.1)  # fmt: skip
+ENCODER = Stack(
+  2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2), residual_dropout=0.1
+)
 MODEL = TranslationModel(
-    encoder=ENCODER,
-    decoder=dataclasses.replace(ENCODER, cross_attention=True),
-    source_embedding=Embedding(SOURCE_VOCAB, 8),
-    target_embedding=Embedding(TARGET_VOCAB, 8),
-    input_dropout=0.1,
-    label_smoothing=0.1,
-    z_loss_weight=1e-3,
-)  # fmt: skip
+  encoder=ENCODER,
+  decoder=dataclasses.replace(ENCODER, cross_attention=True),
+  source_embedding=Embedding(SOURCE_VOCAB, 8),
+  target_embedding=Embedding(TARGET_VOCAB, 8),
+  input_dropout=0.1,
+  label_smoothing=0.1,
+  z_loss_weight=1e-3,
+)
 
 
 def theta_of(model):
   """Weights that leave nothing at 0 or 1, with gates that are decided."""
   flat = weights.flatten(model.weights())
-  return weights.unflatten({name: tf.random.stateless_normal(spec.shape, [7, i]) * 0.4
-                            for i, (name, spec) in enumerate(flat.items())})  # fmt: skip
+  return weights.unflatten(
+    {name: tf.random.stateless_normal(spec.shape, [7, i]) * 0.4 for i, (name, spec) in enumerate(flat.items())}
+  )
 
 
 THETA = theta_of(MODEL)
@@ -68,8 +70,14 @@ PAIRS = [([5, 6, 7, 2], [4, 5]), ([8, 2], [6, 7, 8, 9]), ([11, 12, 13, 14, 15, 2
 
 def test_names_of_the_weights_are_those_of_a_checkpoint():
   names = set(weights.flatten(MODEL.weights()))
-  assert {'source_embedding/table', 'target_embedding/table', 'encoder/layer_00/ffn/wi', 'decoder/layer_01/moe/wi',
-          'decoder/layer_00/cross_attention/wq', 'encoder/norm/scale'} <= names  # fmt: skip
+  assert {
+    'source_embedding/table',
+    'target_embedding/table',
+    'encoder/layer_00/ffn/wi',
+    'decoder/layer_01/moe/wi',
+    'decoder/layer_00/cross_attention/wq',
+    'encoder/norm/scale',
+  } <= names
 
 
 def test_a_shared_embedding_is_one_table():
@@ -93,9 +101,18 @@ def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_does():
 
 
 @hypothesis.settings(max_examples=5)
-@hypothesis.given(st.lists(st.tuples(st.lists(st.integers(3, SOURCE_VOCAB - 1), min_size=1, max_size=6),
-                                     st.lists(st.integers(3, TARGET_VOCAB - 1), max_size=5)), min_size=1, max_size=4),
-                  st.integers(0, 3), st.integers(0, 3))  # fmt: skip
+@hypothesis.given(
+  st.lists(
+    st.tuples(
+      st.lists(st.integers(3, SOURCE_VOCAB - 1), min_size=1, max_size=6),
+      st.lists(st.integers(3, TARGET_VOCAB - 1), max_size=5),
+    ),
+    min_size=1,
+    max_size=4,
+  ),
+  st.integers(0, 3),
+  st.integers(0, 3),
+)
 def test_logits_depend_on_their_own_pair_and_on_no_neighbour_or_padding(pairs, more_padding, more_rows):
   src_length = max(len(s) for s, _ in pairs) + more_padding
   tgt_length = max(len(t) for _, t in pairs) + 1 + more_padding
@@ -144,8 +161,9 @@ def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_m
 
 def test_training_smooths_the_labels():
   plain = dataclasses.replace(ENCODER, moe=None, residual_dropout=0.0, attention=Attention(8, 2, 4))
-  model = dataclasses.replace(MODEL, encoder=plain, decoder=dataclasses.replace(plain, cross_attention=True),
-                              input_dropout=0.0, z_loss_weight=0.0)  # fmt: skip
+  model = dataclasses.replace(
+    MODEL, encoder=plain, decoder=dataclasses.replace(plain, cross_attention=True), input_dropout=0.0, z_loss_weight=0.0
+  )
   theta, batch = theta_of(model), make_batch([[PAIRS[0]]])
   loss, _ = model.loss(theta, batch, prng.key(0))
   log_p = tf.nn.log_softmax(model.logits(theta, batch)[0])[0].numpy()

@@ -42,7 +42,9 @@ def test_chinese_is_split_by_character(language):
 
 
 @pytest.mark.parametrize(('language', 'module', 'name'), [('jpn', 'MeCab', 'ja-mecab'), ('ko', 'mecab_ko', 'ko-mecab')])
-def test_japanese_and_korean_are_split_by_mecab_or_where_it_is_missing_by_character(language, module, name, monkeypatch):
+def test_japanese_and_korean_are_split_by_mecab_or_where_it_is_missing_by_character(
+  language, module, name, monkeypatch
+):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda m: None if m == module else 1 / 0)
   assert scoring.bleu_tokenizer(language) == 'char'
   monkeypatch.setattr(importlib.util, 'find_spec', lambda m: m == module)
@@ -56,12 +58,12 @@ def test_the_mean_is_over_pairs():
 
 def test_a_table_has_every_pair_then_signatures_then_the_mean():
   assert scoring.table({'b-en': scores(20.04, 4.0), 'long-name-en': scores(10.0)}).splitlines() == [
-      'pair          sentences   BLEU   chrF  copy BLEU',
-      'b-en                100   20.0   40.1        4.0',
-      'long-name-en        100   10.0   20.0        1.0',
-      'BLEU|tok:13a',
-      'chrF2|nc:6',
-      'mean BLEU 15.0 over 2 languages (copying the source: 2.5)',
+    'pair          sentences   BLEU   chrF  copy BLEU',
+    'b-en                100   20.0   40.1        4.0',
+    'long-name-en        100   10.0   20.0        1.0',
+    'BLEU|tok:13a',
+    'chrF2|nc:6',
+    'mean BLEU 15.0 over 2 languages (copying the source: 2.5)',
   ]
 
 

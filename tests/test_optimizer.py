@@ -68,7 +68,9 @@ def test_adafactor_agrees_with_numpy(spec):
 
 def test_adafactor_keeps_a_row_and_a_column_for_every_expert():
   assert {name: (s.shape, s.dims) for name, s in Adafactor().slots(EXPERTS).items()} == {
-      'row': ((3, 4), 'EM'), 'column': ((3, 5), 'EH')}  # fmt: skip
+    'row': ((3, 4), 'EM'),
+    'column': ((3, 5), 'EH'),
+  }
   assert {name: (s.shape, s.dims) for name, s in Adafactor().slots(VECTOR).items()} == {'moment': ((5,), 'M')}
 
 

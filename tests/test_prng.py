@@ -36,9 +36,13 @@ def test_the_same_path_gives_the_same_numbers_whether_traced_or_not():
 
 
 def test_keys_differ_by_seed_step_name_and_layer():
-  paths = [(seed, 'train', step, name, layer)
-           for seed in range(3) for step in (0, 1, 2, 10_000) for name in ('encoder', 'decoder', 'gate')
-           for layer in range(6)]
+  paths = [
+    (seed, 'train', step, name, layer)
+    for seed in range(3)
+    for step in (0, 1, 2, 10_000)
+    for name in ('encoder', 'decoder', 'gate')
+    for layer in range(6)
+  ]
   keys = [int(prng.key(*path)) for path in paths]
   assert len(set(keys)) == len(paths)
 

@@ -23,8 +23,10 @@ class Line:
   noise: float = 0.0
 
   def weights(self):
-    return {'layer': {'w': WeightSpec((2, 3), 'MH', Normal(1.0), factored='MH')},
-            'unused': WeightSpec((4,), 'M', Constant(1.0))}  # fmt: skip
+    return {
+      'layer': {'w': WeightSpec((2, 3), 'MH', Normal(1.0), factored='MH')},
+      'unused': WeightSpec((4,), 'M', Constant(1.0)),
+    }
 
   def loss(self, theta, batch, key=None):
     x = batch['x']
@@ -57,7 +59,10 @@ def test_the_first_state_names_weights_slots_and_step():
   assert state['step'].dtype == tf.int64 and int(state['step']) == 0
   assert {name: tuple(w.shape) for name, w in state['weights'].items()} == {'layer/w': (2, 3), 'unused': (4,)}
   assert {name: tuple(s.shape) for name, s in state['slots'].items()} == {
-      'layer/w/row': (2,), 'layer/w/column': (3,), 'unused/moment': (4,)}  # fmt: skip
+    'layer/w/row': (2,),
+    'layer/w/column': (3,),
+    'unused/moment': (4,),
+  }
   for slot in state['slots'].values():
     np.testing.assert_array_equal(slot, tf.zeros_like(slot))
 
@@ -80,8 +85,9 @@ def test_clipping_shortens_the_gradient_and_reports_its_length_before():
   state['weights']['layer/w'] = tf.constant([[1.0, 0, 0], [0, 1, 0]])
   new, metrics = program(clip_norm=1.0).train_step(state, BATCH)
   np.testing.assert_allclose(metrics['grad_norm'], 10)
-  np.testing.assert_allclose(state['weights']['layer/w'] - new['weights']['layer/w'],
-                             0.1 * np.outer([1, 2], [0, 4, 2]) / 10, atol=1e-6)  # fmt: skip
+  np.testing.assert_allclose(
+    state['weights']['layer/w'] - new['weights']['layer/w'], 0.1 * np.outer([1, 2], [0, 4, 2]) / 10, atol=1e-6
+  )
 
 
 def test_a_step_is_a_function_of_seed_and_step():

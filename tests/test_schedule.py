@@ -13,8 +13,9 @@ def rate(f, step):
 
 
 # `step` counts the updates made before: the first has step 0 and t = 1.
-@pytest.mark.parametrize('step, expected', [
-    (0, 0.01), (5000, 0.01), (9999, 0.01), (10_000, 10_001**-0.5), (39_999, 0.005), (999_999, 0.001)])  # fmt: skip
+@pytest.mark.parametrize(
+  'step, expected', [(0, 0.01), (5000, 0.01), (9999, 0.01), (10_000, 10_001**-0.5), (39_999, 0.005), (999_999, 0.001)]
+)
 def test_the_papers_rate_is_one_hundredth_for_10000_steps_then_falls_as_the_square_root(step, expected):
   assert rate(schedule.InverseSquareRoot(1.0, 10_000), step) == pytest.approx(expected, rel=1e-6)
 

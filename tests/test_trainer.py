@@ -22,8 +22,13 @@ from lingvo_moe import trainer
 from lingvo_moe.errors import UserError
 
 MODEL = 'mt.cldr.Tiny'
-BINDINGS = ['Tiny.source_vocab_size = 282', 'Tiny.target_vocab_size = 280', 'Tiny.eval_every = 4',
-            'Tiny.encoder_layers = 2', 'Tiny.decoder_layers = 2']  # fmt: skip
+BINDINGS = [
+  'Tiny.source_vocab_size = 282',
+  'Tiny.target_vocab_size = 280',
+  'Tiny.eval_every = 4',
+  'Tiny.encoder_layers = 2',
+  'Tiny.decoder_layers = 2',
+]
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 
 
@@ -42,8 +47,14 @@ def corpus(tmp_path_factory):
 def train(corpus, logdir, max_steps, bindings=(), **values):
   if not flags.FLAGS.is_parsed():
     flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
-  with flagsaver.flagsaver(model=MODEL, logdir=str(logdir), data_dir=str(corpus), max_steps=max_steps,
-                           gin_bindings=[*BINDINGS, *bindings], **values):  # fmt: skip
+  with flagsaver.flagsaver(
+    model=MODEL,
+    logdir=str(logdir),
+    data_dir=str(corpus),
+    max_steps=max_steps,
+    gin_bindings=[*BINDINGS, *bindings],
+    **values,
+  ):
     handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
       return trainer.main([])
@@ -88,15 +99,22 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
   lines = [json.loads(line) for line in (whole / 'train.jsonl').read_text().splitlines()]
   assert [line['step'] for line in lines] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
   assert {'loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'input_wait_share'} <= lines[0].keys()
-  assert {f'moe/{stack}/layer_01/{what}' for stack in ('encoder', 'decoder')
-          for what in ('aux_loss', 'second_dropped', 'entropy')} <= lines[0].keys()  # fmt: skip
+  assert {
+    f'moe/{stack}/layer_01/{what}'
+    for stack in ('encoder', 'decoder')
+    for what in ('aux_loss', 'second_dropped', 'entropy')
+  } <= lines[0].keys()
   assert lines[4].keys() == {'step', 'dev_loss', 'dev_perplexity'}
 
 
 def test_the_event_file_holds_the_same_scalars(whole):
   events = [f for f in os.listdir(whole) if f.startswith('events.')]
-  found = [(e.step, v.simple_value) for e in tf.compat.v1.train.summary_iterator(str(whole / events[0]))
-           for v in e.summary.value if v.tag == 'loss']  # fmt: skip
+  found = [
+    (e.step, v.simple_value)
+    for e in tf.compat.v1.train.summary_iterator(str(whole / events[0]))
+    for v in e.summary.value
+    if v.tag == 'loss'
+  ]
   assert [step for step, _ in found] == list(range(1, 9))
   assert dict(found) == pytest.approx(dict(losses(whole)))
 
@@ -154,15 +172,26 @@ def test_a_run_does_not_go_on_as_another_model(corpus, whole):
 
 
 def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, capsys):
-  train(corpus, tmp_path, 0, ['Tiny.num_experts = 4', f'Tiny.source_vocab = "{whole}/vocab/source.model"',
-                              f'Tiny.target_vocab = "{whole}/vocab/target.model"'], init_from=str(whole))  # fmt: skip
+  train(
+    corpus,
+    tmp_path,
+    0,
+    [
+      'Tiny.num_experts = 4',
+      f'Tiny.source_vocab = "{whole}/vocab/source.model"',
+      f'Tiny.target_vocab = "{whole}/vocab/target.model"',
+    ],
+    init_from=str(whole),
+  )
   told = capsys.readouterr().err
   assert 'not taken: encoder/layer_01/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
   assert f'weights taken from {whole}/checkpoints/step_' in told
 
 
 def test_a_vocabulary_must_fit_the_model(corpus, whole, tmp_path):
-  with pytest.raises(UserError, match='saw source_vocab_size=282, but .*whole.*target.model has 280: bind source_vocab_size'):
+  with pytest.raises(
+    UserError, match='saw source_vocab_size=282, but .*whole.*target.model has 280: bind source_vocab_size'
+  ):
     train(corpus, tmp_path, 1, [f'Tiny.source_vocab = "{whole}/vocab/target.model"'])
 
 
@@ -176,8 +205,16 @@ def test_a_log_directory_must_be_writable(corpus, tmp_path):
 def test_a_killed_run_goes_on_to_the_same_losses_bit_for_bit(corpus, tmp_path):
   def command(logdir):
     flags = [f'--gin_bindings={b}' for b in [*BINDINGS, 'Tiny.save_every = 3', 'Tiny.eval_every = 20']]
-    return [sys.executable, '-m', 'lingvo_moe.trainer', f'--model={MODEL}', f'--logdir={logdir}',
-            f'--data_dir={corpus}', '--max_steps=40', *flags]  # fmt: skip
+    return [
+      sys.executable,
+      '-m',
+      'lingvo_moe.trainer',
+      f'--model={MODEL}',
+      f'--logdir={logdir}',
+      f'--data_dir={corpus}',
+      '--max_steps=40',
+      *flags,
+    ]
 
   subprocess.run(command(tmp_path / 'whole'), check=True, capture_output=True)
   killed = subprocess.Popen(command(tmp_path / 'killed'), stderr=subprocess.DEVNULL)

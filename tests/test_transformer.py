@@ -27,8 +27,9 @@ DECODER = dataclasses.replace(ENCODER, cross_attention=True)
 def theta_of(part, seed=0):
   """Weights that leave nothing at 0 or 1, so that a forgotten bias shows."""
   flat = weights.flatten(part.weights())
-  return weights.unflatten({name: tf.random.stateless_normal(spec.shape, [seed, i]) * 0.5
-                            for i, (name, spec) in enumerate(flat.items())})  # fmt: skip
+  return weights.unflatten(
+    {name: tf.random.stateless_normal(spec.shape, [seed, i]) * 0.5 for i, (name, spec) in enumerate(flat.items())}
+  )
 
 
 def some_input(rows, length, seed=0):
@@ -40,8 +41,10 @@ def norm(theta, x):
   return x / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * theta['scale'] + theta['bias']
 
 
-@pytest.mark.parametrize('every, layers', [(2, ['layer_01', 'layer_03']), (1, [f'layer_{i:02d}' for i in range(5)]),
-                                           (3, ['layer_02']), (0, [])])  # fmt: skip
+@pytest.mark.parametrize(
+  'every, layers',
+  [(2, ['layer_01', 'layer_03']), (1, [f'layer_{i:02d}' for i in range(5)]), (3, ['layer_02']), (0, [])],
+)
 def test_experts_stand_in_every_kth_layer_the_last_of_each_k(every, layers):
   stack = Stack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
   assert [name for name, layer in stack.layers.items() if layer.is_moe] == layers
@@ -56,7 +59,12 @@ def test_a_decoder_layer_owns_these_weights():
   names = set(weights.flatten(DECODER.layers['layer_01'].weights()))
   attention = ('norm/scale', 'norm/bias', 'wq', 'bq', 'wk', 'wv', 'bv', 'wo', 'bo')
   assert names == {f'{part}/{name}' for part in ('attention', 'cross_attention') for name in attention} | {
-      'moe/norm/scale', 'moe/norm/bias', 'moe/gate', 'moe/wi', 'moe/wo'}  # fmt: skip
+    'moe/norm/scale',
+    'moe/norm/bias',
+    'moe/gate',
+    'moe/wi',
+    'moe/wo',
+  }
 
 
 def test_layer_norm_agrees_with_numpy():
@@ -113,8 +121,11 @@ def test_residual_dropout_needs_a_key_and_differs_by_layer_and_branch():
   assert np.any(np.abs(dropped - ENCODER(theta, x, ones)[0]) > 0.01)
   np.testing.assert_array_equal(dropped, stack(theta, x, ones, key=prng.key(0))[0])
   key = prng.key(0)
-  masks = [stack.layers['layer_00']._dropout(tf.ones([8, 8]), prng.fold(key, number), branch).numpy()
-           for number in range(2) for branch in ('attention', 'ffn')]  # fmt: skip
+  masks = [
+    stack.layers['layer_00']._dropout(tf.ones([8, 8]), prng.fold(key, number), branch).numpy()
+    for number in range(2)
+    for branch in ('attention', 'ffn')
+  ]
   assert len({mask.tobytes() for mask in masks}) == 4
 
 

@@ -37,8 +37,17 @@ def make_run(folder, pairs):
     (folder / 'corpus' / pair / f'train.{target}').write_text('\n'.join(targets) + '\n')
     (folder / 'corpus' / pair / f'train.{source}').write_text('\n'.join(t[::-1] for t in targets) + '\n')
   run = RunDir(str(folder / 'log'))
-  config = configuration.resolve(MODEL, data_dir=str(folder / 'corpus'), pairs='', source_vocab_size=286,
-                                 target_vocab_size=280, max_length=32, length_norm_alpha=2.0)  # fmt: skip
+  config = configuration.resolve(
+    MODEL,
+    data_dir=str(folder / 'corpus'),
+    pairs='',
+    source_vocab_size=286,
+    target_vocab_size=280,
+    max_length=32,
+    length_norm_alpha=2.0,
+    encoder_layers=1,
+    decoder_layers=1,
+  )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):
     state = dataclasses.replace(config.program(), seed=step).init()
@@ -157,11 +166,11 @@ def test_a_model_of_several_languages_must_be_told_which(many):
 
 def test_mistakes_are_answered(run, tmp_path):
   wrong = {
-      'one target language and takes no tag; saw --target=en': {'target': 'en'},
-      'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
-      'has no checkpoint of step 7; there: 1, 2': {'step': 7},
-      'each choose a checkpoint': {'step': 1, 'best': True},
-      'beam_size must be at least 1; saw 0': {'beam_size': 0},
+    'one target language and takes no tag; saw --target=en': {'target': 'en'},
+    'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
+    'has no checkpoint of step 7; there: 1, 2': {'step': 7},
+    'each choose a checkpoint': {'step': 1, 'best': True},
+    'beam_size must be at least 1; saw 0': {'beam_size': 0},
   }
   for message, options in wrong.items():
     with pytest.raises(UserError, match=message):

@@ -49,11 +49,14 @@ def test_an_initial_value_depends_on_seed_and_name_and_nothing_else():
 
 
 def test_initial_values_have_the_spread_they_promise():
-  drawn = weights.initialize({
+  drawn = weights.initialize(
+    {
       'normal': WeightSpec((100, 100), 'MH', weights.Normal(0.5)),
       'uniform': WeightSpec((100, 100), 'MH', weights.fan_in_uniform(20, 30)),
       'constant': WeightSpec((3,), 'M', weights.Constant(1.5)),
-  }, seed=1)  # fmt: skip
+    },
+    seed=1,
+  )
   assert abs(np.std(drawn['normal']) - 0.5) < 0.02
   limit = math.sqrt(6 / 50)
   assert np.all(np.abs(drawn['uniform']) <= limit) and np.max(drawn['uniform']) > 0.99 * limit

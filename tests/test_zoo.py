@@ -63,12 +63,12 @@ def test_a_token_uses_two_experts_a_layer_one_source_row_and_the_whole_softmax()
 
 
 def test_a_dense_model_with_one_vocabulary_uses_all_it_has():
-  specs = specs_of('mt.multi30k.Tiny')
+  specs = specs_of('mt.multi30k.EnDe')
 
   assert sizes.count_per_token(specs) == sizes.count(specs)
 
 
-@pytest.mark.parametrize('name', ['mt.m4.MoE128E12LTiny', 'mt.m4.T96LTiny', 'mt.multi30k.Tiny'])
+@pytest.mark.parametrize('name', ['mt.m4.MoE128E12LTiny', 'mt.m4.T96LTiny', 'mt.multi30k.EnDe'])
 def test_parts_are_where_they_are_said_to_be(name):
   config = registry.get(name)()
   parts = sizes.parts(config.task().weights())
@@ -85,8 +85,17 @@ def test_parts_are_where_they_are_said_to_be(name):
   assert parts['decoder/norms'] == (3 * config.decoder_layers + 1) * 2 * m
 
 
-@pytest.mark.parametrize('number, text', [(0, '0'), (999, '999'), (585_400, '585k'), (18_949_000, '18.9M'),
-                                          (1_400_000_000, '1.4B'), (1_032_212_709_376, '1.03T')])  # fmt: skip
+@pytest.mark.parametrize(
+  'number, text',
+  [
+    (0, '0'),
+    (999, '999'),
+    (585_400, '585k'),
+    (18_949_000, '18.9M'),
+    (1_400_000_000, '1.4B'),
+    (1_032_212_709_376, '1.03T'),
+  ],
+)
 def test_counts_are_shortened_to_three_digits(number, text):
   assert sizes.short(number) == text
 
@@ -124,8 +133,20 @@ def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
   differing = {f.name for f in dataclasses.fields(giant) if getattr(giant, f.name) != getattr(tiny, f.name)}
 
   assert differing <= {
-    'source_vocab_size', 'target_vocab_size', 'max_length', 'batch_tokens', 'num_groups', 'model_dim', 'ff_dim',
-    'num_heads', 'head_dim', 'num_experts', 'encoder_layers', 'decoder_layers', 'max_steps'}  # fmt: skip
+    'source_vocab_size',
+    'target_vocab_size',
+    'max_length',
+    'batch_tokens',
+    'num_groups',
+    'model_dim',
+    'ff_dim',
+    'num_heads',
+    'head_dim',
+    'num_experts',
+    'encoder_layers',
+    'decoder_layers',
+    'max_steps',
+  }
   assert sizes.count(tiny.task().weights()) < 1e6
   assert bool(giant.num_experts) == bool(tiny.num_experts)
 
@@ -190,8 +211,14 @@ def test_every_tiny_model_takes_a_training_step(name):
 def test_bfloat16_activations_give_nearly_the_loss_and_gradients_of_float32(dispatch):
   def step(dtype):
     config = registry.get('mt.m4.MoE2048E60LTiny')(
-      source_vocab_size=40, target_vocab_size=30, encoder_layers=2, decoder_layers=2, num_experts=8,
-      dispatch=dispatch, activation_dtype=dtype)  # fmt: skip
+      source_vocab_size=40,
+      target_vocab_size=30,
+      encoder_layers=2,
+      decoder_layers=2,
+      num_experts=8,
+      dispatch=dispatch,
+      activation_dtype=dtype,
+    )
     program = config.program()
     return program.train_step(program.init(), random_batch(config))[1]
 
@@ -203,8 +230,9 @@ def test_bfloat16_activations_give_nearly_the_loss_and_gradients_of_float32(disp
 
 
 def test_bfloat16_activations_decode_with_a_bfloat16_cache():
-  config = registry.get('mt.m4.MoE2048E60LTiny')(source_vocab_size=40, target_vocab_size=30, encoder_layers=2,
-                                                 decoder_layers=2)  # fmt: skip
+  config = registry.get('mt.m4.MoE2048E60LTiny')(
+    source_vocab_size=40, target_vocab_size=30, encoder_layers=2, decoder_layers=2
+  )
   model = config.task()
   theta = weights_lib.unflatten(config.program().init()['weights'])
   batch = random_batch(config)

@@ -28,8 +28,7 @@ def main(argv):
   languages = FLAGS.languages
   if languages == ['quickstart']:
     languages = cldr_corpus.QUICKSTART_LANGUAGES
-  manifest = cldr_corpus.make_corpus(
-      FLAGS.out_dir, languages, FLAGS.seed, FLAGS.max_pairs, overwrite=FLAGS.overwrite)
+  manifest = cldr_corpus.make_corpus(FLAGS.out_dir, languages, FLAGS.seed, FLAGS.max_pairs, overwrite=FLAGS.overwrite)
   print(cldr_corpus.table(manifest))
   print(f'written to {FLAGS.out_dir}')
 

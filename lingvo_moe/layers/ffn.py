@@ -21,10 +21,10 @@ class FeedForward:
   def weights(self) -> dict:
     m, h = self.model_dim, self.hidden_dim
     return {
-        'wi': WeightSpec((m, h), 'MH', fan_in_uniform(m, h), factored='MH'),
-        'bi': WeightSpec((h,), 'H', Constant(0.0)),
-        'wo': WeightSpec((h, m), 'HM', fan_in_uniform(h, m), factored='HM'),
-        'bo': WeightSpec((m,), 'M', Constant(0.0)),
+      'wi': WeightSpec((m, h), 'MH', fan_in_uniform(m, h), factored='MH'),
+      'bi': WeightSpec((h,), 'H', Constant(0.0)),
+      'wo': WeightSpec((h, m), 'HM', fan_in_uniform(h, m), factored='HM'),
+      'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
 
   def __call__(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:

@@ -63,8 +63,10 @@ def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Rou
   """
   num_experts = logits_GSE.shape[-1]
   if num_experts < 2 or (isinstance(capacity, int) and capacity < 1):
-    raise ValueError(f'top-2 gating needs 2 experts and 1 slot or more; saw num_experts={num_experts}, '
-                     f'capacity={capacity}: add experts, or raise capacity_factor')  # fmt: skip
+    raise ValueError(
+      f'top-2 gating needs 2 experts and 1 slot or more; saw num_experts={num_experts}, '
+      f'capacity={capacity}: add experts, or raise capacity_factor'
+    )
   logits_GSE = tf.cast(logits_GSE, tf.float32)
   real_GS = 1.0 - tf.cast(paddings_GS, tf.float32)
   one_hot = lambda expert_GS: tf.one_hot(expert_GS, num_experts) * real_GS[..., tf.newaxis]
@@ -104,21 +106,21 @@ def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Rou
   tokens = tf.reduce_sum(tokens_G)
   served_GSE = first_GSE * kept1_GS[..., tf.newaxis] + second_GSE * kept2_GS[..., tf.newaxis]
   stats = RoutingStats(
-      aux_loss=_auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G),
-      tokens=tokens,
-      first_dropped=tokens - tf.reduce_sum(kept1_GS),
-      second_dropped=tf.reduce_sum(taken2_GS - kept2_GS),
-      second_skipped=tokens - tf.reduce_sum(taken2_GS),
-      tokens_E=tf.reduce_sum(served_GSE, axis=[0, 1]),
-      entropy=_mean_entropy(logits_GSE, gates_GSE, real_GS, tokens),
+    aux_loss=_auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G),
+    tokens=tokens,
+    first_dropped=tokens - tf.reduce_sum(kept1_GS),
+    second_dropped=tf.reduce_sum(taken2_GS - kept2_GS),
+    second_skipped=tokens - tf.reduce_sum(taken2_GS),
+    tokens_E=tf.reduce_sum(served_GSE, axis=[0, 1]),
+    entropy=_mean_entropy(logits_GSE, gates_GSE, real_GS, tokens),
   )
   return Routing(
-      expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
-      slot_GSR=tf.stack([slot1_GS, slot2_GS], axis=-1),
-      weight_GSR=tf.stack([gate1_GS * kept1_GS, gate2_GS * kept2_GS], axis=-1),
-      num_experts=num_experts,
-      capacity=capacity,
-      stats=stats,
+    expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
+    slot_GSR=tf.stack([slot1_GS, slot2_GS], axis=-1),
+    weight_GSR=tf.stack([gate1_GS * kept1_GS, gate2_GS * kept2_GS], axis=-1),
+    num_experts=num_experts,
+    capacity=capacity,
+    stats=stats,
   )
 
 

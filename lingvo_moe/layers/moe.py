@@ -34,9 +34,9 @@ class MoE:
   def weights(self) -> dict:
     e, m, h = self.num_experts, self.model_dim, self.hidden_dim
     return {
-        'gate': WeightSpec((m, e), 'ME', fan_in_uniform(m, e), factored='ME'),
-        'wi': WeightSpec((e, m, h), 'EMH', fan_in_uniform(m, h), factored='MH'),
-        'wo': WeightSpec((e, h, m), 'EHM', fan_in_uniform(h, m), factored='HM'),
+      'gate': WeightSpec((m, e), 'ME', fan_in_uniform(m, e), factored='ME'),
+      'wi': WeightSpec((e, m, h), 'EMH', fan_in_uniform(m, h), factored='MH'),
+      'wo': WeightSpec((e, h, m), 'EHM', fan_in_uniform(h, m), factored='HM'),
     }
 
   def __call__(self, theta, x_BTM, paddings_BT, key=None) -> tuple[tf.Tensor, gating.RoutingStats]:

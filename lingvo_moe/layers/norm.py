@@ -19,8 +19,8 @@ class LayerNorm:
 
   def weights(self) -> dict:
     return {
-        'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0)),
-        'bias': WeightSpec((self.model_dim,), 'M', Constant(0.0)),
+      'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0)),
+      'bias': WeightSpec((self.model_dim,), 'M', Constant(0.0)),
     }
 
   def __call__(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:

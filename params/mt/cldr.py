@@ -17,7 +17,9 @@ from lingvo_moe.tasks.mt.config import MtConfig
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Dense(MtConfig):
-  """MoE8E's dense twin: as many FLOPs a token (ff_dim is 1.5 times an expert's, in every layer), no experts.
+  """MoE8E's dense twin: 1.72M weights, 948k used by a token.
+
+  Its ff_dim is 1.5 times an expert's, so that a token costs as many FLOPs: two experts in every other layer.
 
   Run:     tools/quickstart --model=mt.cldr.Dense
   Result:  not yet run
@@ -53,7 +55,7 @@ class Dense(MtConfig):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class MoE8E(Dense):
-  """The quickstart's model: 8 experts in every other layer.
+  """The quickstart's model, with 8 experts in every other layer: 2.5M weights, 948k used by a token.
 
   Run:     tools/quickstart
   Result:  not yet run
@@ -67,7 +69,7 @@ class MoE8E(Dense):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Tiny(MoE8E):
-  """MoE8E at the size of a test: the same graph, 4 groups, 4 heads, 8 experts.
+  """MoE8E at the size of a test, 4 groups, 4 heads, 8 experts: 209k weights, 64k used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.cldr.Tiny --logdir=DIR --data_dir=CORPUS
   """

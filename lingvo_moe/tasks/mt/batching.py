@@ -14,8 +14,35 @@ import numpy as np
 from lingvo_moe.tasks.mt.sampling import shuffled
 
 # Steps of a quarter of the power of two below, at least 4. Half as many steps made 6 to 8% more of a batch padding.
-_LADDER = (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
-           896, 1024)  # fmt: skip
+_LADDER = (
+  8,
+  12,
+  16,
+  20,
+  24,
+  28,
+  32,
+  40,
+  48,
+  56,
+  64,
+  80,
+  96,
+  112,
+  128,
+  160,
+  192,
+  224,
+  256,
+  320,
+  384,
+  448,
+  512,
+  640,
+  768,
+  896,
+  1024,
+)
 
 
 class BatchPlan(NamedTuple):
@@ -96,9 +123,7 @@ class Batcher:
     for number, (start, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
       if start < end:
         e = order[start:end]
-        plans.append(
-          BatchPlan(rows, length, e, row[e] - number * rows, segment[e], source_start[e], target_start[e])
-        )
+        plans.append(BatchPlan(rows, length, e, row[e] - number * rows, segment[e], source_start[e], target_start[e]))
     return plans
 
 

@@ -31,10 +31,11 @@ from lingvo_moe.tasks.mt.cldr_speaker import Tree
 # less English, what is nearly English as CLDR has it (Nigerian Pidgin, Filipino, Hindi in Latin letters), constructed
 # languages but Esperanto, and second standards of one language (Norwegian Nynorsk, Serbian in Latin letters, ...).
 LANGUAGES = (
-    'zh hi es ar fr bn pt ru id ur de ja mr vi te ha tr yue sw ta pa fa ko th jv it gu am kn yo ps my pl or uk ml '
-    'ff_Adlm uz sd ms ne ro nl as az so si km af kk ku el hu sv cs ak tg ti bg he ca sr tk sk ks qu ky '
-    'sq da be hr fi no hy mn lo gsw bew ee kab tt scn vec ka lt bs gl kok sl nds lv mk xnr ce brx kea ga et cv sc eo '
-    'eu cy ast fur dz szl lij fy lb is ccp br oc to mi fo gd rm kgp hsb yrl dsb chr nqo').split()
+  'zh hi es ar fr bn pt ru id ur de ja mr vi te ha tr yue sw ta pa fa ko th jv it gu am kn yo ps my pl or uk ml '
+  'ff_Adlm uz sd ms ne ro nl as az so si km af kk ku el hu sv cs ak tg ti bg he ca sr tk sk ks qu ky '
+  'sq da be hr fi no hy mn lo gsw bew ee kab tt scn vec ka lt bs gl kok sl nds lv mk xnr ce brx kea ga et cv sc eo '
+  'eu cy ast fur dz szl lij fy lb is ccp br oc to mi fo gd rm kgp hsb yrl dsb chr nqo'
+).split()
 
 # What the quickstart learns in minutes: 16 languages of 13 scripts, from 6666 training pairs down to 459, among them
 # verb-final, agglutinative and right-to-left ones, so that no two are learnt by the same shortcut.
@@ -54,6 +55,7 @@ _FORMAT = 1  # raise it when the same seed comes to give other text
 @dataclasses.dataclass(frozen=True)
 class Phrase:
   """What to say, and how English says it."""
+
   tree: Tree
   english: str
 
@@ -84,8 +86,9 @@ def resolve_languages(names: Iterable[str] | None) -> list[str]:
       near = dict.fromkeys(known[match] for match in difflib.get_close_matches(wanted, known, n=4, cutoff=0.4))
       labels = [f'{c} ({english.get(c.split("_")[0], c)})' for c in near]
       raise UserError(
-          f'languages are {len(LANGUAGES)} of CLDR\'s codes, such as de, fr or zh; saw {name.strip()!r}: '
-          f'{"closest: " + ", ".join(labels) if labels else "known: " + " ".join(LANGUAGES)}')
+        f"languages are {len(LANGUAGES)} of CLDR's codes, such as de, fr or zh; saw {name.strip()!r}: "
+        f'{"closest: " + ", ".join(labels) if labels else "known: " + " ".join(LANGUAGES)}'
+      )
     chosen.add(code)
   if not chosen:
     raise UserError("no language is named: give codes such as 'de,fr', or leave the flag out for all of them")
@@ -156,12 +159,13 @@ def _half_english(source: str, english: str) -> bool:
 
 
 def make_corpus(
-    out_dir: str,
-    languages: Sequence[str] | None = None,
-    seed: int = DEFAULT_SEED,
-    max_pairs: int = DEFAULT_MAX_PAIRS,
-    overwrite: bool = False,
-    progress: bool = True) -> dict:
+  out_dir: str,
+  languages: Sequence[str] | None = None,
+  seed: int = DEFAULT_SEED,
+  max_pairs: int = DEFAULT_MAX_PAIRS,
+  overwrite: bool = False,
+  progress: bool = True,
+) -> dict:
   """Writes <out_dir>/<code>-en/{train,dev,test}.{<code>,en}, all or nothing.
 
   Args:
@@ -192,8 +196,9 @@ def make_corpus(
       _write(os.path.join(new_dir, f'{code}-en'), code, pairs)
       script = cldr_speaker.script_of(code)
       summary[code] = {
-          'name': english.languages.get(code.split('_')[0], code),
-          'script': {'Hans': 'Han', 'Hant': 'Han'}.get(script) or english.scripts.get(script, script)}
+        'name': english.languages.get(code.split('_')[0], code),
+        'script': {'Hans': 'Han', 'Hant': 'Han'}.get(script) or english.scripts.get(script, script),
+      }
       summary[code].update({split: len(pairs[split]) for split in SPLITS})
     manifest = {'recipe': recipe, 'languages': summary}
     with open(os.path.join(new_dir, _MANIFEST), 'w', encoding='utf-8') as f:
@@ -203,10 +208,8 @@ def make_corpus(
 
 
 def ensure_corpus(
-    out_dir: str,
-    languages: Sequence[str] | None = None,
-    seed: int = DEFAULT_SEED,
-    max_pairs: int = DEFAULT_MAX_PAIRS) -> str:
+  out_dir: str, languages: Sequence[str] | None = None, seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS
+) -> str:
   """Makes the corpus in out_dir unless it is there already, of the same recipe; returns out_dir."""
   manifest = _manifest(out_dir)
   if not manifest or manifest['recipe'] != _recipe(resolve_languages(languages), seed, max_pairs):
@@ -219,20 +222,26 @@ def table(manifest: dict) -> str:
   languages = manifest['languages']
   lines = [f'{"code":8} {"language":20} {"script":16} {"train":>6} {"dev":>5} {"test":>5}']
   for code, row in languages.items():
-    lines.append(
-        f'{code:8} {row["name"]:20} {row["script"]:16} {row["train"]:6} {row["dev"]:5} {row["test"]:5}')
+    lines.append(f'{code:8} {row["name"]:20} {row["script"]:16} {row["train"]:6} {row["dev"]:5} {row["test"]:5}')
   sums = [sum(row[split] for row in languages.values()) for split in SPLITS]
   scripts = len({row['script'] for row in languages.values()})
-  lines.append(f'{"":8} {len(languages):>3} languages        {scripts:>3} scripts      '
-               f'{sums[0]:6} {sums[1]:5} {sums[2]:5}')
+  lines.append(
+    f'{"":8} {len(languages):>3} languages        {scripts:>3} scripts      {sums[0]:6} {sums[1]:5} {sums[2]:5}'
+  )
   return '\n'.join(lines)
 
 
 def _recipe(codes: Sequence[str], seed: int, max_pairs: int) -> dict:
   if max_pairs < 1:
     raise UserError(f'max_pairs={max_pairs}: the largest language needs at least 1 training pair')
-  return {'made_by': 'make_cldr_corpus', 'format': _FORMAT, 'babel': babel.__version__, 'seed': seed,
-          'max_pairs': max_pairs, 'languages': list(codes)}
+  return {
+    'made_by': 'make_cldr_corpus',
+    'format': _FORMAT,
+    'babel': babel.__version__,
+    'seed': seed,
+    'max_pairs': max_pairs,
+    'languages': list(codes),
+  }
 
 
 def _manifest(out_dir: str) -> dict | None:
@@ -253,8 +262,9 @@ def _check_writable(out_dir: str, overwrite: bool) -> dict | None:
   found = sorted(os.listdir(out_dir)) if os.path.isdir(out_dir) else []
   if found and not old and not overwrite:
     raise UserError(
-        f'out_dir={out_dir} holds what this command did not make ({", ".join(found[:3])}'
-        f'{", ..." if len(found) > 3 else ""}): name an empty directory, or say --overwrite to write beside it')
+      f'out_dir={out_dir} holds what this command did not make ({", ".join(found[:3])}'
+      f'{", ..." if len(found) > 3 else ""}): name an empty directory, or say --overwrite to write beside it'
+    )
   return old
 
 

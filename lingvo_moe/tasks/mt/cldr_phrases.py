@@ -14,61 +14,143 @@ import random
 from lingvo_moe.tasks.mt.cldr_speaker import Tree
 
 _TERRITORIES = (
-    'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
-    'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
-    'TN LY SD SN ML GH CI CM AO TZ UG RW ZM ZW MZ MG SO CL PE CO VE EC BO PY UY CU HT JM DO CR PA GT NZ FJ LT LV EE '
-    'BY MD SK SI MK CY MT LU AF TJ TM KG').split()
+  'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
+  'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
+  'TN LY SD SN ML GH CI CM AO TZ UG RW ZM ZW MZ MG SO CL PE CO VE EC BO PY UY CU HT JM DO CR PA GT NZ FJ LT LV EE '
+  'BY MD SK SI MK CY MT LU AF TJ TM KG'
+).split()
 _LANGUAGES = (
-    'en zh hi es fr ar bn ru pt ur id de ja mr te tr ta vi ko it fa pl uk ro nl el hu cs sv th gu kn my am sw ha yo '
-    'ig so zu he da fi no bg sk hr sr sl lt lv et ka hy az kk uz mn ne si km lo ms ca eu gl cy ga is mt sq mk be la '
-    'sa eo mi').split()
+  'en zh hi es fr ar bn ru pt ur id de ja mr te tr ta vi ko it fa pl uk ro nl el hu cs sv th gu kn my am sw ha yo '
+  'ig so zu he da fi no bg sk hr sr sl lt lv et ka hy az kk uz mn ne si km lo ms ca eu gl cy ga is mt sq mk be la '
+  'sa eo mi'
+).split()
 _SCRIPTS = 'Latn Cyrl Arab Deva Grek Hebr Beng Thai Jpan Kore Ethi Geor Armn Taml Telu Tibt Mong Khmr Laoo Mymr'.split()
 _CURRENCIES = (
-    'USD EUR JPY GBP CNY INR RUB BRL MXN CHF TRY KRW EGP ZAR AUD CAD SEK NOK DKK PLN CZK HUF THB IDR VND PHP ILS NGN '
-    'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD').split()
+  'USD EUR JPY GBP CNY INR RUB BRL MXN CHF TRY KRW EGP ZAR AUD CAD SEK NOK DKK PLN CZK HUF THB IDR VND PHP ILS NGN '
+  'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD'
+).split()
 # Units, each with the values that suit it.
 _SMALL, _LARGE, _EITHER = 'small', 'large', 'either'
 _UNITS = {
-    'length-kilometer': _EITHER, 'mass-kilogram': _EITHER, 'length-meter': _EITHER, 'volume-liter': _EITHER,
-    'temperature-celsius': _SMALL, 'speed-kilometer-per-hour': _SMALL, 'duration-hour': _SMALL,
-    'duration-day': _SMALL, 'duration-minute': _SMALL, 'duration-year': _EITHER, 'duration-week': _SMALL,
-    'duration-month': _SMALL, 'length-centimeter': _SMALL, 'mass-gram': _LARGE, 'length-mile': _EITHER,
-    'area-square-kilometer': _LARGE, 'area-square-meter': _EITHER, 'area-hectare': _EITHER,
-    'length-millimeter': _SMALL, 'volume-milliliter': _LARGE, 'volume-cubic-meter': _EITHER,
-    'temperature-fahrenheit': _SMALL, 'duration-second': _SMALL, 'length-foot': _EITHER, 'length-inch': _SMALL,
-    'mass-pound': _EITHER, 'mass-ounce': _SMALL, 'mass-tonne': _EITHER, 'power-kilowatt': _EITHER,
-    'power-watt': _LARGE, 'power-horsepower': _EITHER, 'energy-kilowatt-hour': _EITHER, 'energy-calorie': _LARGE,
-    'digital-gigabyte': _SMALL, 'digital-megabyte': _LARGE, 'electric-volt': _EITHER, 'frequency-megahertz': _LARGE,
-    'pressure-hectopascal': _LARGE, 'speed-meter-per-second': _SMALL, 'speed-mile-per-hour': _SMALL,
-    'length-yard': _EITHER, 'volume-gallon': _SMALL, 'volume-cup': _SMALL, 'length-light-year': _EITHER,
-    'duration-century': _SMALL,
+  'length-kilometer': _EITHER,
+  'mass-kilogram': _EITHER,
+  'length-meter': _EITHER,
+  'volume-liter': _EITHER,
+  'temperature-celsius': _SMALL,
+  'speed-kilometer-per-hour': _SMALL,
+  'duration-hour': _SMALL,
+  'duration-day': _SMALL,
+  'duration-minute': _SMALL,
+  'duration-year': _EITHER,
+  'duration-week': _SMALL,
+  'duration-month': _SMALL,
+  'length-centimeter': _SMALL,
+  'mass-gram': _LARGE,
+  'length-mile': _EITHER,
+  'area-square-kilometer': _LARGE,
+  'area-square-meter': _EITHER,
+  'area-hectare': _EITHER,
+  'length-millimeter': _SMALL,
+  'volume-milliliter': _LARGE,
+  'volume-cubic-meter': _EITHER,
+  'temperature-fahrenheit': _SMALL,
+  'duration-second': _SMALL,
+  'length-foot': _EITHER,
+  'length-inch': _SMALL,
+  'mass-pound': _EITHER,
+  'mass-ounce': _SMALL,
+  'mass-tonne': _EITHER,
+  'power-kilowatt': _EITHER,
+  'power-watt': _LARGE,
+  'power-horsepower': _EITHER,
+  'energy-kilowatt-hour': _EITHER,
+  'energy-calorie': _LARGE,
+  'digital-gigabyte': _SMALL,
+  'digital-megabyte': _LARGE,
+  'electric-volt': _EITHER,
+  'frequency-megahertz': _LARGE,
+  'pressure-hectopascal': _LARGE,
+  'speed-meter-per-second': _SMALL,
+  'speed-mile-per-hour': _SMALL,
+  'length-yard': _EITHER,
+  'volume-gallon': _SMALL,
+  'volume-cup': _SMALL,
+  'length-light-year': _EITHER,
+  'duration-century': _SMALL,
 }
 _CITIES = {
-    'Europe/London': 'GB', 'Europe/Paris': 'FR', 'Asia/Tokyo': 'JP', 'Africa/Cairo': 'EG', 'Europe/Moscow': 'RU',
-    'Europe/Berlin': 'DE', 'Asia/Shanghai': 'CN', 'America/New_York': 'US', 'Europe/Rome': 'IT', 'Europe/Madrid': 'ES',
-    'Europe/Istanbul': 'TR', 'Asia/Tehran': 'IR', 'Africa/Nairobi': 'KE', 'America/Lima': 'PE', 'Asia/Baghdad': 'IQ',
-    'Asia/Seoul': 'KR', 'Europe/Athens': 'GR', 'Europe/Vienna': 'AT', 'Europe/Warsaw': 'PL', 'Asia/Bangkok': 'TH',
-    'Africa/Lagos': 'NG', 'America/Mexico_City': 'MX', 'America/Havana': 'CU', 'Australia/Sydney': 'AU',
-    'America/Chicago': 'US', 'Europe/Lisbon': 'PT', 'Asia/Jakarta': 'ID', 'Europe/Prague': 'CZ',
-    'Africa/Addis_Ababa': 'ET', 'Asia/Kabul': 'AF', 'Asia/Damascus': 'SY', 'Europe/Budapest': 'HU',
-    'Africa/Khartoum': 'SD', 'Asia/Dubai': 'AE', 'Europe/Stockholm': 'SE', 'America/Toronto': 'CA',
-    'America/Bogota': 'CO', 'Europe/Brussels': 'BE', 'Africa/Tripoli': 'LY', 'Asia/Karachi': 'PK', 'Asia/Baku': 'AZ',
-    'Asia/Tbilisi': 'GE', 'Europe/Belgrade': 'RS', 'Asia/Beirut': 'LB', 'Africa/Algiers': 'DZ', 'Africa/Accra': 'GH',
-    'Europe/Dublin': 'IE', 'America/Caracas': 'VE', 'Asia/Manila': 'PH', 'Europe/Zurich': 'CH',
+  'Europe/London': 'GB',
+  'Europe/Paris': 'FR',
+  'Asia/Tokyo': 'JP',
+  'Africa/Cairo': 'EG',
+  'Europe/Moscow': 'RU',
+  'Europe/Berlin': 'DE',
+  'Asia/Shanghai': 'CN',
+  'America/New_York': 'US',
+  'Europe/Rome': 'IT',
+  'Europe/Madrid': 'ES',
+  'Europe/Istanbul': 'TR',
+  'Asia/Tehran': 'IR',
+  'Africa/Nairobi': 'KE',
+  'America/Lima': 'PE',
+  'Asia/Baghdad': 'IQ',
+  'Asia/Seoul': 'KR',
+  'Europe/Athens': 'GR',
+  'Europe/Vienna': 'AT',
+  'Europe/Warsaw': 'PL',
+  'Asia/Bangkok': 'TH',
+  'Africa/Lagos': 'NG',
+  'America/Mexico_City': 'MX',
+  'America/Havana': 'CU',
+  'Australia/Sydney': 'AU',
+  'America/Chicago': 'US',
+  'Europe/Lisbon': 'PT',
+  'Asia/Jakarta': 'ID',
+  'Europe/Prague': 'CZ',
+  'Africa/Addis_Ababa': 'ET',
+  'Asia/Kabul': 'AF',
+  'Asia/Damascus': 'SY',
+  'Europe/Budapest': 'HU',
+  'Africa/Khartoum': 'SD',
+  'Asia/Dubai': 'AE',
+  'Europe/Stockholm': 'SE',
+  'America/Toronto': 'CA',
+  'America/Bogota': 'CO',
+  'Europe/Brussels': 'BE',
+  'Africa/Tripoli': 'LY',
+  'Asia/Karachi': 'PK',
+  'Asia/Baku': 'AZ',
+  'Asia/Tbilisi': 'GE',
+  'Europe/Belgrade': 'RS',
+  'Asia/Beirut': 'LB',
+  'Africa/Algiers': 'DZ',
+  'Africa/Accra': 'GH',
+  'Europe/Dublin': 'IE',
+  'America/Caracas': 'VE',
+  'Asia/Manila': 'PH',
+  'Europe/Zurich': 'CH',
 }
 _ZONES = (
-    'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
-    'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
-    'Europe_Eastern.standard America_Pacific.standard Africa_Eastern.standard Brasilia.standard Iran.standard '
-    'Europe_Western.standard Israel.standard Africa_Western.standard Argentina.standard Indochina.standard '
-    'Pakistan.standard Peru.standard Chile.standard Mongolia.standard Nepal.standard Alaska.standard '
-    'New_Zealand.standard Philippines.standard Cuba.standard Afghanistan.standard Bangladesh.standard').split()
+  'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
+  'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
+  'Europe_Eastern.standard America_Pacific.standard Africa_Eastern.standard Brasilia.standard Iran.standard '
+  'Europe_Western.standard Israel.standard Africa_Western.standard Argentina.standard Indochina.standard '
+  'Pakistan.standard Peru.standard Chile.standard Mongolia.standard Nepal.standard Alaska.standard '
+  'New_Zealand.standard Philippines.standard Cuba.standard Afghanistan.standard Bangladesh.standard'
+).split()
 _WEEKDAYS = '0 1 2 3 4 5 6'.split()
 _MONTHS = '1 2 3 4 5 6 7 8 9 10 11 12'.split()
 
 INVENTORY = {
-    'territory': _TERRITORIES, 'language': _LANGUAGES, 'script': _SCRIPTS, 'currency': _CURRENCIES,
-    'unit': list(_UNITS), 'city': list(_CITIES), 'zone': _ZONES, 'weekday': _WEEKDAYS, 'month': _MONTHS,
+  'territory': _TERRITORIES,
+  'language': _LANGUAGES,
+  'script': _SCRIPTS,
+  'currency': _CURRENCIES,
+  'unit': list(_UNITS),
+  'city': list(_CITIES),
+  'zone': _ZONES,
+  'weekday': _WEEKDAYS,
+  'month': _MONTHS,
 }
 _RANKS_SHARED = 12  # entry r is drawn in proportion to 1 / (r + _RANKS_SHARED)
 
@@ -84,15 +166,36 @@ class Phrases:
     # Of random.Random only random() is promised never to change between Python versions.
     self._random = random.Random(seed).random
     self._ranked = {
-        kind: list(itertools.accumulate(1 / (rank + _RANKS_SHARED) for rank in range(len(keys))))
-        for kind, keys in INVENTORY.items()}
-    self._heads = _with_sums({
-        self._place: 5, self._places: 5, self._city_of: 3, self._when: 7, self._days: 3, self._relative: 4,
-        self._time_there: 2})
-    self._bodies = _with_sums({
-        self._territories: 5, self._languages: 5, self._varieties: 4, self._currencies: 3, self._units: 3,
-        self._calendar: 3, self._measures: 7, self._prices: 6, self._duration: 3, self._opening_hours: 2,
-        self._percent: 1, self._compact: 2})
+      kind: list(itertools.accumulate(1 / (rank + _RANKS_SHARED) for rank in range(len(keys))))
+      for kind, keys in INVENTORY.items()
+    }
+    self._heads = _with_sums(
+      {
+        self._place: 5,
+        self._places: 5,
+        self._city_of: 3,
+        self._when: 7,
+        self._days: 3,
+        self._relative: 4,
+        self._time_there: 2,
+      }
+    )
+    self._bodies = _with_sums(
+      {
+        self._territories: 5,
+        self._languages: 5,
+        self._varieties: 4,
+        self._currencies: 3,
+        self._units: 3,
+        self._calendar: 3,
+        self._measures: 7,
+        self._prices: 6,
+        self._duration: 3,
+        self._opening_hours: 2,
+        self._percent: 1,
+        self._compact: 2,
+      }
+    )
 
   def draw(self) -> Tree:
     """A head and what is said of it ('March 2018: 300 euros'), or one of them alone."""
@@ -154,9 +257,12 @@ class Phrases:
 
   def _varieties(self) -> Tree:
     """'Portuguese (Brazil) and Serbian (Cyrillic)'."""
-    return self._list([
+    return self._list(
+      [
         ('paren', self._name('language'), self._name('script' if self._random() < 0.3 else 'territory'))
-        for _ in range(self._between(1, 3))])
+        for _ in range(self._between(1, 3))
+      ]
+    )
 
   def _place(self) -> Tree:
     return self._name('city' if self._random() < 0.4 else 'territory')
@@ -200,7 +306,7 @@ class Phrases:
   def _compact(self) -> Tree:
     scale = self._pick((3, 6, 6, 9))
     if scale > 3 and self._random() < 0.3:
-      return ('compact', str((self._between(1, 9) * 10 + 5) * 10**(scale - 1)))
+      return ('compact', str((self._between(1, 9) * 10 + 5) * 10 ** (scale - 1)))
     return ('compact', str(self._between(2, 30) * 10**scale))
 
   def _price(self) -> Tree:
@@ -217,11 +323,15 @@ class Phrases:
     return self._list([self._price() for _ in range(self._between(1, 2))])
 
   def _duration(self) -> Tree:
-    first, second, most = self._pick((
-        ('hour', 'minute', 59), ('day', 'hour', 23), ('week', 'day', 6), ('year', 'month', 11),
-        ('minute', 'second', 59)))
-    return ('list', 'unit', ('quantity', str(self._between(1, 12)), f'duration-{first}'),
-            ('quantity', str(self._between(1, most)), f'duration-{second}'))
+    first, second, most = self._pick(
+      (('hour', 'minute', 59), ('day', 'hour', 23), ('week', 'day', 6), ('year', 'month', 11), ('minute', 'second', 59))
+    )
+    return (
+      'list',
+      'unit',
+      ('quantity', str(self._between(1, 12)), f'duration-{first}'),
+      ('quantity', str(self._between(1, most)), f'duration-{second}'),
+    )
 
   # Times.
 

@@ -25,14 +25,22 @@ from babel import numbers
 Tree = tuple
 
 _ZERO_OF_DIGITS = {
-    'adlm': '\U0001e950', 'arab': '\u0660', 'arabext': '\u06f0', 'beng': '\u09e6', 'cakm': '\U00011136',
-    'deva': '\u0966', 'mtei': '\uabf0', 'mymr': '\u1040', 'nkoo': '\u07c0', 'olck': '\u1c50', 'tibt': '\u0f20',
+  'adlm': '\U0001e950',
+  'arab': '\u0660',
+  'arabext': '\u06f0',
+  'beng': '\u09e6',
+  'cakm': '\U00011136',
+  'deva': '\u0966',
+  'mtei': '\uabf0',
+  'mymr': '\u1040',
+  'nkoo': '\u07c0',
+  'olck': '\u1c50',
+  'tibt': '\u0f20',
 }
 _JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
 _DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # controls, bidi marks and the unassigned
 _SPACES = ('Zs', 'Zl', 'Zp')
-_WIDE = {
-    'zh': ('：', '（', '）'), 'yue': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
+_WIDE = {'zh': ('：', '（', '）'), 'yue': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
 
 
 class Unspeakable(Exception):
@@ -188,15 +196,18 @@ class Speaker:
     if magnitude is None:
       raise Unspeakable(value)
     zeros = forms['other'][str(magnitude)].pattern.split(';')[0].count('0')
-    reduced = f'{(amount / (magnitude // 10**max(0, zeros - 1))).normalize():f}'
+    reduced = f'{(amount / (magnitude // 10 ** max(0, zeros - 1))).normalize():f}'
     form = self._locale.plural_form(decimal.Decimal(reduced))
     pattern = (forms.get(form, {}).get(str(magnitude)) or forms['other'][str(magnitude)]).pattern.split(';')[0]
     word = self._own(pattern.replace('0', '').replace("'", '').strip())
     if (self._latin and len(word) < 3) or re.search('0[A-Z]', pattern):
       raise Unspeakable(pattern)
     number = numbers.format_decimal(
-        decimal.Decimal(reduced), locale=self._locale, group_separator=len(reduced.split('.')[0]) > 4,
-        numbering_system='default')
+      decimal.Decimal(reduced),
+      locale=self._locale,
+      group_separator=len(reduced.split('.')[0]) > 4,
+      numbering_system='default',
+    )
     return re.sub('0+', number, pattern).replace("'", '')
 
   def _counted(self, forms: Mapping[str, str], value: str, root: Mapping[str, str]) -> str:
@@ -279,7 +290,7 @@ class Speaker:
     field = next(f for f, a, b in zip('yMd', first, last) if a != b)
     parts = self._data['interval_formats'].get('yMMMd', {}).get(field, ())
     # Both ends must state the day and what else differs: CLDR's Swahili writes April 4 to May 9 as '4 - 9 May'.
-    needed = set('dMy'[:'dMy'.index(field) + 1])
+    needed = set('dMy'[: 'dMy'.index(field) + 1])
     if len(parts) != 2 or not all(needed <= _fields(part) for part in parts):
       raise Unspeakable(first, last)
     ends = [self._format(_written_out(part), datetime.date(*day)) for part, day in zip(parts, (first, last))]
@@ -321,8 +332,13 @@ def _long(widths: Mapping[str, str]) -> str | None:
 
 # The fields without which a date would not determine its English.
 _STATED = {
-    'full': set('yMdE'), 'long': set('yMd'), 'yMd': set('yMd'), 'yMMMM': set('yM'), 'yQQQQ': set('yQ'),
-    'MMMMd': set('Md'), 'MMMEd': set('MdE'),
+  'full': set('yMdE'),
+  'long': set('yMd'),
+  'yMd': set('yMd'),
+  'yMMMM': set('yM'),
+  'yQQQQ': set('yQ'),
+  'MMMMd': set('Md'),
+  'MMMEd': set('MdE'),
 }
 # What CLDR falls back to for the patterns of a style, the worst first.
 _LIST_STYLES = {'standard': ('standard',), 'or': ('or',), 'unit': ('standard', 'unit-short', 'unit')}
@@ -337,11 +353,13 @@ def _fields(pattern: str) -> set[str]:
 
 def _written_out(pattern: str) -> str:
   """Widens abbreviated months and weekdays, as CLDR's users are told to (UTS 35, missing skeleton fields)."""
+
   def widen(match):
     run = match.group()
     if not match.group(1):
       return run
     return {'MMM': 'MMMM', 'LLL': 'LLLL', 'E': 'EEEE', 'EEE': 'EEEE', 'ccc': 'cccc'}.get(run, run)
+
   return _RUN.sub(widen, pattern)
 
 

@@ -98,12 +98,35 @@ class MtConfig(DataConfig):
 
   def _check_ranges(self) -> None:
     super()._check_ranges()
-    for name in ('model_dim', 'ff_dim', 'num_heads', 'head_dim', 'encoder_layers', 'decoder_layers', 'warmup_steps',
-                 'log_every', 'eval_every', 'keep_checkpoints', 'beam_size'):  # fmt: skip
+    for name in (
+      'model_dim',
+      'ff_dim',
+      'num_heads',
+      'head_dim',
+      'encoder_layers',
+      'decoder_layers',
+      'warmup_steps',
+      'log_every',
+      'eval_every',
+      'keep_checkpoints',
+      'beam_size',
+    ):
       if getattr(self, name) < 1:
         self._refuse(name, 'at least 1')
-    for name in ('num_experts', 'moe_every', 'aux_loss_weight', 'z_loss_weight', 'clip_norm', 'max_steps', 'save_every',
-                 'patience', 'eval_sentences', 'length_norm_alpha', 'decode_ratio', 'decode_extra'):  # fmt: skip
+    for name in (
+      'num_experts',
+      'moe_every',
+      'aux_loss_weight',
+      'z_loss_weight',
+      'clip_norm',
+      'max_steps',
+      'save_every',
+      'patience',
+      'eval_sentences',
+      'length_norm_alpha',
+      'decode_ratio',
+      'decode_extra',
+    ):
       if not getattr(self, name) >= 0:
         self._refuse(name, 'at least 0')
     for name in ('input_dropout', 'residual_dropout', 'attention_dropout', 'label_smoothing'):
@@ -114,8 +137,12 @@ class MtConfig(DataConfig):
         self._refuse(name, 'above 0')
     if self.num_experts == 1:
       self._refuse('num_experts', '2 or more (each token visits two), or 0 for a dense model')
-    for name, known in (('optimizer', tuple(_OPTIMIZERS)), ('schedule', _SCHEDULES), ('dispatch', tuple(DISPATCHERS)),
-                        ('activation_dtype', _ACTIVATION_DTYPES)):  # fmt: skip
+    for name, known in (
+      ('optimizer', tuple(_OPTIMIZERS)),
+      ('schedule', _SCHEDULES),
+      ('dispatch', tuple(DISPATCHERS)),
+      ('activation_dtype', _ACTIVATION_DTYPES),
+    ):
       if getattr(self, name) not in known:
         self._refuse(name, 'one of ' + ', '.join(known))
 
@@ -126,26 +153,26 @@ class MtConfig(DataConfig):
     if self.num_experts:
       moe = MoE(self.model_dim, self.ff_dim, self.num_experts, self.num_groups, self.capacity_factor, self.dispatch)
     stack = lambda layers, is_decoder: Stack(
-        num_layers=layers,
-        attention=attention,
-        ffn=FeedForward(self.model_dim, self.ff_dim),
-        moe=moe,
-        moe_every=self.moe_every,
-        cross_attention=is_decoder,
-        residual_dropout=self.residual_dropout,
+      num_layers=layers,
+      attention=attention,
+      ffn=FeedForward(self.model_dim, self.ff_dim),
+      moe=moe,
+      moe_every=self.moe_every,
+      cross_attention=is_decoder,
+      residual_dropout=self.residual_dropout,
     )
-    source = None if self.shared_vocab else Embedding(self.source_vocab_size, self.model_dim)
+    source = Embedding(self.source_vocab_size, self.model_dim)
+    target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
     return TranslationModel(
-        encoder=stack(self.encoder_layers, False),
-        decoder=stack(self.decoder_layers, True),
-        target_embedding=Embedding(self.source_vocab_size if self.shared_vocab else self.target_vocab_size,
-                                   self.model_dim),  # fmt: skip
-        source_embedding=source,
-        input_dropout=self.input_dropout,
-        label_smoothing=self.label_smoothing,
-        aux_loss_weight=self.aux_loss_weight,
-        z_loss_weight=self.z_loss_weight,
-        activation_dtype=self.activation_dtype,
+      encoder=stack(self.encoder_layers, False),
+      decoder=stack(self.decoder_layers, True),
+      target_embedding=target,
+      source_embedding=None if self.shared_vocab else source,
+      input_dropout=self.input_dropout,
+      label_smoothing=self.label_smoothing,
+      aux_loss_weight=self.aux_loss_weight,
+      z_loss_weight=self.z_loss_weight,
+      activation_dtype=self.activation_dtype,
     )
 
   def program(self) -> Program:

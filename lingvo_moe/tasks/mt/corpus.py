@@ -147,9 +147,7 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
     there, wanted = (sources[stem], target) if stem in sources else (targets[stem], source)
     raise UserError(f'both sides of a pair must be there; saw {there} without {stem}.{wanted}[.gz] beside it')
   stems = sorted(sources)
-  return Pair(
-    name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems)
-  )
+  return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
 
 def _no_such_file(folder, prefix, languages) -> UserError:

@@ -16,7 +16,6 @@ from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
 from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.model import TranslationModel
@@ -76,18 +75,18 @@ def search(model: TranslationModel, theta, batch: Mapping[str, tf.Tensor], confi
     return model.decode_step(theta, ids_BW, time, mask_BWU, batch['src_segments'], cache)
 
   return beam_search.beam_search(
-      step,
-      cache,
-      batch_size=tf.shape(memory_BUM)[0],
-      beam_size=config.beam_size,
-      max_steps=max_steps,
-      max_lengths_B=max_lengths_B,
-      bos_id=BOS,
-      eos_id=EOS,
-      pad_id=PAD,
-      vocab_size=model.target_embedding.vocab_size,
-      length_norm_alpha=config.length_norm_alpha,
-      n_best=n_best,
+    step,
+    cache,
+    batch_size=tf.shape(memory_BUM)[0],
+    beam_size=config.beam_size,
+    max_steps=max_steps,
+    max_lengths_B=max_lengths_B,
+    bos_id=BOS,
+    eos_id=EOS,
+    pad_id=PAD,
+    vocab_size=model.target_embedding.vocab_size,
+    length_norm_alpha=config.length_norm_alpha,
+    n_best=n_best,
   )
 
 
@@ -116,19 +115,17 @@ class Translator:
   """
 
   def __init__(
-      self,
-      config: MtConfig,
-      vocabs: tuple[Vocab, Vocab],
-      weights: Mapping[str, tf.Variable],
-      *,
-      n_best: int = 1,
-      batch_tokens: int = 0,
+    self,
+    config: MtConfig,
+    vocabs: tuple[Vocab, Vocab],
+    weights: Mapping[str, tf.Variable],
+    *,
+    n_best: int = 1,
+    batch_tokens: int = 0,
   ):
     batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
     # At inference a batch is one group, so any number of rows will do.
-    self._config = dataclasses.replace(
-        config, num_groups=1, eval_batch_tokens=max(batch_tokens, config.max_length)
-    )
+    self._config = dataclasses.replace(config, num_groups=1, eval_batch_tokens=max(batch_tokens, config.max_length))
     self._vocabs = vocabs
     self._weights = weights
     self._n_best = n_best
@@ -139,7 +136,7 @@ class Translator:
     self._score = tf.function(self._score_batch, input_signature=signature(both), autograph=False)
 
   def translate(
-      self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
+    self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
   ) -> Translated:
     """Translates sentences; one without a token, such as an empty line, is translated to an empty line.
 
@@ -160,18 +157,24 @@ class Translator:
     return Translated(found, batches.truncated)
 
   def score(
-      self,
-      sources: Sequence[str],
-      targets: Sequence[str],
-      target_language: str | None = None,
-      progress: Progress | None = None,
+    self,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    target_language: str | None = None,
+    progress: Progress | None = None,
   ) -> Scored:
     """log p(target | source) of each pair, over all symbols of the target and its end.
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
-    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language,
-                        targets=targets, target_vocab=self._vocabs[1])  # fmt: skip
+    batches = TextInput(
+      self._config,
+      self._vocabs[0],
+      sources,
+      target_language=target_language,
+      targets=targets,
+      target_vocab=self._vocabs[1],
+    )
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
       log_probs[i] = -np.inf if targets[i].strip() else 0.0
@@ -187,8 +190,9 @@ class Translator:
     """The hypotheses of a row, of which there is one at least: every sentence may have the end symbol."""
     lengths_W = hypotheses.lengths_BW[row]
     if not lengths_W[0]:
-      raise UserError('a sentence has no translation of finite probability: weights must be finite; '
-                      'decode an earlier checkpoint')  # fmt: skip
+      raise UserError(
+        'a sentence has no translation of finite probability: weights must be finite; decode an earlier checkpoint'
+      )
     ids = [hypotheses.ids_BWT[row, w, :n].tolist() for w, n in enumerate(lengths_W) if n]
     texts = self._vocabs[1].detokenize(ids)
     log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]
@@ -211,30 +215,13 @@ def tag_languages(source_vocab: Vocab) -> list[str]:
   return sorted(m[1] for m in matches if m)
 
 
-def uses_tags(config: MtConfig, source_vocab: Vocab) -> bool:
-  """Whether sources were tagged in training.
-
-  Where the configuration leaves that to the training corpus, its pairs tell; where it is no longer there, that the
-  vocabulary has tags does.
-  """
-  if config.tag_target is not None:
-    return config.tag_target
-  if not tag_languages(source_vocab):
-    return False
-  try:
-    pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
-  except UserError:
-    return True
-  return config.tags({pair.target for pair in pairs})
-
-
 def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> str | None:
   """The language whose tag a sentence gets, given which one was asked for; None: no tag.
 
   Raises:
     UserError: a model of several languages needs to be told which; others take none.
   """
-  if not uses_tags(config, source_vocab):
+  if not config.tag_target:
     if asked:
       raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
     return None
@@ -242,8 +229,9 @@ def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> s
   if not asked and len(languages) == 1:
     return languages[0]
   if not asked:
-    raise UserError('this model translates into several languages and must be told which: '
-                    f'--target=, one of {", ".join(languages)}')  # fmt: skip
+    raise UserError(
+      f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
+    )
   if asked not in languages:
     raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
   return asked

@@ -93,8 +93,17 @@ class TrainInput:
     self.shares = dict(zip(names, self._sampler.shares, strict=True))
     self._lock = threading.Lock()
     self._recent: dict[int, _Window] = {}
-    key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, config.temperature, config.seed,
-                config.window_size))  # fmt: skip
+    key = repr(
+      (
+        _PLAN_VERSION,
+        self._examples.fingerprint,
+        names,
+        self._batcher,
+        config.temperature,
+        config.seed,
+        config.window_size,
+      )
+    )
     self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
 
   def batch(self, step: int) -> Batch:

@@ -14,8 +14,7 @@ from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.transformer import Stack
 
 # What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
-BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions',
-              'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')  # fmt: skip
+BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 
 
 # Weights that are always used in float32: gates would tie, norms and embeddings sum over many terms.
@@ -43,10 +42,10 @@ class TranslationModel:
   def weights(self) -> dict:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
     return {
-        **own_source,
-        'target_embedding': self.target_embedding.weights(),
-        'encoder': self.encoder.weights(),
-        'decoder': self.decoder.weights(),
+      **own_source,
+      'target_embedding': self.target_embedding.weights(),
+      'encoder': self.encoder.weights(),
+      'decoder': self.decoder.weights(),
     }
 
   def encode(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
@@ -65,10 +64,13 @@ class TranslationModel:
     own = theta['target_embedding']
     x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
     x_BTM, decoder_stats = self.decoder(
-        self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
+      self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
     )
-    stats = {f'{stack}/{name}': s for stack, named in (('encoder', encoder_stats), ('decoder', decoder_stats))
-             for name, s in named.items()}  # fmt: skip
+    stats = {
+      f'{stack}/{name}': s
+      for stack, named in (('encoder', encoder_stats), ('decoder', decoder_stats))
+      for name, s in named.items()
+    }
     return self.target_embedding.logits(own, x_BTM), stats
 
   def loss(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
@@ -92,12 +94,12 @@ class TranslationModel:
     aux_loss = tf.add_n([s.aux_loss for s in routing.values()]) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / tf.maximum(target_tokens, 1.0) + self.aux_loss_weight * aux_loss
     return loss, {
-        'loss': loss,
-        'xent': tf.reduce_sum(xent_BT * real_BT),
-        'target_tokens': target_tokens,
-        'source_tokens': tf.reduce_sum(tf.cast(batch['src_segments'] > 0, tf.float32)),
-        'aux_loss': aux_loss,
-        'routing': routing,
+      'loss': loss,
+      'xent': tf.reduce_sum(xent_BT * real_BT),
+      'target_tokens': target_tokens,
+      'source_tokens': tf.reduce_sum(tf.cast(batch['src_segments'] > 0, tf.float32)),
+      'aux_loss': aux_loss,
+      'routing': routing,
     }
 
   def score(self, theta, batch) -> tf.Tensor:

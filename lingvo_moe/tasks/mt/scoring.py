@@ -13,9 +13,9 @@ from sacrebleu.metrics import CHRF
 # Languages written without spaces between words, or with particles joined to them, by two- and three-letter codes:
 # sacreBLEU's tokeniser, and the module it needs.
 _TOKENIZERS = {
-    **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue'), ('zh', None)),
-    **dict.fromkeys(('ja', 'jpn'), ('ja-mecab', 'MeCab')),
-    **dict.fromkeys(('ko', 'kor'), ('ko-mecab', 'mecab_ko')),
+  **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue'), ('zh', None)),
+  **dict.fromkeys(('ja', 'jpn'), ('ja-mecab', 'MeCab')),
+  **dict.fromkeys(('ko', 'kor'), ('ko-mecab', 'mecab_ko')),
 }
 
 
@@ -55,14 +55,14 @@ class References:
     """Scores as many translations as there are references, in the same order."""
     bleu, chrf = self._scores(translations)
     return PairScores(
-        sentences=len(translations),
-        bleu=bleu,
-        chrf=chrf,
-        copy_bleu=self._copy[0],
-        copy_chrf=self._copy[1],
-        bleu_signature=f'BLEU|{self._bleu.get_signature().format()}',
-        chrf_signature=f'chrF2|{self._chrf.get_signature().format()}',
-        truncated=truncated,
+      sentences=len(translations),
+      bleu=bleu,
+      chrf=chrf,
+      copy_bleu=self._copy[0],
+      copy_chrf=self._copy[1],
+      bleu_signature=f'BLEU|{self._bleu.get_signature().format()}',
+      chrf_signature=f'chrF2|{self._chrf.get_signature().format()}',
+      truncated=truncated,
     )
 
   def _scores(self, translations):
@@ -95,8 +95,9 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)
-  lines.append(f'mean BLEU {mean["bleu"]:.1f} over {len(scores)} languages '
-               f'(copying the source: {mean["copy_bleu"]:.1f})')  # fmt: skip
+  lines.append(
+    f'mean BLEU {mean["bleu"]:.1f} over {len(scores)} languages (copying the source: {mean["copy_bleu"]:.1f})'
+  )
   return '\n'.join(lines)
 
 
