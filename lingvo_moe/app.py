@@ -21,7 +21,7 @@ def _parse_flags(argv):
   try:
     return flags.FLAGS(argv)
   except flags.Error as e:
-    print(f'{os.path.basename(argv[0])}: {e} (see --help)', file=sys.stderr)
+    print(f'error: {e} (see --help)', file=sys.stderr)
     sys.exit(1)
 
 
@@ -44,14 +44,16 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
     try:
       return guarded(argv)
     except UserError as e:
-      print(f'error: {e}', file=sys.stderr)
-      return 1
+      message = str(e)
     except BrokenPipeError:
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       return 1
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       return 130
+    # Out here the frames of the error are gone, and with them progress bars that would share its line.
+    print(f'error: {message}', file=sys.stderr)
+    return 1
 
   app.run(shielded, flags_parser=_flags_parser)
 

@@ -14,9 +14,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe import configuration
 from lingvo_moe.errors import UserError
-from lingvo_moe.rundir import RunDir
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model', None, "A registered model's name; tools/models.py lists them.", required=True)
@@ -33,8 +31,10 @@ flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for eve
 def main(argv):
   del argv
   # TensorFlow takes seconds to import: flags are checked before.
+  from lingvo_moe import configuration
   from lingvo_moe import reporting
   from lingvo_moe import warm_start
+  from lingvo_moe.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput

@@ -11,9 +11,9 @@ import unicodedata
 import pytest
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.tasks.mt import cldr_corpus
-from lingvo_moe.tasks.mt import cldr_phrases
-from lingvo_moe.tasks.mt import cldr_speaker
+from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
+from lingvo_moe.tasks.mt.cldr import phrases as cldr_phrases
+from lingvo_moe.tasks.mt.cldr import speaker as cldr_speaker
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _CODES = ['ar', 'de', 'fa', 'sw', 'zh']

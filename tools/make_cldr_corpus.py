@@ -11,7 +11,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.errors import UserError
-from lingvo_moe.tasks.mt import cldr_corpus
+from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('out_dir', None, 'directory to write; it must be new, empty, or made by this command')

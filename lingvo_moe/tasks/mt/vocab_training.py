@@ -74,11 +74,11 @@ def train_vocab(
     raise UserError(f'cannot make the folder of {output}.model ({e.strerror}): give another output') from None
   targets = sorted({pair.target for pair in pairs})
   symbols = [vocab_lib.tag(t) for t in targets] if (len(targets) > 1 if tags is None else tags) else []
-  sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet, leave=False)]
+  sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)]
   total = min(max_sentences, sum(sizes))
   wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)))
   model = io.BytesIO()
-  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet, leave=False) as bar:
+  with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
     lines = _lines(pairs, sizes, wanted, side, seed, bar)
     _run_sentencepiece(
       lines,

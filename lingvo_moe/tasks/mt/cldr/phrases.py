@@ -1,4 +1,4 @@
-"""The phrases of the CLDR corpus: a small random grammar over what a `cldr_speaker.Speaker` can say.
+"""The phrases of the CLDR corpus: a small random grammar over what a `speaker.Speaker` can say.
 
 A phrase is a tree without words; its parts come from ranked lists (territories, currencies, units, ...) whose first
 entries are drawn most, so that a small language meets the common names and a large one also the rare.
@@ -11,7 +11,7 @@ import datetime
 import itertools
 import random
 
-from lingvo_moe.tasks.mt.cldr_speaker import Tree
+from lingvo_moe.tasks.mt.cldr.speaker import Tree
 
 _TERRITORIES = (
   'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '

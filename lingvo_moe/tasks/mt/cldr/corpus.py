@@ -1,6 +1,6 @@
 """The embedded default corpus: phrases of CLDR's languages and their English, made out of the Babel package.
 
-Every language says the same phrases (`cldr_phrases`) as far as it can (`cldr_speaker`), so what is learnt of one
+Every language says the same phrases (phrases.py) as far as it can (speaker.py), so what is learnt of one
 may help another. Sizes follow a power law; the English of dev and test is in no language's training set. The same
 recipe gives the same bytes, and a language's files do not depend on which others are made.
 """
@@ -22,9 +22,12 @@ import babel
 import tqdm
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.tasks.mt import cldr_phrases
-from lingvo_moe.tasks.mt import cldr_speaker
-from lingvo_moe.tasks.mt.cldr_speaker import Tree
+from lingvo_moe.tasks.mt.cldr.phrases import INVENTORY
+from lingvo_moe.tasks.mt.cldr.phrases import Phrases
+from lingvo_moe.tasks.mt.cldr.speaker import Speaker
+from lingvo_moe.tasks.mt.cldr.speaker import Tree
+from lingvo_moe.tasks.mt.cldr.speaker import Unspeakable
+from lingvo_moe.tasks.mt.cldr.speaker import script_of
 
 # By number of speakers (first and second language, usual estimates): the sizes are then skewed as real corpora are,
 # and only the order counts. The list holds the languages that can say at least a third of the phrases in Babel 2.18,
@@ -109,8 +112,8 @@ def make_phrases(seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS) -
   wanted = {split: 4 * lines for split, lines in _HELD_OUT.items()}
   wanted['train'] = int(max_pairs * _SPARE) + 1
   phrases = {split: [] for split in SPLITS}
-  english = cldr_speaker.Speaker('en', cldr_phrases.INVENTORY)
-  grammar = cldr_phrases.Phrases(seed)
+  english = Speaker('en', INVENTORY)
+  grammar = Phrases(seed)
   seen = set()
   while any(len(phrases[split]) < wanted[split] for split in SPLITS):
     tree = grammar.draw()
@@ -127,7 +130,7 @@ def translate(code: str, phrases: dict[str, list[Phrase]], num_train: int) -> di
 
   Left out: what the language cannot say, what comes out half English, and a source that another English has.
   """
-  speaker = cldr_speaker.Speaker(code, cldr_phrases.INVENTORY)
+  speaker = Speaker(code, INVENTORY)
   wanted = dict(_HELD_OUT, train=num_train)
   pairs = {}
   said = set()
@@ -141,7 +144,7 @@ def translate(code: str, phrases: dict[str, list[Phrase]], num_train: int) -> di
     for phrase in candidates:
       if len(pairs[split]) == wanted[split]:
         break
-      with contextlib.suppress(cldr_speaker.Unspeakable):
+      with contextlib.suppress(Unspeakable):
         source = speaker.say(phrase.tree)
         if source not in said and not _half_english(source, phrase.english):
           pairs[split].append((source, phrase.english))
@@ -194,7 +197,7 @@ def make_corpus(
     for code in tqdm.tqdm(codes, desc='languages', unit='', disable=not progress):
       pairs = translate(code, phrases, train_size(code, max_pairs))
       _write(os.path.join(new_dir, f'{code}-en'), code, pairs)
-      script = cldr_speaker.script_of(code)
+      script = script_of(code)
       summary[code] = {
         'name': english.languages.get(code.split('_')[0], code),
         'script': {'Hans': 'Han', 'Hant': 'Han'}.get(script) or english.scripts.get(script, script),
