@@ -46,7 +46,7 @@ class Dense(MtConfig):
   learning_rate: float = 4e-3
   warmup_steps: int = 300
   clip_norm: float = 1.0
-  max_steps: int = 1500
+  max_steps: int = 1200
   eval_every: int = 300
   eval_sentences: int = 50
 
@@ -58,7 +58,8 @@ class MoE8E(Dense):
   """The quickstart's model, with 8 experts in every other layer: 2.5M weights, 948k used by a token.
 
   Run:     tools/quickstart
-  Result:  not yet run
+  Result:  mean BLEU 90.4 over 16 languages on the test set (copying the source 7.7), 1200 steps, 4 minutes on two
+           cores of an AMD EPYC; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0
   """
 
   num_experts: int = 8
