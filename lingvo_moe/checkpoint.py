@@ -2,7 +2,8 @@
 
 `<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
 and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. A checkpoint
-is written beside its place and renamed into it, so a crash at any point leaves the one before.
+is written beside its place and renamed into it, so a crash at any point leaves the one before. Beside it lies
+`dev_loss.json`, where the step was evaluated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tensorflow as tf
 from lingvo_moe.errors import UserError
 
 _STEP = re.compile(r'step_(\d+)$')
-_BEST = 'best.json'
+_DEV_LOSS = 'dev_loss.json'
 # What TensorFlow's reader raises on a bad file; a file cut short is an IndexError.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 
@@ -53,13 +54,9 @@ class Checkpoints:
     return max(self.steps(), default=None)
 
   def best(self) -> tuple[int, float] | None:
-    """(step, dev loss) of the best checkpoint so far."""
-    try:
-      with open(os.path.join(self.directory, _BEST), encoding='utf-8') as f:
-        best = json.load(f)
-    except FileNotFoundError:
-      return None
-    return best['step'], best['dev_loss']
+    """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
+    losses = {step: loss for step in self.steps() if (loss := self._dev_loss(step)) is not None}
+    return min(losses.items(), key=lambda item: (item[1], item[0]), default=None)
 
   def save(self, state: Mapping, *, dev_loss: float | None = None) -> str:
     """Writes a state (see program.py), then drops what is no longer kept. Returns the checkpoint's prefix.
@@ -81,12 +78,13 @@ class Checkpoints:
         shape_and_slices=[''] * len(tensors),
         tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
       )
+      self._note_dev_loss(partial, dev_loss)
       for name in os.listdir(partial):
         _fsync(os.path.join(partial, name))
       os.rename(partial, final)
       _fsync(self.directory)
-    if dev_loss is not None and math.isfinite(dev_loss) and (self.best() is None or dev_loss < self.best()[1]):
-      self._mark_best(step, dev_loss)
+    else:
+      self._note_dev_loss(final, dev_loss)
     self._drop_old()
     return self.path(step)
 
@@ -97,15 +95,23 @@ class Checkpoints:
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
     return load(self.path(step), specs)
 
-  def _mark_best(self, step, dev_loss):
-    partial = os.path.join(self.directory, '.partial_' + _BEST)
-    with open(partial, 'w', encoding='utf-8') as f:
-      json.dump({'step': step, 'dev_loss': dev_loss}, f)
-    _fsync(partial)
-    os.replace(partial, os.path.join(self.directory, _BEST))
+  def _note_dev_loss(self, folder: str, dev_loss: float | None):
+    if dev_loss is None or not math.isfinite(dev_loss):
+      return
+    path = os.path.join(folder, _DEV_LOSS)
+    with open(path + '.partial', 'w', encoding='utf-8') as f:
+      json.dump({'dev_loss': dev_loss}, f)
+    os.replace(path + '.partial', path)
+
+  def _dev_loss(self, step: int) -> float | None:
+    try:
+      with open(os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS), encoding='utf-8') as f:
+        return json.load(f)['dev_loss']
+    except FileNotFoundError:
+      return None
 
   def _sweep(self):
-    """Removes what a crash left half written."""
+    """Removes what a crash left half written or half removed."""
     for path in glob.glob(os.path.join(glob.escape(self.directory), '.partial_*')):
       shutil.rmtree(path, ignore_errors=True)
 
@@ -113,7 +119,9 @@ class Checkpoints:
     best = self.best()
     for step in self.steps()[: -self.keep]:
       if best is None or step != best[0]:
-        shutil.rmtree(os.path.dirname(self.path(step)), ignore_errors=True)
+        going = os.path.join(self.directory, f'.partial_{step:08d}')
+        os.rename(os.path.dirname(self.path(step)), going)  # first out of sight, so that no half of it is ever seen
+        shutil.rmtree(going, ignore_errors=True)
 
 
 def shapes(prefix: str) -> dict[str, tuple[int, ...]]:

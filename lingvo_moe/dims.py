@@ -7,7 +7,7 @@ AXES = {
   'S': 'tokens of a group (the paper writes N = G * S for all tokens)',
   'E': 'experts',
   'C': 'slots an expert offers a group (capacity)',
-  'X': 'all slots of all experts, E * C',
+  'X': 'slots of all experts: E * C of a group, or of all groups where they are flattened too',
   'R': "rank of a token's choice of expert: first, second",
   'M': 'model (embedding) features',
   'H': 'hidden features of a feed-forward layer',

@@ -20,7 +20,9 @@ class Optimizer(Protocol):
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     """What it keeps for a weight."""
 
-  def update(self, grad, slots: Slots, weight, spec: WeightSpec, step, rate) -> tuple[tf.Tensor, Slots]:
+  def update(
+    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
+  ) -> tuple[tf.Tensor, Slots]:
     """(new weight, new slots); `step` counts the updates made before, `rate` is the schedule's."""
 
 
@@ -46,7 +48,9 @@ class Adafactor:
     first, second = spec.factored
     return {'row': _zeros(spec, drop=second), 'column': _zeros(spec, drop=first)}
 
-  def update(self, grad, slots, weight, spec, step, rate):
+  def update(
+    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
+  ) -> tuple[tf.Tensor, Slots]:
     t = tf.cast(step, tf.float32) + 1.0
     beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
     grad = tf.cast(grad, tf.float32)
@@ -81,7 +85,9 @@ class Adam:
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     return {'mean': _zeros(spec, drop=''), 'moment': _zeros(spec, drop='')}
 
-  def update(self, grad, slots, weight, spec, step, rate):
+  def update(
+    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
+  ) -> tuple[tf.Tensor, Slots]:
     del spec
     t = tf.cast(step, tf.float32) + 1.0
     grad = tf.cast(grad, tf.float32)

@@ -18,6 +18,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_moe.shapes import Size
+from lingvo_moe.shapes import sizes
+
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive numbers over the whole range
 
 
@@ -52,7 +55,7 @@ def key(seed: int | tf.Tensor, *path: str | int | tf.Tensor) -> tf.Tensor:
   return k
 
 
-def bits(key: tf.Tensor, shape: Sequence[int | tf.Tensor], offsets: Sequence[int] | None = None) -> tf.Tensor:
+def bits(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
   """uint32 hashes of each position of `shape`.
 
   Args:
@@ -71,14 +74,14 @@ def bits(key: tf.Tensor, shape: Sequence[int | tf.Tensor], offsets: Sequence[int
   return x
 
 
-def uniform(key: tf.Tensor, shape, offsets=None) -> tf.Tensor:
+def uniform(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
   """float32 in [0, 1), a multiple of 2^-24."""
   top = tf.bitwise.right_shift(bits(key, shape, offsets), _u32(8))
   # int32 holds 24 bits, and its conversion to float is a single vector instruction; uint32's is not.
   return tf.cast(tf.bitcast(top, tf.int32), tf.float32) * 2.0**-24
 
 
-def normal(key: tf.Tensor, shape, offsets=None) -> tf.Tensor:
+def normal(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
   """Standard Gaussian float32, by Box and Muller's transform of two uniforms."""
   u = 1.0 - uniform(fold(key, 0), shape, offsets)  # (0, 1]
   v = uniform(fold(key, 1), shape, offsets)
@@ -89,8 +92,7 @@ def dropout(x: tf.Tensor, rate: float, key: tf.Tensor | None) -> tf.Tensor:
   """Zeroes each element with probability `rate` and scales the rest by 1 / (1 - rate); key None keeps all."""
   if key is None or not rate:
     return x
-  shape = [s if s is not None else tf.shape(x)[i] for i, s in enumerate(x.shape)]
   # The hash is compared as a signed integer: its order is as uniform, and TensorFlow's kernel is faster.
   threshold = round(rate * 2**32) - 2**31
-  keep = tf.bitcast(bits(key, shape), tf.int32) >= threshold
+  keep = tf.bitcast(bits(key, sizes(x)), tf.int32) >= threshold
   return x * tf.cast(keep, x.dtype) * (1.0 / (1.0 - rate))

@@ -16,18 +16,24 @@ import tensorflow as tf
 from lingvo_moe import optimizer as optimizer_lib
 from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
+from lingvo_moe.schedule import Schedule
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 
 State = dict[str, Any]
+Metrics = dict[str, Any]  # scalars, and a task's own nests of tensors
 
 
 class Task(Protocol):
   """What a program needs of a model: its weights, and a loss."""
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     """Nested WeightSpecs."""
 
-  def loss(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+  def loss(
+    self, theta: Theta, batch: Mapping[str, tf.Tensor], key: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, Metrics]:
     """(scalar to minimise, metrics); key None means inference."""
 
 
@@ -37,7 +43,7 @@ class Program:
 
   task: Task
   optimizer: optimizer_lib.Optimizer
-  schedule: Any  # step -> learning rate
+  schedule: Schedule
   clip_norm: float = 0.0
   seed: int = 0
 
@@ -61,7 +67,7 @@ class Program:
       'slots': weights_lib.initialize(self.slot_specs, self.seed),
     }
 
-  def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, dict]:
+  def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
     step, weights = state['step'], state['weights']
     key = prng.key(self.seed, 'train', step)
@@ -80,6 +86,6 @@ class Program:
     metrics = {**metrics, 'grad_norm': norm, 'learning_rate': rate}
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, metrics
 
-  def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> dict:
+  def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
     """The task's metrics of a batch, at inference."""
     return self.task.loss(weights_lib.unflatten(weights), batch)[1]

@@ -12,11 +12,12 @@ finished.json      written when training has ended
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
 import sys
-from typing import Any
+from typing import IO, Any
 
 from lingvo_moe import configuration
 from lingvo_moe.checkpoint import Checkpoints
@@ -70,12 +71,23 @@ class RunDir:
     """Whether a run was begun here."""
     return os.path.exists(self.config_file)
 
+  def lock(self) -> IO:
+    """Keeps other trainers out until the file that is returned is closed, or the process ends."""
+    self._make_writable()
+    held = open(self.file('.lock'), 'w')
+    try:
+      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise UserError(
+        f'one trainer at a time works in a log directory; another has {self.path}: wait for it, or choose another'
+      ) from None
+    return held
+
   def begin(self, name: str, config: Any) -> Any:
     """Makes the directory this run's: checks that it may go on here, copies the vocabularies, writes config.json.
 
     Returns the configuration, which names the copied vocabularies.
     """
-    self._make_writable()
     config = self._with_tag(self._with_vocabs(config))
     if self.exists:
       self._check_same_run(name, config)
@@ -158,23 +170,25 @@ class RunDir:
 
     One that is made here has as many pieces as were asked for, or as many as the corpus gives.
     """
-    made = not (config.source_vocab or config.target_vocab)
-    if self.exists and not (
-      made and os.path.exists(self.file('vocab', 'shared.json' if config.shared_vocab else 'target.json'))
-    ):
-      own = self.load()[1]
-      source, target = config.source_vocab or own.source_vocab, config.target_vocab or own.target_vocab
-    else:
-      source, target = ensure_vocabs(config, self.vocab_dir)
+    sides = ('shared',) if config.shared_vocab else ('source', 'target')
+    made = lambda side: os.path.exists(self.file('vocab', side + '.json'))
+    given = {'source': config.source_vocab, 'target': config.target_vocab}
+    given['shared'] = config.source_vocab or config.target_vocab
+    if self.exists:
+      given = {side: given[side] or ('' if made(side) else self._own_vocab(side)) for side in sides}
+    named = dict(zip(('source_vocab', 'target_vocab'), [given[side] for side in sides] * 2, strict=False))
+    paths = ensure_vocabs(dataclasses.replace(config, **named), self.vocab_dir)
     sizes = {}
-    if made:
-      sizes = {'source_vocab_size': Vocab(source).size}
-      if not config.shared_vocab:
-        sizes['target_vocab_size'] = Vocab(target).size
-      for field, size in sizes.items():
-        if size < getattr(config, field):
-          print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
-    return dataclasses.replace(config, source_vocab=source, target_vocab=target, **sizes)
+    for side, path in zip(sides, paths, strict=False):
+      field = 'source_vocab_size' if side == 'shared' else f'{side}_vocab_size'
+      size = Vocab(path).size
+      if not given[side] and size < getattr(config, field):
+        print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
+        sizes[field] = size
+    return dataclasses.replace(config, source_vocab=paths[0], target_vocab=paths[1], **sizes)
+
+  def _own_vocab(self, side: str) -> str:
+    return self.file('vocab', ('source' if side == 'shared' else side) + '.model')
 
   def _with_tag(self, config):
     """Settles whether sources are tagged, which decoder and translate could not tell without the training corpus."""
@@ -185,7 +199,7 @@ class RunDir:
 
   def _adopt(self, path: str, side: str) -> str:
     """The run's own copy of a vocabulary; one made here is that already."""
-    own = self.file('vocab', side + '.model')
+    own = self._own_vocab(side)
     if os.path.abspath(path) == os.path.abspath(own):
       return own
     if self.exists and Vocab(path).fingerprint != Vocab(own).fingerprint:

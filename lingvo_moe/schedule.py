@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import tensorflow as tf
+
+
+class Schedule(Protocol):
+  """How fast to learn."""
+
+  def __call__(self, step: tf.Tensor) -> tf.Tensor:
+    """The float32 learning rate of the next update, when `step` updates have been made."""
 
 
 @dataclasses.dataclass(frozen=True)

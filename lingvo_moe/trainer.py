@@ -39,9 +39,11 @@ def main(argv):
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
 
+  stop = _StopSignal()
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
+  lock = run.lock()  # held until the process ends
   config = run.begin(FLAGS.model, config)
   checkpoints = run.checkpoints(config.keep_checkpoints)
   vocabs = run.vocabs(config)
@@ -58,51 +60,58 @@ def main(argv):
   else:
     runtime.init()
     if FLAGS.init_from:
-      print(warm_start.take_weights(runtime, FLAGS.init_from), file=sys.stderr)
-  if runtime.step >= config.max_steps:
+      print(warm_start.take_weights(runtime, FLAGS.init_from, vocabs), file=sys.stderr)
+  reason = _reason_to_end(config, runtime.step, checkpoints.best())
+  if reason:
     if resumed is None:
       checkpoints.save(runtime.state())
-    run.finish(runtime.step, 'max_steps')
-    print(f'step {runtime.step} of {config.max_steps}: nothing left to do', file=sys.stderr)
+    run.finish(runtime.step, reason)
+    print(f'step {runtime.step} of {config.max_steps}: nothing left to do ({reason})', file=sys.stderr)
     return
   run.unfinish()
 
-  stop = _StopSignal()
+  stop.in_loop = True
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps)
   batches = iter(train_input.dataset(runtime.step))
-  reason = 'max_steps'
-  while (step := runtime.step) < config.max_steps:
+  while not reason:
     with log.waiting():
       batch = next(batches)
     metrics = runtime.train_step(batch)
-    step += 1
-    _require_finite(metrics, step, checkpoints)
+    step = runtime.step
+    _require_finite(metrics, step, run, checkpoints)
     log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
     if step % config.eval_every == 0 or step == config.max_steps:
-      dev_loss = log.evaluation(step, reporting.evaluate(runtime, dev_input))
-      checkpoints.save(runtime.state(), dev_loss=dev_loss)
-      if _out_of_patience(config, step, checkpoints.best()):
-        reason = f'no gain on dev in {config.patience} evaluations'
-        break
-    elif stop.signal or (config.save_every and step % config.save_every == 0):
+      checkpoints.save(runtime.state(), dev_loss=log.evaluation(step, reporting.evaluate(runtime, dev_input)))
+      reason = _reason_to_end(config, step, checkpoints.best())
+    stopping = stop.signal  # read once: what comes later is for the next round
+    if stopping or (config.save_every and step % config.save_every == 0):
       checkpoints.save(runtime.state())
-    if stop.signal:
+    if stopping and not reason:
       log.close()
-      print(f'{stop.signal.name}: saved step {step}; the same command goes on from there', file=sys.stderr)
-      return 0 if stop.signal == signal.SIGTERM else 130
+      print(f'{stopping.name}: saved step {step}; the same command goes on from there', file=sys.stderr)
+      return 0 if stopping == signal.SIGTERM else 130
   log.close()
-  run.finish(runtime.step, reason)
-  best_step, best_loss = checkpoints.best() or (runtime.step, math.nan)
-  print(
-    f'trained to step {runtime.step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr
-  )
+  run.finish(step, reason)
+  lock.close()
+  best_step, best_loss = checkpoints.best() or (step, math.nan)
+  print(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr)
 
 
-def _require_finite(metrics, step, checkpoints):
+def _reason_to_end(config, step, best):
+  """'' while training goes on. Told from the checkpoints alone, so that an interruption changes nothing."""
+  if step >= config.max_steps:
+    return 'max_steps'
+  if config.patience and best and step - best[0] >= config.patience * config.eval_every:
+    return f'no gain on dev in {config.patience} evaluations'
+  return ''
+
+
+def _require_finite(metrics, step, run, checkpoints):
   if math.isfinite(metrics['loss']) and math.isfinite(metrics['grad_norm']):
     return
   kept = checkpoints.latest()
   good = f'the checkpoint of step {kept} is kept' if kept is not None else 'no checkpoint had been saved yet'
+  run.finish(step, 'the loss was not finite')  # lest a decoder wait for more
   raise UserError(
     f'the loss must stay finite; at step {step} loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]} '
     f'({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, in a new --logdir '
@@ -111,23 +120,24 @@ def _require_finite(metrics, step, checkpoints):
 
 
 class _StopSignal:
-  """Notes the first SIGTERM or SIGINT, to be heeded between steps; a second SIGINT interrupts at once."""
+  """Notes SIGTERM or SIGINT, to be heeded between steps; a second SIGINT interrupts at once.
+
+  Until the loop begins there is nothing to save: then either ends the job on the spot.
+  """
 
   def __init__(self):
     self.signal: signal.Signals | None = None
+    self.in_loop = False
     signal.signal(signal.SIGTERM, self._note)
     signal.signal(signal.SIGINT, self._note)
 
   def _note(self, number, frame):
     del frame
-    if self.signal is not None and number == signal.SIGINT:
+    if number == signal.SIGINT and (self.signal is not None or not self.in_loop):
       raise KeyboardInterrupt
+    if not self.in_loop:
+      sys.exit(0)
     self.signal = signal.Signals(number)
-
-
-def _out_of_patience(config, step, best):
-  """Whether dev loss has not improved for `patience` evaluations; told from the checkpoints, so resuming changes nothing."""
-  return bool(config.patience and best) and step - best[0] >= config.patience * config.eval_every
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ from lingvo_moe import checkpoint
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.mt.vocab import Vocab
 
 
 def resume(runtime: LocalRuntime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
@@ -28,17 +29,23 @@ def resume(runtime: LocalRuntime, checkpoints: checkpoint.Checkpoints, step: int
   )
 
 
-def take_weights(runtime: LocalRuntime, source: str) -> str:
+def take_weights(runtime: LocalRuntime, source: str, vocabs: tuple[Vocab, Vocab]) -> str:
   """Loads every weight that `source` has under the same name and shape; says which were and were not taken.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
     source: a log directory (its best checkpoint, else its latest), or a checkpoint's directory or prefix in one.
+    vocabs: (source, target) of this run. Embeddings of a run with another vocabulary are not taken.
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not name.startswith('slots/')}
-  taken = {name: spec.shape for name, spec in specs.items() if there.get(name) == spec.shape}
+  foreign = _foreign_embeddings(prefix, vocabs)
+  taken = {
+    name: spec.shape
+    for name, spec in specs.items()
+    if there.get(name) == spec.shape and name.split('/')[0] not in foreign
+  }
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
@@ -49,11 +56,25 @@ def take_weights(runtime: LocalRuntime, source: str) -> str:
   runtime.load(state)
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   for name in sorted(set(specs) - set(taken)):
-    why = f'has shape {there[name]} there, {specs[name].shape} here' if name in there else 'is not there'
+    why = 'is not there'
+    if name in there:
+      why = f'has shape {there[name]} there, {specs[name].shape} here'
+    if name.split('/')[0] in foreign:
+      why = 'belongs to another vocabulary'
     lines.append(f'  not taken: {name} {why}')
   unused = sorted(set(there) - set(specs) - {'step'})
   lines += [f'  not used: {name}' for name in unused]
   return '\n'.join(lines)
+
+
+def _foreign_embeddings(prefix: str, vocabs: tuple[Vocab, Vocab]) -> set[str]:
+  """The embeddings of a checkpoint whose vocabulary is not this run's, as far as the run around it tells."""
+  run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(prefix))))
+  if not run.exists:
+    return set()
+  theirs = run.vocabs(run.load()[1])
+  pairs = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
+  return {name for name, ours, other in pairs if ours.fingerprint != other.fingerprint}
 
 
 def find(source: str) -> str:

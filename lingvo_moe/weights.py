@@ -12,8 +12,10 @@ import tensorflow as tf
 from lingvo_moe import dims as dims_lib
 from lingvo_moe import prng
 
-# A nested dict whose leaves are T; its '/'-joined paths are the names in a checkpoint.
+# Nested dicts of something; the '/'-joined paths of its leaves are the names in a checkpoint.
 Nested = Mapping[str, Any]
+Specs = dict[str, Any]  # nested dicts of WeightSpec: what a layer owns
+Theta = Mapping[str, Any]  # nested dicts of tensors: the values of what a layer owns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Normal:
 
   stddev: float
 
-  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+  def __call__(self, key: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
     return tf.cast(prng.normal(key, spec.shape) * self.stddev, spec.dtype)
 
 
@@ -32,7 +34,7 @@ class Uniform:
 
   limit: float
 
-  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+  def __call__(self, key: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
     return tf.cast((2 * prng.uniform(key, spec.shape) - 1) * self.limit, spec.dtype)
 
 
@@ -42,12 +44,12 @@ class Constant:
 
   value: float
 
-  def __call__(self, key, spec: WeightSpec) -> tf.Tensor:
+  def __call__(self, key: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
     del key
     return tf.fill(spec.shape, tf.cast(self.value, spec.dtype))
 
 
-def fan_in_uniform(fan_in: int, fan_out: int) -> Uniform:
+def glorot_uniform(fan_in: int, fan_out: int) -> Uniform:
   """Glorot and Bengio's (2010) uniform initial values: variance 2 / (fan_in + fan_out)."""
   return Uniform(math.sqrt(6.0 / (fan_in + fan_out)))
 
@@ -66,7 +68,7 @@ class WeightSpec:
 
   shape: tuple[int, ...]
   dims: str
-  init: Callable[[Any, WeightSpec], tf.Tensor]
+  init: Callable[[tf.Tensor, WeightSpec], tf.Tensor]
   factored: str = ''
   dtype: tf.DType = tf.float32
 
@@ -107,12 +109,12 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
   return nested
 
 
-def initialize(specs: Nested, seed) -> dict[str, tf.Tensor]:
+def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:
   """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
   return {name: spec.init(_init_key(seed, name), spec) for name, spec in flatten(specs).items()}
 
 
-def _init_key(seed, name: str):
+def _init_key(seed: int | tf.Tensor, name: str) -> tf.Tensor:
   """Of the path in a name, with a layer as its number, so that a scanned stack may make the key in its loop."""
   numbered = [int(part[6:]) if part.startswith('layer_') else part for part in name.split('/')]
   return prng.key(seed, 'init', *numbered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe import prng
@@ -107,7 +108,28 @@ def test_dropout_hits_the_attention_weights_and_needs_a_key():
   np.testing.assert_array_equal(dropped, layer(THETA, x, x, causal_mask(6), prng.key(1)))
 
 
-def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows():
+def extend(x_BWM, time, mask_BWU, cache):
+  return LAYER.extend(THETA, x_BWM, time, mask_BWU, cache)
+
+
+ANY_CACHE = {name: tf.TensorSpec([None, 2, None, 4]) for name in ('keys', 'values')}
+EXTEND = {
+  'static': extend,
+  'compiled': tf.function(extend, jit_compile=True),
+  'dynamic': tf.function(
+    extend,
+    input_signature=[
+      tf.TensorSpec([None, None, 6]),
+      tf.TensorSpec([], tf.int32),
+      tf.TensorSpec([None, None, None]),
+      ANY_CACHE,
+    ],
+  ),
+}
+
+
+@pytest.mark.parametrize('shapes', EXTEND)
+def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
   # Two hypotheses a row, which never part: hypothesis w owns positions w, 2 + w, 4 + w ...
   rows, width, steps = 3, 2, 4
   x_BWTM = tf.reshape(some_input(rows * width, steps), [rows, width, steps, 6])
@@ -118,11 +140,11 @@ def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows():
   for time in range(steps):
     for w in range(width):
       mask_BWU[:, w, time * width + w] = 1
-    y, cache = LAYER.extend(THETA, x_BWTM[:, :, time], tf.constant(time), tf.constant(mask_BWU), cache)
+    y, cache = EXTEND[shapes](x_BWTM[:, :, time], tf.constant(time), tf.constant(mask_BWU), cache)
     got.append(y)
   whole = tf.reshape(x_BWTM, [rows * width, steps, 6])
   expected = tf.reshape(LAYER(THETA, whole, whole, causal_mask(steps)), [rows, width, steps, 6])
-  np.testing.assert_allclose(tf.stack(got, axis=2), expected, atol=1e-6)
+  np.testing.assert_allclose(tf.stack(got, axis=2), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_hypotheses_share_the_past_that_the_mask_gives_them():

@@ -129,3 +129,24 @@ def test_either_dispatch_compiled_or_not_trains_alike(way, compiled):
   got = step(dataclasses.replace(tight, dispatch=way), x, paddings, prng.key(0))
   for a, b in zip(got, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize('way', ['einsum', 'gather'])
+def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(way):
+  layer = dataclasses.replace(LAYER, dispatch=way)
+  x, paddings = some_input(), tf.constant([[0.0] * 5] * 3 + [[0.0] * 2 + [1.0] * 3])
+  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
+  expected, expected_stats = tf.function(lambda x, p: layer(THETA, x, p), input_signature=any_shape)(x, paddings)
+  got, stats = tf.function(lambda x, p: layer(THETA, x, p), jit_compile=True)(x, paddings)
+  np.testing.assert_allclose(got, expected, atol=1e-6)
+  np.testing.assert_array_equal(stats.tokens_E, expected_stats.tokens_E)
+
+
+def test_inference_takes_any_number_of_rows():
+  x = some_input(rows=3)
+  np.testing.assert_allclose(LAYER(THETA, x, tf.zeros([3, 5]))[0], dense_sum(x), atol=1e-5)
+
+
+def test_training_needs_rows_that_the_groups_divide():
+  with pytest.raises(ValueError, match='num_groups=2 must divide the rows of a batch, which has 3: batch a multiple'):
+    LAYER(THETA, some_input(rows=3), tf.zeros([3, 5]), prng.key(0))

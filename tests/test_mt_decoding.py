@@ -71,7 +71,11 @@ class Search:
 
   def __call__(self, sentences, length, empty_rows=0):
     """For each row the list of (ids, log_prob, score) of its hypotheses."""
-    h = tf.nest.map_structure(lambda t: t.numpy(), self._run(source_batch(sentences, length, empty_rows)))
+    return self.read(self._run(source_batch(sentences, length, empty_rows)))
+
+  @staticmethod
+  def read(hypotheses):
+    h = tf.nest.map_structure(lambda t: t.numpy(), hypotheses)
     rows, width = h.lengths_BW.shape
     return [
       [
@@ -116,6 +120,24 @@ def test_a_translation_depends_on_its_source_alone_and_has_the_log_probability_o
   best = {tuple(found[0][0]) for found in together}
   assert len(best) > 3 and max(map(len, best)) > 6  # or the test would say nothing
   assert padded[6:] == [[], [], []]
+
+
+@pytest.mark.parametrize('dispatch', ['gather', 'einsum'])
+def test_a_batch_of_static_shape_is_translated_by_xla_alike(dispatch):
+  small = dataclasses.replace(CONFIG, encoder_layers=1, decoder_layers=1, moe_every=1, dispatch=dispatch)
+  search = Search(small, 1, n_best=3)
+  sentences = random_sentences(np.random.default_rng(1), [2, 5, 7, 12])
+  expected = search(sentences, 12, empty_rows=4)
+  compiled = tf.function(
+    lambda batch: decoding.search(search.model, search.theta, batch, search.config, 3),
+    autograph=False,
+    jit_compile=True,
+  )
+  h = compiled(source_batch(sentences, 12, empty_rows=4))
+  assert h.ids_BWT.shape == (8, 3, CONFIG.max_length)
+  for got, hypotheses in zip(search.read(h), expected, strict=True):
+    assert_same(got, hypotheses)
+  assert len({tuple(row[0][0]) for row in expected[:4]}) > 1 and max(len(row[0][0]) for row in expected[:4]) > 4
 
 
 def test_a_translation_is_no_longer_than_its_source_allows():
@@ -242,7 +264,7 @@ def test_a_cut_side_is_told(translator):
 
 
 def test_the_target_language_is_asked_for_where_there_are_several(config, vocab):
-  assert decoding.tag_languages(vocab) == ['de', 'fr']
+  assert vocab.tags() == ['de', 'fr']
   assert decoding.choose_target(config, vocab, 'fr') == 'fr'
   with pytest.raises(UserError, match=r'several languages and must be told which: --target=, one of de, fr'):
     decoding.choose_target(config, vocab, None)

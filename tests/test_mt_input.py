@@ -378,7 +378,7 @@ def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
     (dict(boundaries=(64, 8, 128)), 'ascending integers'),
     (dict(split_files=('dev',)), 'split_files must be'),
     (dict(max_length=2), 'max_length must be at least 3'),
-    (dict(character_coverage=1.5), 'character_coverage must be above 0 and at most 1'),
+    (dict(character_coverage=1.5), 'character_coverage must be from 0.98 to 1'),
   ],
 )
 def test_impossible_values_are_refused(values, message):

@@ -205,6 +205,8 @@ def test_bfloat16_activations_keep_float32_scores_and_gradients():
   batch = make_batch([[p] for p in PAIRS[:2]])
   logits, _ = low.logits(THETA, batch)
   assert logits.dtype == tf.float32
+  rounded = tf.cast(tf.cast(logits, tf.bfloat16), tf.float32)
+  assert np.mean(logits != rounded) > 0.9  # not bfloat16's in the clothes of float32
   np.testing.assert_allclose(low.loss(THETA, batch)[0], MODEL.loss(THETA, batch)[0], rtol=0.02)
   with tf.GradientTape() as tape:
     tape.watch(THETA)

@@ -20,6 +20,7 @@ from absl.testing import flagsaver
 from lingvo_moe import reporting
 from lingvo_moe import trainer
 from lingvo_moe.errors import UserError
+from lingvo_moe.rundir import RunDir
 
 MODEL = 'mt.cldr.Tiny'
 BINDINGS = [
@@ -90,7 +91,7 @@ def whole(corpus, tmp_path_factory):
 def test_a_run_leaves_everything_that_decoding_needs(whole):
   config = json.loads((whole / 'config.json').read_text())
   assert config['model'] == MODEL and config['values']['eval_every'] == 4
-  assert sorted(os.listdir(whole / 'checkpoints')) == ['best.json', 'step_00000004', 'step_00000008']
+  assert sorted(os.listdir(whole / 'checkpoints')) == ['step_00000004', 'step_00000008']
   assert {'source.model', 'target.model'} <= set(os.listdir(whole / 'vocab'))
   assert json.loads((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
 
@@ -199,6 +200,26 @@ def test_a_log_directory_must_be_writable(corpus, tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='--logdir=.*file must be a directory that can be written to'):
     train(corpus, tmp_path / 'file', 1)
+
+
+def test_two_trainers_do_not_share_a_log_directory(corpus, whole):
+  with RunDir(str(whole)).lock(), pytest.raises(UserError, match='one trainer at a time works in a log directory'):
+    train(corpus, whole, 9)
+
+
+def test_a_run_out_of_patience_stays_ended(corpus, tmp_path, capsys):
+  bindings = ['Tiny.patience = 1', 'Tiny.eval_every = 1', "Tiny.schedule = 'constant'", 'Tiny.learning_rate = 1']
+  train(corpus, tmp_path, 8, bindings)
+  ended = losses(tmp_path)[-1][0]
+  assert ended < 8 and json.loads((tmp_path / 'finished.json').read_text())['reason'].startswith('no gain on dev')
+  train(corpus, tmp_path, 8, bindings)
+  assert losses(tmp_path)[-1][0] == ended
+  assert f'step {ended} of 8: nothing left to do (no gain on dev in 1 evaluations)' in capsys.readouterr().err
+
+
+def test_embeddings_of_another_vocabulary_are_not_taken(corpus, whole, tmp_path, capsys):
+  train(corpus, tmp_path, 0, ['Tiny.character_coverage = 0.98'], init_from=str(whole))
+  assert 'not taken: source_embedding/table belongs to another vocabulary' in capsys.readouterr().err
 
 
 @pytest.mark.slow

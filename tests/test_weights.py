@@ -52,7 +52,7 @@ def test_initial_values_have_the_spread_they_promise():
   drawn = weights.initialize(
     {
       'normal': WeightSpec((100, 100), 'MH', weights.Normal(0.5)),
-      'uniform': WeightSpec((100, 100), 'MH', weights.fan_in_uniform(20, 30)),
+      'uniform': WeightSpec((100, 100), 'MH', weights.glorot_uniform(20, 30)),
       'constant': WeightSpec((3,), 'M', weights.Constant(1.5)),
     },
     seed=1,

@@ -42,8 +42,8 @@ def main(argv):
     raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
   if not _TEMPERATURE.value > 0:
     raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
-  if not 0 < _COVERAGE.value <= 1:
-    raise UserError(f'character_coverage must be above 0 and at most 1; saw {_COVERAGE.value}: use 0.9995')
+  if not 0.98 <= _COVERAGE.value <= 1:
+    raise UserError(f'character_coverage must be from 0.98 to 1; saw {_COVERAGE.value}: use 0.9995')
   pairs = [p for folder in _DATA_DIR.value for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)]
   start = time.time()
   path = vocab_training.train_vocab(

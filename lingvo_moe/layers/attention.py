@@ -7,9 +7,17 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.shapes import Size
+from lingvo_moe.shapes import is_static
+from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Constant
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import fan_in_uniform
+from lingvo_moe.weights import glorot_uniform
+
+# The keys and values [B, N, U, K] of flat positions, 'keys' and 'values'.
+Cache = dict[str, tf.Tensor]
 
 # What a masked score becomes. Finite, so that a row with nothing to attend to stays finite; exp of it is 0 beside any
 # score that is not masked, so masked positions change nothing at all.
@@ -22,7 +30,7 @@ def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf
   return (query_segments_BT[:, :, tf.newaxis] == keys_B1U) & (keys_B1U > 0)
 
 
-def causal_mask(length: int | tf.Tensor) -> tf.Tensor:
+def causal_mask(length: Size) -> tf.Tensor:
   """Booleans [1, T, T]: position T may attend to no later position."""
   position_T = tf.range(length)
   return (position_T[:, tf.newaxis] >= position_T[tf.newaxis, :])[tf.newaxis]
@@ -40,9 +48,9 @@ class Attention:
   head_dim: int
   dropout: float = 0.0
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     m, n, k = self.model_dim, self.num_heads, self.head_dim
-    into = lambda: WeightSpec((m, n, k), 'MNK', fan_in_uniform(m, n * k), factored='MK')
+    into = lambda: WeightSpec((m, n, k), 'MNK', glorot_uniform(m, n * k), factored='MK')
     bias = lambda: WeightSpec((n, k), 'NK', Constant(0.0))
     return {
       'wq': into(),
@@ -50,18 +58,26 @@ class Attention:
       'wk': into(),
       'wv': into(),
       'bv': bias(),
-      'wo': WeightSpec((n, k, m), 'NKM', fan_in_uniform(n * k, m), factored='KM'),
+      'wo': WeightSpec((n, k, m), 'NKM', glorot_uniform(n * k, m), factored='KM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
 
-  def keys_values(self, theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
     return (
       _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wk'])),
       _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wv']) + theta['bv']),
     )
 
-  def attend(self, theta, x_BTM, keys_BNUK, values_BNUK, mask_BTU, key=None) -> tf.Tensor:
+  def attend(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    keys_BNUK: tf.Tensor,
+    values_BNUK: tf.Tensor,
+    mask_BTU: tf.Tensor,
+    key: tf.Tensor | None = None,
+  ) -> tf.Tensor:
     """Attends from x to keys where mask (boolean, or 0/1) allows.
 
     Args:
@@ -83,25 +99,45 @@ class Attention:
     y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
     return tf.einsum('BTNK,NKM->BTM', y_BTNK, theta['wo']) + theta['bo']
 
-  def __call__(self, theta, x_BTM, memory_BUM, mask_BTU, key=None) -> tf.Tensor:
+  def __call__(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    memory_BUM: tf.Tensor,
+    mask_BTU: tf.Tensor,
+    key: tf.Tensor | None = None,
+  ) -> tf.Tensor:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
-  def empty_cache(self, batch_size, num_slots, dtype=tf.float32) -> dict:
+  def empty_cache(self, batch_size: Size, num_slots: Size, dtype: tf.DType = tf.float32) -> Cache:
     """Room for the keys and values [B, N, U, K] of `num_slots` flat positions."""
     zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
     return {'keys': zeros, 'values': zeros}
 
-  def extend(self, theta, x_BWM, time, mask_BWU, cache) -> tuple[tf.Tensor, dict]:
+  def extend(
+    self, theta: Theta, x_BWM: tf.Tensor, time: tf.Tensor, mask_BWU: tf.Tensor, cache: Cache
+  ) -> tuple[tf.Tensor, Cache]:
     """One step of W hypotheses a row: writes their keys and values at flat positions time * W .., then attends.
 
-    GShard, appendix A.1: what is written is never reordered; the mask says which positions a hypothesis owns.
+    GShard, appendix A.1: what is written is never reordered; the mask says which positions a hypothesis owns. Where W
+    and U are static all of it lowers to XLA; else the step costs only what has been written so far.
+
+    Args:
+      theta: this layer's weights.
+      x_BWM: the last symbol of each hypothesis.
+      time: int32 scalar, the steps made before.
+      mask_BWU: 1 (true) where a hypothesis attends, its own position included; never where no step has written.
+      cache: from `empty_cache` or the step before, U a multiple of W.
 
     Returns:
       ([B, W, M], the cache with the step's positions written).
     """
     keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
-    width = tf.shape(x_BWM)[1]
+    width, num_slots = sizes(x_BWM)[1], sizes(cache['keys'])[2]
+    if is_static(width, num_slots):
+      cache = {'keys': _select(cache['keys'], keys_BNWK, time), 'values': _select(cache['values'], values_BNWK, time)}
+      return self.attend(theta, x_BWM, cache['keys'], cache['values'], mask_BWU), cache
     start, used = time * width, (time + 1) * width
     cache = {'keys': _write(cache['keys'], keys_BNWK, start), 'values': _write(cache['values'], values_BNWK, start)}
     # Positions that no step has written yet are cut off, not just masked.
@@ -114,8 +150,17 @@ def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
   return tf.einsum('BTNK->BNTK', x_BTNK)
 
 
+def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
+  """buffer_BNUK with x at positions time * W .. of U, for static U: elementwise, which XLA fuses and partitions."""
+  rows, num_heads, num_slots, head_dim = sizes(buffer_BNUK)
+  width = x_BNWK.shape[2]
+  buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_slots // width, width, head_dim])
+  at_T11 = (tf.range(num_slots // width) == time)[:, tf.newaxis, tf.newaxis]
+  return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
+
+
 def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """buffer_BNUK with x at positions start .. of U.
+  """buffer_BNUK with x at positions start .. of U, which need not be static.
 
   In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. As a
   matrix, which is copied faster than an array of four axes.

@@ -14,6 +14,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from lingvo_moe.layers.gating import Routing
+from lingvo_moe.shapes import sizes
 
 
 class Dispatcher(Protocol):
@@ -45,13 +46,13 @@ class EinsumDispatcher:
     r = self.routing
     dispatch_GSX = tf.cast(tf.reduce_sum(self._one_hot_GSRX(), axis=2), x_GSM.dtype)
     x_GXM = tf.einsum('GSX,GSM->GXM', dispatch_GSX, x_GSM)
-    groups, _, model_dim = _sizes(x_GSM)
+    groups, _, model_dim = sizes(x_GSM)
     return tf.einsum('GECM->EGCM', tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]))
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     r = self.routing
     combine_GSX = tf.einsum('GSRX,GSR->GSX', self._one_hot_GSRX(), r.weight_GSR)
-    _, groups, _, model_dim = _sizes(y_EGCM)
+    _, groups, _, model_dim = sizes(y_EGCM)
     y_GXM = tf.reshape(tf.einsum('EGCM->GECM', y_EGCM), [groups, r.num_experts * r.capacity, model_dim])
     return tf.einsum('GSX,GXM->GSM', tf.cast(combine_GSX, y_EGCM.dtype), y_GXM)
 
@@ -70,7 +71,7 @@ class GatherDispatcher:
     slot_GSR, token_X, _ = self._index
     kept_GSR = tf.cast(self.routing.weight_GSR > 0, x_GSM.dtype)
     full_X1 = tf.cast(token_X >= 0, x_GSM.dtype)[:, tf.newaxis]
-    groups, size, model_dim = _sizes(x_GSM)
+    groups, size, model_dim = sizes(x_GSM)
 
     @tf.custom_gradient
     def copy(x_GSM):
@@ -85,7 +86,7 @@ class GatherDispatcher:
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     slot_GSR, token_X, weight_X = self._index
-    model_dim = _sizes(y_EGCM)[-1]
+    model_dim = sizes(y_EGCM)[-1]
 
     @tf.custom_gradient
     def weigh(y_EGCM, weight_GSR):
@@ -95,7 +96,7 @@ class GatherDispatcher:
         dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
         dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
         dweight_GSR = tf.einsum('GSRM,GSM->GSR', rows_GSRM, dy_GSM) * kept_GSR
-        return tf.reshape(dy_XM, tf.shape(y_EGCM)), tf.cast(dweight_GSR, weight_GSR.dtype)
+        return tf.reshape(dy_XM, sizes(y_EGCM)), tf.cast(dweight_GSR, weight_GSR.dtype)
 
       return tf.einsum('GSRM,GSR->GSM', rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
 
@@ -104,7 +105,7 @@ class GatherDispatcher:
 
   @functools.cached_property
   def _index(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Both directions of 'token sits in slot', over flat tokens (g, s) and flat slots (e, g, c).
+    """Both directions of 'token sits in slot', over flat tokens (g, s) and flat slots (e, g, c) of all groups.
 
     Returns:
       slot_GSR: each choice's flat slot, 0 where it has none (its weight is 0).
@@ -112,7 +113,7 @@ class GatherDispatcher:
       weight_X: each slot's combine weight, 0 where it is empty.
     """
     r = self.routing
-    groups, size, ranks = _sizes(r.slot_GSR)
+    groups, size, ranks = sizes(r.slot_GSR)
     group_G11 = tf.range(groups)[:, tf.newaxis, tf.newaxis]
     kept_GSR = r.weight_GSR > 0
     slot_GSR = tf.where(kept_GSR, (r.expert_GSR * groups + group_G11) * r.capacity + r.slot_GSR, 0)
@@ -128,9 +129,3 @@ class GatherDispatcher:
 
 
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher}
-
-
-def _sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-  """Static sizes where they are known, scalar tensors where not."""
-  dynamic = tf.shape(x)
-  return [dynamic[i] if size is None else size for i, size in enumerate(x.shape)]

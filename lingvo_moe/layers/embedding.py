@@ -8,6 +8,8 @@ import math
 import tensorflow as tf
 
 from lingvo_moe.weights import Normal
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 
 
@@ -18,17 +20,17 @@ class Embedding:
   vocab_size: int
   model_dim: int
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     shape = (self.vocab_size, self.model_dim)
     return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM')}
 
-  def lookup(self, theta, ids_BT: tf.Tensor) -> tf.Tensor:
+  def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
     """Vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
     return tf.gather(theta['table'], ids_BT) * math.sqrt(self.model_dim)
 
-  def logits(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """float32 scores [B, T, V] of every symbol as the next one."""
-    return tf.cast(tf.einsum('BTM,VM->BTV', x_BTM, tf.cast(theta['table'], x_BTM.dtype)), tf.float32)
+  def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    """float32 scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
+    return tf.einsum('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table'])
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
@@ -38,6 +40,6 @@ def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
   """
   num_timescales = (model_dim + 1) // 2
   log_step = math.log(10_000.0) / max(1, num_timescales - 1)
-  inverse_K = tf.exp(tf.range(num_timescales, dtype=tf.float32) * -log_step)
-  angle_BTK = tf.cast(positions_BT, tf.float32)[..., tf.newaxis] * inverse_K
-  return tf.concat([tf.sin(angle_BTK), tf.cos(angle_BTK)], axis=-1)[..., :model_dim]
+  rates = tf.exp(tf.range(num_timescales, dtype=tf.float32) * -log_step)
+  angles = tf.cast(positions_BT, tf.float32)[..., tf.newaxis] * rates
+  return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)[..., :model_dim]

@@ -7,8 +7,10 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.weights import Constant
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import fan_in_uniform
+from lingvo_moe.weights import glorot_uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +20,15 @@ class FeedForward:
   model_dim: int
   hidden_dim: int
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim
     return {
-      'wi': WeightSpec((m, h), 'MH', fan_in_uniform(m, h), factored='MH'),
+      'wi': WeightSpec((m, h), 'MH', glorot_uniform(m, h), factored='MH'),
       'bi': WeightSpec((h,), 'H', Constant(0.0)),
-      'wo': WeightSpec((h, m), 'HM', fan_in_uniform(h, m), factored='HM'),
+      'wo': WeightSpec((h, m), 'HM', glorot_uniform(h, m), factored='HM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
 
-  def __call__(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
+  def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     h_BTH = tf.nn.relu(tf.einsum('BTM,MH->BTH', x_BTM, theta['wi']) + theta['bi'])
     return tf.einsum('BTH,HM->BTM', h_BTH, theta['wo']) + theta['bo']

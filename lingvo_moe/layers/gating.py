@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.shapes import Size
+
 
 class RoutingStats(NamedTuple):
   """What became of the choices, over all groups. Counts are float32 scalars unless axes are given."""
@@ -28,11 +30,11 @@ class Routing(NamedTuple):
   slot_GSR: tf.Tensor  # int32; valid where weight_GSR > 0
   weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
   num_experts: int
-  capacity: int | tf.Tensor  # C, the slots each expert offers each group
+  capacity: Size  # C, the slots each expert offers each group
   stats: RoutingStats
 
 
-def expert_capacity(group_size: int | tf.Tensor, num_experts: int, capacity_factor: float):
+def expert_capacity(group_size: Size, num_experts: int, capacity_factor: float) -> Size:
   """C = max(1, ceil(capacity_factor * S / E)): a Python int where S is one, else an int32 scalar."""
   # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
   factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
@@ -42,7 +44,13 @@ def expert_capacity(group_size: int | tf.Tensor, num_experts: int, capacity_fact
   return tf.maximum(1, tf.cast(slots(tf.cast(group_size, tf.int64)), tf.int32))
 
 
-def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Routing:
+def top2_gating(
+  logits_GSE: tf.Tensor,
+  paddings_GS: tf.Tensor,
+  *,
+  capacity: Size | None = None,
+  noise_GS: tf.Tensor | None = None,
+) -> Routing:
   """Sends each token to its two likeliest experts, while they have free slots.
 
   GShard, Algorithm 1. Groups do not interact, so with G sharded it needs no communication. Built from argmax and
@@ -51,8 +59,8 @@ def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Rou
   Args:
     logits_GSE: float32 scores. bfloat16 makes ties, and ties misroute.
     paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
-    capacity: C, the slots each expert offers each group; None for as many as the fullest expert needs, so that
-      no token is dropped.
+    capacity: C, the slots each expert offers each group; None for enough that no token is dropped: S where that is
+      static, as a token takes one slot of an expert at most; else as many as the fullest expert needs.
     noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
 
   Returns:
@@ -96,6 +104,8 @@ def top2_gating(logits_GSE, paddings_GS, *, capacity=None, noise_GS=None) -> Rou
   slot_of = lambda position_GSE, mask_GSE: tf.cast(tf.reduce_sum(position_GSE * mask_GSE, axis=-1), tf.int32)
   slot1_GS, slot2_GS = slot_of(position1_GSE, first_GSE), slot_of(position2_GSE, second_GSE)
   taken2_GS = tf.reduce_sum(second_GSE, axis=-1)
+  if capacity is None:
+    capacity = logits_GSE.shape[1]
   if capacity is None:
     taken_GE = tf.reduce_sum(first_GSE + second_GSE, axis=1)
     capacity = tf.maximum(1, tf.cast(tf.reduce_max(taken_GE), tf.int32))

@@ -9,8 +9,13 @@ import tensorflow as tf
 from lingvo_moe import prng
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
+from lingvo_moe.shapes import Size
+from lingvo_moe.shapes import is_static
+from lingvo_moe.shapes import sizes
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import fan_in_uniform
+from lingvo_moe.weights import glorot_uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +24,9 @@ class MoE:
 
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so a token's answer
-  depends on that token alone.
+  depends on that token alone, and how tokens are grouped and carried is a matter of cost: where shapes are not
+  static, one group of any number of rows by gather, with as many slots as the fullest expert needs; where they are, as
+  XLA asks, as in training but with C = S.
 
   Experts carry no biases, as in equations 2 and 3 of the paper.
   """
@@ -31,31 +38,57 @@ class MoE:
   capacity_factor: float = 2.0
   dispatch: str = 'gather'
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     e, m, h = self.num_experts, self.model_dim, self.hidden_dim
     return {
-      'gate': WeightSpec((m, e), 'ME', fan_in_uniform(m, e), factored='ME'),
-      'wi': WeightSpec((e, m, h), 'EMH', fan_in_uniform(m, h), factored='MH'),
-      'wo': WeightSpec((e, h, m), 'EHM', fan_in_uniform(h, m), factored='HM'),
+      'gate': WeightSpec((m, e), 'ME', glorot_uniform(m, e), factored='ME'),
+      'wi': WeightSpec((e, m, h), 'EMH', glorot_uniform(m, h), factored='MH'),
+      'wo': WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM'),
     }
 
-  def __call__(self, theta, x_BTM, paddings_BT, key=None) -> tuple[tf.Tensor, gating.RoutingStats]:
-    """Returns ([B, T, M], what became of the choices); key None means inference."""
-    rows, length = tf.shape(x_BTM)[0], tf.shape(x_BTM)[1]
-    groups = self.num_groups if key is not None else 1
+  def __call__(
+    self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, gating.RoutingStats]:
+    """Sends each token through two experts and sums their answers, weighted by the gate.
+
+    Args:
+      theta: gate [M, E], wi [E, M, H], wo [E, H, M].
+      x_BTM: tokens. The gate sees them in float32.
+      paddings_BT: 1.0 at padding, which visits no expert.
+      key: random key, by which second choices are skipped in training; None at inference.
+
+    Returns:
+      ([B, T, M] of x's type, zeros where a token is padding or found no room; what became of the choices).
+
+    Raises:
+      ValueError: in training, B is static and num_groups does not divide it.
+    """
+    rows, length, _ = sizes(x_BTM)
+    groups = self._groups(rows, length, key is not None)
     regroup = lambda x: tf.reshape(x, [groups, rows // groups * length, *x.shape[2:]])
     x_GSM = regroup(x_BTM)
     logits_GSE = tf.einsum('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
-    if key is None:
-      routing = gating.top2_gating(logits_GSE, regroup(paddings_BT))
-      dispatcher = dispatch.GatherDispatcher(routing)
-    else:
+    capacity = noise_GS = None
+    if key is not None:
       capacity = gating.expert_capacity(rows // groups * length, self.num_experts, self.capacity_factor)
       noise_GS = regroup(prng.uniform(key, [rows, length]))
-      routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
-      dispatcher = dispatch.DISPATCHERS[self.dispatch](routing)
+    routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
+    by_choice = key is not None or is_static(rows, length)
+    dispatcher = dispatch.DISPATCHERS[self.dispatch if by_choice else 'gather'](routing)
     x_EGCM = dispatcher.dispatch(x_GSM)
     h_EGCH = tf.nn.relu(tf.einsum('EGCM,EMH->EGCH', x_EGCM, theta['wi']))
     y_EGCM = tf.einsum('EGCH,EHM->EGCM', h_EGCH, theta['wo'])
     y_GSM = dispatcher.combine(y_EGCM)
-    return tf.reshape(y_GSM, tf.shape(x_BTM)), routing.stats
+    return tf.reshape(y_GSM, sizes(x_BTM)), routing.stats
+
+  def _groups(self, rows: Size, length: Size, training: bool) -> int:
+    """G. At inference any will do: num_groups, so that shards stay where they are, if it divides the rows."""
+    divides = is_static(rows) and rows % self.num_groups == 0
+    if not training:
+      return self.num_groups if divides and is_static(length) else 1
+    if is_static(rows) and not divides:
+      raise ValueError(
+        f'num_groups={self.num_groups} must divide the rows of a batch, which has {rows}: '
+        'batch a multiple of it, or lower num_groups'
+      )
+    return self.num_groups

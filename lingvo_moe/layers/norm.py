@@ -7,6 +7,8 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.weights import Constant
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 
 
@@ -17,13 +19,13 @@ class LayerNorm:
   model_dim: int
   epsilon: float = 1e-6
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     return {
       'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0)),
       'bias': WeightSpec((self.model_dim,), 'M', Constant(0.0)),
     }
 
-  def __call__(self, theta, x_BTM: tf.Tensor) -> tf.Tensor:
+  def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     x = tf.cast(x_BTM, tf.float32)
     x -= tf.reduce_mean(x, axis=-1, keepdims=True)
     variance = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def softmax_loss(logits_BTV, label_BT, smoothing: float = 0.0, z_weight: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
+def softmax_loss(
+  logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Cross-entropy of each label, plain and as it is trained on.
 
   The trained loss is the cross-entropy with a target of 1 - smoothing on the label and smoothing / V on all V symbols

@@ -94,7 +94,7 @@ class Batcher:
     plans = (self._packed if self.packing else self._bucketed)(source_lengths, target_lengths)
     return [plan._replace(example=kept[plan.example]) for plan in plans]
 
-  def _bucketed(self, source_lengths, target_lengths) -> list[BatchPlan]:
+  def _bucketed(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> list[BatchPlan]:
     """One example a row. What does not fill a batch of its bucket is carried into the next larger one."""
     bucket = np.searchsorted(self.boundaries, np.maximum(source_lengths, target_lengths))
     order = np.argsort(bucket, kind='stable')
@@ -111,7 +111,7 @@ class Batcher:
         return plans
     raise AssertionError('an example is longer than the last boundary')
 
-  def _packed(self, source_lengths, target_lengths) -> list[BatchPlan]:
+  def _packed(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> list[BatchPlan]:
     length = self.boundaries[-1]
     row, segment, source_start, target_start = pack(source_lengths, target_lengths, length)
     rows = self.rows(length)
@@ -132,7 +132,9 @@ def _one_a_row(rows: int, length: int, example: np.ndarray) -> BatchPlan:
   return BatchPlan(rows, length, example, np.arange(len(example)), zeros + 1, zeros, zeros)
 
 
-def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, length: int):
+def pack(
+  source_lengths: np.ndarray, target_lengths: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Puts pairs into rows of `length` positions a side: best fit, in the order of decreasing length.
 
   A pair goes to the row that it leaves the least room in. The room of a row is that of its fuller side; rows are kept

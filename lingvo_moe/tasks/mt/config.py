@@ -35,8 +35,9 @@ class MtConfig(DataConfig):
     num_experts: E of each layer with experts; 0 makes a dense model.
     moe_every: every moe_every-th layer carries experts.
     capacity_factor: C = capacity_factor * S / E; 2 gives both choices of every token a slot at perfect balance.
-    dispatch: how tokens get to experts in training: 'gather' or 'einsum'.
-    activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, softmaxes and norms stay in float32.
+    dispatch: how tokens get to experts: 'gather' or 'einsum' (by gather wherever shapes are dynamic at inference).
+    activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, norms, softmaxes and the output scores are
+      float32 in both; attention scores are products in this type, of which the softmax is taken in float32.
     input_dropout: on the embedded input.
     residual_dropout: on every residual branch.
     attention_dropout: on the attention weights.

@@ -76,6 +76,8 @@ class DataConfig:
       self._refuse(field.name, {str: 'a string', int: 'an integer', bool: 'True or False'}.get(wanted, field.type))
     if isinstance(value, list):
       object.__setattr__(self, field.name, tuple(value))
+    if field.type == 'float':
+      object.__setattr__(self, field.name, float(value))
 
   def _refuse(self, name: str, rule: str, way_out: str = '') -> None:
     raise UserError(f'{name} must be {rule}; saw {getattr(self, name)!r}' + (f': {way_out}' if way_out else ''))
@@ -91,8 +93,8 @@ class DataConfig:
         self._refuse(name, 'at least 1, or 0 to have it chosen')
     if not (math.isfinite(self.temperature) and self.temperature > 0):
       self._refuse('temperature', 'a positive number', '1 keeps the natural shares, larger ones level them')
-    if not 0 < self.character_coverage <= 1:
-      self._refuse('character_coverage', 'above 0 and at most 1', '0.9995 suits many scripts, 1 keeps every character')
+    if not 0.98 <= self.character_coverage <= 1:
+      self._refuse('character_coverage', 'from 0.98 to 1', '0.9995 suits many scripts, 1 keeps every character')
     if self.max_length < 3:
       self._refuse('max_length', 'at least 3 (a tag, a word and eos)')
     if self.boundaries and (

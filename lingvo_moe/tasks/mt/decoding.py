@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import sentencepiece
 import tensorflow as tf
 
 from lingvo_moe import beam_search
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
+from lingvo_moe.shapes import is_static
+from lingvo_moe.shapes import sizes
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
@@ -23,6 +23,7 @@ from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
 from lingvo_moe.tasks.mt.vocab import PAD
 from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.weights import Theta
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, where neither caller nor configuration asks for fewer
 
@@ -53,8 +54,13 @@ class Scored(NamedTuple):
   truncated: list[int]  # the sentences of which either side is over the length limit and was cut
 
 
-def search(model: TranslationModel, theta, batch: Mapping[str, tf.Tensor], config: MtConfig, n_best: int = 1):
+def search(
+  model: TranslationModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: MtConfig, n_best: int = 1
+) -> beam_search.Hypotheses:
   """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
+
+  With a batch of static shape it lowers to XLA; there is then room for config.max_length steps, else for as many as
+  the longest source allows.
 
   Args:
     model: of the configuration.
@@ -66,8 +72,9 @@ def search(model: TranslationModel, theta, batch: Mapping[str, tf.Tensor], confi
   Returns:
     beam_search.Hypotheses.
   """
+  shape = sizes(batch['src_ids'])
   max_lengths_B = max_lengths(batch['src_segments'], config)
-  max_steps = tf.reduce_max(max_lengths_B)
+  max_steps = config.max_length if is_static(*shape) else tf.reduce_max(max_lengths_B)
   memory_BUM, _ = model.encode(theta, batch)
   cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size)
 
@@ -77,7 +84,7 @@ def search(model: TranslationModel, theta, batch: Mapping[str, tf.Tensor], confi
   return beam_search.beam_search(
     step,
     cache,
-    batch_size=tf.shape(memory_BUM)[0],
+    batch_size=shape[0],
     beam_size=config.beam_size,
     max_steps=max_steps,
     max_lengths_B=max_lengths_B,
@@ -122,7 +129,7 @@ class Translator:
     *,
     n_best: int = 1,
     batch_tokens: int = 0,
-  ):
+  ) -> None:
     batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
     # At inference a batch is one group, so any number of rows will do.
     self._config = dataclasses.replace(config, num_groups=1, eval_batch_tokens=max(batch_tokens, config.max_length))
@@ -198,21 +205,14 @@ class Translator:
     log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]
     return [Translation(text, float(log_probs[w]), float(scores[w]), tuple(ids[w])) for w, text in enumerate(texts)]
 
-  def _search_batch(self, batch):
+  def _search_batch(self, batch: Mapping[str, tf.Tensor]) -> beam_search.Hypotheses:
     return search(self._model, self._theta(), batch, self._config, self._n_best)
 
-  def _score_batch(self, batch):
+  def _score_batch(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
     return self._model.score(self._theta(), batch)
 
-  def _theta(self):
+  def _theta(self) -> Theta:
     return weights_lib.unflatten({name: v.read_value() for name, v in self._weights.items()})
-
-
-def tag_languages(source_vocab: Vocab) -> list[str]:
-  """The languages that a source vocabulary has a tag for, sorted."""
-  pieces = sentencepiece.SentencePieceProcessor(model_proto=source_vocab.model_bytes)
-  matches = (re.fullmatch(r'<2(\S+)>', pieces.id_to_piece(i)) for i in range(source_vocab.size))
-  return sorted(m[1] for m in matches if m)
 
 
 def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> str | None:
@@ -225,7 +225,7 @@ def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> s
     if asked:
       raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
     return None
-  languages = tag_languages(source_vocab)
+  languages = source_vocab.tags()
   if not asked and len(languages) == 1:
     return languages[0]
   if not asked:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,15 +12,23 @@ from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.gating import RoutingStats
 from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.transformer import Stack
+from lingvo_moe.layers.transformer import StackCache
+from lingvo_moe.shapes import Size
+from lingvo_moe.shapes import sizes
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
 
 # What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
 BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
+Batch = Mapping[str, tf.Tensor]
+Stats = dict[str, RoutingStats]  # by layer name
 
 
-# Weights that are always used in float32: gates would tie, norms and embeddings sum over many terms.
-_FLOAT32 = ('gate', 'scale', 'bias', 'table')
+# Weights of the stacks that are always used in float32: gates would tie, norms sum over many terms.
+_FLOAT32 = ('gate', 'scale', 'bias')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +49,7 @@ class TranslationModel:
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
 
-  def weights(self) -> dict:
+  def weights(self) -> Specs:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
     return {
       **own_source,
@@ -48,7 +58,7 @@ class TranslationModel:
       'decoder': self.decoder.weights(),
     }
 
-  def encode(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+  def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Stats]:
     """Runs the encoder: ([B, U, M], RoutingStats by layer). Reads src_ids, src_segments, src_positions."""
     embedding, own = self.target_embedding, theta['target_embedding']
     if self.source_embedding:
@@ -57,7 +67,7 @@ class TranslationModel:
     x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
     return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
 
-  def logits(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Stats]:
     """Scores of every next symbol given the target so far: (float32 [B, T, V], RoutingStats by layer)."""
     memory_BUM, encoder_stats = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
@@ -73,7 +83,7 @@ class TranslationModel:
     }
     return self.target_embedding.logits(own, x_BTM), stats
 
-  def loss(self, theta, batch, key=None) -> tuple[tf.Tensor, dict]:
+  def loss(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, dict[str, Any]]:
     """The training loss of a batch.
 
     Args:
@@ -102,31 +112,41 @@ class TranslationModel:
       'routing': routing,
     }
 
-  def score(self, theta, batch) -> tf.Tensor:
+  def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """log p of each row's target given its source: float32 [B], summed over its symbols, the end included."""
     logits_BTV, _ = self.logits(theta, batch)
     label_BT = tf.gather(tf.nn.log_softmax(logits_BTV), batch['tgt_labels'], batch_dims=2)
     return tf.reduce_sum(label_BT * tf.cast(batch['tgt_segments'] > 0, tf.float32), axis=1)
 
-  def init_cache(self, theta, memory_BUM, num_slots) -> dict:
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
     """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
     return self.decoder.init_cache(self._cast(theta['decoder']), memory_BUM, num_slots)
 
-  def decode_step(self, theta, ids_BW, time, mask_BWU, src_segments_BU, cache) -> tuple[tf.Tensor, dict]:
+  def decode_step(
+    self,
+    theta: Theta,
+    ids_BW: tf.Tensor,
+    time: tf.Tensor,
+    mask_BWU: tf.Tensor,
+    src_segments_BU: tf.Tensor,
+    cache: StackCache,
+  ) -> tuple[tf.Tensor, StackCache]:
     """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
     own = theta['target_embedding']
-    x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(tf.shape(ids_BW), time), None)
+    x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(sizes(ids_BW), time), None)
     decoder = self._cast(theta['decoder'])
     x_BWM, cache = self.decoder.extend(decoder, x_BWM, time, mask_BWU, src_segments_BU, cache)
     return self.target_embedding.logits(own, x_BWM), cache
 
-  def _embed(self, embedding, theta, ids_BT, positions_BT, key):
+  def _embed(
+    self, embedding: Embedding, theta: Theta, ids_BT: tf.Tensor, positions_BT: tf.Tensor, key: tf.Tensor | None
+  ) -> tf.Tensor:
     x_BTM = embedding.lookup(theta, ids_BT)
     x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
     x_BTM = tf.cast(x_BTM, self.activation_dtype)
     return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 
-  def _cast(self, theta) -> dict:
+  def _cast(self, theta: Theta) -> Theta:
     """A stack's weights in the type that its activations have."""
     flat = weights_lib.flatten(theta)
     cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, self.activation_dtype) for n, w in flat.items()}

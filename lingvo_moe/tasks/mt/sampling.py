@@ -87,8 +87,12 @@ def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32) -> list
   exact = shares(sizes, temperature) * total
   q = np.maximum(np.floor(exact).astype(np.int64), 1)
   short = total - int(q.sum())
-  order = np.argsort(np.floor(exact) - exact, kind='stable') if short > 0 else np.argsort(-q, kind='stable')
-  q[order[: abs(short)]] += np.sign(short)
+  q[np.argsort(np.floor(exact) - exact, kind='stable')[: max(short, 0)]] += 1
+  while short < 0:  # those lifted to 1 are paid for by the largest, which has enough where total is large
+    largest = np.argmax(q)
+    paid = min(-short, int(q[largest]) - 1) if q[largest] * 2 > total else 1
+    q[largest] -= paid
+    short += paid
   return [int(n) for n in q]
 
 

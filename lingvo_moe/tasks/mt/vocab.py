@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,11 @@ class Vocab:
   def normalize(self, line: str) -> str:
     """The text that tokenising and detokenising gives back."""
     return self._processor.normalize(line).replace('\u2581', ' ').strip(' ')
+
+  def tags(self) -> list[str]:
+    """The languages that there is a tag for, sorted."""
+    matches = (re.fullmatch(r'<2(\S+)>', self._processor.id_to_piece(i)) for i in range(self.size))
+    return sorted(m[1] for m in matches if m)
 
   def tag_id(self, language: str) -> int:
     """The id of a target language's tag."""

@@ -1,0 +1,18 @@
+"""Sizes of tensors: Python ints where a trace knows them, so that what is built from them has static shapes too."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+Size = int | tf.Tensor  # of an axis; a tensor is an int32 scalar
+
+
+def sizes(x: tf.Tensor) -> list[Size]:
+  """The size of each axis: a Python int where it is static, else a scalar tensor."""
+  dynamic = tf.shape(x)
+  return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
+
+
+def is_static(*axes: Size) -> bool:
+  """Whether all of these sizes are known while tracing."""
+  return all(isinstance(size, int) for size in axes)
