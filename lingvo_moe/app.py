@@ -44,13 +44,15 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
     try:
       return guarded(argv)
     except UserError as e:
-      message = str(e)
+      message = str(e).split('\n  In call to configurable')[0]  # what gin adds tells a user nothing
     except BrokenPipeError:
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       return 1
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       return 130
+    except OSError as e:
+      message = f'{e.filename or "input or output"}: {e.strerror or e}'
     # Out here the frames of the error are gone, and with them progress bars that would share its line.
     print(f'error: {message}', file=sys.stderr)
     return 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import hashlib
 import json
 import math
 import os
@@ -55,7 +56,7 @@ class Checkpoints:
 
   def best(self) -> tuple[int, float] | None:
     """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
-    losses = {step: loss for step in self.steps() if (loss := self._dev_loss(step)) is not None}
+    losses = {step: loss for step in self.steps() if (loss := self.dev_loss(step)) is not None}
     return min(losses.items(), key=lambda item: (item[1], item[0]), default=None)
 
   def save(self, state: Mapping, *, dev_loss: float | None = None) -> str:
@@ -72,21 +73,41 @@ class Checkpoints:
       self._sweep()
       os.makedirs(partial)
       tensors = {'step': state['step'], **state['weights'], **{f'slots/{n}': v for n, v in state['slots'].items()}}
-      tf.raw_ops.SaveV2(
-        prefix=os.path.join(partial, 'state'),
-        tensor_names=list(tensors),
-        shape_and_slices=[''] * len(tensors),
-        tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
-      )
-      self._note_dev_loss(partial, dev_loss)
+      try:
+        tf.raw_ops.SaveV2(
+          prefix=os.path.join(partial, 'state'),
+          tensor_names=list(tensors),
+          shape_and_slices=[''] * len(tensors),
+          tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
+        )
+      except tf.errors.OpError as e:
+        self._sweep()
+        raise UserError(
+          f'the checkpoint of step {step} could not be written to {self.directory} ({e.message.splitlines()[0]}): make '
+          'room there; the one before is kept, and the same command goes on from it'
+        ) from None
+      self._write_dev_loss(partial, dev_loss)
       for name in os.listdir(partial):
         _fsync(os.path.join(partial, name))
       os.rename(partial, final)
       _fsync(self.directory)
     else:
-      self._note_dev_loss(final, dev_loss)
+      self._write_dev_loss(final, dev_loss)
     self._drop_old()
     return self.path(step)
+
+  def fingerprint(self, step: int) -> str:
+    """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
+    try:
+      with open(self.path(step) + '.index', 'rb') as f:
+        return hashlib.sha256(f.read()).hexdigest()[:16]
+    except FileNotFoundError:
+      return 'gone'
+
+  def note_dev_loss(self, step: int, dev_loss: float) -> None:
+    """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
+    self._write_dev_loss(os.path.dirname(self.path(step)), dev_loss)
+    self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Reads the named tensors of a checkpoint, whose shapes must be those given."""
@@ -95,7 +116,7 @@ class Checkpoints:
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
     return load(self.path(step), specs)
 
-  def _note_dev_loss(self, folder: str, dev_loss: float | None):
+  def _write_dev_loss(self, folder: str, dev_loss: float | None):
     if dev_loss is None or not math.isfinite(dev_loss):
       return
     path = os.path.join(folder, _DEV_LOSS)
@@ -103,11 +124,12 @@ class Checkpoints:
       json.dump({'dev_loss': dev_loss}, f)
     os.replace(path + '.partial', path)
 
-  def _dev_loss(self, step: int) -> float | None:
+  def dev_loss(self, step: int) -> float | None:
+    """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
     try:
       with open(os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS), encoding='utf-8') as f:
-        return json.load(f)['dev_loss']
-    except FileNotFoundError:
+        return float(json.load(f)['dev_loss'])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
       return None
 
   def _sweep(self):

@@ -29,6 +29,7 @@ def resolve(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str
     _bind(cls, _read(path), f'--gin_file={path}: ')
   for binding in gin_bindings:
     _bind(cls, binding, '')
+  _refuse_what_binds_nothing(cls)
   for other, other_cls in registry.siblings(name).items():
     if bound := gin.get_bindings(other_cls, resolve_references=False):
       wrong, right = (', '.join(f'{c.__name__}.{field}' for field in bound) for c in (other_cls, cls))
@@ -37,6 +38,15 @@ def resolve(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str
         '(bindings do not reach subclasses)'
       )
   return _make(cls, name, overrides)
+
+
+def _refuse_what_binds_nothing(cls: type) -> None:
+  """gin takes `max_steps = 5` for a macro and `train/Tiny.max_steps = 5` for a scope: here neither has an effect."""
+  text = gin.config_str()
+  for bound in re.findall(r'^([\w./]+)\s*=', text, flags=re.MULTILINE):
+    field = re.split(r'[./]', bound)[-1]
+    if '/' in bound or ('.' not in bound and not re.search(rf'%{re.escape(bound)}\b', text)):
+      raise UserError(f'{bound} binds no value of the model: write {cls.__name__}.{field} = ...')
 
 
 def save(name: str, config: Any, path: str) -> None:
@@ -105,8 +115,8 @@ def _bind(cls: type, text: str, where: str) -> None:
   """Hands bindings to gin, the names of a model's module spelt in full: other data sets have classes so called, too."""
   peers = '|'.join(c.__name__ for c in registry.module_of(cls))
   try:
-    gin.parse_config(re.sub(rf'(?m)^(\s*)((?:{peers})\.)', rf'\g<1>{cls.__module__}.\g<2>', text))
-  except (ValueError, SyntaxError, KeyError, NameError, TypeError, OSError) as e:
+    gin.parse_config(re.sub(rf'(?m)^(\s*(?:\w+/)*)((?:{peers})\.)', rf'\g<1>{cls.__module__}.\g<2>', text))
+  except (ImportError, ValueError, SyntaxError, KeyError, NameError, TypeError, OSError) as e:
     raise UserError(f'{where}{_explain(cls, e)}') from None
 
 

@@ -10,7 +10,7 @@ directory. In <logdir>/decode/<split>/step_<N>/ it leaves
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. What is there
-with the same settings is shown and not made again, unless --overwrite; with other settings it is replaced.
+with the same settings is shown and not made again; --overwrite replaces it, whatever its settings.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def decode(options: Options) -> None:
   vocabs = run.vocabs(config)
   sets = held_out.read(config, options.split, options.max_sentences, vocabs[0])
   make = held_out.ScoreJob if options.score else held_out.TranslateJob
-  job = make(run.file('decode', options.split), config, sets)
+  job = make(run.file('decode', options.split), config, sets, run.checkpoints(), options.overwrite)
   runtime = LocalRuntime(config.program())
   translator = None
   for step in _steps(run, options):

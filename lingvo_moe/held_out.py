@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import tqdm
 
+from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.errors import UserError
 from lingvo_moe.event_file import EventFile
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
@@ -70,12 +72,16 @@ class Results:
     summary: name of the JSON file.
     suffix: of the files with a line for each line of a pair.
     settings: what the files depend on, the weights aside.
+    checkpoints: of the run; a step's files also depend on its checkpoint.
+    overwrite: whether files made with other settings may be replaced.
   """
 
   root: str
   summary: str
   suffix: str
   settings: dict[str, Any]
+  checkpoints: Checkpoints
+  overwrite: bool = False
 
   def folder(self, step: int) -> str:
     return os.path.join(self.root, f'step_{step}')
@@ -83,7 +89,7 @@ class Results:
   def done(self, step: int) -> dict | None:
     """The summary of a step, if that was made with these settings."""
     summary = self._read(step)
-    return summary if summary and summary['settings'] == self.settings else None
+    return summary if summary and summary['settings'] == self._settings(step) else None
 
   def begin(self, step: int) -> None:
     """Makes way for a step's files, and says so where others were."""
@@ -95,6 +101,10 @@ class Results:
         for name, value in self.settings.items()
         if old['settings'].get(name) != value
       ]
+      if changed and not self.overwrite:
+        raise UserError(
+          f'{folder} holds results made with {"; ".join(changed)}: give --overwrite to replace them, or move them away'
+        )
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
     stale = glob.glob(os.path.join(glob.escape(folder), '*' + self.suffix))
     for path in [os.path.join(folder, self.summary), *stale]:  # the summary first: without it nothing counts
@@ -106,10 +116,13 @@ class Results:
 
   def finish(self, step: int, values: Mapping[str, Any]) -> dict:
     """Writes the summary and returns it."""
-    summary = {'step': step, 'settings': self.settings, **values}
+    summary = {'step': step, 'settings': self._settings(step), **values}
     path = os.path.join(self.folder(step), self.summary)
     _write(path, json.dumps(summary, indent=2, ensure_ascii=False) + '\n')
     return summary
+
+  def _settings(self, step: int) -> dict[str, Any]:
+    return {**self.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
 
   def event(self, step: int, values: Mapping[str, float]) -> None:
     """Adds scalars to TensorBoard's."""
@@ -129,12 +142,14 @@ class Results:
 class TranslateJob:
   """Translates every set and scores the translations: <pair>.hyp and scores.json."""
 
-  def __init__(self, root: str, config: MtConfig, sets: Sequence[HeldOut]):
+  def __init__(
+    self, root: str, config: MtConfig, sets: Sequence[HeldOut], checkpoints: Checkpoints, overwrite: bool = False
+  ):
     self._sets = sets
     self._max_length = config.max_length
     used = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
     settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
-    self.results = Results(root, 'scores.json', '.hyp', settings)
+    self.results = Results(root, 'scores.json', '.hyp', settings, checkpoints, overwrite)
 
   def run(self, step: int, translator: Translator) -> dict:
     """Does it all for the weights that the translator has; returns the summary."""
@@ -173,10 +188,12 @@ class TranslateJob:
 class ScoreJob:
   """Gives the log-probability of every target: <pair>.scores, a number a line, in nats, and perplexity.json."""
 
-  def __init__(self, root: str, config: MtConfig, sets: Sequence[HeldOut]):
+  def __init__(
+    self, root: str, config: MtConfig, sets: Sequence[HeldOut], checkpoints: Checkpoints, overwrite: bool = False
+  ):
     self._sets = sets
     self._max_length = config.max_length
-    self.results = Results(root, 'perplexity.json', '.scores', {'text': _fingerprint(sets)})
+    self.results = Results(root, 'perplexity.json', '.scores', {'text': _fingerprint(sets)}, checkpoints, overwrite)
 
   def run(self, step: int, translator: Translator) -> dict:
     """Does it all for the weights that the translator has; returns the summary."""

@@ -33,8 +33,13 @@ def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
 
 def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = False) -> int:
   """The step that was asked for, or that of the best or of the newest checkpoint; UserError if there is none."""
-  if step is None and best and checkpoints.best():
-    step = checkpoints.best()[0]
+  if step is None and best:
+    found = checkpoints.best()
+    if found is None:
+      raise UserError(
+        f'no checkpoint in {checkpoints.directory} was evaluated on dev: use --step=N, or leave --best out'
+      )
+    step = found[0]
   elif step is None:
     step = checkpoints.latest()
   if step is None:

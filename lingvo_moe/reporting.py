@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import tqdm
 
@@ -16,10 +16,14 @@ from lingvo_moe.event_file import EventFile
 from lingvo_moe.runtime.local import LocalRuntime
 
 
-def evaluate(runtime: LocalRuntime, batches: Iterable[Mapping]) -> float:
-  """Mean cross-entropy, in nats a target token, over all batches."""
+def evaluate(
+  runtime: LocalRuntime, batches: Iterable[Mapping], give_up: Callable[[], object] = lambda: False
+) -> float | None:
+  """Mean cross-entropy, in nats a target token, over all batches; None if `give_up` came true meanwhile."""
   xent = tokens = 0.0
   for batch in batches:
+    if give_up():
+      return None
     metrics = runtime.eval_step(batch)
     xent += float(metrics['xent'])
     tokens += float(metrics['target_tokens'])
@@ -116,7 +120,10 @@ def _keep_lines_up_to(path: str, step: int) -> None:
   if not os.path.exists(path):
     return
   partial = path + '.partial'
-  with open(path, encoding='utf-8') as old, open(partial, 'w', encoding='utf-8') as new:
+  if step == 0 and os.path.getsize(path):
+    os.replace(path, path + '.old')  # of a run whose checkpoints are gone
+    return
+  with open(path, encoding='utf-8', errors='replace') as old, open(partial, 'w', encoding='utf-8') as new:
     for line in old:
       if _step_of(line) <= step:
         new.write(line)

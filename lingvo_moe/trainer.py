@@ -7,7 +7,9 @@ Run it again with the same --logdir and it goes on where it was, to the same num
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import signal
 import sys
 
@@ -36,6 +38,7 @@ def main(argv):
   from lingvo_moe import warm_start
   from lingvo_moe.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
+  from lingvo_moe.tasks.mt import corpus
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
 
@@ -43,6 +46,13 @@ def main(argv):
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
+  if config.data_dir:
+    config = dataclasses.replace(config, data_dir=os.path.abspath(config.data_dir))
+  # Before a vocabulary is made: both splits, and the checkpoint to begin with, must be there.
+  for split in ('train', 'dev'):
+    corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
+  if FLAGS.init_from:
+    warm_start.find(FLAGS.init_from)
   lock = run.lock()  # held until the process ends
   config = run.begin(FLAGS.model, config)
   checkpoints = run.checkpoints(config.keep_checkpoints)
@@ -56,23 +66,35 @@ def main(argv):
   resumed = checkpoints.latest()
   if resumed is not None:
     warm_start.resume(runtime, checkpoints, resumed)
-    print(f'going on from step {resumed}', file=sys.stderr)
+    ignored = f'; --init_from={FLAGS.init_from} is for new runs and is ignored' if FLAGS.init_from else ''
+    print(f'going on from step {resumed}{ignored}', file=sys.stderr)
   else:
     runtime.init()
     if FLAGS.init_from:
       print(warm_start.take_weights(runtime, FLAGS.init_from, vocabs), file=sys.stderr)
-  reason = _reason_to_end(config, runtime.step, checkpoints.best())
-  if reason:
-    if resumed is None:
-      checkpoints.save(runtime.state())
-    run.finish(runtime.step, reason)
-    print(f'step {runtime.step} of {config.max_steps}: nothing left to do ({reason})', file=sys.stderr)
-    return
   run.unfinish()
-
-  stop.in_loop = True
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps)
-  batches = iter(train_input.dataset(runtime.step))
+  stop.in_loop = True
+
+  def save(step):
+    _require_finite_weights(runtime, step, run, checkpoints)
+    checkpoints.save(runtime.state())
+
+  def evaluate(step):
+    dev_loss = reporting.evaluate(runtime, dev_input, give_up=lambda: stop.signal)
+    if dev_loss is not None:
+      checkpoints.note_dev_loss(step, log.evaluation(step, dev_loss))
+
+  step = runtime.step
+  is_due = lambda: step % config.eval_every == 0 or step == config.max_steps
+  if resumed is None and step == config.max_steps:
+    save(step)
+  if resumed and is_due() and checkpoints.dev_loss(step) is None:
+    evaluate(step)  # an interruption came between saving and evaluating
+  reason = _reason_to_end(config, step, checkpoints.best())
+  if reason:
+    print(f'step {step} of {config.max_steps}: nothing left to do ({reason})', file=sys.stderr)
+  batches = iter(train_input.dataset(step))
   while not reason:
     with log.waiting():
       batch = next(batches)
@@ -80,13 +102,14 @@ def main(argv):
     step = runtime.step
     _require_finite(metrics, step, run, checkpoints)
     log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
-    if step % config.eval_every == 0 or step == config.max_steps:
-      checkpoints.save(runtime.state(), dev_loss=log.evaluation(step, reporting.evaluate(runtime, dev_input)))
+    if is_due():
+      save(step)  # first, since evaluating takes a while
+      evaluate(step)
       reason = _reason_to_end(config, step, checkpoints.best())
     stopping = stop.signal  # read once: what comes later is for the next round
     if stopping or (config.save_every and step % config.save_every == 0):
-      checkpoints.save(runtime.state())
-    if stopping and not reason:
+      save(step)
+    if stopping:
       log.close()
       print(f'{stopping.name}: saved step {step}; the same command goes on from there', file=sys.stderr)
       return 0 if stopping == signal.SIGTERM else 130
@@ -107,15 +130,26 @@ def _reason_to_end(config, step, best):
 
 
 def _require_finite(metrics, step, run, checkpoints):
-  if math.isfinite(metrics['loss']) and math.isfinite(metrics['grad_norm']):
-    return
+  if not (math.isfinite(metrics['loss']) and math.isfinite(metrics['grad_norm'])):
+    _diverged(f'loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]}', step, run, checkpoints)
+
+
+def _require_finite_weights(runtime, step, run, checkpoints):
+  """A step can end finite and leave weights that are not: those are never saved."""
+  import tensorflow as tf
+
+  for name, weight in runtime.weights().items():
+    if not bool(tf.reduce_all(tf.math.is_finite(weight))):
+      _diverged(f'{name} is not finite', step, run, checkpoints)
+
+
+def _diverged(what, step, run, checkpoints):
   kept = checkpoints.latest()
   good = f'the checkpoint of step {kept} is kept' if kept is not None else 'no checkpoint had been saved yet'
   run.finish(step, 'the loss was not finite')  # lest a decoder wait for more
   raise UserError(
-    f'the loss must stay finite; at step {step} loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]} '
-    f'({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, in a new --logdir '
-    'with --init_from if you like'
+    f'the loss must stay finite; at step {step} {what} ({good}): lower learning_rate, lengthen warmup_steps or set '
+    'clip_norm, in a new --logdir with --init_from if you like'
   )
 
 

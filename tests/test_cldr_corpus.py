@@ -224,3 +224,11 @@ def test_languages_do_not_leak_into_each_other():
   month = ('name', 'weekday', '0')
   swahili, turkish = _speaker('sw').say(month), _speaker('tr').say(month)
   assert (swahili, turkish) == ('Jumatatu', 'Pazartesi')  # Babel alone gives Turkish the Swahili day
+
+
+def test_nothing_foreign_is_ever_replaced(tmp_path):
+  (tmp_path / 'de-en').mkdir()
+  (tmp_path / 'de-en' / 'notes.txt').write_text('mine')
+  with pytest.raises(UserError, match='de-en is to be replaced, but holds notes.txt'):
+    cldr_corpus.make_corpus(str(tmp_path), ['de'], max_pairs=_MAX_PAIRS, overwrite=True, progress=False)
+  assert (tmp_path / 'de-en' / 'notes.txt').read_text() == 'mine'

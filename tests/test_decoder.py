@@ -176,9 +176,13 @@ def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
   assert 'replacing' in capsys.readouterr().err
 
 
-def test_other_settings_replace_what_was_there(run, capsys):
+def test_other_settings_replace_what_was_there_only_if_told(run, capsys):
   decode(run, once=True)
-  decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en')
+  before = read(run, 2, 'scores.json')
+  with pytest.raises(UserError, match='holds results made with beam_size=4, now 1; .*give --overwrite'):
+    decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en')
+  assert read(run, 2, 'scores.json') == before
+  decode(run, once=True, beam_size=1, length_norm_alpha=0.0, pairs='yy-en', overwrite=True)
   assert 'beam_size=4, now 1; length_norm_alpha=2.0, now 0.0' in capsys.readouterr().err
   assert summary(run, 2)['settings']['beam_size'] == 1
   assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.hyp'))

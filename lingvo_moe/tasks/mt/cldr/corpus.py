@@ -176,7 +176,7 @@ def make_corpus(
     languages: codes or names; None for all of LANGUAGES.
     seed: gives other phrases.
     max_pairs: training pairs of the largest language, zh; the rest follow `train_size`.
-    overwrite: write also beside files that are not this function's, replacing <code>-en directories of theirs.
+    overwrite: write also beside files that are not this function's. No such file is ever replaced or removed.
     progress: show a progress bar.
 
   Returns:
@@ -188,6 +188,7 @@ def make_corpus(
   codes = resolve_languages(languages)
   recipe = _recipe(codes, seed, max_pairs)
   old = _check_writable(out_dir, overwrite)
+  _check_nothing_foreign(out_dir, sorted({*codes, *(old['languages'] if old else ())}))
   english = babel.Locale('en')
   phrases = make_phrases(seed, max_pairs)
   summary = {}
@@ -269,6 +270,19 @@ def _check_writable(out_dir: str, overwrite: bool) -> dict | None:
       f'{", ..." if len(found) > 3 else ""}): name an empty directory, or say --overwrite to write beside it'
     )
   return old
+
+
+def _check_nothing_foreign(out_dir: str, codes: Sequence[str]) -> None:
+  """Refuses to replace <code>-en directories that hold more than this command writes there."""
+  for code in codes:
+    folder = os.path.join(out_dir, f'{code}-en')
+    ours = {f'{split}.{extension}' for split in SPLITS for extension in (code, 'en')}
+    foreign = sorted(set(os.listdir(folder)) - ours) if os.path.isdir(folder) else []
+    if foreign:
+      raise UserError(
+        f'{folder} is to be replaced, but holds {", ".join(foreign[:3])}, which this command did not make: '
+        'move that away, or name an empty directory'
+      )
 
 
 def _temporary_beside(out_dir: str) -> tempfile.TemporaryDirectory:
