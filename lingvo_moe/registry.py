@@ -20,7 +20,7 @@ def register(cls: type) -> type:
   """Class decorator: gives a model params class its name, its module below lingvo_moe.params and its own."""
   if not cls.__module__.startswith(_ROOT):
     raise ValueError(f'{cls.__module__}.{cls.__name__}: registered models live in {_ROOT}*')
-  name = f'{cls.__module__[len(_ROOT) :]}.{cls.__name__}'
+  name = name_of(cls)
   if name in _models and _models[name].__module__ != cls.__module__:
     raise ValueError(f'two classes are called {name}')
   _models[name] = cls

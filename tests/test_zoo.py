@@ -41,7 +41,7 @@ def test_weights_and_experts_are_those_of_table_1(name):
   weights, experts = TABLE_1[name]
   specs = specs_of(f'mt.m4.{name}')
 
-  assert sizes.count(specs) == pytest.approx(weights, rel=0.075)
+  assert weights_lib.count(specs) == pytest.approx(weights, rel=0.075)
   assert sizes.count_experts(specs) == experts
 
 
@@ -52,20 +52,20 @@ def test_moe128e12l_counted_by_hand():
   encoder = 6 * (attention + 2 * norm) + 3 * ffn + 3 * moe + norm
   decoder = 6 * (2 * attention + 3 * norm) + 3 * ffn + 3 * moe + norm
 
-  assert sizes.count(specs_of('mt.m4.MoE128E12L')) == (64_000 + 32_000) * m + encoder + decoder
+  assert weights_lib.count(specs_of('mt.m4.MoE128E12L')) == (64_000 + 32_000) * m + encoder + decoder
 
 
 def test_a_token_uses_two_experts_a_layer_one_source_row_and_the_whole_softmax():
   specs = specs_of('mt.m4.MoE128E12L')
   idle = 6 * (128 - 2) * 2 * 1024 * 8192 + (64_000 - 1) * 1024
 
-  assert sizes.count_per_token(specs) == sizes.count(specs) - idle
+  assert sizes.count_per_token(specs) == weights_lib.count(specs) - idle
 
 
 def test_a_dense_model_with_one_vocabulary_uses_all_it_has():
   specs = specs_of('mt.multi30k.EnDe')
 
-  assert sizes.count_per_token(specs) == sizes.count(specs)
+  assert sizes.count_per_token(specs) == weights_lib.count(specs)
 
 
 @pytest.mark.parametrize('name', ['mt.m4.MoE128E12LTiny', 'mt.m4.T96LTiny', 'mt.multi30k.EnDe'])
@@ -109,9 +109,9 @@ def test_every_registered_model_builds_and_its_docstring_tells_the_truth(name):
 
   assert cls.__doc__ and doc.splitlines()[0].endswith('.')
   assert f'--model={name} ' in doc or 'tools/quickstart' in doc, 'the docstring says how to run it'
-  assert sum(sizes.parts(specs).values()) == sizes.count(specs)
+  assert sum(sizes.parts(specs).values()) == weights_lib.count(specs)
   for weights, used in re.findall(r'([\d.]+[kMBT]) weights, ([\d.]+[kMBT]) used by a token', doc):
-    assert (weights, used) == (sizes.short(sizes.count(specs)), sizes.short(sizes.count_per_token(specs)))
+    assert (weights, used) == (sizes.short(weights_lib.count(specs)), sizes.short(sizes.count_per_token(specs)))
 
 
 @pytest.mark.parametrize('name', [n for n in NAMES if n.startswith(('mt.m4.', 'mt.m4mini.'))])
@@ -147,7 +147,7 @@ def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
     'decoder_layers',
     'max_steps',
   }
-  assert sizes.count(tiny.task().weights()) < 1e6
+  assert weights_lib.count(tiny.task().weights()) < 1e6
   assert bool(giant.num_experts) == bool(tiny.num_experts)
 
 

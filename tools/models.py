@@ -32,13 +32,14 @@ _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
 def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   """Everything this command says of a model, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
+  from lingvo_moe import weights as weights_lib
   from lingvo_moe.tasks.mt import sizes
 
   config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.task().weights()
   return {
     'model': name,
-    'weights': sizes.count(specs),
+    'weights': weights_lib.count(specs),
     'weights_per_token': sizes.count_per_token(specs),
     'experts': sizes.count_experts(specs),
     'parts': sizes.parts(specs),

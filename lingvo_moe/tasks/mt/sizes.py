@@ -9,11 +9,6 @@ from lingvo_moe.weights import WeightSpec
 _CHOICES = 2
 
 
-def count(specs: weights_lib.Nested) -> int:
-  """Weights in all."""
-  return weights_lib.count(specs)
-
-
 def count_per_token(specs: weights_lib.Nested) -> int:
   """Weights that one source token and the target token it becomes are computed with.
 
