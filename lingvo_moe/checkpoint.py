@@ -1,9 +1,11 @@
 """Checkpoints: TensorFlow's TensorBundle, one logical tensor per weight, committed whole or not at all.
 
 `<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
-and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. A checkpoint
-is written beside its place and renamed into it, so a crash at any point leaves the one before. Beside it lies
-`dev_loss.json`, where the step was evaluated.
+and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. Each process
+of a run writes the pieces of tensors that its devices hold, and reads those that they need, so a checkpoint of any
+number of devices goes on with any other, and nobody ever holds more than its part. A checkpoint is written beside its
+place and renamed into it, so a crash at any point leaves the one before. Beside it lies `dev_loss.json`, where the step
+was evaluated.
 """
 
 from __future__ import annotations
@@ -16,17 +18,95 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.errors import UserError
 
+_STATE = 'state'  # a checkpoint's prefix in its folder
+_SLOTS = 'slots/'
 _STEP = re.compile(r'step_(\d+)$')
 _DEV_LOSS = 'dev_loss.json'
 # What TensorFlow's reader raises on a bad file; a file cut short is an IndexError.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+
+
+class Piece(NamedTuple):
+  """A part of a logical tensor."""
+
+  name: str
+  shape: tuple[int, ...]  # the whole tensor's
+  begin: tuple[int, ...]  # where in it the part begins
+  value: np.ndarray | tf.Tensor
+
+  @property
+  def slice_spec(self) -> str:
+    """TensorFlow's way to say which part this is; '' is all of it."""
+    return _slice_spec(self.shape, self.begin, tuple(self.value.shape))
+
+
+class Holder(Protocol):
+  """One of the processes that hold a state together, and save it together."""
+
+  process_index: int
+  process_count: int
+  step: int
+
+  def pieces(self) -> Iterable[Piece]:
+    """What this process is to save; together the processes give every element once."""
+
+  def agree(self, flag: bool) -> bool:
+    """Whether the flag is set in every process; waits for all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeState:
+  """A state that one process holds whole: {'step', 'weights', 'slots'} of tensors (see program.py)."""
+
+  state: Mapping
+  process_index: int = 0
+  process_count: int = 1
+
+  @property
+  def step(self) -> int:
+    return int(self.state['step'])
+
+  def pieces(self) -> Iterator[Piece]:
+    yield _whole('step', tf.cast(self.state['step'], tf.int64))
+    for name, value in self.state['weights'].items():
+      yield _whole(name, value)
+    for name, value in self.state['slots'].items():
+      yield _whole(_SLOTS + name, value)
+
+  def agree(self, flag: bool) -> bool:
+    return flag
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """A tensor in a checkpoint, of which any part can be read: stored[...] or stored[0:2, 3:4]."""
+
+  prefix: str
+  name: str
+  shape: tuple[int, ...]
+  dtype: tf.DType
+
+  def __getitem__(self, index) -> np.ndarray:
+    index = (index,) if not isinstance(index, tuple) else index
+    index = () if index == (...,) else index
+    ranges = [part.indices(size)[:2] for part, size in zip(index, self.shape)]
+    ranges += [(0, size) for size in self.shape[len(ranges) :]]
+    begin, sizes = tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)
+    try:
+      slices = [_slice_spec(self.shape, begin, sizes)]
+      return tf.raw_ops.RestoreV2(
+        prefix=self.prefix, tensor_names=[self.name], shape_and_slices=slices, dtypes=[self.dtype]
+      )[0].numpy()
+    except _READ_ERRORS as e:
+      raise _damaged(self.prefix, e) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +123,7 @@ class Checkpoints:
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""
-    return os.path.join(self.directory, f'step_{step:08d}', 'state')
+    return os.path.join(self.directory, f'step_{step:08d}', _STATE)
 
   def steps(self) -> list[int]:
     """Steps with a committed checkpoint, oldest first."""
@@ -59,41 +139,47 @@ class Checkpoints:
     losses = {step: loss for step in self.steps() if (loss := self.dev_loss(step)) is not None}
     return min(losses.items(), key=lambda item: (item[1], item[0]), default=None)
 
-  def save(self, state: Mapping, *, dev_loss: float | None = None) -> str:
-    """Writes a state (see program.py), then drops what is no longer kept. Returns the checkpoint's prefix.
+  def save(self, holder: Holder, *, dev_loss: float | None = None) -> str:
+    """Writes a state, then drops what is no longer kept; every process calls it. Returns the checkpoint's prefix.
 
     Args:
-      state: {'step', 'weights', 'slots'} of tensors.
+      holder: this process's part of the state.
       dev_loss: dev cross-entropy at this step, where it is known; the lowest marks the best checkpoint.
     """
-    step = int(state['step'])
+    step, leads = holder.step, holder.process_index == 0
     final = os.path.dirname(self.path(step))
-    if not os.path.isdir(final):
+    if not holder.agree(os.path.isdir(final)):
       partial = os.path.join(self.directory, f'.partial_{step:08d}')
-      self._sweep()
-      os.makedirs(partial)
-      tensors = {'step': state['step'], **state['weights'], **{f'slots/{n}': v for n, v in state['slots'].items()}}
-      try:
-        tf.raw_ops.SaveV2(
-          prefix=os.path.join(partial, 'state'),
-          tensor_names=list(tensors),
-          shape_and_slices=[''] * len(tensors),
-          tensors=[tf.convert_to_tensor(t) for t in tensors.values()],
-        )
-      except tf.errors.OpError as e:
+      if leads:
         self._sweep()
+        os.makedirs(partial)
+      holder.agree(True)
+      parts = [os.path.join(partial, f'part_{i:05d}') for i in range(holder.process_count)]
+      if holder.process_count == 1:
+        parts = [os.path.join(partial, _STATE)]
+      reason = _write(parts[holder.process_index], holder.pieces())
+      if not holder.agree(not reason):
+        if leads:
+          self._sweep()
         raise UserError(
-          f'the checkpoint of step {step} could not be written to {self.directory} ({e.message.splitlines()[0]}): make '
-          'room there; the one before is kept, and the same command goes on from it'
-        ) from None
-      self._write_dev_loss(partial, dev_loss)
-      for name in os.listdir(partial):
-        _fsync(os.path.join(partial, name))
-      os.rename(partial, final)
-      _fsync(self.directory)
-    else:
+          f'the checkpoint of step {step} could not be written to {self.directory} ({reason or "by another process"}): '
+          'make room there; the one before is kept, and the same command goes on from it'
+        )
+      if leads:
+        if holder.process_count > 1:
+          tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
+          )
+        self._write_dev_loss(partial, dev_loss)
+        for name in os.listdir(partial):
+          _fsync(os.path.join(partial, name))
+        os.rename(partial, final)
+        _fsync(self.directory)
+    elif leads:
       self._write_dev_loss(final, dev_loss)
-    self._drop_old()
+    if leads:
+      self._drop_old()
+    holder.agree(True)
     return self.path(step)
 
   def fingerprint(self, step: int) -> str:
@@ -109,8 +195,8 @@ class Checkpoints:
     self._write_dev_loss(os.path.dirname(self.path(step)), dev_loss)
     self._drop_old()
 
-  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Reads the named tensors of a checkpoint, whose shapes must be those given."""
+  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
+    """The named tensors of a checkpoint, whose shapes must be those given, to be read as they are needed."""
     if step not in self.steps():
       there = ', '.join(map(str, self.steps())) or 'none'
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
@@ -151,8 +237,12 @@ def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
   return {name: tuple(shape) for name, shape in _reader(prefix).get_variable_to_shape_map().items()}
 
 
-def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-  """Reads tensors by name; UserError where one is missing, has another shape, or fails its checksum."""
+def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
+  """Tensors by name, to be read as they are needed.
+
+  Raises:
+    UserError: one is missing or has another shape; or, when it is read, fails its checksum.
+  """
   there = shapes(prefix)
   for name, shape in specs.items():
     if name not in there:
@@ -165,11 +255,49 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndar
         f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
         'use the --model, bindings and vocabulary that it was trained with'
       )
-  reader = _reader(prefix)
+  types = _reader(prefix).get_variable_to_dtype_map()
+  return {name: Stored(prefix, name, there[name], types[name]) for name in specs}
+
+
+def slots_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+  """The optimiser's slots among what a checkpoint holds, by their names in a state."""
+  return {name.removeprefix(_SLOTS): value for name, value in tensors.items() if name.startswith(_SLOTS)}
+
+
+def slot_names(names: Iterable[str]) -> list[str]:
+  """The names in a checkpoint of slots with these names in a state."""
+  return [_SLOTS + name for name in names]
+
+
+def is_slot(name: str) -> bool:
+  """Whether a name in a checkpoint is a slot's."""
+  return name.startswith(_SLOTS)
+
+
+def _whole(name: str, value: tf.Tensor) -> Piece:
+  return Piece(name, tuple(value.shape), (0,) * len(value.shape), value)
+
+
+def _slice_spec(shape, begin, sizes) -> str:
+  if tuple(sizes) == tuple(shape):
+    return ''
+  extents = ':'.join(f'{at},{size}' for at, size in zip(begin, sizes, strict=True))
+  return ' '.join(map(str, shape)) + ' ' + extents
+
+
+def _write(prefix: str, pieces: Iterable[Piece]) -> str:
+  """Writes pieces to a bundle; returns why that failed, '' when it did not."""
+  pieces = list(pieces)
   try:
-    return {name: reader.get_tensor(name) for name in specs}
-  except _READ_ERRORS as e:
-    raise _damaged(prefix, e) from None
+    tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=[piece.name for piece in pieces],
+      shape_and_slices=[piece.slice_spec for piece in pieces],
+      tensors=[tf.convert_to_tensor(piece.value) for piece in pieces],
+    )
+  except tf.errors.OpError as e:
+    return e.message.splitlines()[0]
+  return ''
 
 
 def _reader(prefix: str):

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
 
 
@@ -68,25 +69,27 @@ def define_flags() -> None:
   flags.DEFINE_bool('score', False, 'Give the log-probability of the targets there are; do not translate.')
   flags.DEFINE_bool('overwrite', False, 'Do again what was done with the same settings.')
   flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
+  runtime_flags.define()
   flags.DEFINE_float('poll_seconds', 5.0, 'Between two looks for a new checkpoint.', lower_bound=0.01)
 
 
 def main(argv) -> None:
   del argv
-  decode(Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)}))
+  options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
+  decode(options, runtime_flags.Choice.from_flags())
 
 
-def decode(options: Options) -> None:
+def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL) -> None:
   """Decodes checkpoints as the options say; returns when there will be no more."""
   # TensorFlow takes seconds to import: flags are checked before.
   from lingvo_moe import held_out
   from lingvo_moe import inference
   from lingvo_moe.rundir import RunDir
-  from lingvo_moe.runtime.local import LocalRuntime
-  from lingvo_moe.tasks.mt import decoding
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
+  choice.require_one_process('decoder')
+  choice.connect()
   run = RunDir(options.logdir)
   if options.waits:
     _wait_for_run(run, options.poll_seconds)
@@ -96,16 +99,14 @@ def decode(options: Options) -> None:
   sets = held_out.read(config, options.split, options.max_sentences, vocabs[0])
   make = held_out.ScoreJob if options.score else held_out.TranslateJob
   job = make(run.file('decode', options.split), config, sets, run.checkpoints(), options.overwrite)
-  runtime = LocalRuntime(config.program())
+  runtime = choice.make(config.program())
   translator = None
   for step in _steps(run, options):
     summary = None if options.overwrite else job.results.done(step)
     if summary:
       print(f'{job.results.folder(step)} was made with the same settings; --overwrite makes it again', file=sys.stderr)
     elif _load(runtime, run, step, options):
-      translator = translator or decoding.Translator(
-        config, vocabs, runtime.weights(), batch_tokens=options.batch_tokens
-      )
+      translator = translator or inference.translator(runtime, config, vocabs, batch_tokens=options.batch_tokens)
       summary = job.run(step, translator)
     if summary:
       print(f'step {step}, {options.split}', job.report(summary), sep='\n', flush=True)

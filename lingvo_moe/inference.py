@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from lingvo_moe.checkpoint import Checkpoints
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
-from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.mt.decoding import Translator
+from lingvo_moe.tasks.mt.vocab import Vocab
 
 
 def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
@@ -50,7 +54,12 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = 
   return step
 
 
-def load_weights(runtime: LocalRuntime, checkpoints: Checkpoints, step: int) -> None:
+def translator(runtime: Runtime, config: Any, vocabs: tuple[Vocab, Vocab], **options) -> Translator:
+  """Translates with the weights that a runtime holds; options are Translator's."""
+  return Translator(config, vocabs, runtime.function, row_multiple=runtime.row_multiple, **options)
+
+
+def load_weights(runtime: Runtime, checkpoints: Checkpoints, step: int) -> None:
   """Loads the weights of a checkpoint, and not the optimiser's slots."""
   specs = {name: spec.shape for name, spec in runtime.program.weight_specs.items()}
-  runtime.load({'step': step, 'weights': checkpoints.restore(step, specs)})
+  runtime.load({'step': np.asarray(step), 'weights': checkpoints.restore(step, specs)})

@@ -16,6 +16,7 @@ import tensorflow as tf
 from lingvo_moe import optimizer as optimizer_lib
 from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
+from lingvo_moe import xla_sharding
 from lingvo_moe.schedule import Schedule
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
@@ -61,31 +62,54 @@ class Program:
 
   def init(self) -> State:
     """The state before the first step."""
+    initial = lambda specs: self._stored(weights_lib.initialize(specs, self.seed), specs)
     return {
       'step': tf.zeros([], tf.int64),
-      'weights': weights_lib.initialize(self.weight_specs, self.seed),
-      'slots': weights_lib.initialize(self.slot_specs, self.seed),
+      'weights': initial(self.weight_specs),
+      'slots': initial(self.slot_specs),
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
-    step, weights = state['step'], state['weights']
-    key = prng.key(self.seed, 'train', step)
+    grads, metrics = self.gradients(state['step'], state['weights'], batch)
+    state, applied = self.apply(state, grads)
+    return state, {**metrics, **applied}
+
+  def gradients(
+    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
+  ) -> tuple[dict[str, tf.Tensor], Metrics]:
+    """(the gradient of the loss for each weight, the task's metrics)."""
+    weights = self._stored(weights, self.weight_specs)
     with tf.GradientTape() as tape:
       tape.watch(list(weights.values()))
-      loss, metrics = self.task.loss(weights_lib.unflatten(weights), batch, key)
+      loss, metrics = self.task.loss(self.theta(weights), batch, prng.key(self.seed, 'train', step))
     grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
     grads = {name: tf.zeros_like(weights[name]) if g is None else tf.convert_to_tensor(g) for name, g in grads.items()}
-    grads, norm = optimizer_lib.clip_by_global_norm(grads, self.clip_norm)
+    return self._stored(grads, self.weight_specs), metrics
+
+  def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
+    """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""
+    step, weights = state['step'], self._stored(state['weights'], self.weight_specs)
+    old_slots = self._stored(state['slots'], self.slot_specs)
+    grads, norm = optimizer_lib.clip_by_global_norm(dict(grads), self.clip_norm)
     rate = self.schedule(step)
     new_weights, new_slots = {}, {}
     for name, spec in self.weight_specs.items():
-      slots = {slot: state['slots'][f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
+      slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
       new_weights[name], slots = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
       new_slots.update({f'{name}/{slot}': value for slot, value in slots.items()})
-    metrics = {**metrics, 'grad_norm': norm, 'learning_rate': rate}
-    return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, metrics
+    new_weights = self._stored(new_weights, self.weight_specs)
+    new_slots = self._stored(new_slots, self.slot_specs)
+    return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 
   def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
     """The task's metrics of a batch, at inference."""
-    return self.task.loss(weights_lib.unflatten(weights), batch)[1]
+    return self.task.loss(self.theta(weights), batch)[1]
+
+  def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
+    """Flat weights as the task takes them: nested, and where devices store parts of one that all use, gathered."""
+    specs = self.weight_specs
+    return weights_lib.unflatten({name: xla_sharding.gather(w, specs[name].dims) for name, w in weights.items()})
+
+  def _stored(self, values: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
+    return {name: xla_sharding.store(value, specs[name].dims) for name, value in values.items()}

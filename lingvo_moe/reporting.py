@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 import tqdm
 
 from lingvo_moe.event_file import EventFile
-from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.runtime import Runtime
 
 
 def evaluate(
-  runtime: LocalRuntime, batches: Iterable[Mapping], give_up: Callable[[], object] = lambda: False
+  runtime: Runtime, batches: Iterable[Mapping], give_up: Callable[[], object] = lambda: False
 ) -> float | None:
   """Mean cross-entropy, in nats a target token, over all batches; None if `give_up` came true meanwhile."""
   xent = tokens = 0.0
@@ -114,6 +114,19 @@ class TrainLog:
     self._tokens = 0.0
     self._waited = 0.0
     self._since = time.perf_counter()
+
+
+class NoLog:
+  """What a process that does not lead has in place of a TrainLog."""
+
+  def waiting(self):
+    return contextlib.nullcontext()
+
+  def step(self, step: int, metrics: Mapping, write: bool) -> None:
+    """Not told."""
+
+  def close(self) -> None:
+    """Nothing to close."""
 
 
 def _keep_lines_up_to(path: str, step: int) -> None:

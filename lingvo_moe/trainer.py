@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -27,7 +28,8 @@ flags.DEFINE_string('data_dir', None, "The corpus; in place of the configuration
 flags.DEFINE_integer('max_steps', None, "Where training ends; in place of the configuration's.", lower_bound=0)
 flags.DEFINE_string('init_from', None, 'A log directory, or a checkpoint in one, whose weights to begin with.')
 flags.DEFINE_string('cache_dir', None, 'Where tokenised text is kept; <logdir>/cache unless given.')
-flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for every batch shape.')
+flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for every batch shape (--runtime=local).')
+runtime_flags.define()
 
 
 def main(argv):
@@ -37,12 +39,13 @@ def main(argv):
   from lingvo_moe import reporting
   from lingvo_moe import warm_start
   from lingvo_moe.rundir import RunDir
-  from lingvo_moe.runtime.local import LocalRuntime
   from lingvo_moe.tasks.mt import corpus
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
 
   stop = _StopSignal()
+  choice = runtime_flags.Choice.from_flags()
+  choice.connect()
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
@@ -53,37 +56,47 @@ def main(argv):
     corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)
-  lock = run.lock()  # held until the process ends
-  config = run.begin(FLAGS.model, config)
+  lock = run.lock() if choice.leads else None  # held until the process ends
+  if choice.leads:
+    config = run.begin(FLAGS.model, config)
+  choice.wait_for_all()
+  if not choice.leads:
+    config = run.load()[1]
   checkpoints = run.checkpoints(config.keep_checkpoints)
   vocabs = run.vocabs(config)
   cache_dir = FLAGS.cache_dir or run.file('cache')
-  train_input = TrainInput(config, cache_dir, vocabs=vocabs)
-  dev_input = EvalInput(config, cache_dir, max_sentences=config.eval_sentences, vocabs=vocabs)
-  print(f'train: {train_input.stats}\ndev: {dev_input.stats}', file=sys.stderr)
+  runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
+  feed = {'process_index': runtime.feed_index, 'process_count': runtime.feed_count, 'quiet': not choice.leads}
+  train_input = TrainInput(config, cache_dir, vocabs=vocabs, **feed)
+  dev_input = EvalInput(config, cache_dir, max_sentences=config.eval_sentences, vocabs=vocabs, **feed)
+  say = lambda text: print(text, file=sys.stderr) if choice.leads else None
+  say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
 
-  runtime = LocalRuntime(config.program(), jit=FLAGS.jit_compile)
   resumed = checkpoints.latest()
   if resumed is not None:
     warm_start.resume(runtime, checkpoints, resumed)
     ignored = f'; --init_from={FLAGS.init_from} is for new runs and is ignored' if FLAGS.init_from else ''
-    print(f'going on from step {resumed}{ignored}', file=sys.stderr)
+    say(f'going on from step {resumed}{ignored}')
   else:
     runtime.init()
     if FLAGS.init_from:
-      print(warm_start.take_weights(runtime, FLAGS.init_from, vocabs), file=sys.stderr)
-  run.unfinish()
-  log = reporting.TrainLog(run.path, runtime.step, config.max_steps)
+      say(warm_start.take_weights(runtime, FLAGS.init_from, vocabs))
+  if choice.leads:
+    run.unfinish()
+  log = reporting.TrainLog(run.path, runtime.step, config.max_steps) if choice.leads else reporting.NoLog()
   stop.in_loop = True
 
   def save(step):
     _require_finite_weights(runtime, step, run, checkpoints)
-    checkpoints.save(runtime.state())
+    checkpoints.save(runtime)
 
   def evaluate(step):
-    dev_loss = reporting.evaluate(runtime, dev_input, give_up=lambda: stop.signal)
-    if dev_loss is not None:
+    # Several processes evaluate to the end together: they could not give up at the same batch.
+    alone = runtime.process_count == 1
+    dev_loss = reporting.evaluate(runtime, dev_input, give_up=lambda: alone and stop.signal)
+    if dev_loss is not None and choice.leads:
       checkpoints.note_dev_loss(step, log.evaluation(step, dev_loss))
+    runtime.agree(True)  # all see it noted
 
   step = runtime.step
   is_due = lambda: step % config.eval_every == 0 or step == config.max_steps
@@ -93,7 +106,7 @@ def main(argv):
     evaluate(step)  # an interruption came between saving and evaluating
   reason = _reason_to_end(config, step, checkpoints.best())
   if reason:
-    print(f'step {step} of {config.max_steps}: nothing left to do ({reason})', file=sys.stderr)
+    say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
   batches = iter(train_input.dataset(step))
   while not reason:
     with log.waiting():
@@ -106,18 +119,20 @@ def main(argv):
       save(step)  # first, since evaluating takes a while
       evaluate(step)
       reason = _reason_to_end(config, step, checkpoints.best())
-    stopping = stop.signal  # read once: what comes later is for the next round
+    signalled = stop.signal  # read once: what comes later is for the next round
+    stopping = None if runtime.agree(not signalled) else signalled or signal.SIGTERM
     if stopping or (config.save_every and step % config.save_every == 0):
       save(step)
     if stopping:
       log.close()
-      print(f'{stopping.name}: saved step {step}; the same command goes on from there', file=sys.stderr)
+      say(f'{stopping.name}: saved step {step}; the same command goes on from there')
       return 0 if stopping == signal.SIGTERM else 130
   log.close()
-  run.finish(step, reason)
-  lock.close()
   best_step, best_loss = checkpoints.best() or (step, math.nan)
-  print(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}', file=sys.stderr)
+  say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
+  if choice.leads:
+    run.finish(step, reason)
+    lock.close()
 
 
 def _reason_to_end(config, step, best):
@@ -136,11 +151,9 @@ def _require_finite(metrics, step, run, checkpoints):
 
 def _require_finite_weights(runtime, step, run, checkpoints):
   """A step can end finite and leave weights that are not: those are never saved."""
-  import tensorflow as tf
-
-  for name, weight in runtime.weights().items():
-    if not bool(tf.reduce_all(tf.math.is_finite(weight))):
-      _diverged(f'{name} is not finite', step, run, checkpoints)
+  name = runtime.not_finite()
+  if name:
+    _diverged(f'{name} is not finite', step, run, checkpoints)
 
 
 def _diverged(what, step, run, checkpoints):

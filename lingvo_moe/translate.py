@@ -16,6 +16,7 @@ from typing import BinaryIO, TextIO
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
 
 
@@ -44,6 +45,7 @@ def define_flags() -> None:
   flags.DEFINE_integer('beam_size', None, "Hypotheses kept; in place of the run's configuration.")
   flags.DEFINE_float('length_norm_alpha', None, "GNMT's alpha; in place of the run's configuration.")
   flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
+  runtime_flags.define()
   flags.DEFINE_integer('batch_lines', 1, 'Lines that are read before they are translated together.', lower_bound=1)
 
 
@@ -51,17 +53,20 @@ def main(argv) -> None:
   del argv
   options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
   sys.stdout.reconfigure(encoding='utf-8', newline='\n')
-  translate(options, sys.stdin.buffer, sys.stdout)
+  translate(options, sys.stdin.buffer, sys.stdout, runtime_flags.Choice.from_flags())
 
 
-def translate(options: Options, source: BinaryIO, output: TextIO) -> None:
+def translate(
+  options: Options, source: BinaryIO, output: TextIO, choice: runtime_flags.Choice = runtime_flags.LOCAL
+) -> None:
   """Translates until the source ends."""
   # TensorFlow takes seconds to import: flags are checked before.
   from lingvo_moe import inference
   from lingvo_moe.rundir import RunDir
-  from lingvo_moe.runtime.local import LocalRuntime
   from lingvo_moe.tasks.mt import decoding
 
+  choice.require_one_process('translator')
+  choice.connect()
   run = RunDir(options.logdir)
   config = inference.load_config(
     run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
@@ -75,10 +80,10 @@ def translate(options: Options, source: BinaryIO, output: TextIO) -> None:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
   vocabs = run.vocabs(config)
   target = decoding.choose_target(config, vocabs[0], options.target)
-  runtime = LocalRuntime(config.program())
+  runtime = choice.make(config.program())
   checkpoints = run.checkpoints()
   inference.load_weights(runtime, checkpoints, inference.choose_step(checkpoints, options.step, options.best))
-  translator = decoding.Translator(config, vocabs, runtime.weights(), n_best=options.n_best)
+  translator = inference.translator(runtime, config, vocabs, n_best=options.n_best)
   first = 1
   for lines in _batches(source, options.batch_lines):
     translated = translator.translate(lines, target)

@@ -7,29 +7,27 @@ import os
 from lingvo_moe import checkpoint
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
-from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 
-def resume(runtime: LocalRuntime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
+def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
   """Loads the whole state of a checkpoint of this run."""
   program = runtime.program
-  names = {
-    'step': (),
-    **{name: spec.shape for name, spec in program.weight_specs.items()},
-    **{f'slots/{name}': spec.shape for name, spec in program.slot_specs.items()},
-  }
-  tensors = checkpoints.restore(step, names)
+  weights = {name: spec.shape for name, spec in program.weight_specs.items()}
+  slots = {name: spec.shape for name, spec in program.slot_specs.items()}
+  slots = dict(zip(checkpoint.slot_names(slots), slots.values(), strict=True))
+  tensors = checkpoints.restore(step, {'step': (), **weights, **slots})
   runtime.load(
     {
       'step': tensors['step'],
-      'weights': {name: tensors[name] for name in program.weight_specs},
-      'slots': {name: tensors[f'slots/{name}'] for name in program.slot_specs},
+      'weights': {name: tensors[name] for name in weights},
+      'slots': checkpoint.slots_of(tensors),
     }
   )
 
 
-def take_weights(runtime: LocalRuntime, source: str, vocabs: tuple[Vocab, Vocab]) -> str:
+def take_weights(runtime: Runtime, source: str, vocabs: tuple[Vocab, Vocab]) -> str:
   """Loads every weight that `source` has under the same name and shape; says which were and were not taken.
 
   Args:
@@ -39,7 +37,7 @@ def take_weights(runtime: LocalRuntime, source: str, vocabs: tuple[Vocab, Vocab]
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
-  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not name.startswith('slots/')}
+  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not checkpoint.is_slot(name)}
   foreign = _foreign_embeddings(prefix, vocabs)
   taken = {
     name: spec.shape
@@ -52,8 +50,7 @@ def take_weights(runtime: LocalRuntime, source: str, vocabs: tuple[Vocab, Vocab]
       'give a checkpoint of a model that shares some'
     )
   state = runtime.state()
-  state['weights'].update(checkpoint.load(prefix, taken))
-  runtime.load(state)
+  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken)}})
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   for name in sorted(set(specs) - set(taken)):
     why = 'is not there'

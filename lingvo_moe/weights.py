@@ -111,11 +111,11 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:
   """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
-  return {name: spec.init(_init_key(seed, name), spec) for name, spec in flatten(specs).items()}
+  return {name: spec.init(initial_key(seed, name), spec) for name, spec in flatten(specs).items()}
 
 
-def _init_key(seed: int | tf.Tensor, name: str) -> tf.Tensor:
-  """Of the path in a name, with a layer as its number, so that a scanned stack may make the key in its loop."""
+def initial_key(seed: int | tf.Tensor, name: str) -> tf.Tensor:
+  """The key of a weight's initial values: of the path in its name, with a layer as its number, so that a scanned stack may make the key in its loop."""
   numbered = [int(part[6:]) if part.startswith('layer_') else part for part in name.split('/')]
   return prng.key(seed, 'init', *numbered)
 

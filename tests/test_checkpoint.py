@@ -11,17 +11,24 @@ import tensorflow as tf
 
 from lingvo_moe import checkpoint
 from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.errors import UserError
 
 SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer_01/moe/wi/row': (2, 3)}
 
 
 def state_at(step, value=1.0):
-  return {
-    'step': tf.constant(step, tf.int64),
-    'weights': {'decoder/layer_01/moe/wi': tf.fill([2, 3, 4], value + step)},
-    'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
-  }
+  return WholeState(
+    {
+      'step': tf.constant(step, tf.int64),
+      'weights': {'decoder/layer_01/moe/wi': tf.fill([2, 3, 4], value + step)},
+      'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
+    }
+  )
+
+
+def read_all(tensors):
+  return {name: stored[...] for name, stored in tensors.items()}
 
 
 def the_data_file(prefix):
@@ -32,7 +39,7 @@ def test_what_was_saved_is_read_back(tmp_path):
   kept = Checkpoints(str(tmp_path))
   prefix = kept.save(state_at(7))
   assert prefix == str(tmp_path / 'step_00000007' / 'state')
-  read = kept.restore(7, SHAPES)
+  read = read_all(kept.restore(7, SHAPES))
   assert read['step'] == 7 and read['step'].dtype == np.int64
   np.testing.assert_array_equal(read['decoder/layer_01/moe/wi'], np.full([2, 3, 4], 8.0))
   np.testing.assert_array_equal(read['slots/decoder/layer_01/moe/wi/row'], np.ones([2, 3]))
@@ -64,7 +71,7 @@ def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
   kept.save(state_at(3))
   kept.save(state_at(3, value=50.0), dev_loss=1.0)
   assert kept.best() == (3, 1.0)
-  assert kept.restore(3, SHAPES)['decoder/layer_01/moe/wi'].max() == 4
+  assert read_all(kept.restore(3, SHAPES))['decoder/layer_01/moe/wi'].max() == 4
 
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
@@ -88,7 +95,7 @@ def test_a_write_that_did_not_finish_is_ignored_and_replaced(tmp_path):
   kept.save(state_at(2))
   assert not partial.exists()
   assert sorted(os.listdir(tmp_path / 'step_00000002')) == ['state.data-00000-of-00001', 'state.index']
-  assert kept.restore(2, SHAPES)['step'] == 2
+  assert read_all(kept.restore(2, SHAPES))['step'] == 2
 
 
 def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -106,11 +113,11 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatc
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
   kept = Checkpoints(str(tmp_path))
   with pytest.raises(UserError, match='has no checkpoint of step 9; there: none'):
-    kept.restore(9, SHAPES)
+    read_all(kept.restore(9, SHAPES))
   kept.save(state_at(1))
   kept.save(state_at(4))
   with pytest.raises(UserError, match='has no checkpoint of step 9; there: 1, 4'):
-    kept.restore(9, SHAPES)
+    read_all(kept.restore(9, SHAPES))
 
 
 def test_another_models_checkpoint_is_refused_by_the_name_it_lacks(tmp_path):
@@ -135,7 +142,7 @@ def test_a_missing_index_is_named(tmp_path):
   prefix = Checkpoints(str(tmp_path)).save(state_at(1))
   os.remove(prefix + '.index')
   with pytest.raises(UserError, match=r'there is no checkpoint .*state \(no file .*state\.index\)'):
-    checkpoint.load(prefix, SHAPES)
+    read_all(checkpoint.load(prefix, SHAPES))
 
 
 @pytest.mark.parametrize('harm', ['truncate', 'empty', 'flip', 'remove', 'index_truncate', 'index_empty', 'index_flip'])
@@ -151,10 +158,10 @@ def test_a_damaged_file_is_told_from_a_good_one(tmp_path, harm):
       f.write(bad[harm.removeprefix('index_')])
   message = 'is damaged or cut short .*: restore it from a copy, or move .*step_00000001 away'
   with pytest.raises(UserError, match=message):
-    checkpoint.load(prefix, SHAPES)
+    read_all(checkpoint.load(prefix, SHAPES))
 
 
 def test_a_checkpoint_copied_elsewhere_is_whole(tmp_path):
   prefix = Checkpoints(str(tmp_path / 'run')).save(state_at(1))
   shutil.copytree(os.path.dirname(prefix), tmp_path / 'copy')
-  assert checkpoint.load(str(tmp_path / 'copy' / 'state'), SHAPES)['step'] == 1
+  assert read_all(checkpoint.load(str(tmp_path / 'copy' / 'state'), SHAPES))['step'] == 1

@@ -22,10 +22,10 @@ from lingvo_moe import configuration
 from lingvo_moe import decoder
 from lingvo_moe import inference
 from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.decoding import Translator
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
@@ -76,7 +76,7 @@ def begun(corpus, tmp_path_factory):
   )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):
-    run.checkpoints().save(state_of(config, step, seed=step), dev_loss=dev_loss)
+    run.checkpoints().save(WholeState(state_of(config, step, seed=step)), dev_loss=dev_loss)
   run.finish(2, 'max_steps')
   return run
 
@@ -105,7 +105,7 @@ def translator_of(run, step, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return Translator(config, run.vocabs(config), runtime.weights())
+  return inference.translator(runtime, config, run.vocabs(config))
 
 
 def scalars(run):

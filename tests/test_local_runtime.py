@@ -29,9 +29,9 @@ class Copier:
   def loss(self, theta, batch, key=None):
     x_BTM = tf.ensure_shape(batch['x'], [None, None, 6])
     dropped = x_BTM if key is None else prng.dropout(x_BTM, 0.1, prng.fold(key, 'input'))
-    y_BTM, stats = self.moe(theta['layer_00']['moe'], dropped, tf.zeros_like(x_BTM[..., 0]), key)
-    loss = tf.reduce_mean(tf.square(y_BTM - x_BTM)) + 0.01 * stats.aux_loss
-    return loss, {'loss': loss, 'rows': tf.shape(x_BTM)[0], 'routing': {'layer_00': stats}}
+    y_BTM, routing = self.moe(theta['layer_00']['moe'], dropped, tf.zeros_like(x_BTM[..., 0]), key)
+    loss = tf.reduce_mean(tf.square(y_BTM - x_BTM)) + 0.01 * routing.stats.aux_loss
+    return loss, {'loss': loss, 'rows': tf.shape(x_BTM)[0], 'routing': {'layer_00': routing.stats}}
 
 
 TASK = Copier(MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2))
@@ -78,7 +78,7 @@ def test_a_run_interrupted_and_restored_continues_bit_for_bit(run, tmp_path):
   first = LocalRuntime(PROGRAM)
   first.init()
   before = [float(first.train_step(batch_at(step))['loss']) for step in range(2)]
-  checkpoints.save(first.state())
+  checkpoints.save(first)
   names = {name: value.shape for name, value in state_arrays(first).items()}
   read = checkpoints.restore(2, names)
   assert any(name.startswith('slots/layer_00/moe/wi/') for name in read)

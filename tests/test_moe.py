@@ -45,16 +45,16 @@ def test_owns_a_gate_and_two_matrices_of_every_expert():
 
 def test_inference_is_the_weighted_sum_of_two_experts():
   x = some_input()
-  y, stats = LAYER(THETA, x, tf.zeros([4, 5]))
+  y, routing = LAYER(THETA, x, tf.zeros([4, 5]))
   np.testing.assert_allclose(y, dense_sum(x), atol=1e-5)
-  assert float(stats.first_dropped + stats.second_dropped + stats.second_skipped) == 0
+  assert float(routing.stats.first_dropped + routing.stats.second_dropped + routing.stats.second_skipped) == 0
 
 
 def test_inference_drops_nothing_even_where_all_want_one_expert():
   theta = {**THETA, 'gate': THETA['gate'] * [[1, 0, 0, 0]] + [[9, 0, 0, 0]]}
   x = tf.abs(some_input())
-  y, stats = LAYER(theta, x, tf.zeros([4, 5]))
-  assert int(tf.reduce_max(stats.tokens_E)) == 20
+  y, routing = LAYER(theta, x, tf.zeros([4, 5]))
+  assert int(tf.reduce_max(routing.stats.tokens_E)) == 20
   np.testing.assert_allclose(y, dense_sum(x, theta), atol=1e-5)
 
 
@@ -75,11 +75,11 @@ def test_inference_depends_on_the_token_alone():
 def test_with_room_for_all_training_equals_inference_but_for_skipped_second_choices():
   roomy = dataclasses.replace(LAYER, capacity_factor=8.0)
   x, paddings, key = some_input(), tf.zeros([4, 5]), prng.key(0)
-  y, stats = roomy(THETA, x, paddings, key)
-  assert float(stats.first_dropped + stats.second_dropped) == 0
-  assert 0 < float(stats.second_skipped) < 20
+  y, routing = roomy(THETA, x, paddings, key)
+  assert float(routing.stats.first_dropped + routing.stats.second_dropped) == 0
+  assert 0 < float(routing.stats.second_skipped) < 20
   changed = np.any(np.abs(y - dense_sum(x)) > 1e-5, axis=-1)
-  assert np.sum(changed) == float(stats.second_skipped)
+  assert np.sum(changed) == float(routing.stats.second_skipped)
 
 
 def test_groups_change_nothing_but_the_competition_for_slots():
@@ -87,12 +87,12 @@ def test_groups_change_nothing_but_the_competition_for_slots():
   layer = lambda groups, factor: dataclasses.replace(LAYER, num_groups=groups, capacity_factor=factor)
   run = lambda groups, factor: layer(groups, factor)(THETA, x, paddings, key)
   roomy = [run(groups, 8.0) for groups in (1, 2, 4)]
-  for y, stats in roomy[1:]:
+  for y, routing in roomy[1:]:
     np.testing.assert_allclose(y, roomy[0][0], atol=1e-6)
-    assert float(stats.second_skipped) == float(roomy[0][1].second_skipped)
+    assert float(routing.stats.second_skipped) == float(roomy[0][1].stats.second_skipped)
   tight = [run(groups, 0.8) for groups in (1, 4)]
   assert np.any(np.abs(tight[0][0] - tight[1][0]) > 1e-3)
-  assert all(float(stats.first_dropped) > 0 for _, stats in tight)
+  assert all(float(routing.stats.first_dropped) > 0 for _, routing in tight)
 
 
 def test_a_group_is_whole_rows_that_other_groups_do_not_touch():
@@ -114,9 +114,9 @@ def train(layer, x, paddings, key):
   """Output, dropped first choices, and gradients with respect to the input and every weight."""
   with tf.GradientTape() as tape:
     tape.watch([x, THETA])
-    y, stats = layer(THETA, x, paddings, key)
-    value = tf.reduce_sum(tf.square(y)) + stats.aux_loss
-  return y, stats.first_dropped, *tf.nest.flatten(tape.gradient(value, [x, THETA]))
+    y, routing = layer(THETA, x, paddings, key)
+    value = tf.reduce_sum(tf.square(y)) + routing.stats.aux_loss
+  return y, routing.stats.first_dropped, *tf.nest.flatten(tape.gradient(value, [x, THETA]))
 
 
 @pytest.mark.parametrize('way, compiled', [('einsum', False), ('einsum', True), ('gather', True)])
@@ -136,10 +136,10 @@ def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(way):
   layer = dataclasses.replace(LAYER, dispatch=way)
   x, paddings = some_input(), tf.constant([[0.0] * 5] * 3 + [[0.0] * 2 + [1.0] * 3])
   any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  expected, expected_stats = tf.function(lambda x, p: layer(THETA, x, p), input_signature=any_shape)(x, paddings)
-  got, stats = tf.function(lambda x, p: layer(THETA, x, p), jit_compile=True)(x, paddings)
+  expected, expected_routing = tf.function(lambda x, p: layer(THETA, x, p), input_signature=any_shape)(x, paddings)
+  got, routing = tf.function(lambda x, p: layer(THETA, x, p), jit_compile=True)(x, paddings)
   np.testing.assert_allclose(got, expected, atol=1e-6)
-  np.testing.assert_array_equal(stats.tokens_E, expected_stats.tokens_E)
+  np.testing.assert_array_equal(routing.stats.tokens_E, expected_routing.stats.tokens_E)
 
 
 def test_inference_takes_any_number_of_rows():

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
+from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -43,6 +44,27 @@ def variables(config, seed, scale=2.0):
     name: tf.Variable(scale * w if name.endswith(('table', 'wi', 'wo', 'wq', 'wk', 'wv')) else w)
     for name, w in initial.items()
   }
+
+
+TRACED = []
+
+
+class Traces(LocalRuntime):
+  """Notes what is traced."""
+
+  def function(self, f):
+    def noted(weights, batch):
+      TRACED.append('score' if 'tgt_labels' in batch else 'search')
+      return f(weights, batch)
+
+    return super().function(noted)
+
+
+def runtime_of(config, seed):
+  runtime = Traces(config.program())
+  runtime.load({'step': np.int64(0), 'weights': variables(config, seed)})
+  TRACED.clear()
+  return runtime
 
 
 def source_batch(sentences, length, empty_rows=0):
@@ -181,7 +203,7 @@ def config(vocab):
 
 @pytest.fixture
 def translator(config, vocab):
-  return decoding.Translator(config, (vocab, vocab), variables(config, 3), n_best=2, batch_tokens=64)
+  return decoding.Translator(config, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
 
 
 LINES = ['12 144', '', '7', '3 9 ' * 20, '100 10000 5', '  ', '8 64'] + [f'{i} {i}' for i in range(30, 50)]
@@ -206,8 +228,7 @@ def test_one_trace_serves_all_shapes(translator):
   for lines in (['1'], LINES, ['1 2 3 4 5 6 7 8'] * 9):
     translator.translate(lines, 'de')
     translator.score(lines, lines, 'de')
-  assert translator._search.experimental_get_tracing_count() == 1
-  assert translator._score.experimental_get_tracing_count() == 1
+  assert TRACED.count('search') == TRACED.count('score') == 1
 
 
 def test_the_tag_changes_the_translation(translator):
@@ -216,19 +237,20 @@ def test_the_tag_changes_the_translation(translator):
 
 
 def test_the_weights_of_the_moment_are_used(config, vocab):
-  weights = variables(config, 3)
-  translator = decoding.Translator(config, (vocab, vocab), weights)
+  runtime = runtime_of(config, 3)
+  translator = decoding.Translator(config, (vocab, vocab), runtime.function)
   before = translator.translate(['12 144'], 'de').hypotheses
-  for name, other in variables(config, 4).items():
-    weights[name].assign(other)
+  runtime.load({'step': np.int64(0), 'weights': variables(config, 4)})
   assert translator.translate(['12 144'], 'de').hypotheses != before
 
 
 def test_weights_that_are_not_finite_are_told(config, vocab):
   weights = variables(config, 3)
-  weights['target_embedding/table'].assign(weights['target_embedding/table'] * np.nan)
+  weights['target_embedding/table'] = weights['target_embedding/table'] * np.nan
+  runtime = runtime_of(config, 3)
+  runtime.load({'step': np.int64(0), 'weights': weights})
   with pytest.raises(UserError, match='weights must be finite'):
-    decoding.Translator(config, (vocab, vocab), weights).translate(['1'], 'de')
+    decoding.Translator(config, (vocab, vocab), runtime.function).translate(['1'], 'de')
 
 
 def test_scores_are_those_of_the_model(translator, config, vocab):

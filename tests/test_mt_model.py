@@ -154,7 +154,7 @@ def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_m
   assert float(metrics['target_tokens']) == 3 + 5 + 2
   assert float(metrics['source_tokens']) == 4 + 2 + 6
   np.testing.assert_allclose(metrics['xent'], xent, rtol=1e-5)
-  aux = float(routing['encoder/layer_01'].aux_loss + routing['decoder/layer_01'].aux_loss)
+  aux = float(routing['encoder/layer_01'].stats.aux_loss + routing['decoder/layer_01'].stats.aux_loss)
   np.testing.assert_allclose(metrics['aux_loss'], aux, rtol=1e-6)
   np.testing.assert_allclose(loss, (xent + z_loss) / 10 + 0.01 * aux, rtol=1e-5)  # not smoothed at inference
 

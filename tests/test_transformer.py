@@ -83,8 +83,8 @@ def test_a_layer_adds_each_branch_of_its_normalised_input():
   layer = Layer(ATTENTION, FFN, cross_attention=True)
   theta, x, memory = theta_of(layer), some_input(2, 3), some_input(2, 4, seed=1)
   mask, memory_mask = tf.ones([2, 3, 3]), tf.ones([2, 3, 4])
-  y, stats = layer(theta, x, mask, tf.zeros([2, 3]), memory, memory_mask)
-  assert stats is None
+  y, routing = layer(theta, x, mask, tf.zeros([2, 3]), memory, memory_mask)
+  assert routing is None
   own, cross, ffn = theta['attention'], theta['cross_attention'], theta['ffn']
   h = norm(own['norm'], x.numpy())
   expected = x + ATTENTION(own, h, h, mask)
@@ -94,9 +94,9 @@ def test_a_layer_adds_each_branch_of_its_normalised_input():
 
 
 def test_routing_statistics_come_by_layer_name():
-  _, stats = ENCODER(theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32))
-  assert list(stats) == ['layer_01']
-  assert float(stats['layer_01'].tokens) == 6
+  _, routing = ENCODER(theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32))
+  assert list(routing) == ['layer_01']
+  assert float(routing['layer_01'].stats.tokens) == 6
 
 
 def test_packed_sentences_come_out_as_in_rows_of_their_own():

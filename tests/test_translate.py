@@ -16,10 +16,10 @@ import tensorflow as tf
 from lingvo_moe import configuration
 from lingvo_moe import inference
 from lingvo_moe import translate
+from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.decoding import Translator
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
@@ -53,7 +53,7 @@ def make_run(folder, pairs):
     state = dataclasses.replace(config.program(), seed=step).init()
     weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
     state = {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
-    run.checkpoints().save(state, dev_loss=dev_loss)
+    run.checkpoints().save(WholeState(state), dev_loss=dev_loss)
   return run
 
 
@@ -94,7 +94,7 @@ def _expected(run, lines, step=2, target=None, n_best=1, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return Translator(config, run.vocabs(config), runtime.weights(), n_best=n_best).translate(lines, target).hypotheses
+  return inference.translator(runtime, config, run.vocabs(config), n_best=n_best).translate(lines, target).hypotheses
 
 
 def texts(hypotheses):

@@ -15,6 +15,7 @@ from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
+from lingvo_moe.xla_sharding import shard
 
 # The keys and values [B, N, U, K] of flat positions, 'keys' and 'values'.
 Cache = dict[str, tf.Tensor]
@@ -65,8 +66,8 @@ class Attention:
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
     return (
-      _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wk'])),
-      _heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wv']) + theta['bv']),
+      shard(_heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wk'])), 'BNUK'),
+      shard(_heads_first(tf.einsum('BUM,MNK->BUNK', x_BUM, theta['wv']) + theta['bv']), 'BNUK'),
     )
 
   def attend(
@@ -91,13 +92,14 @@ class Attention:
       [B, T, M].
     """
     q_BTNK = (tf.einsum('BTM,MNK->BTNK', x_BTM, theta['wq']) + theta['bq']) * self.head_dim**-0.5
-    scores_BNTU = tf.einsum('BNTK,BNUK->BNTU', _heads_first(q_BTNK), keys_BNUK)
+    q_BNTK = shard(_heads_first(q_BTNK), 'BNTK')
+    scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     probs_BNTU = tf.nn.softmax(tf.cast(scores_BNTU, tf.float32) + bias_B1TU)
     probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
-    y_BNTK = tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK)
+    y_BNTK = shard(tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK), 'BNTK')
     y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
-    return tf.einsum('BTNK,NKM->BTM', y_BTNK, theta['wo']) + theta['bo']
+    return shard(tf.einsum('BTNK,NKM->BTM', y_BTNK, theta['wo']), 'BTM') + theta['bo']
 
   def __call__(
     self,
@@ -113,7 +115,7 @@ class Attention:
   def empty_cache(self, batch_size: Size, num_slots: Size, dtype: tf.DType = tf.float32) -> Cache:
     """Room for the keys and values [B, N, U, K] of `num_slots` flat positions."""
     zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
-    return {'keys': zeros, 'values': zeros}
+    return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
 
   def extend(
     self, theta: Theta, x_BWM: tf.Tensor, time: tf.Tensor, mask_BWU: tf.Tensor, cache: Cache

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
 
+from lingvo_moe import xla_sharding
 from lingvo_moe.layers.gating import Routing
 from lingvo_moe.shapes import sizes
+from lingvo_moe.xla_sharding import shard
 
 
 class Dispatcher(Protocol):
@@ -37,24 +40,28 @@ class EinsumDispatcher:
 
   routing: Routing
 
-  def _one_hot_GSRX(self) -> tf.Tensor:
+  def _mask_GSX(self, weight_GSR: tf.Tensor) -> tf.Tensor:
+    """Each token's weights at its slots."""
     r = self.routing
     slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
-    return tf.one_hot(slot_GSR, r.num_experts * r.capacity)
+    # Choice by choice: a mask of both choices before their sum, [G, S, R, X], would be twice the size of this one.
+    at = lambda rank: tf.one_hot(slot_GSR[:, :, rank], r.num_experts * r.capacity) * weight_GSR[:, :, rank, tf.newaxis]
+    return shard(at(0) + at(1), 'GSX')
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing
-    dispatch_GSX = tf.cast(tf.reduce_sum(self._one_hot_GSRX(), axis=2), x_GSM.dtype)
+    dispatch_GSX = tf.cast(self._mask_GSX(tf.ones_like(r.weight_GSR)), x_GSM.dtype)
     x_GXM = tf.einsum('GSX,GSM->GXM', dispatch_GSX, x_GSM)
     groups, _, model_dim = sizes(x_GSM)
-    return tf.einsum('GECM->EGCM', tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]))
+    x_GECM = shard(tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]), 'GECM')
+    return tf.einsum('GECM->EGCM', x_GECM)
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     r = self.routing
-    combine_GSX = tf.einsum('GSRX,GSR->GSX', self._one_hot_GSRX(), r.weight_GSR)
     _, groups, _, model_dim = sizes(y_EGCM)
-    y_GXM = tf.reshape(tf.einsum('EGCM->GECM', y_EGCM), [groups, r.num_experts * r.capacity, model_dim])
-    return tf.einsum('GSX,GXM->GSM', tf.cast(combine_GSX, y_EGCM.dtype), y_GXM)
+    y_GECM = shard(tf.einsum('EGCM->GECM', y_EGCM), 'GECM')
+    y_GXM = tf.reshape(y_GECM, [groups, r.num_experts * r.capacity, model_dim])
+    return tf.einsum('GSX,GXM->GSM', tf.cast(self._mask_GSX(r.weight_GSR), y_EGCM.dtype), y_GXM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +69,27 @@ class GatherDispatcher:
   """Copies rows by index.
 
   A token knows its slots and a slot its token, so the gradient of either gather is the other gather: nothing is
-  scattered but the small index that turns the one relation into the other.
+  scattered but the small index that turns the one relation into the other. On a mesh it works in manual regions
+  (section 3.2 of GShard): every device copies the rows of its own groups, and only what is copied travels.
   """
 
   routing: Routing
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    return self._in_parts(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM')
+
+  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    return self._in_parts(GatherDispatcher._combine, (y_EGCM, 'EGCM'), returns='GSM')
+
+  def _in_parts(self, verb: Callable, argument: tuple[tf.Tensor, str], returns: str) -> tf.Tensor:
+    if xla_sharding.current() is None:
+      return verb(self, argument[0])
+    fields = ('expert_GSR', 'slot_GSR', 'weight_GSR')
+    of_part = lambda x, *values: verb(GatherDispatcher(self.routing._replace(**dict(zip(fields, values)))), x)
+    choices = [(getattr(self.routing, field), 'GSR') for field in fields]
+    return xla_sharding.manually(of_part, argument, *choices, returns=returns, first='G')
+
+  def _dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     slot_GSR, token_X, _ = self._index
     kept_GSR = tf.cast(self.routing.weight_GSR > 0, x_GSM.dtype)
     full_X1 = tf.cast(token_X >= 0, x_GSM.dtype)[:, tf.newaxis]
@@ -84,7 +106,7 @@ class GatherDispatcher:
 
     return copy(x_GSM)
 
-  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+  def _combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     slot_GSR, token_X, weight_X = self._index
     model_dim = sizes(y_EGCM)[-1]
 

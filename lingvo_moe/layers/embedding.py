@@ -11,6 +11,7 @@ from lingvo_moe.weights import Normal
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
+from lingvo_moe.xla_sharding import shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Embedding:
 
   def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
     """Vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
-    return tf.gather(theta['table'], ids_BT) * math.sqrt(self.model_dim)
+    return shard(tf.gather(theta['table'], ids_BT), 'BTM') * math.sqrt(self.model_dim)
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """float32 scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
-    return tf.einsum('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table'])
+    return shard(tf.einsum('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:

@@ -11,6 +11,7 @@ from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
+from lingvo_moe.xla_sharding import shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,5 +31,5 @@ class FeedForward:
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    h_BTH = tf.nn.relu(tf.einsum('BTM,MH->BTH', x_BTM, theta['wi']) + theta['bi'])
-    return tf.einsum('BTH,HM->BTM', h_BTH, theta['wo']) + theta['bo']
+    h_BTH = tf.nn.relu(shard(tf.einsum('BTM,MH->BTH', x_BTM, theta['wi']), 'BTH') + theta['bi'])
+    return shard(tf.einsum('BTH,HM->BTM', h_BTH, theta['wo']), 'BTM') + theta['bo']

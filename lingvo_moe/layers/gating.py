@@ -32,6 +32,7 @@ class Routing(NamedTuple):
   num_experts: int
   capacity: Size  # C, the slots each expert offers each group
   stats: RoutingStats
+  margin_GS: tf.Tensor | None = None  # float32; how far, as a probability, the token's nearest decision is from tipping
 
 
 def expert_capacity(group_size: Size, num_experts: int, capacity_factor: float) -> Size:
@@ -128,10 +129,22 @@ def top2_gating(
     expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
     slot_GSR=tf.stack([slot1_GS, slot2_GS], axis=-1),
     weight_GSR=tf.stack([gate1_GS * kept1_GS, gate2_GS * kept2_GS], axis=-1),
+    margin_GS=_margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS),
     num_experts=num_experts,
     capacity=capacity,
     stats=stats,
   )
+
+
+def _margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS) -> tf.Tensor:
+  """Between first and second choice, second and third, and, where there is noise, taking the second or not."""
+  num_experts = gates_GSE.shape[-1]
+  of = lambda expert_GS: tf.reduce_sum(gates_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
+  others_GSE = gates_GSE * (1.0 - tf.one_hot(first_GS, num_experts) - tf.one_hot(second_GS, num_experts))
+  margin_GS = tf.minimum(of(first_GS) - of(second_GS), of(second_GS) - tf.reduce_max(others_GSE, axis=-1))
+  if noise_GS is not None:
+    margin_GS = tf.minimum(margin_GS, tf.abs(2.0 * gate2_GS - noise_GS))
+  return tf.stop_gradient(margin_GS)
 
 
 def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:

@@ -16,6 +16,7 @@ from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
+from lingvo_moe.xla_sharding import shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class MoE:
 
   def __call__(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None = None
-  ) -> tuple[tf.Tensor, gating.RoutingStats]:
+  ) -> tuple[tf.Tensor, gating.Routing]:
     """Sends each token through two experts and sums their answers, weighted by the gate.
 
     Args:
@@ -58,7 +59,7 @@ class MoE:
       key: random key, by which second choices are skipped in training; None at inference.
 
     Returns:
-      ([B, T, M] of x's type, zeros where a token is padding or found no room; what became of the choices).
+      ([B, T, M] of x's type, zeros where a token is padding or found no room; the Routing).
 
     Raises:
       ValueError: in training, B is static and num_groups does not divide it.
@@ -66,20 +67,21 @@ class MoE:
     rows, length, _ = sizes(x_BTM)
     groups = self._groups(rows, length, key is not None)
     regroup = lambda x: tf.reshape(x, [groups, rows // groups * length, *x.shape[2:]])
-    x_GSM = regroup(x_BTM)
+    x_GSM = shard(regroup(x_BTM), 'GSM')
     logits_GSE = tf.einsum('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
     capacity = noise_GS = None
     if key is not None:
       capacity = gating.expert_capacity(rows // groups * length, self.num_experts, self.capacity_factor)
       noise_GS = regroup(prng.uniform(key, [rows, length]))
-    routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
+    routing = gating.top2_gating(shard(logits_GSE, 'GSE'), regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
     by_choice = key is not None or is_static(rows, length)
     dispatcher = dispatch.DISPATCHERS[self.dispatch if by_choice else 'gather'](routing)
-    x_EGCM = dispatcher.dispatch(x_GSM)
-    h_EGCH = tf.nn.relu(tf.einsum('EGCM,EMH->EGCH', x_EGCM, theta['wi']))
-    y_EGCM = tf.einsum('EGCH,EHM->EGCM', h_EGCH, theta['wo'])
-    y_GSM = dispatcher.combine(y_EGCM)
-    return tf.reshape(y_GSM, sizes(x_BTM)), routing.stats
+    # Between a tensor split on G and the same split on E lies the paper's AllToAll.
+    x_EGCM = shard(dispatcher.dispatch(x_GSM), 'EGCM')
+    h_EGCH = tf.nn.relu(shard(tf.einsum('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
+    y_EGCM = shard(tf.einsum('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+    y_GSM = shard(dispatcher.combine(y_EGCM), 'GSM')
+    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
 
   def _groups(self, rows: Size, length: Size, training: bool) -> int:
     """G. At inference any will do: num_groups, so that shards stay where they are, if it divides the rows."""

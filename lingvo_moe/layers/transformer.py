@@ -13,7 +13,7 @@ from lingvo_moe.layers.attention import Cache
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gating import RoutingStats
+from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.shapes import Size
@@ -61,7 +61,7 @@ class Layer:
     memory_BUM: tf.Tensor | None = None,
     memory_mask_BTU: tf.Tensor | None = None,
     key: tf.Tensor | None = None,
-  ) -> tuple[tf.Tensor, RoutingStats | None]:
+  ) -> tuple[tf.Tensor, Routing | None]:
     """Runs the layer over whole rows.
 
     Args:
@@ -74,7 +74,7 @@ class Layer:
       key: random key in training; None at inference.
 
     Returns:
-      ([B, T, M], the RoutingStats of its experts or None).
+      ([B, T, M], the Routing of its experts, or None).
     """
     attend = lambda x, k: self.attention(theta['attention'], x, x, mask_BTT, k)
     x_BTM = self._residual(theta['attention'], x_BTM, attend, key, 'attention')
@@ -125,13 +125,13 @@ class Layer:
 
   def _feed_forward(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
-  ) -> tuple[tf.Tensor, RoutingStats | None]:
+  ) -> tuple[tf.Tensor, Routing | None]:
     if not self.is_moe:
       return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn'), None
     own = theta['moe']
     gate_key = None if key is None else prng.fold(key, 'gate')
-    y_BTM, stats = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
-    return x_BTM + self._dropout(y_BTM, key, 'moe'), stats
+    y_BTM, routing = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
+    return x_BTM + self._dropout(y_BTM, key, 'moe'), routing
 
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
     inner = None if key is None else prng.fold(key, name)
@@ -178,7 +178,7 @@ class Stack:
     memory_BUM: tf.Tensor | None = None,
     memory_segments_BU: tf.Tensor | None = None,
     key: tf.Tensor | None = None,
-  ) -> tuple[tf.Tensor, dict[str, RoutingStats]]:
+  ) -> tuple[tf.Tensor, dict[str, Routing]]:
     """Runs the stack over whole rows; decoders attend causally, and to memory of the same segment.
 
     Args:
@@ -190,7 +190,7 @@ class Stack:
       key: random key in training; None at inference.
 
     Returns:
-      ([B, T, M], {layer name: RoutingStats} of the layers with experts).
+      ([B, T, M], {layer name: Routing} of the layers with experts).
     """
     mask_BTT = segment_mask(segments_BT, segments_BT)
     memory_mask_BTU = None
@@ -198,13 +198,13 @@ class Stack:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
-    stats = {}
+    routing = {}
     for number, (name, layer) in enumerate(self.layers.items()):
       layer_key = None if key is None else prng.fold(key, number)
-      x_BTM, layer_stats = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
-      if layer_stats is not None:
-        stats[name] = layer_stats
-    return self.norm(theta['norm'], x_BTM), stats
+      x_BTM, layer_routing = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
+      if layer_routing is not None:
+        routing[name] = layer_routing
+    return self.norm(theta['norm'], x_BTM), routing
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
     """Each decoder layer's cache by name."""

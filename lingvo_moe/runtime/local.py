@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.checkpoint import Piece
+from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.program import Program
 
 
@@ -22,6 +24,12 @@ class LocalRuntime:
   A step is traced once for batches of all shapes, so buckets of many lengths cost one trace; with `jit` it is
   compiled by XLA for each shape by itself.
   """
+
+  process_index = 0
+  process_count = 1
+  feed_index = 0
+  feed_count = 1
+  row_multiple = 1
 
   def __init__(self, program: Program, jit: bool = False):
     self.program = program
@@ -42,17 +50,31 @@ class LocalRuntime:
     self._adopt(self.program.init())
 
   def load(self, state: Mapping) -> None:
-    """Starts from a given state (of tensors or arrays); slots may be left out where nothing will be trained."""
-    self._adopt(state)
+    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out."""
+    whole = lambda values: {name: value[...] for name, value in values.items()}
+    self._adopt(
+      {'step': state['step'][...], 'weights': whole(state['weights']), 'slots': whole(state.get('slots', {}))}
+    )
 
   def state(self) -> dict:
     """The current state, of tensors."""
-    read = lambda variables: {name: v.read_value() for name, v in variables.items()}
-    return {'step': self._step.read_value(), 'weights': read(self._weights), 'slots': read(self._slots)}
+    return {'step': self._step.read_value(), 'weights': self._read(self._weights), 'slots': self._read(self._slots)}
 
   def weights(self) -> dict[str, tf.Variable]:
     """Name -> variable, for functions that only read."""
     return self._weights
+
+  def pieces(self) -> Iterator[Piece]:
+    """The state, to be saved."""
+    return WholeState(self.state()).pieces()
+
+  def agree(self, flag: bool) -> bool:
+    """The one process agrees with itself."""
+    return flag
+
+  def not_finite(self) -> str | None:
+    """The name of a weight that is not finite everywhere; None if all are."""
+    return next((n for n, w in self._weights.items() if not bool(tf.reduce_all(tf.math.is_finite(w)))), None)
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
@@ -61,6 +83,14 @@ class LocalRuntime:
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
     return to_numpy(self._eval(batch))
+
+  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """f(weights, batch) of the current weights as a function of the batch; it returns numpy values."""
+    traced = _AnyShape(lambda batch: f(self._read(self._weights), batch), jit=False)
+    return lambda batch: to_numpy(traced(batch))
+
+  def _read(self, variables):
+    return {name: v.read_value() for name, v in variables.items()}
 
   def _adopt(self, state):
     if self._step is None:
@@ -83,7 +113,7 @@ class LocalRuntime:
     return metrics
 
   def _eval_step(self, batch):
-    return self.program.eval_step({name: v.read_value() for name, v in self._weights.items()}, batch)
+    return self.program.eval_step(self._read(self._weights), batch)
 
 
 class _AnyShape:

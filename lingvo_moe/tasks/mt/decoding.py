@@ -10,12 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import beam_search
-from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
-from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.model import TranslationModel
@@ -109,14 +107,13 @@ def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
 
 
 class Translator:
-  """Translates and scores sentences with the weights that some variables hold at the time.
-
-  The graph is traced once, whatever the shapes of the batches.
+  """Translates and scores sentences with the weights that a runtime holds at the time.
 
   Args:
     config: of the run, with the values of decoding as wanted.
     vocabs: (source, target).
-    weights: flat name -> variable.
+    make: of a runtime: makes a function of weights and a batch one of the batch; see Runtime.function.
+    row_multiple: what the rows of a batch must be a multiple of.
     n_best: hypotheses of each sentence.
     batch_tokens: source tokens of a batch; 0: 2048, or the configuration's if that is less.
   """
@@ -125,22 +122,21 @@ class Translator:
     self,
     config: MtConfig,
     vocabs: tuple[Vocab, Vocab],
-    weights: Mapping[str, tf.Variable],
+    make: Callable[[Callable], Callable],
     *,
+    row_multiple: int = 1,
     n_best: int = 1,
     batch_tokens: int = 0,
   ) -> None:
     batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
-    # At inference a batch is one group, so any number of rows will do.
-    self._config = dataclasses.replace(config, num_groups=1, eval_batch_tokens=max(batch_tokens, config.max_length))
+    # At inference any number of groups will do: as many as the devices that share a batch's rows.
+    tokens = max(batch_tokens, config.max_length * row_multiple)
+    self._config = dataclasses.replace(config, num_groups=row_multiple, eval_batch_tokens=tokens)
     self._vocabs = vocabs
-    self._weights = weights
-    self._n_best = n_best
-    self._model = config.task()
-    signature = lambda keys: [{key: tf.TensorSpec([None, None], tf.int32) for key in keys}]
-    source, both = assembly.SOURCE_KEYS, assembly.SOURCE_KEYS + assembly.TARGET_KEYS
-    self._search = tf.function(self._search_batch, input_signature=signature(source), autograph=False)
-    self._score = tf.function(self._score_batch, input_signature=signature(both), autograph=False)
+    program = self._config.program()
+    model = program.task
+    self._search = make(lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best))
+    self._score = make(lambda weights, batch: model.score(program.theta(weights), batch))
 
   def translate(
     self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
@@ -156,7 +152,7 @@ class Translator:
     found = [[Translation('', 0.0, 0.0)] for _ in sources]
     _tell(progress, len(batches.empty))
     for index_B, batch in batches:
-      hypotheses = tf.nest.map_structure(lambda t: t.numpy(), self._search(_tensors(batch)))
+      hypotheses = self._search(batch)
       for row, sentence in enumerate(index_B):
         if sentence >= 0:
           found[sentence] = self._read(hypotheses, row)
@@ -188,7 +184,7 @@ class Translator:
     _tell(progress, len(batches.empty))
     for index_B, batch in batches:
       real_B = index_B >= 0
-      log_probs[index_B[real_B]] = self._score(_tensors(batch)).numpy()[real_B]
+      log_probs[index_B[real_B]] = self._score(batch)[real_B]
       tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
       _tell(progress, int(np.sum(real_B)))
     return Scored(log_probs, tokens, batches.truncated)
@@ -204,15 +200,6 @@ class Translator:
     texts = self._vocabs[1].detokenize(ids)
     log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]
     return [Translation(text, float(log_probs[w]), float(scores[w]), tuple(ids[w])) for w, text in enumerate(texts)]
-
-  def _search_batch(self, batch: Mapping[str, tf.Tensor]) -> beam_search.Hypotheses:
-    return search(self._model, self._theta(), batch, self._config, self._n_best)
-
-  def _score_batch(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    return self._model.score(self._theta(), batch)
-
-  def _theta(self) -> Theta:
-    return weights_lib.unflatten({name: v.read_value() for name, v in self._weights.items()})
 
 
 def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> str | None:
@@ -235,10 +222,6 @@ def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> s
   if asked not in languages:
     raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
   return asked
-
-
-def _tensors(batch: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
-  return {name: tf.convert_to_tensor(value) for name, value in batch.items()}
 
 
 def _tell(progress: Progress | None, count: int) -> None:

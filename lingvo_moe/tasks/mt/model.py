@@ -12,7 +12,7 @@ from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
-from lingvo_moe.layers.gating import RoutingStats
+from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.transformer import Stack
 from lingvo_moe.layers.transformer import StackCache
@@ -24,7 +24,7 @@ from lingvo_moe.weights import Theta
 # What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
 BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 Batch = Mapping[str, tf.Tensor]
-Stats = dict[str, RoutingStats]  # by layer name
+Routings = dict[str, Routing]  # by layer name
 
 
 # Weights of the stacks that are always used in float32: gates would tie, norms sum over many terms.
@@ -36,7 +36,8 @@ class TranslationModel:
   """Source ids in, a distribution over each next target symbol out.
 
   `source_embedding` None shares the target's. The output softmax always does. Weights, and so their gradients and
-  updates, are float32 whatever `activation_dtype` is; scores are, too.
+  updates, are float32 whatever `activation_dtype` is; scores are, too. `report_decisions` adds to the metrics of a loss
+  what every gate decided on every token: 'decisions', {layer: (expert_GSR, weight_GSR, margin_GS)}.
   """
 
   encoder: Stack
@@ -48,6 +49,7 @@ class TranslationModel:
   aux_loss_weight: float = 0.01
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
+  report_decisions: bool = False
 
   def weights(self) -> Specs:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
@@ -58,8 +60,8 @@ class TranslationModel:
       'decoder': self.decoder.weights(),
     }
 
-  def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Stats]:
-    """Runs the encoder: ([B, U, M], RoutingStats by layer). Reads src_ids, src_segments, src_positions."""
+  def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
+    """Runs the encoder: ([B, U, M], Routing by layer). Reads src_ids, src_segments, src_positions."""
     embedding, own = self.target_embedding, theta['target_embedding']
     if self.source_embedding:
       embedding, own = self.source_embedding, theta['source_embedding']
@@ -67,21 +69,21 @@ class TranslationModel:
     x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
     return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
 
-  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Stats]:
-    """Scores of every next symbol given the target so far: (float32 [B, T, V], RoutingStats by layer)."""
-    memory_BUM, encoder_stats = self.encode(theta, batch, key)
+  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
+    """Scores of every next symbol given the target so far: (float32 [B, T, V], Routing by layer)."""
+    memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
     x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
-    x_BTM, decoder_stats = self.decoder(
+    x_BTM, decoder_routing = self.decoder(
       self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
     )
-    stats = {
-      f'{stack}/{name}': s
-      for stack, named in (('encoder', encoder_stats), ('decoder', decoder_stats))
-      for name, s in named.items()
+    routing = {
+      f'{stack}/{name}': r
+      for stack, named in (('encoder', encoder_routing), ('decoder', decoder_routing))
+      for name, r in named.items()
     }
-    return self.target_embedding.logits(own, x_BTM), stats
+    return self.target_embedding.logits(own, x_BTM), routing
 
   def loss(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, dict[str, Any]]:
     """The training loss of a batch.
@@ -101,16 +103,19 @@ class TranslationModel:
     target_tokens = tf.reduce_sum(real_BT)
     smoothing = self.label_smoothing if key is not None else 0.0
     xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
-    aux_loss = tf.add_n([s.aux_loss for s in routing.values()]) if routing else tf.zeros([])
+    aux_loss = tf.add_n([r.stats.aux_loss for r in routing.values()]) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / tf.maximum(target_tokens, 1.0) + self.aux_loss_weight * aux_loss
-    return loss, {
+    metrics = {
       'loss': loss,
       'xent': tf.reduce_sum(xent_BT * real_BT),
       'target_tokens': target_tokens,
       'source_tokens': tf.reduce_sum(tf.cast(batch['src_segments'] > 0, tf.float32)),
       'aux_loss': aux_loss,
-      'routing': routing,
+      'routing': {name: r.stats for name, r in routing.items()},
     }
+    if self.report_decisions:
+      metrics['decisions'] = {name: (r.expert_GSR, r.weight_GSR, r.margin_GS) for name, r in routing.items()}
+    return loss, metrics
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """log p of each row's target given its source: float32 [B], summed over its symbols, the end included."""

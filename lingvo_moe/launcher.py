@@ -1,0 +1,72 @@
+"""Starts the processes of a run on this machine, and ends them all when one is lost."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+_GRACE_SECONDS = 100  # for the others to notice the loss by themselves, and end in order
+_POLL_SECONDS = 0.2
+
+
+def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
+  """Runs `command` as `count` processes of one run; returns the first exit status that is not 0, else 0.
+
+  Each gets --coordinator, --num_processes and --process_id. Process 0 writes to our stdout and stderr, the others only
+  to stderr. SIGTERM and SIGINT are handed on.
+  """
+  address = f'127.0.0.1:{free_port()}'
+  output = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
+  processes = [
+    subprocess.Popen(
+      [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}'],
+      **({} if index == 0 and not silent else output),
+    )
+    for index in range(count)
+  ]
+  handed = {}
+  for number in (signal.SIGTERM, signal.SIGINT):
+    handed[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
+  try:
+    return _wait(processes)
+  finally:
+    for number, handler in handed.items():
+      signal.signal(number, handler)
+    for process in processes:
+      if process.poll() is None:
+        process.kill()
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> int:
+  first, deadline = 0, None
+  while any(process.poll() is None for process in processes):
+    for index, process in enumerate(processes):
+      if process.poll() and not first:
+        first, deadline = process.returncode, time.monotonic() + _GRACE_SECONDS
+        print(
+          f'process {index} of {len(processes)} was lost ({_how(process.returncode)}): the others cannot go on without '
+          'it and are ended; the last checkpoint stands, and the same command goes on from it',
+          file=sys.stderr,
+          flush=True,
+        )
+    if deadline and time.monotonic() > deadline:
+      for process in processes:
+        if process.poll() is None:
+          process.kill()
+    time.sleep(_POLL_SECONDS)
+  return first or next((p.returncode for p in processes if p.returncode), 0)
+
+
+def _how(status: int) -> str:
+  return f'killed by {signal.Signals(-status).name}' if status < 0 else f'exit status {status}'
+
+
+def free_port() -> int:
+  """A port of this machine that nobody listens on."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    return s.getsockname()[1]

@@ -1,0 +1,167 @@
+"""Does a model give the same numbers on a mesh as on one device? Observes both, and compares everything there is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.program import Program
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.random_batch import random_batch
+
+# Where gate probabilities are closer than this, rounding may tip a token to another expert.
+FLIP_MARGIN = 1e-6
+_SCORES = 1e-5
+_SCALE_FLOOR = 1e-4
+_COLLECTIVE = re.compile(r' (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(')
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed(Program):
+  """A program whose train step tells everything: gradients, the new weights and slots, every gate's decisions."""
+
+  @classmethod
+  def of(cls, program: Program) -> Observed:
+    values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
+    return cls(**{**values, 'task': dataclasses.replace(program.task, report_decisions=True)})
+
+  def train_step(self, state, batch):
+    grads, metrics = self.gradients(state['step'], state['weights'], batch)
+    state, applied = self.apply(state, grads)
+    told = {'grads': grads, 'weights': state['weights'], 'slots': state['slots']}
+    return state, {**metrics, **applied, **told}
+
+
+class Observation(NamedTuple):
+  """What a runtime did, in numpy arrays."""
+
+  steps: list[dict]  # of each train step: 'loss', 'grads', 'weights', 'slots', 'decisions'
+  ids: np.ndarray  # decoder's
+  scores: np.ndarray
+  collectives: dict[str, int]  # in the partitioned train step, by kind
+
+
+class Row(NamedTuple):
+  """How far an observation is from the reference: the largest differences, over all steps."""
+
+  loss: float
+  gradients: float
+  weights: float
+  slots: float
+  flips: int  # tokens of a gate that were routed otherwise
+  flip_margin: float  # the largest margin among them, of their groups' nearest decisions; 0 with none
+  same_ids: bool
+  scores: float
+  collectives: dict[str, int]
+  worst: str  # where the largest difference is
+
+  def agrees(self, tolerance: float) -> bool:
+    numbers = (self.loss, self.gradients, self.weights, self.slots)
+    return (
+      all(number <= tolerance for number in numbers)
+      and self.flip_margin <= FLIP_MARGIN
+      and self.same_ids
+      and self.scores <= _SCORES
+    )
+
+
+def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
+  """Trains for some steps on random batches with padding, then decodes.
+
+  Args:
+    config: the model. Decoding takes the sources of the first batch.
+    runtime_of: makes a runtime for a program.
+    steps: how many, of the same batches and seeds for every runtime.
+  """
+  program = Observed.of(config.program())
+  runtime: Runtime = runtime_of(program)
+  runtime.init()
+  told = []
+  for step in range(steps):
+    metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
+    told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
+  search = runtime.function(
+    lambda weights, batch: decoding.search(program.task, program.theta(weights), batch, config, config.beam_size)
+  )
+  batch = random_batch(config, full=False)
+  hypotheses = search({name: batch[name] for name in assembly.SOURCE_KEYS})
+  found = collections.Counter()
+  if hasattr(runtime, 'train_program'):
+    found.update(_COLLECTIVE.findall(runtime.train_program(batch).as_text()))
+  return Observation(told, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
+
+
+def compare(reference: Observation, other: Observation) -> Row:
+  """Differences are max|a - b| / max(max|a|, 1e-4 times the largest entry of any gradient), the worst over all steps."""
+  largest = dict.fromkeys(('grads', 'weights', 'slots'), (0.0, ''))
+  loss, flips, margin = 0.0, 0, 0.0
+  for a, b in zip(reference.steps, other.steps, strict=True):
+    floor = _SCALE_FLOOR * max(float(np.max(np.abs(g))) for g in a['grads'].values())
+    loss = max(loss, _difference(a['loss'], b['loss'], floor))
+    for kind in largest:
+      found = ((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items())
+      largest[kind] = max(largest[kind], max(found))
+    count, at = _flips(a['decisions'], b['decisions'])
+    flips, margin = flips + count, max(margin, at)
+  both = np.isfinite(reference.scores) & np.isfinite(other.scores)
+  same_ids = np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(
+    np.isfinite(reference.scores), np.isfinite(other.scores)
+  )
+  return Row(
+    loss=loss,
+    gradients=largest['grads'][0],
+    weights=largest['weights'][0],
+    slots=largest['slots'][0],
+    flips=flips,
+    flip_margin=margin,
+    same_ids=same_ids,
+    scores=_difference(reference.scores[both], other.scores[both], 1.0),
+    collectives=other.collectives,
+    worst=max(largest.values())[1],
+  )
+
+
+def _fed(batch: assembly.Batch, runtime: Runtime) -> assembly.Batch:
+  """The rows that this process feeds."""
+  rows = len(batch['src_ids']) // runtime.feed_count
+  return {name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()}
+
+
+def _difference(a, b, floor: float) -> float:
+  a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+  if not a.size:
+    return 0.0
+  return float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), floor))
+
+
+def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
+  """(tokens with another expert or fate, the largest margin of the decisions that began it).
+
+  A token that is routed otherwise may push others of its group out of their slots: what counts for a group is the
+  nearest of the decisions that changed in it.
+  """
+  count, margin = 0, 0.0
+  for name, (expert_GSR, weight_GSR, margin_GS) in reference.items():
+    their_expert_GSR, their_weight_GSR, _ = other[name]
+    kept_GSR = weight_GSR > 0
+    changed_GSR = (kept_GSR != (their_weight_GSR > 0)) | (kept_GSR & (expert_GSR != their_expert_GSR))
+    changed_GS = np.any(changed_GSR, axis=-1)
+    count += int(changed_GS.sum())
+    for g in np.flatnonzero(changed_GS.any(axis=-1)):
+      margin = max(margin, float(margin_GS[g][changed_GS[g]].min()))
+  return count, margin
+
+
+def _same_length(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Both padded to the longer's T: a runtime of dynamic shapes makes no more room than the batch needs."""
+  length = max(a.shape[-1], b.shape[-1])
+  pad = lambda x: np.pad(x, [(0, 0), (0, 0), (0, length - x.shape[-1])])
+  return pad(a), pad(b)

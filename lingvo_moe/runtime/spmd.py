@@ -1,0 +1,323 @@
+"""N devices in one or several processes: TensorFlow's program, partitioned and run by XLA on the PJRT runtime.
+
+A step is traced by TensorFlow with the mesh as the ambient one, so that it carries the layers' annotations; lowered to
+StableHLO by jax2tf.call_tf; and compiled by jax.jit for all devices, which XLA's SPMD partitioner cuts it up for. One
+program is compiled for each shape of batch. JAX is used for that alone: it holds the arrays, it traces nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe import weights as weights_lib
+from lingvo_moe import xla_sharding
+from lingvo_moe.checkpoint import Piece
+from lingvo_moe.errors import UserError
+from lingvo_moe.program import Program
+from lingvo_moe.weights import WeightSpec
+from lingvo_moe.xla_sharding import Mesh
+
+try:
+  import jax
+  from jax.experimental import multihost_utils
+  from jax.experimental.jax2tf import call_tf
+except ImportError as e:
+  raise UserError(f'--runtime=spmd runs on JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+
+Arrays = dict[str, jax.Array]
+
+_CONNECT_SECONDS = 120
+_HEARTBEAT_SECONDS = 60  # a peer that is silent for so long is lost
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+  """Which process this is.
+
+  Attributes:
+    coordinator: HOST:PORT at which process 0 listens; '' with one process.
+    count: processes in all.
+    index: this one's number.
+  """
+
+  coordinator: str = ''
+  count: int = 1
+  index: int = 0
+
+  def __post_init__(self):
+    if not 0 <= self.index < self.count or (self.count > 1) != bool(self.coordinator):
+      raise UserError(
+        'several processes are told --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
+        f'none of them; saw {self.coordinator!r}, {self.count} and {self.index}'
+      )
+
+
+def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
+  """Makes the devices of a mesh ready: once in a process, before anything is computed.
+
+  On CPUs, as many virtual devices as the mesh needs are made.
+
+  Returns:
+    The devices of all processes.
+  """
+  if mesh.num_devices % processes.count:
+    raise UserError(
+      f'every process holds as many devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} processes'
+    )
+  # TensorFlow writes the annotations of XLA's GSPMD partitioner; Shardy, JAX's default, would hand them on with a warning.
+  jax.config.update('jax_use_shardy_partitioner', False)
+  local = mesh.num_devices // processes.count
+  if max(jax.config.jax_num_cpu_devices, 1) < local:
+    with contextlib.suppress(RuntimeError):  # the devices were made already
+      jax.config.update('jax_num_cpu_devices', local)
+  if processes.count > 1:
+    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    try:
+      jax.distributed.initialize(
+        processes.coordinator,
+        processes.count,
+        processes.index,
+        initialization_timeout=_CONNECT_SECONDS,
+        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      )
+    except RuntimeError as e:
+      raise UserError(
+        f'process {processes.index} of {processes.count} did not find the others at {processes.coordinator} within '
+        f'{_CONNECT_SECONDS} s ({str(e).splitlines()[0]}): start all, with the same coordinator'
+      ) from None
+  devices = jax.devices()
+  if len(devices) < mesh.num_devices:
+    raise UserError(
+      f'--mesh={mesh} needs {mesh.num_devices} devices; {jax.default_backend()} has {len(devices)}: use a smaller mesh'
+    )
+  if processes.count == 1:
+    devices = devices[: mesh.num_devices]
+  return devices
+
+
+def agree(flag: bool) -> bool:
+  """Whether the flag is set in every process; waits for all of them."""
+  if jax.process_count() == 1:
+    return flag
+  return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+class SpmdRuntime:
+  """Runs a Program's steps on a mesh of devices; the same interface as LocalRuntime.
+
+  The state lives in jax.Arrays, each device holding its part; a step's is donated to the next. Batches are arrays of
+  the rows that this process feeds: part `feed_index` of `feed_count`.
+  """
+
+  def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device] | None = None):
+    self.program = program
+    self.mesh = mesh
+    devices = np.array(connect(mesh) if devices is None else devices)
+    self._mesh = jax.sharding.Mesh(devices[mesh.device_ids()], tuple(name for name, _ in mesh.axes))
+    self._whole = self._sharding(())
+    rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+    self._rows = self._sharding(rows)
+    self.row_multiple = mesh.size(rows[0])
+    self.feed_index, self.feed_count = self._feed()
+    self._state: dict[str, Any] | None = None
+    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._shardings, self._whole))
+    self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
+
+  @property
+  def process_index(self) -> int:
+    return jax.process_index()
+
+  @property
+  def process_count(self) -> int:
+    return jax.process_count()
+
+  @property
+  def step(self) -> int:
+    return int(self._state['step'])
+
+  def init(self) -> None:
+    """Starts from initial values, each device making its part alone."""
+    self._state = {
+      'step': _place(np.zeros([], np.int32), self._whole),  # 32 bits here, as JAX's integers have
+      'weights': self._initial(self.program.weight_specs),
+      'slots': self._initial(self.program.slot_specs),
+    }
+
+  def load(self, state: Mapping) -> None:
+    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out.
+
+    No more than this process's devices hold is read of it.
+    """
+    place = lambda values, shardings: {name: _place(value, shardings[name]) for name, value in values.items()}
+    self._state = {
+      'step': _place(np.asarray(state['step'][...], np.int32), self._whole),
+      'weights': place(state['weights'], self._shardings['weights']),
+      'slots': place(state.get('slots', {}), self._shardings['slots']),
+    }
+
+  def state(self) -> dict:
+    """The current state, of jax.Arrays."""
+    return self._state
+
+  def pieces(self) -> Iterator[Piece]:
+    """The parts of the state that this process is to save: of what several devices hold, one saves it."""
+    if self.process_index == 0:
+      yield Piece('step', (), (), np.asarray(self.step, np.int64))
+    for prefix, values in (('', self._state['weights']), ('slots/', self._state['slots'])):
+      for name, value in values.items():
+        for part in value.addressable_shards:
+          if part.replica_id == 0:
+            begin = tuple(index.start or 0 for index in part.index)
+            yield Piece(prefix + name, value.shape, begin, np.asarray(part.data))
+
+  def not_finite(self) -> str | None:
+    """The name of a weight that is not finite everywhere; None if all are."""
+    check = jax.jit(lambda ws: {n: jax.numpy.isfinite(w).all() for n, w in ws.items()}, out_shardings=self._whole)
+    return next((name for name, ok in jax.device_get(check(self._state['weights'])).items() if not ok), None)
+
+  def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
+    """One update; returns metrics of numpy values."""
+    self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
+    return jax.device_get(metrics)
+
+  def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
+    """Metrics of a batch at inference, of numpy values."""
+    return jax.device_get(
+      self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
+    )
+
+  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """f(weights, batch) of the current weights as a function of the batch; it returns numpy values, whole."""
+    compiled = self._compiled(f, out=lambda: self._whole)
+    return lambda batch: jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
+
+  def train_program(self, batch: Mapping[str, Any]) -> jax.stages.Compiled:
+    """The train step for batches of some shape, compiled: for tools that read programs. It needs no state."""
+    state = {
+      'step': jax.ShapeDtypeStruct((), np.int32, sharding=self._whole),
+      'weights': self._shapes(self.program.weight_specs),
+      'slots': self._shapes(self.program.slot_specs),
+    }
+    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows) for name, x in batch.items()}
+    return self._train.program(state, batch)
+
+  def agree(self, flag: bool) -> bool:
+    """Whether the flag is set in every process; waits for all of them."""
+    return agree(flag)
+
+  def _initial(self, specs: Mapping[str, WeightSpec]) -> Arrays:
+    """Weights that differ in their names only share one program, to which the name comes as a key."""
+
+    @functools.cache
+    def maker(spec, sharding):
+      values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims)
+      return jax.jit(self._traced(values), out_shardings=sharding)
+
+    key = lambda name: weights_lib.initial_key(self.program.seed, name).numpy()
+    return {n: maker(spec, self._sharding(self._stored_spec(n, spec)))(key(n)) for n, spec in specs.items()}
+
+  @functools.cached_property
+  def _shardings(self) -> dict:
+    """Of the state's leaves."""
+    stored = lambda specs: {n: self._sharding(self._stored_spec(n, spec)) for n, spec in specs.items()}
+    return {
+      'step': self._whole,
+      'weights': stored(self.program.weight_specs),
+      'slots': stored(self.program.slot_specs),
+    }
+
+  def _stored_spec(self, name: str, spec: WeightSpec) -> xla_sharding.Spec:
+    split = self.mesh.spec(spec.dims, self.mesh.stored)
+    try:
+      self.mesh.check(spec.shape, spec.dims, split)
+    except UserError as e:
+      raise UserError(f'{name}: {e}') from None
+    return split
+
+  def _sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
+
+  def _shapes(self, specs: Mapping[str, WeightSpec]) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+      name: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self._stored_spec(name, s)))
+      for name, s in specs.items()
+    }
+
+  def _traced(self, f):
+    """f of TensorFlow as a function for JAX, traced with the mesh."""
+
+    def with_mesh(*args):
+      with xla_sharding.use(self.mesh):
+        return f(*args)
+
+    return call_tf(with_mesh, has_side_effects=False)
+
+  def _compiled(self, f, out, donate=()):
+    return _Compiled(self._traced(f), out, donate)
+
+  def _place_batch(self, batch: Mapping[str, np.ndarray], part: int, parts: int) -> Arrays:
+    """A batch on the devices, of whose rows this process was given one of some parts."""
+
+    def place(x):
+      rows = x.shape[0] * parts
+      self.mesh.check((rows,), 'B', self.mesh.spec('B', xla_sharding.ACTIVATIONS))
+      first = x.shape[0] * part
+
+      def rows_of(index):
+        start, stop, _ = index[0].indices(rows)
+        return x[start - first : stop - first]
+
+      return jax.make_array_from_callback((rows, *x.shape[1:]), self._rows, rows_of)
+
+    return {name: place(np.asarray(x)) for name, x in batch.items()}
+
+  def _feed(self) -> tuple[int, int]:
+    """(which part of the rows of a batch the devices of this process hold, of how many)."""
+    parts = self.row_multiple
+    held = self._rows.addressable_devices_indices_map((parts,)).values()
+    mine = sorted({index[0].indices(parts)[0] for index in held})
+    if mine != list(range(mine[0], mine[0] + len(mine))) or parts % len(mine) or mine[0] % len(mine):
+      raise UserError(
+        f'a process feeds rows that follow each other; on --mesh={self.mesh} process {self.process_index} has parts '
+        f'{mine} of {parts}: put the axes data and expert before model'
+      )
+    return mine[0] // len(mine), parts // len(mine)
+
+
+class _Compiled:
+  """A function of (state or weights, batch), compiled for each shape of batch; it says so, for that takes long."""
+
+  def __init__(self, f: Callable, out: Callable[[], Any], donate: tuple[int, ...]):
+    self._f, self._out, self._donate = f, out, donate
+    self._programs: dict[tuple, jax.stages.Compiled] = {}
+
+  @functools.cached_property
+  def jitted(self):
+    return jax.jit(self._f, out_shardings=self._out(), donate_argnums=self._donate)
+
+  def __call__(self, state, batch):
+    return self.program(state, batch)(state, batch)
+
+  def program(self, state, batch) -> jax.stages.Compiled:
+    """The program for arguments of these shapes."""
+    shapes = tuple((name, x.shape) for name, x in batch.items())
+    if shapes not in self._programs:
+      begun = time.perf_counter()
+      self._programs[shapes] = self.jitted.lower(state, batch).compile()
+      if jax.process_index() == 0:
+        rows, length = next(iter(batch.values())).shape[:2]
+        seconds = time.perf_counter() - begun
+        print(f'compiled for batches of {rows} rows of {length} in {seconds:.1f} s', file=sys.stderr, flush=True)
+    return self._programs[shapes]
+
+
+def _place(value: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
+  return jax.make_array_from_callback(tuple(value.shape), sharding, lambda index: np.asarray(value[index]))

@@ -1,0 +1,361 @@
+"""Sharding annotations: which devices hold which part of a tensor (GShard, arXiv 2006.16668, sections 3.1 and 3.2).
+
+Layers name axes and one table names the mesh: `x_EGCM = shard(x_EGCM, 'EGCM')` looks each letter up in ACTIVATIONS,
+which gives the mesh axes it may take. Letters claim left to right and an axis already taken is skipped: on a mesh of
+data x expert, G takes both axes in GSM; in EGCM, E takes expert and G is left with data. The reshard between the two
+lines is the paper's AllToAll.
+
+Below the tables is the paper's own interface: `replicate`, `split`, `shard` with a device assignment (appendix A.3),
+and the manual regions of section 3.2. The mesh is the one ambient value; a runtime sets it while it traces. Without
+one, or with one device, every call returns its argument.
+
+Shardings are written in XLA's iota form (devices=[2048,1]<=[2048]), which keeps a program's size constant in the
+number of devices. This is the only module that imports TensorFlow's private ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
+from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
+from tensorflow.core.framework import attr_value_pb2
+
+from lingvo_moe import dims as dims_lib
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
+
+AXES = {
+  'data': 'rows of the batch, and with them groups; experts are copied along it',
+  'expert': 'experts, and between the layers with experts rows of the batch too',
+  'model': 'hidden features and attention heads',
+}
+
+Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes it may take
+
+# Letters that are not there are not split.
+ACTIVATIONS: Rules = {
+  'B': ('data', 'expert'),
+  'G': ('data', 'expert'),
+  'E': ('expert',),
+  'H': ('model',),
+  'N': ('model',),
+}
+WEIGHTS: Rules = {'E': ('expert',), 'H': ('model',), 'N': ('model',)}
+# Every weight also along M, so that a device holds a part of the dense layers' too (as ZeRO-3 and FSDP do).
+WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'expert')}
+
+Spec = tuple[tuple[str, ...], ...]  # of each axis of a tensor, the mesh axes that split it
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """Devices by named axes.
+
+  Attributes:
+    axes: (name, size) of each. Annotations number devices by their place in the mesh, the last axis fastest.
+    topology: sizes of the physical grid along which devices are numbered, last fastest; () when that is the mesh.
+    placement: of each mesh axis, the axes of the topology that it spans, slowest first; () with topology ().
+    split_dense: whether devices that share a weight each store a part of it only (WEIGHTS_SPLIT), and gather it to use.
+  """
+
+  axes: tuple[tuple[str, int], ...]
+  topology: tuple[int, ...] = ()
+  placement: tuple[tuple[int, ...], ...] = ()
+  split_dense: bool = False
+
+  def __post_init__(self):
+    names = [name for name, _ in self.axes]
+    for name, size in self.axes:
+      if name not in AXES:
+        raise UserError(f'a mesh has no axis {name!r}; {closest(name, list(AXES))}')
+      if size < 1:
+        raise UserError(f'a mesh axis has at least 1 device; saw {name}:{size}')
+    if len(set(names)) < len(names):
+      raise UserError(f'a mesh names an axis once; saw {",".join(names)}')
+    if self.topology:
+      spanned = tuple(math.prod(self.topology[i] for i in places) for places in self.placement)
+      if spanned != self.shape or sorted(sum(self.placement, ())) != list(range(len(self.topology))):
+        raise UserError(
+          f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
+          f'saw placement={self.placement}'
+        )
+
+  @classmethod
+  def parse(cls, text: str, split_dense: bool = False) -> Mesh:
+    """'data:2,expert:4' -> the mesh of 2 x 4 devices; '' is one device."""
+    axes = []
+    for part in filter(None, text.replace(' ', '').split(',')):
+      name, _, size = part.partition(':')
+      if not size.isdecimal():
+        raise UserError(f"a mesh is written 'data:2,expert:4', sizes at least 1; saw {text!r}")
+      axes.append((name, int(size)))
+    return cls(tuple(axes), split_dense=split_dense)
+
+  def __str__(self) -> str:
+    return ','.join(f'{name}:{size}' for name, size in self.axes) or 'one device'
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(size for _, size in self.axes)
+
+  @property
+  def num_devices(self) -> int:
+    return math.prod(self.shape)
+
+  def size(self, names: Sequence[str]) -> int:
+    """Devices along some axes; those the mesh lacks count as 1."""
+    return math.prod(dict(self.axes).get(name, 1) for name in names)
+
+  def device_ids(self) -> np.ndarray:
+    """The physical number of the device at each place of the mesh."""
+    ids = np.arange(self.num_devices)
+    if self.topology:
+      ids = ids.reshape(self.topology).transpose(sum(self.placement, ()))
+    return ids.reshape(self.shape)
+
+  @property
+  def stored(self) -> Rules:
+    """The rules of weights between steps."""
+    return WEIGHTS_SPLIT if self.split_dense else WEIGHTS
+
+  def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
+    """The mesh axes that split each axis of a tensor: letters claim those of `first` first, then left to right."""
+    dims_lib.check(dims)
+    there, taken, claimed = [name for name, size in self.axes if size > 1], set(), {}
+    for letter in sorted(dims, key=lambda letter: letter not in first):
+      claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in there and name not in taken)
+      taken.update(claimed[letter])
+    return tuple(claimed[letter] for letter in dims)
+
+  def op_sharding(self, spec: Spec) -> OpSharding:
+    """XLA's form of a spec: tiles, and devices as a reshaped and transposed iota."""
+    used = [name for names in spec for name in names]
+    if not used:
+      return OpSharding(type=OpSharding.REPLICATED)
+    tiles = [self.size(names) for names in spec]
+    rest = self.num_devices // math.prod(tiles)
+    order = [i for name in used for i, (axis, _) in enumerate(self.axes) if axis == name]
+    order += [i for i in range(len(self.axes)) if i not in order]
+    return OpSharding(
+      type=OpSharding.OTHER,
+      tile_assignment_dimensions=tiles + ([rest] if rest > 1 else []),
+      iota_reshape_dims=self.shape,
+      iota_transpose_perm=order,
+      replicate_on_last_tile_dim=rest > 1,
+    )
+
+  def check(self, shape: Sequence[int | None], dims: str, spec: Spec) -> None:
+    """Raises UserError where an axis of a tensor cannot be cut into as many equal parts as the mesh asks."""
+    for size, letter, names in zip(shape, dims, spec, strict=True):
+      parts = self.size(names)
+      if size is not None and size % parts:
+        axes = ' x '.join(f'{name!r}' for name in names)
+        raise UserError(
+          f'axis {letter} ({dims_lib.AXES[letter]}) has size {size}, which cannot be split over the {parts} devices of '
+          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._that_fits(size, names)}'
+        )
+
+  def _that_fits(self, size: int, names: tuple[str, ...]) -> str:
+    """This mesh with the given axes cut down until they divide a size."""
+    sizes = dict(self.axes)
+    for name in names:
+      sizes[name] = math.gcd(size, sizes[name])
+      size //= sizes[name]
+    return ','.join(f'{name}:{devices}' for name, devices in sizes.items())
+
+
+_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
+_manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default=False)
+
+
+@contextlib.contextmanager
+def use(mesh: Mesh | None) -> Iterator[None]:
+  """Makes a mesh the ambient one; None hides any. For runtimes, while they trace."""
+  token = _mesh.set(mesh)
+  try:
+    yield
+  finally:
+    _mesh.reset(token)
+
+
+def current() -> Mesh | None:
+  """The mesh to annotate for: None where there is one device only, or inside a manual region."""
+  mesh = _mesh.get()
+  return mesh if mesh is not None and mesh.num_devices > 1 and not _manual.get() else None
+
+
+def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Tensor:
+  """Annotates a tensor with how it is split.
+
+  Args:
+    x: any tensor.
+    assignment: its axis letters, to be looked up in ACTIVATIONS for the ambient mesh; or, as in appendix A.3, the
+      device numbers of the tiles: an integer array of x's rank, or with one more axis along which tiles are copied.
+    first: letters that claim mesh axes before the others.
+
+  Returns:
+    x, annotated.
+
+  Raises:
+    UserError: a size cannot be split so; the message names a mesh that would do.
+  """
+  if isinstance(assignment, str):
+    return _shard_letters(x, assignment, ACTIVATIONS, first)
+  if current() is None:
+    return x
+  assignment = np.asarray(assignment)
+  if assignment.ndim not in (x.shape.rank, x.shape.rank + 1):
+    raise UserError(
+      f'a device assignment has the rank of its tensor, or one more to copy along; saw {assignment.ndim} for a tensor '
+      f'of rank {x.shape.rank}'
+    )
+  if sorted(assignment.flat) != list(range(assignment.size)):
+    raise UserError(f'a device assignment names the devices 0 to {assignment.size - 1} once each; saw {assignment}')
+  return _annotate(x, _assigned(assignment, partial=assignment.ndim > x.shape.rank))
+
+
+def store(x: tf.Tensor, dims: str) -> tf.Tensor:
+  """As `shard`, for a weight or a slot of its optimiser as it is kept between steps."""
+  mesh = current()
+  return x if mesh is None else _shard_letters(x, dims, mesh.stored, '')
+
+
+def gather(x: tf.Tensor, dims: str) -> tf.Tensor:
+  """As `shard`, for a weight as a layer uses it: whole but for what the devices share the work of."""
+  return _shard_letters(x, dims, WEIGHTS, '')
+
+
+def replicate(x: tf.Tensor) -> tf.Tensor:
+  """Annotates a tensor to be whole on every device."""
+  return x if current() is None else _annotate(x, OpSharding(type=OpSharding.REPLICATED))
+
+
+def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
+  """Annotates a tensor to be split along one axis, devices in their order.
+
+  A size that num_partitions does not divide is padded by XLA. With fewer partitions than devices, each partition is
+  held by as many devices as come out even.
+  """
+  mesh = current()
+  if mesh is None:
+    return x
+  rank = x.shape.rank
+  if not -rank <= split_dimension < rank or num_partitions < 1 or mesh.num_devices % num_partitions:
+    raise UserError(
+      f'a split names an axis of its tensor and a number of partitions that divides the devices; saw axis '
+      f'{split_dimension} of {rank} and {num_partitions} partitions on {mesh.num_devices} devices'
+    )
+  tiles = [1] * rank
+  tiles[split_dimension] = num_partitions
+  copies = mesh.num_devices // num_partitions
+  sharding = OpSharding(
+    type=OpSharding.OTHER,
+    tile_assignment_dimensions=tiles + ([copies] if copies > 1 else []),
+    iota_reshape_dims=[mesh.num_devices],
+    iota_transpose_perm=[0],
+    replicate_on_last_tile_dim=copies > 1,
+  )
+  return _annotate(x, sharding)
+
+
+def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
+  """The part of x that a device holds, split as `shard(x, dims, first)` would: of smaller shape (section 3.2)."""
+  mesh = current()
+  if mesh is None:
+    return x
+  spec = mesh.spec(dims, ACTIVATIONS, first)
+  mesh.check(x.shape, dims, spec)
+  sharding = mesh.op_sharding(spec)
+  part = tf2xla.spmd_full_to_shard_shape(_annotate(x, sharding), manual_sharding=sharding.SerializeToString())
+  return tf.ensure_shape(part, [n // mesh.size(names) for n, names in zip(x.shape, spec, strict=True)])
+
+
+def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
+  """The whole tensor of which every device holds the part x: the inverse of `auto_to_manual`."""
+  mesh = current()
+  if mesh is None:
+    return x
+  spec = mesh.spec(dims, ACTIVATIONS, first)
+  sharding = mesh.op_sharding(spec)
+  shape = [n * mesh.size(names) for n, names in zip(x.shape, spec, strict=True)]
+  whole = tf2xla.spmd_shard_to_full_shape(
+    x, manual_sharding=sharding.SerializeToString(), full_shape=tf.TensorShape(shape)
+  )
+  return _annotate(whole, sharding)
+
+
+def manually(
+  function: Callable[..., tf.Tensor], *args: tuple[tf.Tensor, str], returns: str, first: str = ''
+) -> tf.Tensor:
+  """Runs a function on each device's own parts, in a manual region: it sees their shapes, and no other device.
+
+  Args:
+    function: of tensors. Annotations in it mean nothing.
+    *args: (tensor, its axis letters) of each argument.
+    returns: axis letters of the result.
+    first: letters that claim mesh axes before the others.
+  """
+  if current() is None:
+    return function(*(x for x, _ in args))
+  parts = [auto_to_manual(x, dims, first) for x, dims in args]
+  token = _manual.set(True)
+  try:
+    part = function(*parts)
+  finally:
+    _manual.reset(token)
+  return manual_to_auto(part, returns, first)
+
+
+def _shard_letters(x, dims, rules, first):
+  mesh = current()
+  if mesh is None:
+    return x
+  spec = mesh.spec(dims, rules, first)
+  mesh.check(x.shape, dims, spec)
+  return _annotate(x, mesh.op_sharding(spec))
+
+
+def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
+  """An explicit assignment, in the iota form where it is a transposed iota of its own shape, else as a list."""
+  sharding = OpSharding(
+    type=OpSharding.OTHER, tile_assignment_dimensions=assignment.shape, replicate_on_last_tile_dim=partial
+  )
+  iota = _as_iota(assignment)
+  if iota:
+    sharding.iota_reshape_dims.extend(iota[0])
+    sharding.iota_transpose_perm.extend(iota[1])
+  else:
+    sharding.tile_assignment_devices.extend(assignment.flat)
+  return sharding
+
+
+def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
+  """(sizes, permutation) with iota(sizes).transpose(permutation) = assignment; None if there is none.
+
+  Along an axis of a transposed iota device numbers grow by a constant stride, the product of the faster axes' sizes.
+  """
+  axes = [axis for axis, size in enumerate(assignment.shape) if size > 1]
+  origin = (0,) * assignment.ndim
+  stride = lambda axis: int(assignment[origin[:axis] + (1,) + origin[axis + 1 :]] - assignment[origin])
+  slowest_first = sorted(axes, key=stride, reverse=True)
+  sizes = [assignment.shape[axis] for axis in slowest_first]
+  perm = [slowest_first.index(axis) for axis in axes]
+  if not axes:
+    return [1], [0]
+  same = np.arange(assignment.size).reshape(sizes).transpose(perm).reshape(assignment.shape)
+  return (sizes, perm) if np.array_equal(same, assignment) else None
+
+
+def _annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
+  serialized = sharding.SerializeToString()
+  y = tf2xla.sharding(x, sharding=serialized)
+  # The attribute is what TPUStrategy's own passes read.
+  y.op._set_attr('_XlaSharding', attr_value_pb2.AttrValue(s=serialized))
+  return y

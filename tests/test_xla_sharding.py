@@ -1,0 +1,187 @@
+"""Annotations: which device holds what, worked out by hand; and what XLA makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import xla_sharding
+from lingvo_moe.errors import UserError
+from lingvo_moe.xla_sharding import ACTIVATIONS
+from lingvo_moe.xla_sharding import WEIGHTS
+from lingvo_moe.xla_sharding import WEIGHTS_SPLIT
+from lingvo_moe.xla_sharding import Mesh
+from lingvo_moe.xla_sharding import shard
+
+
+def tiles(sharding):
+  """The device numbers of a sharding's tiles, as XLA reads its iota form."""
+  devices = np.arange(np.prod(sharding.iota_reshape_dims)).reshape(sharding.iota_reshape_dims)
+  return devices.transpose(sharding.iota_transpose_perm).reshape(sharding.tile_assignment_dimensions)
+
+
+def annotation(function, shape, mesh):
+  """The OpSharding that a function of a tensor puts on it."""
+  with xla_sharding.use(mesh):
+    graph = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape)).graph
+  (op,) = (op for op in graph.get_operations() if op.type == 'XlaSharding')
+  assert op.get_attr('sharding') == op.get_attr('_XlaSharding')
+  return xla_sharding.OpSharding.FromString(op.get_attr('sharding'))
+
+
+def test_a_mesh_is_read_and_written():
+  mesh = Mesh.parse('data:2,expert:4')
+  assert mesh.axes == (('data', 2), ('expert', 4)) and mesh.num_devices == 8 and str(mesh) == 'data:2,expert:4'
+  assert Mesh.parse('').num_devices == 1
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('experts:2', "no axis 'experts'; closest: expert"),
+    ('expert', "written 'data:2,expert:4'"),
+    ('expert:x', "written 'data:2,expert:4'"),
+    ('expert:0', 'at least 1 device; saw expert:0'),
+    ('data:2,data:2', 'names an axis once'),
+  ],
+)
+def test_a_bad_mesh_is_told(text, message):
+  with pytest.raises(UserError, match=message):
+    Mesh.parse(text)
+
+
+@pytest.mark.parametrize(
+  'mesh, dims, spec',
+  [
+    ('data:2,expert:2', 'GSM', (('data', 'expert'), (), ())),
+    ('data:2,expert:2', 'EGCM', (('expert',), ('data',), (), ())),
+    ('data:2,expert:2', 'GECM', (('data', 'expert'), (), (), ())),
+    ('expert:4', 'EGCM', (('expert',), (), (), ())),
+    ('data:4', 'EGCM', ((), ('data',), (), ())),
+    ('expert:2,model:2', 'EGCH', (('expert',), (), (), ('model',))),
+    ('data:2,expert:2,model:2', 'BNTU', (('data', 'expert'), ('model',), (), ())),
+  ],
+)
+def test_letters_claim_axes_from_left_to_right(mesh, dims, spec):
+  assert Mesh.parse(mesh).spec(dims, ACTIVATIONS) == spec
+
+
+def test_letters_that_come_first_claim_first():
+  assert Mesh.parse('data:2,expert:2').spec('EGCM', ACTIVATIONS, first='G') == ((), ('data', 'expert'), (), ())
+
+
+def test_dense_weights_are_whole_unless_asked_for():
+  mesh = Mesh.parse('data:2,expert:2,model:2')
+  assert mesh.spec('MH', WEIGHTS) == ((), ('model',))
+  assert mesh.spec('EMH', WEIGHTS) == (('expert',), (), ('model',))
+  assert mesh.spec('MH', WEIGHTS_SPLIT) == (('data', 'expert'), ('model',))
+  assert mesh.spec('EMH', WEIGHTS_SPLIT) == (('expert',), ('data',), ('model',))
+
+
+def test_tiles_by_hand():
+  mesh = Mesh.parse('data:2,expert:2')  # devices 0 1 / 2 3
+  of = lambda dims: mesh.op_sharding(mesh.spec(dims, ACTIVATIONS))
+  np.testing.assert_array_equal(tiles(of('GM')).reshape(4), [0, 1, 2, 3])
+  np.testing.assert_array_equal(tiles(of('EG')), [[0, 2], [1, 3]])  # tile (e, g) is at data=g, expert=e
+  partial = of('EM')
+  assert partial.replicate_on_last_tile_dim
+  np.testing.assert_array_equal(tiles(partial), [[[0, 2]], [[1, 3]]])  # each expert's tile on both data devices
+  assert of('MH').type == xla_sharding.OpSharding.REPLICATED
+
+
+def test_the_size_of_an_annotation_does_not_depend_on_the_devices():
+  size = lambda n: Mesh.parse(f'data:{n},expert:{n}').op_sharding((('expert',), ('data',))).ByteSize()
+  assert size(64) - size(2) < 10
+
+
+def test_the_order_of_devices_follows_the_topology():
+  mesh = Mesh((('data', 2), ('expert', 4)), topology=(2, 2, 2), placement=((1,), (0, 2)))
+  np.testing.assert_array_equal(mesh.device_ids(), [[0, 1, 4, 5], [2, 3, 6, 7]])
+  np.testing.assert_array_equal(Mesh.parse('data:2,expert:2').device_ids(), [[0, 1], [2, 3]])
+  with pytest.raises(UserError, match='must span each axis of the topology'):
+    Mesh((('data', 2), ('expert', 4)), topology=(2, 2, 2), placement=((1,), (0, 1)))
+
+
+def test_a_size_that_cannot_be_split_is_told_with_a_mesh_that_would_do():
+  message = (
+    r"axis E \(experts\) has size 6, .* 4 devices of mesh axis 'expert': use a multiple of 4, or --mesh=expert:2$"
+  )
+  with pytest.raises(UserError, match=message):
+    annotation(lambda x: shard(x, 'EM'), [6, 3], Mesh.parse('expert:4'))
+  with pytest.raises(UserError, match=r"'data' x 'expert': use a multiple of 4, or --mesh=data:2,expert:1$"):
+    annotation(lambda x: shard(x, 'GM'), [2, 3], Mesh.parse('data:2,expert:2'))
+
+
+@pytest.mark.parametrize('mesh', [None, Mesh.parse('expert:1'), Mesh.parse('')])
+def test_on_one_device_every_call_returns_its_argument(mesh):
+  x = tf.zeros([2, 3])
+  with xla_sharding.use(mesh):
+    assert shard(x, 'EM') is x
+    assert shard(x, np.zeros([1, 1], int)) is x
+    assert xla_sharding.split(x, 0, 2) is x
+    assert xla_sharding.replicate(x) is x
+    assert xla_sharding.store(x, 'EM') is x and xla_sharding.gather(x, 'EM') is x
+    assert xla_sharding.auto_to_manual(x, 'EM') is x and xla_sharding.manual_to_auto(x, 'EM') is x
+
+
+FOUR = Mesh.parse('expert:4')
+
+
+def test_replicate_and_split():
+  assert annotation(xla_sharding.replicate, [4, 3], FOUR).type == xla_sharding.OpSharding.REPLICATED
+  whole = annotation(lambda x: xla_sharding.split(x, 1, 4), [3, 8], FOUR)
+  np.testing.assert_array_equal(tiles(whole), [[0, 1, 2, 3]])
+  half = annotation(lambda x: xla_sharding.split(x, 0, 2), [4, 3], FOUR)
+  assert half.replicate_on_last_tile_dim
+  np.testing.assert_array_equal(tiles(half), [[[0, 1]], [[2, 3]]])
+  with pytest.raises(UserError, match='3 partitions on 4 devices'):
+    annotation(lambda x: xla_sharding.split(x, 0, 3), [6, 3], FOUR)
+
+
+def test_a_device_assignment_takes_the_iota_form_where_it_can():
+  transposed = annotation(lambda x: shard(x, np.array([[0, 2], [1, 3]])), [4, 4], FOUR)
+  assert not transposed.tile_assignment_devices
+  np.testing.assert_array_equal(tiles(transposed), [[0, 2], [1, 3]])
+  odd = annotation(lambda x: shard(x, np.array([[0, 3], [2, 1]])), [4, 4], FOUR)
+  assert list(odd.tile_assignment_devices) == [0, 3, 2, 1]
+  partial = annotation(lambda x: shard(x, np.array([[[0, 1]], [[2, 3]]])), [4, 4], FOUR)
+  assert partial.replicate_on_last_tile_dim
+  np.testing.assert_array_equal(tiles(partial), [[[0, 1]], [[2, 3]]])
+  with pytest.raises(UserError, match='names the devices 0 to 3 once each'):
+    annotation(lambda x: shard(x, np.array([[0, 0], [1, 2]])), [4, 4], FOUR)
+  with pytest.raises(UserError, match='has the rank of its tensor'):
+    annotation(lambda x: shard(x, np.arange(4)), [4, 4], FOUR)
+
+
+def test_the_gradient_is_annotated_alike():
+  def gradient(x):
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      y = tf.square(shard(x, 'EM'))
+    return tape.gradient(y, x)
+
+  with xla_sharding.use(FOUR):
+    graph = tf.function(gradient, autograph=False).get_concrete_function(tf.TensorSpec([4, 3])).graph
+  shardings = [op.get_attr('sharding') for op in graph.get_operations() if op.type == 'XlaSharding']
+  assert len(shardings) == 2 and len(set(shardings)) == 1
+
+
+def test_a_manual_region_sees_parts():
+  shapes = []
+
+  def double(x):
+    shapes.append(x.shape.as_list())
+    return 2 * shard(x, 'GM')  # means nothing in here
+
+  def function(x):
+    return xla_sharding.manually(double, (x, 'GM'), returns='GM')
+
+  with xla_sharding.use(FOUR):
+    concrete = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([8, 3]))
+  assert shapes == [[2, 3]] and concrete.outputs[0].shape == [8, 3]
+  types = [op.type for op in concrete.graph.get_operations()]
+  assert types.count('XlaSpmdFullToShardShape') == types.count('XlaSpmdShardToFullShape') == 1
+  np.testing.assert_array_equal(
+    xla_sharding.manually(double, (tf.ones([8, 3]), 'GM'), returns='GM'), 2 * np.ones([8, 3])
+  )
