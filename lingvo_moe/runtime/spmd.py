@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ try:
   from jax.experimental.jax2tf import call_tf
 except ImportError as e:
   raise UserError(f'--runtime=spmd runs on JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+
+logging.getLogger('jax').setLevel(logging.WARNING)  # it tells of every backend that is not there
 
 Arrays = dict[str, jax.Array]
 
@@ -128,7 +131,7 @@ class SpmdRuntime:
     self.row_multiple = mesh.size(rows[0])
     self.feed_index, self.feed_count = self._feed()
     self._state: dict[str, Any] | None = None
-    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._shardings, self._whole))
+    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._shardings, None))
     self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
 
   @property
@@ -186,7 +189,7 @@ class SpmdRuntime:
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
     self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
-    return jax.device_get(metrics)
+    return jax.tree.map(_to_numpy, metrics)
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
@@ -317,6 +320,13 @@ class _Compiled:
         seconds = time.perf_counter() - begun
         print(f'compiled for batches of {rows} rows of {length} in {seconds:.1f} s', file=sys.stderr, flush=True)
     return self._programs[shapes]
+
+
+def _to_numpy(x: jax.Array) -> np.ndarray:
+  """The whole of an array, wherever its parts are."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)
 
 
 def _place(value: Any, sharding: jax.sharding.NamedSharding) -> jax.Array:
