@@ -154,10 +154,8 @@ class Checkpoints:
         self._sweep()
         os.makedirs(partial)
       holder.agree(True)
-      parts = [os.path.join(partial, f'part_{i:05d}') for i in range(holder.process_count)]
-      if holder.process_count == 1:
-        parts = [os.path.join(partial, _STATE)]
-      reason = _write(parts[holder.process_index], holder.pieces())
+      name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
+      reason = _write(os.path.join(partial, name), holder.pieces())
       if not holder.agree(not reason):
         if leads:
           self._sweep()
@@ -167,6 +165,7 @@ class Checkpoints:
         )
       if leads:
         if holder.process_count > 1:
+          parts = sorted(path.removesuffix('.index') for path in glob.glob(glob.escape(partial) + '/part_*.index'))
           tf.raw_ops.MergeV2Checkpoints(
             checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
           )
@@ -288,6 +287,8 @@ def _slice_spec(shape, begin, sizes) -> str:
 def _write(prefix: str, pieces: Iterable[Piece]) -> str:
   """Writes pieces to a bundle; returns why that failed, '' when it did not."""
   pieces = list(pieces)
+  if not pieces:
+    return ''
   try:
     tf.raw_ops.SaveV2(
       prefix=prefix,

@@ -109,7 +109,9 @@ class Program:
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
     """Flat weights as the task takes them: nested, and where devices store parts of one that all use, gathered."""
     specs = self.weight_specs
-    return weights_lib.unflatten({name: xla_sharding.gather(w, specs[name].dims) for name, w in weights.items()})
+    with tf.name_scope('weights'):
+      return weights_lib.unflatten({name: xla_sharding.gather(w, specs[name].dims) for name, w in weights.items()})
 
   def _stored(self, values: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
-    return {name: xla_sharding.store(value, specs[name].dims) for name, value in values.items()}
+    with tf.name_scope('state'):
+      return {name: xla_sharding.store(value, specs[name].dims) for name, value in values.items()}

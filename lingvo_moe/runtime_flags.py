@@ -16,12 +16,29 @@ if TYPE_CHECKING:
 
 def define() -> None:
   """Called where a job defines its own flags."""
-  flags.DEFINE_enum('runtime', 'local', ['local', 'spmd'], 'local: one CPU or GPU; spmd: a mesh of devices.')
-  flags.DEFINE_string('mesh', '', "Devices by axis for --runtime=spmd, such as 'expert:4' or 'data:2,expert:2'.")
+  flags.DEFINE_enum(
+    'runtime',
+    'local',
+    ['local', 'spmd', 'tpu'],
+    'local: one CPU or GPU; spmd: a mesh of devices; tpu: a mesh of all cores of a TPU, through TPUStrategy.',
+  )
+  flags.DEFINE_string('mesh', '', "Devices by axis for --runtime=spmd or tpu, such as 'expert:4' or 'data:2,expert:2'.")
   flags.DEFINE_bool('split_dense', False, 'A device stores a part of the dense layers too, and not a copy of them.')
   flags.DEFINE_string('coordinator', '', 'HOST:PORT at which process 0 listens, with several processes.')
   flags.DEFINE_integer('num_processes', 1, 'Processes in all.', lower_bound=1)
   flags.DEFINE_integer('process_id', 0, "This process's number.", lower_bound=0)
+  flags.DEFINE_string('tpu', '', "For --runtime=tpu: a TPU's name or address, or 'local' on a TPU VM.")
+
+
+# Of each flag, what it is for and the runtimes that take it.
+_TAKEN = {
+  'mesh': ('a mesh of devices', ('spmd', 'tpu')),
+  'split_dense': ('a mesh of devices', ('spmd', 'tpu')),
+  'coordinator': ('a mesh of devices in several processes', ('spmd',)),
+  'num_processes': ('a mesh of devices in several processes', ('spmd',)),
+  'process_id': ('a mesh of devices in several processes', ('spmd',)),
+  'tpu': ('a TPU', ('tpu',)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +51,20 @@ class Choice:
   coordinator: str = ''
   num_processes: int = 1
   process_id: int = 0
+  tpu: str = ''
 
   def __post_init__(self):
-    if self.runtime == 'spmd':
-      if not self.mesh:
-        raise UserError('--runtime=spmd needs --mesh, such as --mesh=expert:4 or --mesh=data:2,expert:2')
-      return
+    if self.runtime != 'local' and not self.mesh:
+      raise UserError(f'--runtime={self.runtime} needs --mesh, such as --mesh=expert:4 or --mesh=data:2,expert:2')
+    if self.runtime == 'tpu' and not self.tpu:
+      raise UserError("--runtime=tpu needs --tpu, a TPU's name or address, or --tpu=local on a TPU VM")
     for field in dataclasses.fields(self)[1:]:
-      if getattr(self, field.name) != field.default:
-        raise UserError(f'--{field.name} is for a mesh of devices; saw --runtime={self.runtime}: add --runtime=spmd')
+      purpose, runtimes = _TAKEN[field.name]
+      if self.runtime not in runtimes and getattr(self, field.name) != field.default:
+        way_out = 'add' if self.runtime == 'local' else 'leave it out, or use'
+        raise UserError(
+          f'--{field.name} is for {purpose}; saw --runtime={self.runtime}: {way_out} --runtime={runtimes[0]}'
+        )
 
   @classmethod
   def from_flags(cls) -> Choice:
@@ -61,7 +83,7 @@ class Choice:
 
   def connect(self) -> None:
     """Finds the devices, and the other processes; before anything else is computed."""
-    if self.runtime == 'spmd':
+    if self.runtime != 'local':
       _ = self._mesh_and_devices  # found once
 
   def wait_for_all(self) -> None:
@@ -78,16 +100,26 @@ class Choice:
 
       mesh, devices = self._mesh_and_devices
       return SpmdRuntime(program, mesh, devices)
+    if self.runtime == 'tpu':
+      from lingvo_moe.runtime.tpu import TpuRuntime
+
+      mesh, cores = self._mesh_and_devices
+      return TpuRuntime(program, mesh, cores)
     from lingvo_moe.runtime.local import LocalRuntime
 
     return LocalRuntime(program, jit=jit)
 
   @functools.cached_property
   def _mesh_and_devices(self):
-    from lingvo_moe.runtime import spmd
     from lingvo_moe.xla_sharding import Mesh
 
     mesh = Mesh.parse(self.mesh, split_dense=self.split_dense)
+    if self.runtime == 'tpu':
+      from lingvo_moe.runtime import tpu
+
+      return mesh, tpu.connect(self.tpu, mesh)
+    from lingvo_moe.runtime import spmd
+
     processes = spmd.Processes(self.coordinator, self.num_processes, self.process_id)
     return mesh, spmd.connect(mesh, processes)
 

@@ -162,6 +162,15 @@ class Mesh:
           f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._that_fits(size, names)}'
         )
 
+  def stored_spec(self, name: str, shape: Sequence[int], dims: str) -> Spec:
+    """The spec of a named weight between steps; UserError where its shape cannot be cut so."""
+    spec = self.spec(dims, self.stored)
+    try:
+      self.check(shape, dims, spec)
+    except UserError as e:
+      raise UserError(f'{name}: {e}') from None
+    return spec
+
   def _that_fits(self, size: int, names: tuple[str, ...]) -> str:
     """This mesh with the given axes cut down until they divide a size."""
     sizes = dict(self.axes)
@@ -218,7 +227,7 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
     )
   if sorted(assignment.flat) != list(range(assignment.size)):
     raise UserError(f'a device assignment names the devices 0 to {assignment.size - 1} once each; saw {assignment}')
-  return _annotate(x, _assigned(assignment, partial=assignment.ndim > x.shape.rank))
+  return annotate(x, _assigned(assignment, partial=assignment.ndim > x.shape.rank))
 
 
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
@@ -234,7 +243,7 @@ def gather(x: tf.Tensor, dims: str) -> tf.Tensor:
 
 def replicate(x: tf.Tensor) -> tf.Tensor:
   """Annotates a tensor to be whole on every device."""
-  return x if current() is None else _annotate(x, OpSharding(type=OpSharding.REPLICATED))
+  return x if current() is None else annotate(x, OpSharding(type=OpSharding.REPLICATED))
 
 
 def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
@@ -262,7 +271,7 @@ def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
     iota_transpose_perm=[0],
     replicate_on_last_tile_dim=copies > 1,
   )
-  return _annotate(x, sharding)
+  return annotate(x, sharding)
 
 
 def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
@@ -273,7 +282,7 @@ def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   spec = mesh.spec(dims, ACTIVATIONS, first)
   mesh.check(x.shape, dims, spec)
   sharding = mesh.op_sharding(spec)
-  part = tf2xla.spmd_full_to_shard_shape(_annotate(x, sharding), manual_sharding=sharding.SerializeToString())
+  part = tf2xla.spmd_full_to_shard_shape(annotate(x, sharding), manual_sharding=sharding.SerializeToString())
   return tf.ensure_shape(part, [n // mesh.size(names) for n, names in zip(x.shape, spec, strict=True)])
 
 
@@ -288,7 +297,7 @@ def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   whole = tf2xla.spmd_shard_to_full_shape(
     x, manual_sharding=sharding.SerializeToString(), full_shape=tf.TensorShape(shape)
   )
-  return _annotate(whole, sharding)
+  return annotate(whole, sharding)
 
 
 def manually(
@@ -319,7 +328,7 @@ def _shard_letters(x, dims, rules, first):
     return x
   spec = mesh.spec(dims, rules, first)
   mesh.check(x.shape, dims, spec)
-  return _annotate(x, mesh.op_sharding(spec))
+  return annotate(x, mesh.op_sharding(spec))
 
 
 def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
@@ -353,9 +362,13 @@ def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
   return (sizes, perm) if np.array_equal(same, assignment) else None
 
 
-def _annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
-  serialized = sharding.SerializeToString()
-  y = tf2xla.sharding(x, sharding=serialized)
-  # The attribute is what TPUStrategy's own passes read.
-  y.op._set_attr('_XlaSharding', attr_value_pb2.AttrValue(s=serialized))
+def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
+  """Annotates a tensor with a sharding in XLA's own form."""
+  y = tf2xla.sharding(x, sharding=sharding.SerializeToString())
+  mark(y, sharding)
   return y
+
+
+def mark(x: tf.Tensor, sharding: OpSharding) -> None:
+  """Sets the attribute of a sharding, which is what TPUStrategy's own passes read, on the operation that makes x."""
+  x.op._set_attr('_XlaSharding', attr_value_pb2.AttrValue(s=sharding.SerializeToString()))

@@ -7,6 +7,8 @@ import pathlib
 import random
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # virtual ones, for meshes; read when JAX is first used
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # programs of a test are compiled far more often than run
 
 import hypothesis
 import numpy as np

@@ -42,7 +42,8 @@ class MoE:
   def weights(self) -> Specs:
     e, m, h = self.num_experts, self.model_dim, self.hidden_dim
     return {
-      'gate': WeightSpec((m, e), 'ME', glorot_uniform(m, e), factored='ME'),
+      # Its columns are candidates, J: every token asks them all, so no device may do with those of its own experts.
+      'gate': WeightSpec((m, e), 'MJ', glorot_uniform(m, e), factored='MJ'),
       'wi': WeightSpec((e, m, h), 'EMH', glorot_uniform(m, h), factored='MH'),
       'wo': WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM'),
     }

@@ -130,12 +130,14 @@ class Layer:
       return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn'), None
     own = theta['moe']
     gate_key = None if key is None else prng.fold(key, 'gate')
-    y_BTM, routing = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
+    with tf.name_scope('moe'):
+      y_BTM, routing = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
     return x_BTM + self._dropout(y_BTM, key, 'moe'), routing
 
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
     inner = None if key is None else prng.fold(key, name)
-    return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), inner), key, name)
+    with tf.name_scope(name):
+      return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), inner), key, name)
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
     return y_BTM if key is None else prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{name}/residual'))
@@ -201,7 +203,8 @@ class Stack:
     routing = {}
     for number, (name, layer) in enumerate(self.layers.items()):
       layer_key = None if key is None else prng.fold(key, number)
-      x_BTM, layer_routing = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
+      with tf.name_scope(name):  # so that what XLA makes of it can be told by layer
+        x_BTM, layer_routing = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
       if layer_routing is not None:
         routing[name] = layer_routing
     return self.norm(theta['norm'], x_BTM), routing

@@ -37,8 +37,8 @@ class LocalRuntime:
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
-    self._train = _AnyShape(self._train_step, jit)
-    self._eval = _AnyShape(self._eval_step, jit=False)
+    self._train = self._compiled(self._train_step, jit)
+    self._eval = self._compiled(self._eval_step)
 
   @property
   def step(self) -> int:
@@ -58,7 +58,7 @@ class LocalRuntime:
 
   def state(self) -> dict:
     """The current state, of tensors."""
-    return {'step': self._step.read_value(), 'weights': self._read(self._weights), 'slots': self._read(self._slots)}
+    return self._read_state()
 
   def weights(self) -> dict[str, tf.Variable]:
     """Name -> variable, for functions that only read."""
@@ -86,8 +86,15 @@ class LocalRuntime:
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """f(weights, batch) of the current weights as a function of the batch; it returns numpy values."""
-    traced = _AnyShape(lambda batch: f(self._read(self._weights), batch), jit=False)
+    traced = self._compiled(lambda batch: f(self._read(self._weights), batch))
     return lambda batch: to_numpy(traced(batch))
+
+  def _compiled(self, f: Callable[[dict], Any], jit: bool = False) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """f of a batch, in which the state may be read and assigned."""
+    return _AnyShape(f, jit)
+
+  def _read_state(self):
+    return {'step': self._step.read_value(), 'weights': self._read(self._weights), 'slots': self._read(self._slots)}
 
   def _read(self, variables):
     return {name: v.read_value() for name, v in variables.items()}
@@ -108,7 +115,7 @@ class LocalRuntime:
         variables[name].assign(value)
 
   def _train_step(self, batch):
-    state, metrics = self.program.train_step(self.state(), batch)
+    state, metrics = self.program.train_step(self._read_state(), batch)
     self._assign(state)
     return metrics
 

@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +71,7 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
   On CPUs, as many virtual devices as the mesh needs are made.
 
   Returns:
-    The devices of all processes.
+    The devices of the mesh, those of each process together.
   """
   if mesh.num_devices % processes.count:
     raise UserError(
@@ -96,13 +98,15 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
         f'process {processes.index} of {processes.count} did not find the others at {processes.coordinator} within '
         f'{_CONNECT_SECONDS} s ({str(e).splitlines()[0]}): start all, with the same coordinator'
       ) from None
-  devices = jax.devices()
-  if len(devices) < mesh.num_devices:
-    raise UserError(
-      f'--mesh={mesh} needs {mesh.num_devices} devices; {jax.default_backend()} has {len(devices)}: use a smaller mesh'
-    )
-  if processes.count == 1:
-    devices = devices[: mesh.num_devices]
+  devices = []
+  for process in range(processes.count):
+    there = [device for device in jax.devices() if device.process_index == process]
+    if len(there) < local:
+      raise UserError(
+        f'--mesh={mesh} needs {local} devices of each process; process {process} has {len(there)} '
+        f'({jax.default_backend()}): use a smaller mesh'
+      )
+    devices += there[:local]
   return devices
 
 
@@ -171,13 +175,18 @@ class SpmdRuntime:
     return self._state
 
   def pieces(self) -> Iterator[Piece]:
-    """The parts of the state that this process is to save: of what several devices hold, one saves it."""
+    """The parts of the state that this process is to save.
+
+    What several devices hold one of them saves, which by the tensor's name, so that all have their share of the work.
+    """
     if self.process_index == 0:
       yield Piece('step', (), (), np.asarray(self.step, np.int64))
     for prefix, values in (('', self._state['weights']), ('slots/', self._state['slots'])):
       for name, value in values.items():
+        parts = math.prod(value.shape) // math.prod(value.sharding.shard_shape(value.shape))
+        copy = zlib.crc32(name.encode()) % (self.mesh.num_devices // parts)
         for part in value.addressable_shards:
-          if part.replica_id == 0:
+          if part.replica_id == copy:
             begin = tuple(index.start or 0 for index in part.index)
             yield Piece(prefix + name, value.shape, begin, np.asarray(part.data))
 
@@ -225,32 +234,31 @@ class SpmdRuntime:
       return jax.jit(self._traced(values), out_shardings=sharding)
 
     key = lambda name: weights_lib.initial_key(self.program.seed, name).numpy()
-    return {n: maker(spec, self._sharding(self._stored_spec(n, spec)))(key(n)) for n, spec in specs.items()}
+    return {
+      n: maker(spec, self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)))(key(n))
+      for n, spec in specs.items()
+    }
 
   @functools.cached_property
   def _shardings(self) -> dict:
     """Of the state's leaves."""
-    stored = lambda specs: {n: self._sharding(self._stored_spec(n, spec)) for n, spec in specs.items()}
+    stored = lambda specs: {
+      n: self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)) for n, spec in specs.items()
+    }
     return {
       'step': self._whole,
       'weights': stored(self.program.weight_specs),
       'slots': stored(self.program.slot_specs),
     }
 
-  def _stored_spec(self, name: str, spec: WeightSpec) -> xla_sharding.Spec:
-    split = self.mesh.spec(spec.dims, self.mesh.stored)
-    try:
-      self.mesh.check(spec.shape, spec.dims, split)
-    except UserError as e:
-      raise UserError(f'{name}: {e}') from None
-    return split
-
   def _sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
 
   def _shapes(self, specs: Mapping[str, WeightSpec]) -> dict[str, jax.ShapeDtypeStruct]:
     return {
-      name: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self._stored_spec(name, s)))
+      name: jax.ShapeDtypeStruct(
+        s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self.mesh.stored_spec(name, s.shape, s.dims))
+      )
       for name, s in specs.items()
     }
 
@@ -314,7 +322,10 @@ class _Compiled:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
-      self._programs[shapes] = self.jitted.lower(state, batch).compile()
+      try:
+        self._programs[shapes] = self.jitted.lower(state, batch).compile()
+      except UserError as e:
+        raise UserError(str(e).split('\n')[0]) from None  # below it JAX writes how it came to be tracing
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun

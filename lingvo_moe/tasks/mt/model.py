@@ -66,18 +66,20 @@ class TranslationModel:
     if self.source_embedding:
       embedding, own = self.source_embedding, theta['source_embedding']
     key = None if key is None else prng.fold(key, 'encoder')
-    x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
-    return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
+    with tf.name_scope('encoder'):
+      x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
+      return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Scores of every next symbol given the target so far: (float32 [B, T, V], Routing by layer)."""
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
-    x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
-    x_BTM, decoder_routing = self.decoder(
-      self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
-    )
+    with tf.name_scope('decoder'):
+      x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
+      x_BTM, decoder_routing = self.decoder(
+        self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
+      )
     routing = {
       f'{stack}/{name}': r
       for stack, named in (('encoder', encoder_routing), ('decoder', decoder_routing))

@@ -1,0 +1,131 @@
+"""Reads a partitioned program and finds the tensors that a device should hold a part of, and holds whole.
+
+The annotations in TensorFlow's graph say which tensors are split, and how; the program that XLA's partitioner made says
+what each device computes. Both carry the name of the layer that made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe import xla_sharding
+from lingvo_moe.layers import dispatch
+from lingvo_moe.layers import gating
+from lingvo_moe.layers import moe
+from lingvo_moe.program import Program
+from lingvo_moe.tasks.mt.assembly import Batch
+from lingvo_moe.xla_sharding import Mesh
+
+PLANTS = ('topk', 'unsharded')
+
+_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's64': 8, 'u64': 8, 'f64': 8}
+_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?\S+ = (.*?) ([a-z][a-z0-9-]*)\(.*?op_name="([^"]*)"', re.MULTILINE)
+_ARRAY = re.compile(r'([a-z]+[0-9]*)\[([0-9,]+)\]')
+_LAYER = re.compile(r'(?:encoder|decoder)(?:/layer_\d+(?:/[a-z_]+)?)?')
+_OUTSIDE = 'outside the layers'
+_AT_USE = 'weights/'  # Program.theta's scope: weights that are stored in parts are gathered there, by the rules
+
+
+class Annotated(NamedTuple):
+  """A tensor that an annotation splits."""
+
+  layer: str
+  whole: tuple[int, ...]
+  part: tuple[int, ...]
+
+
+class Finding(NamedTuple):
+  """A tensor that a device holds more of than the rules say."""
+
+  layer: str
+  what: str  # 'all-gathered' or 'whole on every device'
+  shape: tuple[int, ...]
+  megabytes: float
+  op: str
+
+  def __str__(self) -> str:
+    shape = ','.join(map(str, self.shape))
+    return f'{self.layer}: [{shape}] ({self.megabytes:.3g} MiB) is {self.what}, at {self.op}'
+
+
+def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
+  """The tensors that a train step's annotations split."""
+  specs = lambda values: {name: tf.TensorSpec(s.shape, s.dtype) for name, s in values.items()}
+  state = {
+    'step': tf.TensorSpec([], tf.int32),
+    'weights': specs(program.weight_specs),
+    'slots': specs(program.slot_specs),
+  }
+  batch = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+  with xla_sharding.use(mesh):
+    graph = tf.function(program.train_step, autograph=False).get_concrete_function(state, batch).graph
+  found = []
+  for op in graph.get_operations():
+    if op.type == 'XlaSharding' and op.outputs[0].shape.is_fully_defined():
+      sharding = xla_sharding.OpSharding.FromString(op.get_attr('sharding'))
+      whole = tuple(op.outputs[0].shape)
+      tiles = sharding.tile_assignment_dimensions[: len(whole)]
+      if math.prod(tiles) > 1:
+        part = tuple(size // n for size, n in zip(whole, tiles, strict=True))
+        found.append(Annotated(layer_of(op.name), whole, part))
+  return found
+
+
+def read(hlo: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
+  """What is wrong in a partitioned program, one finding a place.
+
+  Args:
+    hlo: the text of the program.
+    annotated: from `annotations`.
+    limit: bytes below which a tensor does not matter.
+  """
+  wholes, parts = {}, {}
+  for a in annotated:
+    wholes.setdefault(a.layer, set()).add(a.whole)
+    parts.setdefault(a.layer, set()).add(tuple(sorted(a.part)))
+  found = {}
+  for result, kind, op in _INSTRUCTION.findall(hlo):
+    if kind in ('parameter', 'get-tuple-element', 'tuple') or _AT_USE in op:
+      continue
+    for dtype, sizes in _ARRAY.findall(result):
+      shape = tuple(int(n) for n in sizes.split(','))
+      size = math.prod(shape) * _BYTES.get(dtype, 4)
+      layer = layer_of(op)
+      # A layer also works on parts of its weights, in any order of axes, which are annotated outside of it.
+      is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, _OUTSIDE))
+      if size <= limit:
+        continue
+      if kind.startswith('all-gather'):
+        what = 'all-gathered'
+      elif shape in wholes.get(layer, ()) and not is_part:
+        what = 'whole on every device'
+      else:
+        continue
+      found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))
+  return list(found.values())
+
+
+def layer_of(name: str) -> str:
+  """'gradient_tape/encoder/layer_01/moe/einsum' -> 'encoder/layer_01/moe'; 'outside the layers' elsewhere."""
+  match = _LAYER.search(name)
+  return match[0] if match else _OUTSIDE
+
+
+@contextlib.contextmanager
+def planted(plant: str) -> Iterator[None]:
+  """Makes a mistake in the layers, for those who want to see it found: one of PLANTS; '' for none."""
+  saved = gating._argmax, moe.shard, dispatch.shard
+  if plant == 'topk':
+    gating._argmax = lambda x_GSE: tf.math.top_k(x_GSE, 1).indices[..., 0]
+  elif plant == 'unsharded':
+    moe.shard = dispatch.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
+  try:
+    yield
+  finally:
+    gating._argmax, moe.shard, dispatch.shard = saved
