@@ -15,6 +15,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
 from lingvo_moe.layers import moe
@@ -23,6 +25,7 @@ from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
+_TOP2_GATING = gating.top2_gating
 
 _BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's64': 8, 'u64': 8, 'f64': 8}
 _INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?\S+ = (.*?) ([a-z][a-z0-9-]*)\(.*?op_name="([^"]*)"', re.MULTILINE)
@@ -103,7 +106,7 @@ def read(hlo: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
         continue
       if kind.startswith('all-gather'):
         what = 'all-gathered'
-      elif shape in wholes.get(layer, ()) and not is_part:
+      elif layer != _OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'
       else:
         continue
@@ -120,12 +123,22 @@ def layer_of(name: str) -> str:
 @contextlib.contextmanager
 def planted(plant: str) -> Iterator[None]:
   """Makes a mistake in the layers, for those who want to see it found: one of PLANTS; '' for none."""
-  saved = gating._argmax, moe.shard, dispatch.shard
+  if plant not in ('', *PLANTS):
+    raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
+  saved = gating.top2_gating, moe.shard, dispatch.shard
   if plant == 'topk':
-    gating._argmax = lambda x_GSE: tf.math.top_k(x_GSE, 1).indices[..., 0]
+    gating.top2_gating = _gating_by_top_k
   elif plant == 'unsharded':
     moe.shard = dispatch.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
   try:
     yield
   finally:
-    gating._argmax, moe.shard, dispatch.shard = saved
+    gating.top2_gating, moe.shard, dispatch.shard = saved
+
+
+def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> gating.Routing:
+  """The same gates, taken by tf.math.top_k, whose gradient scatters into the gates of all groups by a flat index."""
+  routing = _TOP2_GATING(logits_GSE, paddings_GS, **options)
+  gate_GSR = tf.math.top_k(tf.nn.softmax(logits_GSE), 2).values
+  gate_GSR /= tf.reduce_sum(gate_GSR, axis=-1, keepdims=True)
+  return routing._replace(weight_GSR=gate_GSR * tf.cast(routing.weight_GSR > 0, tf.float32))

@@ -20,6 +20,7 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 # Where gate probabilities are closer than this, rounding may tip a token to another expert.
 FLIP_MARGIN = 1e-6
 _SCORES = 1e-5
+_SHARPER = 2.0
 _SCALE_FLOOR = 1e-4
 _COLLECTIVE = re.compile(r' (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(')
 
@@ -89,7 +90,9 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
     metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
     told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   search = runtime.function(
-    lambda weights, batch: decoding.search(program.task, program.theta(weights), batch, config, config.beam_size)
+    lambda weights, batch: decoding.search(
+      program.task, program.theta(_sharper(weights)), batch, config, config.beam_size
+    )
   )
   batch = random_batch(config, full=False)
   hypotheses = search({name: batch[name] for name in assembly.SOURCE_KEYS})
@@ -127,6 +130,11 @@ def compare(reference: Observation, other: Observation) -> Row:
     collectives=other.collectives,
     worst=max(largest.values())[1],
   )
+
+
+def _sharper(weights: Mapping[str, Any]) -> dict[str, Any]:
+  """Matrices made larger: a model that has hardly learnt is undecided, and its translations are all alike."""
+  return {name: _SHARPER * w if w.shape.rank > 1 else w for name, w in weights.items()}
 
 
 def _fed(batch: assembly.Batch, runtime: Runtime) -> assembly.Batch:

@@ -82,10 +82,10 @@ def top2_gating(
 
   # Lines 3-4, 14-15: the softmax and its two largest entries, normalised over the chosen two.
   gates_GSE = tf.nn.softmax(logits_GSE)
-  first_GS = _argmax(logits_GSE)
+  first_GS = tf.argmax(logits_GSE, axis=-1, output_type=tf.int32)
   first_GSE = one_hot(first_GS)
   rest_GSE = tf.where(tf.one_hot(first_GS, num_experts, on_value=True, off_value=False), -math.inf, logits_GSE)
-  second_GS = _argmax(rest_GSE)
+  second_GS = tf.argmax(rest_GSE, axis=-1, output_type=tf.int32)
   chosen_GSE = one_hot(second_GS)
   gate1_GS = tf.reduce_sum(gates_GSE * first_GSE, axis=-1)
   gate2_GS = tf.reduce_sum(gates_GSE * chosen_GSE, axis=-1)
@@ -134,10 +134,6 @@ def top2_gating(
     capacity=capacity,
     stats=stats,
   )
-
-
-def _argmax(x_GSE: tf.Tensor) -> tf.Tensor:
-  return tf.argmax(x_GSE, axis=-1, output_type=tf.int32)
 
 
 def _margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS) -> tf.Tensor:

@@ -41,6 +41,7 @@ Arrays = dict[str, jax.Array]
 
 _CONNECT_SECONDS = 120
 _HEARTBEAT_SECONDS = 60  # a peer that is silent for so long is lost
+_SHUTDOWN_SECONDS = 20  # to wait for the others at the end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,7 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
         processes.index,
         initialization_timeout=_CONNECT_SECONDS,
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
       )
     except RuntimeError as e:
       raise UserError(
@@ -114,7 +116,22 @@ def agree(flag: bool) -> bool:
   """Whether the flag is set in every process; waits for all of them."""
   if jax.process_count() == 1:
     return flag
-  return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+  with _told_of_losses():
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+@contextlib.contextmanager
+def _told_of_losses() -> Iterator[None]:
+  """What XLA says when a peer is gone, as a user needs to hear it."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as e:
+    if jax.process_count() == 1:
+      raise
+    raise UserError(
+      f'another process of this run was lost ({str(e).splitlines()[0][:200]}): the last checkpoint stands; start all '
+      'processes again, and they go on from it'
+    ) from None
 
 
 class SpmdRuntime:
@@ -197,14 +214,16 @@ class SpmdRuntime:
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
-    self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
-    return jax.tree.map(_to_numpy, metrics)
+    with _told_of_losses():
+      self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
+      return jax.tree.map(_to_numpy, metrics)
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
-    return jax.device_get(
-      self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
-    )
+    with _told_of_losses():
+      return jax.device_get(
+        self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
+      )
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """f(weights, batch) of the current weights as a function of the batch; it returns numpy values, whole."""
