@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -229,6 +230,56 @@ class Checkpoints:
         going = os.path.join(self.directory, f'.partial_{step:08d}')
         os.rename(os.path.dirname(self.path(step)), going)  # first out of sight, so that no half of it is ever seen
         shutil.rmtree(going, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+  """A state as it was: what is trained on meanwhile does not change it."""
+
+  step: int
+  copied: tuple[Piece, ...]
+  process_index: int = 0
+  process_count: int = 1
+
+  @classmethod
+  def of(cls, holder: Holder) -> _Copy:
+    # A tensor of TensorFlow's does not change; an array may be a view of a device's memory.
+    copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.pieces())
+    return cls(holder.step, tuple(copied))
+
+  def pieces(self) -> Iterable[Piece]:
+    return self.copied
+
+  def agree(self, flag: bool) -> bool:
+    return flag
+
+
+class Saver:
+  """Saves a state beside the training that goes on: it is copied at once, and written by a thread.
+
+  Several processes save together before they go on: their threads could not wait for each other while the devices
+  are at work.
+  """
+
+  def __init__(self, checkpoints: Checkpoints, holder: Holder):
+    self.checkpoints = checkpoints
+    self._holder = holder
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._writing: futures.Future | None = None
+
+  def save(self) -> None:
+    """Begins to save the state of this moment, once the one before is written."""
+    self.wait()
+    if self._holder.process_count > 1:
+      self.checkpoints.save(self._holder)
+    else:
+      self._writing = self._thread.submit(self.checkpoints.save, _Copy.of(self._holder))
+
+  def wait(self) -> None:
+    """Returns when what was saved is on disk; raises what went wrong with it."""
+    if self._writing:
+      writing, self._writing = self._writing, None
+      writing.result()
 
 
 def shapes(prefix: str) -> dict[str, tuple[int, ...]]:

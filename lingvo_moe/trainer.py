@@ -35,6 +35,7 @@ runtime_flags.define()
 def main(argv):
   del argv
   # TensorFlow takes seconds to import: flags are checked before.
+  from lingvo_moe import checkpoint
   from lingvo_moe import configuration
   from lingvo_moe import reporting
   from lingvo_moe import warm_start
@@ -86,14 +87,17 @@ def main(argv):
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps) if choice.leads else reporting.NoLog()
   stop.in_loop = True
 
+  saver = checkpoint.Saver(checkpoints, runtime)
+
   def save(step):
-    _require_finite_weights(runtime, step, run, checkpoints)
-    checkpoints.save(runtime)
+    _require_finite_weights(runtime, step, run, saver)
+    saver.save()
 
   def evaluate(step):
     # Several processes evaluate to the end together: they could not give up at the same batch.
     alone = runtime.process_count == 1
     dev_loss = reporting.evaluate(runtime, dev_input, give_up=lambda: alone and stop.signal)
+    saver.wait()
     if dev_loss is not None and choice.leads:
       checkpoints.note_dev_loss(step, log.evaluation(step, dev_loss))
     runtime.agree(True)  # all see it noted
@@ -102,6 +106,7 @@ def main(argv):
   is_due = lambda: step % config.eval_every == 0 or step == config.max_steps
   if resumed is None and step == config.max_steps:
     save(step)
+    saver.wait()
   if resumed and is_due() and checkpoints.dev_loss(step) is None:
     evaluate(step)  # an interruption came between saving and evaluating
   reason = _reason_to_end(config, step, checkpoints.best())
@@ -113,7 +118,7 @@ def main(argv):
       batch = next(batches)
     metrics = runtime.train_step(batch)
     step = runtime.step
-    _require_finite(metrics, step, run, checkpoints)
+    _require_finite(metrics, step, run, saver)
     log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
     if is_due():
       save(step)  # first, since evaluating takes a while
@@ -124,6 +129,7 @@ def main(argv):
     if stopping or (config.save_every and step % config.save_every == 0):
       save(step)
     if stopping:
+      saver.wait()
       log.close()
       say(f'{stopping.name}: saved step {step}; the same command goes on from there')
       return 0 if stopping == signal.SIGTERM else 130
@@ -144,20 +150,21 @@ def _reason_to_end(config, step, best):
   return ''
 
 
-def _require_finite(metrics, step, run, checkpoints):
+def _require_finite(metrics, step, run, saver):
   if not (math.isfinite(metrics['loss']) and math.isfinite(metrics['grad_norm'])):
-    _diverged(f'loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]}', step, run, checkpoints)
+    _diverged(f'loss={metrics["loss"]}, grad_norm={metrics["grad_norm"]}', step, run, saver)
 
 
-def _require_finite_weights(runtime, step, run, checkpoints):
+def _require_finite_weights(runtime, step, run, saver):
   """A step can end finite and leave weights that are not: those are never saved."""
   name = runtime.not_finite()
   if name:
-    _diverged(f'{name} is not finite', step, run, checkpoints)
+    _diverged(f'{name} is not finite', step, run, saver)
 
 
-def _diverged(what, step, run, checkpoints):
-  kept = checkpoints.latest()
+def _diverged(what, step, run, saver):
+  saver.wait()
+  kept = saver.checkpoints.latest()
   good = f'the checkpoint of step {kept} is kept' if kept is not None else 'no checkpoint had been saved yet'
   run.finish(step, 'the loss was not finite')  # lest a decoder wait for more
   raise UserError(

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from lingvo_moe import checkpoint
 from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.checkpoint import Piece
+from lingvo_moe.checkpoint import Saver
 from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.errors import UserError
 
@@ -165,3 +167,26 @@ def test_a_checkpoint_copied_elsewhere_is_whole(tmp_path):
   prefix = Checkpoints(str(tmp_path / 'run')).save(state_at(1))
   shutil.copytree(os.path.dirname(prefix), tmp_path / 'copy')
   assert read_all(checkpoint.load(str(tmp_path / 'copy' / 'state'), SHAPES))['step'] == 1
+
+
+def test_saving_beside_training_keeps_what_was_then(tmp_path):
+  class Trained(WholeState):
+    def pieces(self):
+      yield Piece('step', (), (), np.int64(self.step))
+      yield Piece('w', (3,), (0,), weight)  # a view that the next step overwrites
+
+  weight = np.ones(3, np.float32)
+  saver = Saver(Checkpoints(str(tmp_path)), Trained({'step': 4}))
+  saver.save()
+  weight[:] = 7
+  saver.wait()
+  np.testing.assert_array_equal(saver.checkpoints.restore(4, {'w': (3,)})['w'][...], np.ones(3))
+
+
+def test_what_goes_wrong_beside_training_is_told_when_it_is_waited_for(tmp_path):
+  (tmp_path / 'file').write_text('')
+  saver = Saver(Checkpoints(str(tmp_path / 'file')), state_at(1))
+  saver.save()
+  with pytest.raises(OSError, match='file'):
+    saver.wait()
+  saver.wait()  # told once
