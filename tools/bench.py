@@ -6,7 +6,7 @@ side without padding, as many as batch_tokens holds. A train step is forward, ba
 counted on both sides; decoding never ends a translation before max_length, and its tokens are the symbols put out.
 Each measurement has a process of its own, so its peak memory is its own, and prints one line: the median over the
 calls after warming up, tokens a second, first call (trace or compile), peak memory, and how many cores other processes
-kept busy meanwhile: only figures with next to none are worth comparing.
+kept busy meanwhile: only figures with next to none are worth comparing. --runtime=spmd --mesh=expert:2 times a mesh.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
 
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
@@ -31,37 +32,16 @@ _CALLS = flags.DEFINE_integer('calls', 9, 'Timed calls.', lower_bound=1)
 _WARMUP = flags.DEFINE_integer('warmup', 3, 'Calls before those.', lower_bound=1)
 _JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step with XLA.')
 _JSON = flags.DEFINE_string('json', None, 'Where to append one line of JSON for each measurement.')
+runtime_flags.define()
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for the one measurement asked for.')
-
-
-def random_batch(config, seed: int = 0) -> dict:
-  """A batch of full rows of random ids, none of them special."""
-  import numpy as np
-
-  rng = np.random.default_rng(seed)
-  rows, length = config.batch_tokens // config.max_length, config.max_length
-  ids = lambda size: rng.integers(10, size, [rows, length]).astype(np.int32)
-  source = ids(config.source_vocab_size)
-  target = source if config.shared_vocab else ids(config.target_vocab_size)
-  ones, positions = np.ones_like(source), np.tile(np.arange(length, dtype=np.int32), [rows, 1])
-  return {
-    'src_ids': source,
-    'src_segments': ones,
-    'src_positions': positions,
-    'tgt_inputs': np.roll(target, 1, axis=1),
-    'tgt_labels': target,
-    'tgt_segments': ones,
-    'tgt_positions': positions,
-  }
 
 
 def time_train(config) -> dict:
   """Times train steps on one batch."""
-  from lingvo_moe.runtime.local import LocalRuntime
+  from lingvo_moe.tasks.mt.random_batch import random_batch
 
   batch = random_batch(config)
-  runtime = LocalRuntime(config.program(), jit=_JIT.value)
-  runtime.init()
+  runtime = _runtime(config.program())
   losses = []
   found = _timed(lambda: losses.append(runtime.train_step(batch)))
   dropped = [float((s.first_dropped + s.second_dropped) / s.tokens / 2) for s in losses[-1].get('routing', {}).values()]
@@ -78,11 +58,10 @@ def time_decode(config) -> dict:
   """Times beam search over one batch, to max_length."""
   import tensorflow as tf
 
-  from lingvo_moe import weights as weights_lib
-  from lingvo_moe.runtime.local import LocalRuntime
   from lingvo_moe.tasks.mt import assembly
   from lingvo_moe.tasks.mt import decoding
   from lingvo_moe.tasks.mt.model import TranslationModel
+  from lingvo_moe.tasks.mt.random_batch import random_batch
   from lingvo_moe.tasks.mt.vocab import EOS
 
   class Endless(TranslationModel):
@@ -91,26 +70,28 @@ def time_decode(config) -> dict:
       return logits_BWV - 1e4 * tf.one_hot(EOS, logits_BWV.shape[-1]), cache
 
   program = config.program()
-  runtime = LocalRuntime(program)
-  runtime.init()
+  runtime = _runtime(program)
   model = Endless(**vars(program.task))
-  spec = {name: tf.TensorSpec([None, None], tf.int32) for name in assembly.SOURCE_KEYS}
-
-  @tf.function(input_signature=[spec], autograph=False)
-  def search(batch):
-    theta = weights_lib.unflatten({name: v.read_value() for name, v in runtime.weights().items()})
-    return decoding.search(model, theta, batch, config)
-
-  batch = {name: tf.constant(value) for name, value in random_batch(config).items() if name in spec}
+  search = runtime.function(lambda weights, batch: decoding.search(model, program.theta(weights), batch, config))
+  batch = {name: value for name, value in random_batch(config).items() if name in assembly.SOURCE_KEYS}
   results = []
-  found = _timed(lambda: results.append(search(batch).steps.numpy()))
+  found = _timed(lambda: results.append(search(batch).steps))
   if results[-1] != config.max_length:
     raise UserError(f'decoding must make {config.max_length} steps to be timed; it made {results[-1]}')
   return {
     **found,
-    'tokens_per_s': round(batch['src_ids'].shape.num_elements() / found['median_s'], 1),
+    'tokens_per_s': round(batch['src_ids'].size / found['median_s'], 1),
     'beam_size': config.beam_size,
   }
+
+
+def _runtime(program):
+  choice = runtime_flags.Choice.from_flags()
+  choice.require_one_process('benchmark')
+  choice.connect()
+  runtime = choice.make(program, jit=_JIT.value)
+  runtime.init()
+  return runtime
 
 
 def _timed(call) -> dict:
