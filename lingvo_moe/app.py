@@ -11,6 +11,7 @@ from collections.abc import Callable
 from absl import app
 from absl import flags
 
+from lingvo_moe.errors import ProcessLostError
 from lingvo_moe.errors import UserError
 
 # TensorFlow's start-up chatter would bury the one line that matters.
@@ -43,6 +44,9 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
   def shielded(argv):
     try:
       return guarded(argv)
+    except ProcessLostError as e:
+      print(f'error: {e}', file=sys.stderr, flush=True)
+      os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
     except UserError as e:
       message = str(e).split('\n  In call to configurable')[0]  # what gin adds tells a user nothing
     except BrokenPipeError:

@@ -10,6 +10,10 @@ class UserError(ValueError):
   """A mistake of the user's: the message gives the rule, what was seen, and the way out."""
 
 
+class ProcessLostError(UserError):
+  """Another process of the run is gone, and with it all that the processes could end together."""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
   """Ends an 'unknown name' message: 'closest: a, b' (or the first few names there are)."""
   known = sorted(known)

@@ -65,7 +65,8 @@ def test_no_tiny_model_holds_whole_what_the_rules_split(name):
 @pytest.mark.parametrize('dispatch', ['einsum', 'gather'])
 @pytest.mark.parametrize('plant, what', [('topk', 'all-gathered'), ('unsharded', 'whole on every device')])
 def test_a_planted_mistake_is_found_in_the_layers_that_made_it(plant, what, dispatch):
-  config = dataclasses.replace(shortened('mt.cldr.Tiny'), encoder_layers=1, decoder_layers=1, moe_every=1)
+  config = shortened('mt.cldr.Tiny')
+  config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1, moe_every=1, batch_tokens=128)
   found = findings(dataclasses.replace(config, dispatch=dispatch), plant)
   assert {f.layer for f in found} == {'encoder/layer_00/moe', 'decoder/layer_00/moe'}
   assert what in {f.what for f in found}

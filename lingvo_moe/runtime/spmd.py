@@ -23,6 +23,7 @@ import numpy as np
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
 from lingvo_moe.checkpoint import Piece
+from lingvo_moe.errors import ProcessLostError
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.weights import WeightSpec
@@ -128,7 +129,7 @@ def _told_of_losses() -> Iterator[None]:
   except jax.errors.JaxRuntimeError as e:
     if jax.process_count() == 1:
       raise
-    raise UserError(
+    raise ProcessLostError(
       f'another process of this run was lost ({str(e).splitlines()[0][:200]}): the last checkpoint stands; start all '
       'processes again, and they go on from it'
     ) from None
