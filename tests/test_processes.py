@@ -82,7 +82,6 @@ def test_a_lost_process_ends_the_others_and_any_devices_go_on_to_the_same_number
   assert time.monotonic() - killed < 120
   assert launch.returncode != 0
   assert 'process 1 of 2 was lost (killed by SIGKILL): the others cannot go on without it' in said
-  assert 'error: another process of this run was lost' in said and 'Fatal' not in said
   assert sorted(os.listdir(broken / 'checkpoints'))[-1] <= f'step_{STEPS - 1:08d}'
 
   for name, flags in (('one', ()), ('four', ('--runtime=spmd', '--mesh=expert:4'))):
