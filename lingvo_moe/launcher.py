@@ -43,9 +43,10 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int:
   first, deadline = 0, None
-  while any(process.poll() is None for process in processes):
+  while True:
+    running = [process for process in processes if process.poll() is None]
     for index, process in enumerate(processes):
-      if process.poll() and not first:
+      if process.returncode and not first:
         first, deadline = process.returncode, time.monotonic() + _GRACE_SECONDS
         print(
           f'process {index} of {len(processes)} was lost ({_how(process.returncode)}): the others cannot go on without '
@@ -53,12 +54,12 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int:
           file=sys.stderr,
           flush=True,
         )
+    if not running:
+      return first
     if deadline and time.monotonic() > deadline:
-      for process in processes:
-        if process.poll() is None:
-          process.kill()
+      for process in running:
+        process.kill()
     time.sleep(_POLL_SECONDS)
-  return first or next((p.returncode for p in processes if p.returncode), 0)
 
 
 def _how(status: int) -> str:

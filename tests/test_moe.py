@@ -36,7 +36,7 @@ def dense_sum(x_BTM, theta=THETA):
 def test_owns_a_gate_and_two_matrices_of_every_expert():
   specs = LAYER.weights()
   assert {name: (spec.shape, spec.factored) for name, spec in specs.items()} == {
-    'gate': ((6, 4), 'ME'),
+    'gate': ((6, 4), 'MJ'),
     'wi': ((4, 6, 8), 'MH'),
     'wo': ((4, 8, 6), 'HM'),
   }

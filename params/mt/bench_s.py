@@ -20,7 +20,7 @@ from lingvo_moe.tasks.mt.config import MtConfig
 class Dense(MtConfig):
   """No experts: 11.5M weights, 9.42M used by a token.
 
-  Run:     python tools/bench.py --model=mt.bench_s.Dense
+  Run:     python tools/bench.py --model=mt.bench_s.Dense --what=train,decode
   Result:  see README
   """
 
@@ -44,7 +44,7 @@ class Dense(MtConfig):
 class Moe16(Dense):
   """16 experts in every other layer: 42.9M weights, 11.5M used by a token.
 
-  Run:     python tools/bench.py --model=mt.bench_s.Moe16
+  Run:     python tools/bench.py --model=mt.bench_s.Moe16 --what=train,decode
   Result:  see README
   """
 
@@ -57,7 +57,7 @@ class Moe16(Dense):
 class Moe128(Dense):
   """128 experts in every other layer: 278M weights, 11.6M used by a token.
 
-  Run:     python tools/bench.py --model=mt.bench_s.Moe128
+  Run:     python tools/bench.py --model=mt.bench_s.Moe128 --what=train,decode
   Result:  not yet run
   """
 
@@ -70,7 +70,7 @@ class Moe128(Dense):
 class Moe512(Dense):
   """512 experts in every other layer: 1.08B weights, 12M used by a token.
 
-  Run:     python tools/bench.py --model=mt.bench_s.Moe512
+  Run:     python tools/bench.py --model=mt.bench_s.Moe512 --what=train,decode
   Result:  not yet run
   """
 
