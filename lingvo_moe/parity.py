@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
-  """Trains for some steps on random batches with padding, then decodes.
+  """Decodes, then trains for some steps on random batches with padding.
 
   Args:
     config: the model. Decoding takes the first sources of the first batch.
@@ -85,10 +85,8 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   program = Observed.of(config.program())
   runtime: Runtime = runtime_of(program)
   runtime.init()
-  told = []
-  for step in range(steps):
-    metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
-    told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
+  # Decoding comes first, with weights that are still the same to the last bit: later a gate that is nearly undecided
+  # could be tipped by what training has changed.
   search = runtime.function(
     lambda weights, batch: decoding.search(
       program.task, program.theta(_sharper(weights)), batch, config, config.beam_size
@@ -97,6 +95,10 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   batch = random_batch(config, full=False)
   rows = config.num_groups  # which every mesh divides
   hypotheses = search({name: batch[name][:rows] for name in assembly.SOURCE_KEYS})
+  told = []
+  for step in range(steps):
+    metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
+    told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
     found.update(_COLLECTIVE.findall(runtime.train_program(batch).as_text()))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """python tools/parity.py --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--json=FILE]
 
-Trains a model for a few steps on one device and on each mesh, with the same seeds and batches in float32, decodes with
-what came out, and prints how far apart they are: the loss, every gradient, the updated weights and optimiser slots
-(max|a - b| over max|a|, the worst tensor of the worst step; a tensor whose entries are all below 1e-4 of the model's
-largest gradient is held against that instead), whether every token went to the same experts, the decoder's symbols and
-scores, and which collectives the partitioned train step contains. The devices are virtual ones of this CPU, or what
-JAX finds. 'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is 1 where a
+Decodes with a model's initial weights and trains it for a few steps, on one device and on each mesh, with the same
+seeds and batches in float32, and prints how far apart they are: the loss, every gradient, the updated weights and
+optimiser slots (max|a - b| over max|a|, the worst tensor of the worst step; a tensor whose entries are all below 1e-4
+of the model's largest gradient is held against that instead), whether every token went to the same experts, the
+decoder's symbols and scores, and which collectives the partitioned train step contains. The devices are virtual ones of
+this CPU, or what JAX finds. 'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is 1 where a
 difference is above --tolerance, a symbol differs, or a token was routed otherwise by a decision that was not within
 1e-6 of tipping.
 """
