@@ -55,8 +55,9 @@ class MoE8E(Tiny):
   """Tiny with 8 experts in every other layer: 4.7M weights, 2.1M used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.multi30k.MoE8E --logdir=DIR --data_dir=MULTI30K
-  Result:  test_2016_flickr, step 5500 (dev loss 1.617, still falling): de-en 38.9, fr-en 48.2, cs-en 37.3 BLEU;
-           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, two cores of an AMD EPYC
+  Result:  test_2016_flickr, step 10,000 (dev loss 1.5719; 1.5722 at 8500): de-en 40.3, fr-en 49.9, cs-en 38.7 BLEU;
+           step 6000: 39.5, 48.6, 37.6; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of
+           an AMD EPYC, 2 hours
   """
 
   num_experts: int = 8
@@ -85,7 +86,8 @@ class Dense(Tiny):
   token costs the same FLOPs in both.
 
   Run:     python -m lingvo_moe.trainer --model=mt.multi30k.Dense --logdir=DIR --data_dir=MULTI30K
-  Result:  not yet run
+  Result:  test_2016_flickr, step 6000: de-en 40.4, fr-en 49.1, cs-en 37.4 BLEU (MoE8E at that step 39.5, 48.6, 37.6);
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of an AMD EPYC
   """
 
   ff_dim: int = 384
