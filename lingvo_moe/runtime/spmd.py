@@ -23,6 +23,7 @@ import numpy as np
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
 from lingvo_moe.checkpoint import Piece
+from lingvo_moe.checkpoint import slot_names
 from lingvo_moe.errors import ProcessLostError
 from lingvo_moe.errors import UserError
 from lingvo_moe.program import Program
@@ -155,6 +156,8 @@ class SpmdRuntime:
     self._state: dict[str, Any] | None = None
     self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._shardings, None))
     self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
+    finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
+    self._finite = jax.jit(finite, out_shardings=self._whole)
 
   @property
   def process_index(self) -> int:
@@ -199,19 +202,19 @@ class SpmdRuntime:
     """
     if self.process_index == 0:
       yield Piece('step', (), (), np.asarray(self.step, np.int64))
-    for prefix, values in (('', self._state['weights']), ('slots/', self._state['slots'])):
-      for name, value in values.items():
-        parts = math.prod(value.shape) // math.prod(value.sharding.shard_shape(value.shape))
-        copy = zlib.crc32(name.encode()) % (self.mesh.num_devices // parts)
-        for part in value.addressable_shards:
-          if part.replica_id == copy:
-            begin = tuple(index.start or 0 for index in part.index)
-            yield Piece(prefix + name, value.shape, begin, np.asarray(part.data))
+    slots = self._state['slots']
+    for name, value in {**self._state['weights'], **dict(zip(slot_names(slots), slots.values(), strict=True))}.items():
+      parts = math.prod(value.shape) // math.prod(value.sharding.shard_shape(value.shape))
+      copy = zlib.crc32(name.encode()) % (self.mesh.num_devices // parts)
+      for part in value.addressable_shards:
+        if part.replica_id == copy:
+          begin = tuple(index.start or 0 for index in part.index)
+          yield Piece(name, value.shape, begin, np.asarray(part.data))
 
   def not_finite(self) -> str | None:
     """The name of a weight that is not finite everywhere; None if all are."""
-    check = jax.jit(lambda ws: {n: jax.numpy.isfinite(w).all() for n, w in ws.items()}, out_shardings=self._whole)
-    return next((name for name, ok in jax.device_get(check(self._state['weights'])).items() if not ok), None)
+    finite = jax.device_get(self._finite(self._state['weights']))
+    return next((name for name, ok in finite.items() if not ok), None)
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
