@@ -322,6 +322,18 @@ def manually(
   return manual_to_auto(part, returns, first)
 
 
+def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The same tensors, none of them before all are there: what is computed of them is not merged with what was before.
+
+  XLA is told so where a runtime has set a mesh, of one device or more. Elsewhere TensorFlow is, and if XLA compiles
+  that after all, it may merge.
+  """
+  if _mesh.get() is not None:
+    return list(tf2xla.optimization_barrier(*tensors))
+  with tf.control_dependencies(tensors):
+    return [tf.identity(x) for x in tensors]
+
+
 def _shard_letters(x, dims, rules, first):
   mesh = current()
   if mesh is None:

@@ -256,9 +256,9 @@ class SpmdRuntime:
       values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims)
       return jax.jit(self._traced(values), out_shardings=sharding)
 
-    key = lambda name: weights_lib.initial_key(self.program.seed, name).numpy()
+    key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
     return {
-      n: maker(spec, self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)))(key(n))
+      n: maker(spec, self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)))(key(n, spec))
       for n, spec in specs.items()
     }
 
