@@ -112,7 +112,7 @@ def devices_of(sharding):
 
 
 def wanted(name, spec):
-  return devices_of(MESH.op_sharding(MESH.stored_spec(name, spec.shape, spec.dims)))
+  return devices_of(MESH.op_sharding(MESH.stored_spec(spec.shape, spec.dims, name)))
 
 
 def state_specs():

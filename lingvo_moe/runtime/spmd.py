@@ -146,8 +146,7 @@ class SpmdRuntime:
   def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device] | None = None):
     self.program = program
     self.mesh = mesh
-    devices = np.array(connect(mesh) if devices is None else devices)
-    self._mesh = jax.sharding.Mesh(devices[mesh.device_ids()], tuple(name for name, _ in mesh.axes))
+    self._devices = np.array(connect(mesh) if devices is None else devices)[mesh.device_ids()]
     self._whole = self._sharding(())
     rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
     self._rows = self._sharding(rows)
@@ -258,7 +257,7 @@ class SpmdRuntime:
 
     key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
     return {
-      n: maker(spec, self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)))(key(n, spec))
+      n: maker(spec, self._sharding(self.mesh.stored_spec(spec.shape, spec.dims, n)))(key(n, spec))
       for n, spec in specs.items()
     }
 
@@ -266,7 +265,7 @@ class SpmdRuntime:
   def _shardings(self) -> dict:
     """Of the state's leaves."""
     stored = lambda specs: {
-      n: self._sharding(self.mesh.stored_spec(n, spec.shape, spec.dims)) for n, spec in specs.items()
+      n: self._sharding(self.mesh.stored_spec(spec.shape, spec.dims, n)) for n, spec in specs.items()
     }
     return {
       'step': self._whole,
@@ -275,12 +274,14 @@ class SpmdRuntime:
     }
 
   def _sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
-    return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
+    names, sizes = zip(*self.mesh.factors(spec), strict=True) if self.mesh.axes else ((), ())
+    mesh = jax.sharding.Mesh(self._devices.reshape(sizes), names)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(axes or None for axes in spec)))
 
   def _shapes(self, specs: Mapping[str, WeightSpec]) -> dict[str, jax.ShapeDtypeStruct]:
     return {
       name: jax.ShapeDtypeStruct(
-        s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self.mesh.stored_spec(name, s.shape, s.dims))
+        s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self.mesh.stored_spec(s.shape, s.dims, name))
       )
       for name, s in specs.items()
     }

@@ -275,7 +275,7 @@ class TpuRuntime(LocalRuntime):
       self._slots = self._sliced(self.program.slot_specs)
 
   def _sliced(self, specs: Mapping[str, WeightSpec]) -> dict[str, Sliced]:
-    split = lambda name, spec: self.mesh.op_sharding(self.mesh.stored_spec(name, spec.shape, spec.dims))
+    split = lambda name, spec: self.mesh.op_sharding(self.mesh.stored_spec(spec.shape, spec.dims, name))
     return {name: Sliced(name, spec, split(name, spec), self._cores.devices) for name, spec in specs.items()}
 
 
