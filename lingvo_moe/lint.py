@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe import hlo
 from lingvo_moe import xla_sharding
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
@@ -27,9 +28,6 @@ from lingvo_moe.xla_sharding import Mesh
 PLANTS = ('topk', 'unsharded')
 _TOP2_GATING = gating.top2_gating
 
-_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's64': 8, 'u64': 8, 'f64': 8}
-_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?\S+ = (.*?) ([a-z][a-z0-9-]*)\(.*?op_name="([^"]*)"', re.MULTILINE)
-_ARRAY = re.compile(r'([a-z]+[0-9]*)\[([0-9,]+)\]')
 _LAYER = re.compile(r'(?:encoder|decoder)(?:/layer_\d+(?:/[a-z_]+)?)?')
 _OUTSIDE = 'outside the layers'
 _AT_USE = 'weights/'  # Program.theta's scope: weights that are stored in parts are gathered there, by the rules
@@ -80,11 +78,11 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
   return found
 
 
-def read(hlo: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
+def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
   """What is wrong in a partitioned program, one finding a place.
 
   Args:
-    hlo: the text of the program.
+    program: its text.
     annotated: from `annotations`.
     limit: bytes below which a tensor does not matter.
   """
@@ -93,18 +91,17 @@ def read(hlo: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
     wholes.setdefault(a.layer, set()).add(a.whole)
     parts.setdefault(a.layer, set()).add(tuple(sorted(a.part)))
   found = {}
-  for result, kind, op in _INSTRUCTION.findall(hlo):
-    if kind in ('parameter', 'get-tuple-element', 'tuple') or _AT_USE in op:
+  for instruction in hlo.parse(program).instructions():
+    op = instruction.op_name
+    if instruction.opcode in ('parameter', 'get-tuple-element', 'tuple') or not op or _AT_USE in op:
       continue
-    for dtype, sizes in _ARRAY.findall(result):
-      shape = tuple(int(n) for n in sizes.split(','))
-      size = math.prod(shape) * _BYTES.get(dtype, 4)
-      layer = layer_of(op)
+    for array in instruction.arrays:
+      shape, size, layer = array.shape, array.bytes, layer_of(op)
       # A layer also works on parts of its weights, in any order of axes, which are annotated outside of it.
       is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, _OUTSIDE))
       if size <= limit:
         continue
-      if kind.startswith('all-gather'):
+      if instruction.opcode.startswith('all-gather'):
         what = 'all-gathered'
       elif layer != _OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'

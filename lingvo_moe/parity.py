@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt import assembly
@@ -22,7 +22,6 @@ FLIP_MARGIN = 1e-6
 _SCORES = 1e-5
 _SHARPER = 2.0
 _SCALE_FLOOR = 1e-4
-_COLLECTIVE = re.compile(r' (all-to-all|all-reduce|all-gather|reduce-scatter|collective-permute)(?:-start)?\(')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,8 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
     told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
-    found.update(_COLLECTIVE.findall(runtime.train_program(batch).as_text()))
+    instructions = hlo.parse(runtime.train_program(batch).as_text()).instructions()
+    found.update(instruction.collective for instruction in instructions if instruction.collective)
   return Observation(told, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
 
 

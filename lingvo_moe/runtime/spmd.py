@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import math
+import os
 import sys
 import time
 import zlib
@@ -33,11 +33,10 @@ from lingvo_moe.xla_sharding import Mesh
 try:
   import jax
   from jax.experimental import multihost_utils
-  from jax.experimental.jax2tf import call_tf
 except ImportError as e:
   raise UserError(f'--runtime=spmd runs on JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
 
-logging.getLogger('jax').setLevel(logging.WARNING)  # it tells of every backend that is not there
+from lingvo_moe.runtime.lowering import Lowering
 
 Arrays = dict[str, jax.Array]
 
@@ -80,8 +79,8 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
     raise UserError(
       f'every process holds as many devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} processes'
     )
-  # TensorFlow writes the annotations of XLA's GSPMD partitioner; Shardy, JAX's default, would hand them on with a warning.
-  jax.config.update('jax_use_shardy_partitioner', False)
+  if jax.config.jax_platforms is None:  # no TPU was found, and libtpu, where it is installed to compile, need not look
+    os.environ.setdefault('TPU_LOAD_LIBRARY', '0')
   local = mesh.num_devices // processes.count
   if max(jax.config.jax_num_cpu_devices, 1) < local:
     with contextlib.suppress(RuntimeError):  # the devices were made already
@@ -146,14 +145,12 @@ class SpmdRuntime:
   def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device] | None = None):
     self.program = program
     self.mesh = mesh
-    self._devices = np.array(connect(mesh) if devices is None else devices)[mesh.device_ids()]
-    self._whole = self._sharding(())
-    rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
-    self._rows = self._sharding(rows)
-    self.row_multiple = mesh.size(rows[0])
+    self._lowering = Lowering(program, mesh, connect(mesh) if devices is None else devices)
+    self._whole, self._rows = self._lowering.whole, self._lowering.rows
+    self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
     self._state: dict[str, Any] | None = None
-    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._shardings, None))
+    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._lowering.shardings, None))
     self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
     finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
     self._finite = jax.jit(finite, out_shardings=self._whole)
@@ -186,8 +183,8 @@ class SpmdRuntime:
     place = lambda values, shardings: {name: _place(value, shardings[name]) for name, value in values.items()}
     self._state = {
       'step': _place(np.asarray(state['step'][...], np.int32), self._whole),
-      'weights': place(state['weights'], self._shardings['weights']),
-      'slots': place(state.get('slots', {}), self._shardings['slots']),
+      'weights': place(state['weights'], self._lowering.shardings['weights']),
+      'slots': place(state.get('slots', {}), self._lowering.shardings['slots']),
     }
 
   def state(self) -> dict:
@@ -235,13 +232,7 @@ class SpmdRuntime:
 
   def train_program(self, batch: Mapping[str, Any]) -> jax.stages.Compiled:
     """The train step for batches of some shape, compiled: for tools that read programs. It needs no state."""
-    state = {
-      'step': jax.ShapeDtypeStruct((), np.int32, sharding=self._whole),
-      'weights': self._shapes(self.program.weight_specs),
-      'slots': self._shapes(self.program.slot_specs),
-    }
-    batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows) for name, x in batch.items()}
-    return self._train.program(state, batch)
+    return self._train.program(self._lowering.state(), self._lowering.batch(batch))
 
   def agree(self, flag: bool) -> bool:
     """Whether the flag is set in every process; waits for all of them."""
@@ -253,50 +244,13 @@ class SpmdRuntime:
     @functools.cache
     def maker(spec, sharding):
       values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims)
-      return jax.jit(self._traced(values), out_shardings=sharding)
+      return jax.jit(self._lowering.traced(values), out_shardings=sharding)
 
     key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
-    return {
-      n: maker(spec, self._sharding(self.mesh.stored_spec(spec.shape, spec.dims, n)))(key(n, spec))
-      for n, spec in specs.items()
-    }
-
-  @functools.cached_property
-  def _shardings(self) -> dict:
-    """Of the state's leaves."""
-    stored = lambda specs: {
-      n: self._sharding(self.mesh.stored_spec(spec.shape, spec.dims, n)) for n, spec in specs.items()
-    }
-    return {
-      'step': self._whole,
-      'weights': stored(self.program.weight_specs),
-      'slots': stored(self.program.slot_specs),
-    }
-
-  def _sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
-    names, sizes = zip(*self.mesh.factors(spec), strict=True) if self.mesh.axes else ((), ())
-    mesh = jax.sharding.Mesh(self._devices.reshape(sizes), names)
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(axes or None for axes in spec)))
-
-  def _shapes(self, specs: Mapping[str, WeightSpec]) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-      name: jax.ShapeDtypeStruct(
-        s.shape, s.dtype.as_numpy_dtype, sharding=self._sharding(self.mesh.stored_spec(s.shape, s.dims, name))
-      )
-      for name, s in specs.items()
-    }
-
-  def _traced(self, f):
-    """f of TensorFlow as a function for JAX, traced with the mesh."""
-
-    def with_mesh(*args):
-      with xla_sharding.use(self.mesh):
-        return f(*args)
-
-    return call_tf(with_mesh, has_side_effects=False)
+    return {n: maker(spec, self._lowering.stored(n, spec))(key(n, spec)) for n, spec in specs.items()}
 
   def _compiled(self, f, out, donate=()):
-    return _Compiled(self._traced(f), out, donate)
+    return _Compiled(self._lowering.traced(f), out, donate)
 
   def _place_batch(self, batch: Mapping[str, np.ndarray], part: int, parts: int) -> Arrays:
     """A batch on the devices, of whose rows this process was given one of some parts."""

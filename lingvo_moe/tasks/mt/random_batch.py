@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lingvo_moe.tasks.mt.assembly import SOURCE_KEYS
+from lingvo_moe.tasks.mt.assembly import TARGET_KEYS
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab import BOS
@@ -48,3 +50,10 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
     'tgt_segments': tgt_segments,
     'tgt_positions': tgt_positions,
   }
+
+
+def batch_shapes(config: MtConfig) -> Batch:
+  """The shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has."""
+  length = config.max_length
+  zeros_BT = np.broadcast_to(np.zeros([], np.int32), [config.batcher().rows(length), length])
+  return dict.fromkeys(SOURCE_KEYS + TARGET_KEYS, zeros_BT)

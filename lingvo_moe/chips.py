@@ -1,0 +1,96 @@
+"""What a device of each TPU generation can do at best: the numbers that a roofline is drawn with.
+
+A device is what JAX calls one, and what a mesh counts: a core of v2, v3, v4 and tpu7x, two of which make a chip, and a
+whole chip of v5e, v5p and v6e. (Machines with v4 usually show two cores as one device; a topology here shows both.)
+
+Sources: Google's documentation of each generation, docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p, v6e, tpu7x:
+peak FLOP/s, HBM and its bandwidth, divided by the devices of a chip. A link's bandwidth is one way: the documented
+bandwidth of all links of a chip both ways (v5e, v5p, v6e, tpu7x), or the AllReduce bandwidth of a pod divided by its
+links, which for v2 and v3 are the 496 and 656 Gbit/s of Jouppi et al., 'A domain-specific supercomputer for training
+deep neural networks' (CACM 63(7), 2020), and for v4 45 GB/s. What the compiler allows of the HBM is what it says when
+a program is refused (libtpu 0.0.42).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
+
+HOP_SECONDS = 1e-6  # for a message from a chip to the next; about what 'How to Scale Your Model' (2025) measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A generation.
+
+  Attributes:
+    name: as in a topology, 'v3:32x32'.
+    devices: of a chip.
+    flops: peak FLOP/s of a device in bfloat16, in which TPUs multiply float32 matrices too unless told otherwise.
+    clock: Hz: that peak, over the 128 x 128 multipliers and adders of each matrix unit; None where they are of another
+      size.
+    hbm: GiB of memory of a device,
+    usable: and what of it the compiler allows a program.
+    hbm_bandwidth: bytes/s of a device.
+    link_bandwidth: bytes/s of a link between two chips, each way.
+    dims: axes of the torus; a chip has two links along each.
+    wraps: chips along an axis of a slice from which on its two ends are linked.
+  """
+
+  name: str
+  devices: int
+  flops: float
+  clock: float | None
+  hbm: float
+  usable: float
+  hbm_bandwidth: float
+  link_bandwidth: float
+  dims: int
+  wraps: int
+
+
+_CHIPS = (
+  Chip('v2', 2, 45e12 / 2, 0.70e9, 8, 7.48, 700e9 / 2, 62e9, 2, 16),
+  Chip('v3', 2, 123e12 / 2, 0.94e9, 16, 15.48, 900e9 / 2, 82e9, 2, 32),
+  Chip('v4', 2, 275e12 / 2, 1.05e9, 16, 15.25, 1200e9 / 2, 45e9, 3, 4),
+  Chip('v5e', 1, 197e12, 1.5e9, 16, 15.75, 819e9, 50e9, 2, 16),
+  Chip('v5p', 1, 459e12, 1.75e9, 96, 95.74, 2765e9, 100e9, 3, 4),
+  Chip('v6e', 1, 918e12, None, 32, 31.25, 1638e9, 100e9, 2, 16),
+  Chip('tpu7x', 2, 2307e12 / 2, None, 96, 94.75, 7380e9 / 2, 100e9, 3, 4),
+)
+CHIPS = {chip.name: chip for chip in _CHIPS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """A slice of a pod: 'v3:32x32' is 1024 chips, 2048 cores."""
+
+  chip: Chip
+  shape: tuple[int, ...]
+
+  @classmethod
+  def parse(cls, text: str) -> Topology:
+    """'v5p:4x4x4' -> its Topology.
+
+    Raises:
+      UserError: no such generation, or not the sizes of a grid of chips.
+    """
+    name, _, sizes = text.partition(':')
+    if name not in CHIPS:
+      raise UserError(f'there is no TPU {name!r}; {closest(name, CHIPS)}')
+    chip = CHIPS[name]
+    shape = sizes.split('x')
+    if not all(n.isdecimal() and int(n) > 0 for n in shape) or len(shape) > chip.dims:
+      example = 'x'.join(['4'] * chip.dims)
+      raise UserError(f"a topology is chips along each axis, such as '{name}:{example}'; saw {text!r}")
+    return cls(chip, tuple(map(int, shape)))
+
+  def __str__(self) -> str:
+    return f'{self.chip.name}:{"x".join(map(str, self.shape))}'
+
+  @property
+  def num_devices(self) -> int:
+    return math.prod(self.shape) * self.chip.devices

@@ -1,0 +1,443 @@
+"""What a step of a model would cost on some devices, told from its compiled program: memory, FLOPs, communication, time.
+
+Times are a roofline's: every instruction takes as long as its FLOPs or its bytes would at the peak of the chip,
+whichever is more; instructions follow each other; and a collective takes as long as its bytes need on the links of the
+torus that carry most of them, and a microsecond a hop. Nothing overlaps, and nothing waits: a step cannot be much
+faster unless communication is hidden behind computation, and will be slower.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import chips
+from lingvo_moe import hlo
+from lingvo_moe import lint
+from lingvo_moe import memory
+from lingvo_moe.chips import Chip
+from lingvo_moe.hlo import Array
+from lingvo_moe.hlo import Computation
+from lingvo_moe.hlo import Instruction
+from lingvo_moe.hlo import Module
+from lingvo_moe.layers import dispatch
+from lingvo_moe.layers import embedding
+from lingvo_moe.layers import gating
+from lingvo_moe.program import Program
+from lingvo_moe.runtime.aot import AotRuntime
+from lingvo_moe.runtime.aot import Compiled
+from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt import model
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.random_batch import batch_shapes
+from lingvo_moe.xla_sharding import Mesh
+
+PARTS = ('attention', 'feed-forward', 'gating', 'dispatch/combine', 'softmax', 'optimiser', 'other')
+PROGRAMS = ('train', 'decode')
+
+# Name scopes, as steps of an op_name's path, and the part that each begins.
+_SCOPES = {
+  'attention': 'attention',
+  'cross_attention': 'attention',
+  'ffn': 'feed-forward',
+  'gating': 'gating',
+  'dispatch': 'dispatch/combine',
+  'combine': 'dispatch/combine',
+  'softmax': 'softmax',
+  'update': 'optimiser',
+}
+# What computes nothing and moves nothing: it names values that are there, or begins what another line ends.
+_FREE = frozenset(
+  ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
+  + ('partition-id', 'replica-id', 'optimization-barrier', 'add-dependency', 'domain', 'async-start')
+)
+
+
+class CollectiveCost(NamedTuple):
+  """Collectives that are alike: of one kind, size and layer."""
+
+  kind: str
+  count: int  # executions in a step
+  bytes: int  # a device takes or gives in each
+  axes: tuple[str, ...]  # of the mesh, that its groups span
+  layer: str
+  part: str
+  seconds: float | None  # of all executions; None without a chip
+
+
+@dataclasses.dataclass
+class Part:
+  """What of a step a part of the model takes, on one device; seconds are None without a chip."""
+
+  flops: int = 0
+  bytes: int = 0
+  compute_seconds: float | None = None
+  collective_seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What it would cost. Bytes and FLOPs are of one device, a core or a chip: see chips.
+
+  Attributes:
+    model: name of the model.
+    program: 'train' or 'decode'.
+    platform: the topology, or 'cpu'.
+    mesh: devices by axis.
+    weights: in all, over all devices.
+    devices: how many.
+    batch_tokens: source positions of a batch; as many target positions in training.
+    trace_seconds: for TensorFlow and JAX.
+    compile_seconds: for XLA.
+    program_bytes: of machine code.
+    memory_per_device: see memory.Memory.
+    largest: what takes the memory at its peak, largest first.
+    collectives: see CollectiveCost.
+    collective_counts: executions in a step by kind.
+    flops: multiplications and additions of matrix products.
+    flops_share_of_peak: of what the device could do in the compiler's own estimate of the time; None if it gives none.
+    parts: by the names of PARTS.
+    step_seconds_roofline: of all parts; None without a chip.
+    step_seconds_compiler: by the compiler's estimate of its instructions' cycles, and our collective seconds.
+    fits: whether the compiler accepts it.
+    refused: the compiler's words where it does not.
+    advice: what would make it fit.
+  """
+
+  model: str
+  program: str
+  platform: str
+  mesh: str
+  weights: int
+  devices: int
+  batch_tokens: int
+  trace_seconds: float
+  compile_seconds: float
+  program_bytes: int
+  memory_per_device: memory.Memory
+  largest: list[memory.Held]
+  collectives: list[CollectiveCost]
+  collective_counts: dict[str, int]
+  flops: int
+  flops_share_of_peak: float | None
+  parts: dict[str, Part]
+  step_seconds_roofline: float | None
+  step_seconds_compiler: float | None
+  fits: bool
+  refused: str
+  advice: list[str]
+
+  def to_json(self) -> dict[str, Any]:
+    """Of plain values."""
+    told = dataclasses.asdict(self)
+    told['largest'] = [held._asdict() for held in self.largest]
+    told['collectives'] = [collective._asdict() for collective in self.collectives]
+    return told
+
+
+def estimate(
+  name: str, config: MtConfig, mesh: Mesh, topology: chips.Topology | None = None, program: str = 'train'
+) -> Report:
+  """Compiles a model's train step, or flat beam search, for a mesh, and says what it would cost.
+
+  Args:
+    name: what to call the model.
+    config: the model; its batch_tokens and max_length are the sizes of the batch.
+    mesh: of as many devices as the topology.
+    topology: a TPU slice; None: virtual devices of this CPU, of which no times are told.
+    program: one of PROGRAMS.
+  """
+  if program == 'decode':
+    # As decoding.Translator: at inference any number of groups will do.
+    config = dataclasses.replace(config, num_groups=mesh.size(('data', 'expert')))
+  compiled = compile_step(config, mesh, topology, program)
+  chip = topology.chip if topology else None
+  told = analyze(compiled, config.program(), mesh, chip)
+  fits = not compiled.refused
+  return Report(
+    model=name,
+    program=program,
+    platform=str(topology or 'cpu'),
+    mesh=str(mesh),
+    batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
+    fits=fits,
+    refused=compiled.refused,
+    advice=[] if fits else advice(config, mesh, told['memory_per_device'], program),
+    **told,
+  )
+
+
+def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:
+  """The train step or the search of a model, compiled from shapes alone; see `estimate`."""
+  runtime = AotRuntime(config.program(), mesh, topology)
+  batch = batch_shapes(config)
+  with named_parts():
+    if program == 'train':
+      return runtime.train(batch)
+    task, theta = runtime.program.task, runtime.program.theta
+    search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
+    return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
+
+
+def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
+  """The fields of a Report that the compiled program tells."""
+  module = hlo.parse(compiled.text)
+  parts = {part: Part() for part in PARTS}
+  cycles = 0
+  seconds = collections.Counter()
+  for computation, instruction, times in _top_level(module):
+    part = parts[part_of(_op_name(module, computation, instruction))]
+    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
+    part.flops += times * flops
+    part.bytes += times * moved
+    cycles += times * instruction.estimated_cycles
+    if chip:
+      seconds[id(part)] += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+  costs = _collectives(module, compiled, mesh, chip)
+  if chip:
+    for name, part in parts.items():
+      part.compute_seconds = seconds[id(part)]
+      part.collective_seconds = sum(c.seconds for c in costs if c.part == name)
+  counts = collections.Counter()
+  for cost in costs:
+    counts[cost.kind] += cost.count
+  flops = sum(part.flops for part in parts.values())
+  communication = sum(cost.seconds for cost in costs) if chip else None
+  estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
+  return {
+    'weights': sum(spec.size for spec in program.weight_specs.values()),
+    'devices': mesh.num_devices,
+    'trace_seconds': compiled.trace_seconds,
+    'compile_seconds': compiled.compile_seconds,
+    'program_bytes': compiled.program_bytes,
+    'memory_per_device': memory.measure(module, compiled, chip),
+    'largest': memory.largest(module),
+    'collectives': costs,
+    'collective_counts': dict(counts),
+    'flops': flops,
+    'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
+    'parts': parts,
+    'step_seconds_roofline': sum(seconds.values()) + communication if chip else None,
+    'step_seconds_compiler': estimated,
+  }
+
+
+def part_of(op_name: str) -> str:
+  """The part of the model that an operation belongs to, by the innermost name scope that tells."""
+  steps = op_name.rpartition('call_tf/')[2].split('/')
+  for step in reversed(steps):
+    if step in _SCOPES:
+      return _SCOPES[step]
+  if 'moe' in steps:  # of what stands there outside of all scopes, the first product makes the gates' logits
+    return 'gating' if 'einsum' in steps else 'feed-forward'
+  return 'other'
+
+
+@contextlib.contextmanager
+def named_parts() -> Iterator[None]:
+  """Puts the parts of the model that have no name scope of their own into one, for whatever is traced meanwhile."""
+  named = [
+    (gating, 'top2_gating', 'gating'),
+    (embedding.Embedding, 'logits', 'softmax'),
+    (model, 'softmax_loss', 'softmax'),
+    (Program, 'apply', 'update'),
+    *((kind, verb, verb) for kind in dispatch.DISPATCHERS.values() for verb in ('dispatch', 'combine')),
+  ]
+  saved = [getattr(owner, name) for owner, name, _ in named]
+  for (owner, name, scope), function in zip(named, saved):
+    setattr(owner, name, _scoped(function, scope))
+  try:
+    yield
+  finally:
+    for (owner, name, _), function in zip(named, saved):
+      setattr(owner, name, function)
+
+
+def _scoped(function: Callable, scope: str) -> Callable:
+  def within_scope(*args, **kwargs):
+    with tf.name_scope(scope):
+      return function(*args, **kwargs)
+
+  return within_scope
+
+
+def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
+  """Bytes that an instruction reads from a device's main memory and writes to it; tiles are moved whole.
+
+  Of a tensor that is only sliced, or updated in place, what is sliced or updated.
+  """
+  if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
+    return 0
+  results = instruction.arrays[:1] if instruction.opcode == 'copy-start' else instruction.results
+  operands = computation.operands(instruction)
+  if instruction.opcode == 'fusion':
+    return _fusion_traffic(module.computations[instruction.called['calls']], operands, results)
+  if instruction.opcode in ('dynamic-slice', 'gather'):
+    return 2 * _in_hbm(results)
+  if instruction.opcode == 'dynamic-update-slice' and len(operands) > 1:
+    return 2 * _in_hbm(operands[1].arrays)
+  return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
+
+
+def _fusion_traffic(fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]) -> int:
+  users = collections.defaultdict(list)
+  for instruction in fused.instructions:
+    for name in instruction.operands:
+      users[name].append(instruction)
+  moved = 0
+  for parameter, operand in zip(fused.parameters, operands):
+    whole, parts = _in_hbm(operand.arrays), 0
+    for user in users[parameter.name]:
+      sliced = user.opcode in ('dynamic-slice', 'gather') and user.operands[0] == parameter.name
+      updated = user.opcode == 'dynamic-update-slice' and user.operands[0] == parameter.name
+      parts += user.arrays[0].stored if sliced else 0 if updated else whole
+    moved += min(whole, parts)
+  root = fused.root
+  roots = [fused.by_name.get(name, root) for name in root.operands] if root.opcode == 'tuple' else [root]
+  for array, made in zip(results, roots):
+    if array.in_hbm:
+      in_place = made.opcode == 'dynamic-update-slice' and made.operands[1] in fused.by_name
+      moved += fused.by_name[made.operands[1]].arrays[0].stored if in_place else array.stored
+  return moved
+
+
+def _in_hbm(arrays: Sequence[Array]) -> int:
+  return sum(array.stored for array in arrays if array.in_hbm)
+
+
+def _top_level(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
+  """The instructions that a device executes one after the other, without what is fused into them, and collectives."""
+  for computation, instruction, times in module.executed():
+    if computation.name not in module.fused and not instruction.collective:
+      yield computation, instruction, times
+
+
+def _flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+  """With what is fused into it."""
+  if instruction.opcode != 'fusion':
+    return hlo.flops(computation, instruction)
+  fused = module.computations[instruction.called['calls']]
+  return sum(_flops(module, fused, inner) for inner in fused.instructions)
+
+
+def _op_name(module: Module, computation: Computation, instruction: Instruction) -> str:
+  """What an instruction is for: its own name or, of a fusion, that of the matrix product in it, if there is one.
+
+  What XLA adds without a name, such as copies, is named after what it is made of.
+  """
+  if instruction.opcode == 'fusion':
+    fused = module.computations[instruction.called['calls']]
+    products = [(_flops(module, fused, inner), _op_name(module, fused, inner)) for inner in fused.instructions]
+    flops, op_name = max(products, default=(0, ''))
+    if flops:
+      return op_name
+    if not instruction.op_name:
+      return next((inner.op_name for inner in reversed(fused.instructions) if inner.op_name), '')
+  if not instruction.op_name and instruction.operands:
+    maker = hlo.maker(computation, instruction.operands[0])
+    return maker.op_name if maker else ''
+  return instruction.op_name
+
+
+def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None) -> list[CollectiveCost]:
+  alike: dict[tuple, list] = {}
+  for collective in hlo.collectives(module):
+    groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
+    axes = axes_of(groups, mesh)
+    layers = {lint.layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
+    layer = next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
+    key = collective.kind, collective.bytes, axes, layer, _collective_part(collective, axes)
+    seconds = torus_seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
+    entry = alike.setdefault(key, [0, 0.0])
+    entry[0] += collective.times
+    entry[1] = entry[1] + collective.times * seconds if chip else None
+  return [
+    CollectiveCost(kind, count, size, axes, layer, part, seconds)
+    for (kind, size, axes, layer, part), (count, seconds) in alike.items()
+  ]
+
+
+def _collective_part(collective: hlo.Collective, axes: Sequence[str]) -> str:
+  """AllReduces over devices that differ in their data sum gradients, most of them: that is work for the update."""
+  if collective.kind == 'all-reduce' and 'model' not in axes:
+    return 'optimiser'
+  return part_of(collective.instruction.op_name)
+
+
+def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
+  """The axes of the mesh along which the devices of a group differ."""
+  places = np.stack(np.unravel_index(groups[0], mesh.shape or (1,)))
+  return tuple(name for (name, _), along in zip(mesh.axes, places) if len(set(along.tolist())) > 1)
+
+
+def torus_seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:
+  """The least time that a collective's bytes take on the torus.
+
+  A group's devices lie in a box of chips, which all groups that lie in it share. AllReduces go round rings along every
+  axis of the box and both ways at once; AllGather and ReduceScatter are half of one. Half of what an AllToAll sends
+  crosses the middle of the box's longest axis, as the whole of its chips' links there allow: with a square box its time
+  grows with the square root of the devices. Where an axis does not go all the way round a pod its ends are not linked,
+  and a cut has half the links.
+
+  Args:
+    kind: one of hlo.COLLECTIVES.
+    size: bytes that a device takes or gives.
+    groups: [groups, devices of a group], numbers in `devices`.
+    devices: with `coords` of their chip.
+    chip: of the devices.
+  """
+  coords = np.array([devices[i].coords for i in groups[0]])
+  box = coords.max(axis=0) - coords.min(axis=0) + 1
+  n, members = groups.shape[1], len({tuple(c) for c in coords.tolist()})
+  if n == 1 or not size:
+    return 0.0
+  if members == 1:  # the cores of one chip, which talk through its memory
+    return size / chip.hbm_bandwidth
+  spanned = [int(extent) for extent in box if extent > 1]
+  ways = lambda extent: 2 if extent >= chip.wraps else 1
+  hops = sum(extent // 2 if ways(extent) == 2 else extent - 1 for extent in spanned)
+  longest = max(spanned)
+  sharing = math.prod(spanned) / members  # groups whose rings pass through the same links
+  if kind == 'all-to-all':
+    cut = ways(longest) * math.prod(spanned) // longest
+    return math.prod(spanned) * chip.devices * size / 4 / (cut * chip.link_bandwidth) + hops * chips.HOP_SECONDS
+  if kind == 'collective-permute':
+    return size / chip.link_bandwidth + hops * chips.HOP_SECONDS
+  links = sum(ways(extent) for extent in spanned)
+  once = size * (members - 1) / members * sharing / (links * chip.link_bandwidth) + hops * chips.HOP_SECONDS
+  return 2 * once if kind == 'all-reduce' else once
+
+
+def advice(config: MtConfig, mesh: Mesh, used: memory.Memory, program: str) -> list[str]:
+  """What would make a program that does not fit smaller, the likeliest first; settings that are set already are not."""
+  gib = lambda n: f'{n / 2**30:.3g} GiB'
+  held, made = used.weights + used.slots, used.activations + used.temporaries
+  setting = lambda name: getattr(config, name, None)
+  state, work = [], []
+  if not mesh.split_dense:
+    state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
+  if program == 'train':
+    if setting('remat') not in (None, 'block'):
+      work.append(f"remat = 'block': keep only the inputs of blocks; activations take {gib(used.activations)}")
+    if setting('scan_layers') is False:
+      work.append('scan_layers = True: one block at a time is all that can be in memory')
+    if setting('micro_batches'):
+      more = 2 * config.micro_batches
+      work.append(
+        f'micro_batches = {more}: a part of the batch at a time; activations and temporaries take {gib(made)}'
+      )
+  if config.activation_dtype == 'float32':
+    work.append("activation_dtype = 'bfloat16': half the bytes of activations")
+  if config.num_experts:
+    more = 2 * config.num_groups
+    work.append(f'num_groups = {more}: smaller groups make masks [G, S, X] of fewer slots')
+  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch; or a larger topology')
+  return state + work if held > made else work + state

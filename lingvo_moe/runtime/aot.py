@@ -1,0 +1,204 @@
+"""Compiles a Program for devices that are not there: a TPU pod by libtpu's compiler, or a mesh of virtual CPU devices.
+
+jax2tf cannot lower TensorFlow's CPU build for a TPU. So the traced program is exported as for a CPU, with its
+annotations, and what was exported is lowered and compiled for the devices of a topology description. Nothing is
+allocated, and no TPU is looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.chips import Topology
+from lingvo_moe.errors import UserError
+from lingvo_moe.program import Program
+from lingvo_moe.xla_sharding import Mesh
+
+try:
+  import jax
+  from jax import export
+  from jax.experimental import topologies
+except ImportError as e:
+  raise UserError(
+    f'compiling for a mesh needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
+  ) from None
+
+from lingvo_moe.runtime import spmd
+from lingvo_moe.runtime.lowering import Lowering
+
+# libtpu looks for the machine that it is on unless it is told not to, and admits one process at a time.
+_LIBTPU = {
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_ACCELERATOR_TYPE': 'v5e-8',
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
+_ALLOCATION = re.compile(r'^allocation \d+: size (\d+), (.*):$', re.MULTILINE)
+_REFUSED = re.compile(r'[^.]*exceed[^\n]*')
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """A compiled program, as far as it is told: sizes are bytes of one device.
+
+  Attributes:
+    text: the program after all optimisations.
+    trace_seconds: for TensorFlow to trace it, and JAX to lower it.
+    compile_seconds: for XLA.
+    program_bytes: of machine code; of text where XLA does not say.
+    arguments: the state and the batch.
+    outputs: the new state and what else is returned.
+    aliased: of the outputs, what takes the place of arguments.
+    temporaries: everything else while it runs.
+    devices: by the numbers that the program gives them.
+    refused: the compiler's answer where the program does not fit; '' where it does.
+  """
+
+  text: str
+  trace_seconds: float
+  compile_seconds: float
+  program_bytes: int
+  arguments: int
+  outputs: int
+  aliased: int
+  temporaries: int
+  devices: list[jax.Device]
+  refused: str = ''
+
+
+class AotRuntime:
+  """Compiles a Program's steps for a mesh; it has no state and runs none.
+
+  Args:
+    program: what to compile.
+    mesh: of as many devices as the topology has.
+    topology: the TPU slice; None: virtual devices of this CPU.
+  """
+
+  def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
+    if topology and topology.num_devices != mesh.num_devices:
+      raise UserError(
+        f'a mesh has as many devices as the topology; saw --mesh={mesh} of {mesh.num_devices} for {topology} of '
+        f'{topology.num_devices}: change either'
+      )
+    self.program = program
+    self.mesh = mesh
+    self._topology = topology
+    self._lowering = Lowering(program, mesh, devices_of(topology) if topology else spmd.connect(mesh))
+
+  def train(self, batch: Mapping[str, Any]) -> Compiled:
+    """The train step, for batches of some shapes."""
+    return self._compile(
+      self.program.train_step,
+      (self._lowering.state(), self._lowering.batch(batch)),
+      out_shardings=(self._lowering.shardings, None),
+      donate=(0,),
+    )
+
+  def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any]) -> Compiled:
+    """f(weights, batch), whose result every device holds whole."""
+    state = {'weights': self._lowering.state()['weights']}
+    return self._compile(
+      lambda state, batch: f(state['weights'], batch),
+      (state, self._lowering.batch(batch)),
+      out_shardings=self._lowering.whole,
+    )
+
+  def _compile(self, f, arguments, out_shardings, donate=()) -> Compiled:
+    begun = time.perf_counter()
+    traced = self._lowering.traced(f)
+    with _first_line_only():
+      if self._topology:
+        exported = export.export(
+          jax.jit(traced), platforms=('cpu',), disabled_checks=[export.DisabledSafetyCheck.platform()]
+        )(*jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments))
+        traced = exported.call
+      lowered = jax.jit(traced, out_shardings=out_shardings, donate_argnums=donate).lower(*arguments)
+    lowered_at = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+      # What is dumped is all there is of a program that does not fit.
+      options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True} if self._topology else {}
+      try:
+        told = _of(lowered.compile(compiler_options=options))
+      except jax.errors.JaxRuntimeError as e:
+        if 'RESOURCE_EXHAUSTED' not in str(e):
+          raise
+        told = {**_dumped(folder), 'refused': _REFUSED.search(str(e))[0].strip()}
+    seconds = {'trace_seconds': lowered_at - begun, 'compile_seconds': time.perf_counter() - lowered_at}
+    return Compiled(**told, **seconds, devices=self._lowering.devices)
+
+
+def devices_of(topology: Topology) -> list[jax.Device]:
+  """The devices of a TPU slice, of which this machine needs none.
+
+  Raises:
+    UserError: libtpu is not installed, or there is no such slice.
+  """
+  for name, value in _LIBTPU.items():
+    os.environ.setdefault(name, value)
+  os.environ.pop('TPU_LOAD_LIBRARY', None)
+  try:
+    return topologies.get_topology_desc(platform='tpu', topology_name=str(topology)).devices
+  except jax.errors.JaxRuntimeError as e:
+    line = str(e).splitlines()[0]
+    if 'libtpu' in line or 'plugin' in line:
+      raise UserError(
+        f'compiling for a TPU needs its compiler, which did not load ({line}): pip install "lingvo_moe[tpu-aot]"'
+      ) from None
+    raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
+
+
+def _of(program: jax.stages.Compiled) -> dict[str, Any]:
+  text, memory = program.as_text(), program.memory_analysis()
+  return {
+    'text': text,
+    'program_bytes': memory.generated_code_size_in_bytes or len(text),
+    'arguments': memory.argument_size_in_bytes,
+    'outputs': memory.output_size_in_bytes,
+    'aliased': memory.alias_size_in_bytes,
+    'temporaries': memory.temp_size_in_bytes,
+  }
+
+
+def _dumped(folder: str) -> dict[str, Any]:
+  """What the compiler wrote of a program before it refused it."""
+  text = _read(folder, '*after_optimizations.txt')
+  sizes = {'parameter': 0, 'preallocated-temp': 0, 'maybe-live-out': 0}
+  aliased = 0
+  for size, notes in _ALLOCATION.findall(_read(folder, '*after_optimizations-buffer-assignment.txt')):
+    kind = next((kind for kind in sizes if kind in notes), None)
+    if kind:
+      sizes[kind] += int(size)
+    if 'parameter' in notes and 'maybe-live-out' in notes:
+      aliased += int(size)
+  return {
+    'text': text,
+    'program_bytes': 0,
+    'arguments': sizes['parameter'],
+    'outputs': sizes['maybe-live-out'] + aliased,
+    'aliased': aliased,
+    'temporaries': sizes['preallocated-temp'],
+  }
+
+
+def _read(folder: str, pattern: str) -> str:
+  for path in glob.glob(os.path.join(folder, pattern)):
+    with open(path, encoding='utf-8') as f:
+      return f.read()
+  return ''
+
+
+@contextlib.contextmanager
+def _first_line_only() -> Iterator[None]:
+  try:
+    yield
+  except UserError as e:
+    raise UserError(str(e).split('\n')[0]) from None  # below it JAX writes how it came to be tracing

@@ -1,0 +1,164 @@
+#!/usr/bin/env python
+"""python tools/cost.py --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--mesh=...] [--batch_tokens=...] [--json=FILE]
+
+Compiles a model's train step (or, with --program=decode, flat beam search) for a TPU slice that is not there, with
+libtpu's compiler, and prints what it would cost: compile time and program size; a device's memory, by what it is for,
+against what the compiler allows; FLOPs, every collective with the mesh axes it spans and the layer that caused it, and
+the time of a step by part of the model, as a roofline. Only shapes are needed: nothing is allocated and nothing is run.
+
+A topology is chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16,
+tpu7x:4x4x4. Of v2, v3, v4 and tpu7x a chip is two devices. --platform=cpu tells of a mesh of virtual CPU devices,
+without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many target ones.
+The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts. The exit status is 1
+where the program does not fit; what takes the memory is told, and which settings would take less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.errors import UserError
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
+
+_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
+_TOPOLOGY = flags.DEFINE_string('topology', '', "A TPU slice, such as 'v3:32x32'.")
+_PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topology; cpu: virtual devices of --mesh.')
+_MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128'.")
+_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
+_BATCH_TOKENS = flags.DEFINE_integer('batch_tokens', 0, "Source positions of a batch; 0: the model's.", lower_bound=0)
+_PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'decode'], 'What to compile.')
+_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE2048E36L.max_length = 128'; may be repeated.")
+_JSON = flags.DEFINE_string('json', None, 'Where to write the report for machines.')
+_MARKDOWN = flags.DEFINE_string('markdown', None, 'Where to write it as a page of Markdown.')
+
+_GIB = 2**30
+
+
+def table(report, title: str = '', markdown: bool = False) -> str:
+  """A report for people: lines of text or, with headings and tables, of Markdown."""
+  sections = [*_summary(report), _memory(report), _largest(report), _parts(report), _collectives(report)]
+  heading = f'{report.model}, {report.program}, on {report.platform}, mesh {report.mesh}'
+  lines = [f'# {heading}' if markdown else heading, '']
+  for name, columns, rows in sections:
+    if not rows:
+      continue
+    lines += [f'## {name}' if markdown else name, '']
+    lines += _markdown(columns, rows) if markdown else _aligned(columns, rows)
+    lines.append('')
+  return '\n'.join(lines + _verdict(report))
+
+
+def _summary(report) -> list:
+  rows = [
+    ('weights', f'{report.weights:,}'),
+    ('devices', f'{report.devices}'),
+    ('source tokens a batch', f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'),
+    ('seconds to trace and lower', f'{report.trace_seconds:.1f}'),
+    ('seconds to compile', f'{report.compile_seconds:.1f}'),
+    ('program', f'{report.program_bytes / 2**20:.1f} MiB'),
+    ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
+  ]
+  if report.flops_share_of_peak is not None:
+    rows.append(("of peak, at the compiler's estimate", f'{report.flops_share_of_peak:.1%}'))
+  if report.step_seconds_compiler is not None:
+    rows.append(("seconds a step, at the compiler's estimate", f'{report.step_seconds_compiler:.4g}'))
+  if report.step_seconds_roofline is not None:
+    rows.append(('seconds a step, at least (roofline)', f'{report.step_seconds_roofline:.4g}'))
+  return [('What', ('', ''), rows)]
+
+
+def _memory(report) -> tuple:
+  used = dataclasses.asdict(report.memory_per_device)
+  rows = [(name, f'{size / _GIB:.3f}') for name, size in used.items() if size is not None]
+  return 'Memory of a device', ('', 'GiB'), rows
+
+
+def _largest(report) -> tuple:
+  rows = [(f'{held.bytes / _GIB:.3f}', held.shape, held.layer, held.op) for held in report.largest]
+  return 'Largest values when most is in memory', ('GiB', 'shape', 'layer', 'operation'), rows
+
+
+def _parts(report) -> tuple:
+  rows = []
+  for name, part in report.parts.items():
+    row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
+    if report.step_seconds_roofline:
+      both = part.compute_seconds + part.collective_seconds
+      milliseconds = [f'{1e3 * s:.4g}' for s in (part.compute_seconds, part.collective_seconds)]
+      row += [*milliseconds, f'{both / report.step_seconds_roofline:.1%}']
+    rows.append(row)
+  times = ('ms computing', 'ms in collectives', 'of the step') if report.step_seconds_roofline else ()
+  return 'By part, of a device and step', ('', 'GFLOPs', 'GB moved', *times), rows
+
+
+def _collectives(report) -> tuple:
+  rows = []
+  for c in sorted(report.collectives, key=lambda c: -c.count * c.bytes):
+    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part]
+    rows.append([*row, f'{1e3 * c.seconds:.4g}'] if c.seconds is not None else row)
+  times = ('ms',) if report.step_seconds_roofline else ()
+  return 'Collectives', ('kind', 'times', 'MiB a device', 'axes', 'layer', 'part', *times), rows
+
+
+def _aligned(columns, rows) -> list[str]:
+  rows = [columns, *rows] if any(columns) else rows
+  widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+  return ['  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _markdown(columns, rows) -> list[str]:
+  line = lambda cells: f'| {" | ".join(cells)} |'
+  return [line(columns), line(['---'] * len(columns)), *map(line, rows)]
+
+
+def _verdict(report) -> list[str]:
+  if report.fits:
+    return ['It fits.']
+  return [f'It does not fit: {report.refused}', 'What would take less:', *(f'  {line}' for line in report.advice)]
+
+
+def main(argv):
+  del argv
+  from lingvo_moe import configuration
+
+  config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
+  if _BATCH_TOKENS.value:
+    config = dataclasses.replace(config, batch_tokens=_BATCH_TOKENS.value)
+  mesh, topology = _where(config)
+  from lingvo_moe import cost
+
+  report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value)
+  print(table(report))
+  if _JSON.value:
+    with open(_JSON.value, 'w', encoding='utf-8') as f:
+      json.dump(report.to_json(), f, indent=2)
+  if _MARKDOWN.value:
+    with open(_MARKDOWN.value, 'w', encoding='utf-8') as f:
+      f.write(table(report, markdown=True) + '\n')
+  return 0 if report.fits else 1
+
+
+def _where(config):
+  """(the mesh, the topology or None)."""
+  from lingvo_moe.chips import Topology
+  from lingvo_moe.xla_sharding import Mesh
+
+  if _PLATFORM.value == 'cpu':
+    if _TOPOLOGY.value or not _MESH.value:
+      raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology")
+    return Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value), None
+  if not _TOPOLOGY.value:
+    raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
+  topology = Topology.parse(_TOPOLOGY.value)
+  mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
+  return Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology
+
+
+if __name__ == '__main__':
+  app.run(main)
