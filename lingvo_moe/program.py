@@ -93,7 +93,8 @@ class Program:
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
-    state, applied = self.apply(state, grads)
+    with tf.name_scope('update'):
+      state, applied = self.apply(state, grads)
     return state, {**metrics, **applied}
 
   def gradients(

@@ -211,6 +211,7 @@ class Mesh:
 
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
+_recorded: contextvars.ContextVar[list | None] = contextvars.ContextVar('recorded', default=None)
 _manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default=False)
 
 
@@ -222,6 +223,16 @@ def use(mesh: Mesh | None) -> Iterator[None]:
     yield
   finally:
     _mesh.reset(token)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
+  """Notes the annotations that are made meanwhile, in the bodies of loops too."""
+  token = _recorded.set([])
+  try:
+    yield _recorded.get()
+  finally:
+    _recorded.reset(token)
 
 
 def current() -> Mesh | None:
@@ -408,6 +419,8 @@ def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
   """Annotates a tensor with a sharding in XLA's own form."""
   y = tf2xla.sharding(x, sharding=sharding.SerializeToString())
   mark(y, sharding)
+  if _recorded.get() is not None:
+    _recorded.get().append((y, sharding))
   return y
 
 

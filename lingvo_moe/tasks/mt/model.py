@@ -115,7 +115,8 @@ class TranslationModel:
     target_tokens = _count(batch['tgt_segments'])
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
-    xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
+    with tf.name_scope('softmax'):
+      xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
     aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
     aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
