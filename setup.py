@@ -40,14 +40,14 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
-    # setuptools and wheel: tests/test_packaging.py builds a wheel. jax: the runtime on a mesh.
+    # setuptools and wheel: tests/test_packaging.py builds a wheel. jax[tpu]: a mesh, and the compiler for TPUs.
     'test': [
       'hypothesis>=6.100',
       'pytest>=8.0',
       'ruff==0.17.*',
       'setuptools>=64',
       'wheel',
-      f'jax{JAX}',
+      f'jax[tpu]{JAX}',
       f'jaxlib{JAX}',
     ],
   },

@@ -11,7 +11,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +56,7 @@ _SCOPES = {
   'softmax': 'softmax',
   'update': 'optimiser',
 }
+_NUMBER = re.compile(r'_\d+$')  # that TensorFlow adds to a scope's name where it comes again
 # What computes nothing and moves nothing: it names values that are there, or begins what another line ends.
 _FREE = frozenset(
   ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
@@ -97,7 +100,8 @@ class Report:
     batch_tokens: source positions of a batch; as many target positions in training.
     trace_seconds: for TensorFlow and JAX.
     compile_seconds: for XLA.
-    program_bytes: of machine code.
+    program_bytes: of the compiled program's text, which is there whether it fits or not.
+    code_bytes: of machine code.
     memory_per_device: see memory.Memory.
     largest: what takes the memory at its peak, largest first.
     collectives: see CollectiveCost.
@@ -122,6 +126,7 @@ class Report:
   trace_seconds: float
   compile_seconds: float
   program_bytes: int
+  code_bytes: int
   memory_per_device: memory.Memory
   largest: list[memory.Held]
   collectives: list[CollectiveCost]
@@ -170,7 +175,7 @@ def estimate(
     batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
-    advice=[] if fits else advice(config, mesh, told['memory_per_device'], program),
+    advice=[] if fits else advice(config, mesh, told['memory_per_device'], told['largest'], program),
     **told,
   )
 
@@ -217,7 +222,8 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'devices': mesh.num_devices,
     'trace_seconds': compiled.trace_seconds,
     'compile_seconds': compiled.compile_seconds,
-    'program_bytes': compiled.program_bytes,
+    'program_bytes': len(compiled.text),
+    'code_bytes': compiled.code,
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
@@ -234,8 +240,9 @@ def part_of(op_name: str) -> str:
   """The part of the model that an operation belongs to, by the innermost name scope that tells."""
   steps = op_name.rpartition('call_tf/')[2].split('/')
   for step in reversed(steps):
-    if step in _SCOPES:
-      return _SCOPES[step]
+    part = _SCOPES.get(_NUMBER.sub('', step))
+    if part:
+      return part
   if 'moe' in steps:  # of what stands there outside of all scopes, the first product makes the gates' logits
     return 'gating' if 'einsum' in steps else 'feed-forward'
   return 'other'
@@ -243,17 +250,19 @@ def part_of(op_name: str) -> str:
 
 @contextlib.contextmanager
 def named_parts() -> Iterator[None]:
-  """Puts the parts of the model that have no name scope of their own into one, for whatever is traced meanwhile."""
+  """Puts the parts of a model that have no name scope of their own into one, for whatever is traced meanwhile."""
+  within = lambda scope: functools.partial(_scoped, scope=scope)
   named = [
-    (gating, 'top2_gating', 'gating'),
-    (embedding.Embedding, 'logits', 'softmax'),
-    (model, 'softmax_loss', 'softmax'),
-    (Program, 'apply', 'update'),
-    *((kind, verb, verb) for kind in dispatch.DISPATCHERS.values() for verb in ('dispatch', 'combine')),
+    (gating, 'top2_gating', within('gating')),
+    (embedding.Embedding, 'logits', within('softmax')),
+    (model, 'softmax_loss', within('softmax')),
+    (Program, 'apply', within('update')),
+    *((kind, verb, within(verb)) for kind in dispatch.DISPATCHERS.values() for verb in ('dispatch', 'combine')),
+    (tf, 'custom_gradient', _scoped_gradient),
   ]
   saved = [getattr(owner, name) for owner, name, _ in named]
-  for (owner, name, scope), function in zip(named, saved):
-    setattr(owner, name, _scoped(function, scope))
+  for (owner, name, scoped), function in zip(named, saved):
+    setattr(owner, name, scoped(function))
   try:
     yield
   finally:
@@ -267,6 +276,25 @@ def _scoped(function: Callable, scope: str) -> Callable:
       return function(*args, **kwargs)
 
   return within_scope
+
+
+def _scoped_gradient(custom_gradient: Callable) -> Callable:
+  """tf.custom_gradient, but that a gradient is named after its function, as TensorFlow's own gradients are."""
+
+  def decorate(function):
+    def with_named_gradient(*args):
+      scope = tf.get_current_name_scope()
+      result, gradient = function(*args)
+
+      def named_gradient(*upstream):
+        with tf.name_scope(f'gradient_tape/{scope}/'):  # which a slash at the end makes a whole path
+          return gradient(*upstream)
+
+      return result, named_gradient
+
+    return custom_gradient(with_named_gradient)
+
+  return decorate
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
@@ -367,9 +395,12 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
 
 def _collective_part(collective: hlo.Collective, axes: Sequence[str]) -> str:
   """AllReduces over devices that differ in their data sum gradients, most of them: that is work for the update."""
+  op_name = collective.instruction.op_name
   if collective.kind == 'all-reduce' and 'model' not in axes:
     return 'optimiser'
-  return part_of(collective.instruction.op_name)
+  if collective.kind == 'all-to-all' and '/moe/' in op_name:  # between groups and experts, whatever it is named after
+    return 'dispatch/combine'
+  return part_of(op_name)
 
 
 def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
@@ -416,28 +447,29 @@ def torus_seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[An
   return 2 * once if kind == 'all-reduce' else once
 
 
-def advice(config: MtConfig, mesh: Mesh, used: memory.Memory, program: str) -> list[str]:
-  """What would make a program that does not fit smaller, the likeliest first; settings that are set already are not."""
+def advice(
+  config: MtConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
+) -> list[str]:
+  """Settings that would make a program smaller that does not fit, the likeliest first; those that are set are left out."""
   gib = lambda n: f'{n / 2**30:.3g} GiB'
   held, made = used.weights + used.slots, used.activations + used.temporaries
   setting = lambda name: getattr(config, name, None)
-  state, work = [], []
+  work, state = [], []
+  if program == 'train':
+    if setting('scan_layers') is False:
+      work.append('scan_layers = True: one block at a time is in memory, of forward and backward')
+    if setting('remat') not in (None, 'block'):
+      work.append(f"remat = 'block': only the inputs of blocks are kept; activations take {gib(used.activations)}")
+    if setting('micro_batches'):
+      work.append(f'micro_batches = {2 * config.micro_batches}: half as many rows at a time')
+  if config.activation_dtype == 'float32':
+    work.append("activation_dtype = 'bfloat16': half the bytes of most activations")
+  if config.num_experts and any('/moe/' in value.op for value in largest):
+    work.append(f'num_groups = {2 * config.num_groups}: smaller groups make smaller masks [G, S, X]')
+  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch')
+  work.append(f'a larger topology; activations and temporaries take {gib(made)}')
   if not mesh.split_dense:
     state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
-  if program == 'train':
-    if setting('remat') not in (None, 'block'):
-      work.append(f"remat = 'block': keep only the inputs of blocks; activations take {gib(used.activations)}")
-    if setting('scan_layers') is False:
-      work.append('scan_layers = True: one block at a time is all that can be in memory')
-    if setting('micro_batches'):
-      more = 2 * config.micro_batches
-      work.append(
-        f'micro_batches = {more}: a part of the batch at a time; activations and temporaries take {gib(made)}'
-      )
-  if config.activation_dtype == 'float32':
-    work.append("activation_dtype = 'bfloat16': half the bytes of activations")
-  if config.num_experts:
-    more = 2 * config.num_groups
-    work.append(f'num_groups = {more}: smaller groups make masks [G, S, X] of fewer slots')
-  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch; or a larger topology')
-  return state + work if held > made else work + state
+  if used.hbm and held > used.hbm / 4:
+    return state + work
+  return work + state
