@@ -113,12 +113,6 @@ class Instruction:
     return found
 
   @property
-  def trip_count(self) -> int:
-    """How often a while loop runs; 1 where XLA does not know."""
-    known = _TRIPS.search(self.attributes)
-    return int(known[1]) if known else 1
-
-  @property
   def estimated_cycles(self) -> int:
     """The TPU compiler's estimate of one execution; 0 where it gives none."""
     estimate = _CYCLES.search(self.attributes)
@@ -181,6 +175,22 @@ class Module:
     for computation in self.computations.values():
       yield from computation.instructions
 
+  def trip_count(self, loop: Instruction) -> int:
+    """How often a while loop runs; 1 where that cannot be told.
+
+    What XLA says or, as the TPU compiler says nothing, the limit that the loop's condition compares a number with: a
+    loop that counts from 0 by ones, as all of ours do, runs as often.
+    """
+    known = _TRIPS.search(loop.attributes)
+    if known:
+      return int(known[1])
+    condition = self.computations.get(loop.called.get('condition', ''))
+    if condition and condition.root.opcode == 'compare' and 'direction=LT' in condition.root.attributes:
+      limit = condition.operands(condition.root)[-1]
+      if limit.opcode == 'constant':
+        return int(limit.attributes.split(')')[0])
+    return 1
+
   @functools.cached_property
   def executions(self) -> dict[str, int]:
     """How often each computation is executed, by name; one that is only applied within an instruction is not listed.
@@ -194,7 +204,7 @@ class Module:
       for instruction in computation.instructions:
         for role, name in instruction.called.items():
           if name in self.computations and (role != 'to_apply' or instruction.opcode == 'call'):
-            trips = instruction.trip_count if role in ('body', 'condition') else 1
+            trips = self.trip_count(instruction) if role in ('body', 'condition') else 1
             visit(self.computations[name], times * trips)
 
     visit(self.entry, 1)

@@ -58,6 +58,17 @@ def test_a_loop_runs_its_body_as_often_as_its_trip_count():
   assert module.fused == {'fused'}
 
 
+def test_a_loop_of_which_xla_says_nothing_runs_up_to_the_limit_of_its_condition():
+  untold = LOOP.replace(', backend_config={"known_trip_count":{"n":"6"}}', '')
+  assert hlo.parse(untold).executions['body'] == 1
+  counting = untold.replace(
+    'ROOT %less = pred[] constant(true)',
+    '%limit = s32[] constant(5)\n  %i = s32[] get-tuple-element(%q), index=0\n'
+    '  ROOT %less = pred[] compare(%i, %limit), direction=LT',
+  )
+  assert hlo.parse(counting).executions['body'] == 5
+
+
 def test_flops_of_a_product_within_a_fusion_within_a_loop():
   module = hlo.parse(LOOP)
   counted = [(i.name, times * hlo.flops(c, i)) for c, i, times in module.executed() if hlo.flops(c, i)]
