@@ -135,15 +135,6 @@ def test_parts_by_name(op_name, part):
   assert cost.part_of(op_name) == part
 
 
-def test_scopes_are_taken_away_again():
-  from lingvo_moe.layers import gating
-
-  before = gating.top2_gating
-  with cost.named_parts():
-    assert gating.top2_gating is not before
-  assert gating.top2_gating is before
-
-
 FUSED = """
 %slices (p: f32[9,100], q: f32[9,100], r: f32[1,100]) -> f32[9,100] {
   %p = f32[9,100]{1,0} parameter(0)
