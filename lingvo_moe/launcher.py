@@ -16,11 +16,11 @@ _POLL_SECONDS = 0.2
 def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
   """Runs `command` as `count` processes of one run; returns the first exit status that is not 0, else 0.
 
-  Each gets --coordinator, --num_processes and --process_id. Process 0 writes to our stdout and stderr, the others only
-  to stderr. SIGTERM and SIGINT are handed on.
+  Each gets --coordinator, --num_processes and --process_id. Process 0 has our stdin, stdout and stderr, the others only
+  stderr. SIGTERM and SIGINT are handed on.
   """
   address = f'127.0.0.1:{free_port()}'
-  output = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
+  output = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
   processes = [
     subprocess.Popen(
       [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}'],

@@ -57,12 +57,9 @@ def main(argv):
     corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)
-  lock = run.lock() if choice.leads else None  # held until the process ends
-  if choice.leads:
-    config = run.begin(FLAGS.model, config)
-  choice.wait_for_all()
-  if not choice.leads:
-    config = run.load()[1]
+  begin = lambda: (run.lock(), run.begin(FLAGS.model, config))  # locked until the process ends
+  lock, begun = choice.together(lambda: begin() if choice.leads else (None, None))
+  config = begun if choice.leads else run.load()[1]
   checkpoints = run.checkpoints(config.keep_checkpoints)
   vocabs = run.vocabs(config)
   cache_dir = FLAGS.cache_dir or run.file('cache')
@@ -70,18 +67,17 @@ def main(argv):
   feed = {'process_index': runtime.feed_index, 'process_count': runtime.feed_count, 'quiet': not choice.leads}
   train_input = TrainInput(config, cache_dir, vocabs=vocabs, **feed)
   dev_input = EvalInput(config, cache_dir, max_sentences=config.eval_sentences, vocabs=vocabs, **feed)
-  say = lambda text: print(text, file=sys.stderr) if choice.leads else None
-  say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
+  choice.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
 
   resumed = checkpoints.latest()
   if resumed is not None:
     warm_start.resume(runtime, checkpoints, resumed)
     ignored = f'; --init_from={FLAGS.init_from} is for new runs and is ignored' if FLAGS.init_from else ''
-    say(f'going on from step {resumed}{ignored}')
+    choice.say(f'going on from step {resumed}{ignored}')
   else:
     runtime.init()
     if FLAGS.init_from:
-      say(warm_start.take_weights(runtime, FLAGS.init_from, vocabs))
+      choice.say(warm_start.take_weights(runtime, FLAGS.init_from, vocabs))
   if choice.leads:
     run.unfinish()
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps) if choice.leads else reporting.NoLog()
@@ -111,7 +107,7 @@ def main(argv):
     evaluate(step)  # an interruption came between saving and evaluating
   reason = _reason_to_end(config, step, checkpoints.best())
   if reason:
-    say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
+    choice.say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
   batches = iter(train_input.dataset(step))
   while not reason:
     with log.waiting():
@@ -131,11 +127,11 @@ def main(argv):
     if stopping:
       saver.wait()
       log.close()
-      say(f'{stopping.name}: saved step {step}; the same command goes on from there')
+      choice.say(f'{stopping.name}: saved step {step}; the same command goes on from there')
       return 0 if stopping == signal.SIGTERM else 130
   log.close()
   best_step, best_loss = checkpoints.best() or (step, math.nan)
-  say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
+  choice.say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
   if choice.leads:
     run.finish(step, reason)
     lock.close()
