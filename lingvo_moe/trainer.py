@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from absl import flags
 
@@ -29,6 +30,13 @@ flags.DEFINE_integer('max_steps', None, "Where training ends; in place of the co
 flags.DEFINE_string('init_from', None, 'A log directory, or a checkpoint in one, whose weights to begin with.')
 flags.DEFINE_string('cache_dir', None, 'Where tokenised text is kept; <logdir>/cache unless given.')
 flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for every batch shape (--runtime=local).')
+flags.DEFINE_integer(
+  'steps_per_loop',
+  1,
+  'Steps in one call, at most, which a TPU runs in a loop on its host. A call ends where there is something to log, save '
+  'or evaluate, and where batches of another shape follow; SIGTERM is heeded after it.',
+  lower_bound=1,
+)
 runtime_flags.define()
 
 
@@ -50,6 +58,11 @@ def main(argv):
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
+  if FLAGS.steps_per_loop > config.log_every:
+    raise UserError(
+      f'a loop of steps ends where one is logged; saw --steps_per_loop={FLAGS.steps_per_loop} and '
+      f'log_every={config.log_every}: bind log_every = {FLAGS.steps_per_loop}, or loop over fewer'
+    )
   if config.data_dir:
     config = dataclasses.replace(config, data_dir=os.path.abspath(config.data_dir))
   # Before a vocabulary is made: both splits, and the checkpoint to begin with, must be there.
@@ -108,14 +121,14 @@ def main(argv):
   reason = _reason_to_end(config, step, checkpoints.best())
   if reason:
     choice.say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
-  batches = iter(train_input.dataset(step))
+  loops = in_loops(train_input.dataset(step), step, FLAGS.steps_per_loop, _stops(config))
   while not reason:
     with log.waiting():
-      batch = next(batches)
-    metrics = runtime.train_step(batch)
-    step = runtime.step
-    _require_finite(metrics, step, run, saver)
-    log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
+      loop = next(loops)
+    for metrics in runtime.train_steps(loop):
+      step += 1
+      _require_finite(metrics, step, run, saver)
+      log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
     if is_due():
       save(step)  # first, since evaluating takes a while
       evaluate(step)
@@ -135,6 +148,33 @@ def main(argv):
   if choice.leads:
     run.finish(step, reason)
     lock.close()
+
+
+def in_loops(batches: Iterable[Mapping], step: int, size: int, stops: Collection[int]) -> Iterator[list[Mapping]]:
+  """Batches in lists of one shape each.
+
+  Args:
+    batches: from that of the first update after `step` on.
+    step: updates made.
+    size: of a list at most.
+    stops: a list ends at every multiple of one of them.
+  """
+  shapes = lambda batch: {name: tuple(x.shape) for name, x in batch.items()}
+  loop = []
+  for batch in batches:
+    if loop and shapes(batch) != shapes(loop[0]):
+      yield loop
+      loop = []
+    loop.append(batch)
+    step += 1
+    if len(loop) == size or any(step % stop == 0 for stop in stops):
+      yield loop
+      loop = []
+
+
+def _stops(config) -> set[int]:
+  """After how many steps the trainer has something to do between them."""
+  return {config.log_every, config.eval_every, config.save_every, config.max_steps} - {0}
 
 
 def _reason_to_end(config, step, best):

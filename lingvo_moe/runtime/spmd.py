@@ -236,6 +236,10 @@ class SpmdRuntime:
       self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
       return jax.tree.map(_to_numpy, metrics)
 
+  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
+    """An update by each of some batches, one after the other; returns the metrics of each."""
+    return [self.train_step(batch) for batch in batches]
+
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
     with _told_of_losses():
