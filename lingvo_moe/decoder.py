@@ -24,6 +24,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
+from lingvo_moe.errors import ProcessLostError
 from lingvo_moe.errors import UserError
 
 
@@ -174,6 +175,8 @@ def _load(runtime, run, step: int, options: Options, choice: runtime_flags.Choic
   try:
     choice.together(lambda: inference.load_weights(runtime, checkpoints, step))
     return True
+  except ProcessLostError:
+    raise
   except UserError:
     time.sleep(min(options.poll_seconds, 1.0))  # dropping one takes a moment
     if not choice.lead(lambda: options.waits and step not in checkpoints.steps()):

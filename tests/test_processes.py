@@ -137,7 +137,7 @@ def test_what_one_process_knows_or_suffers_all_do(tmp_path):
     assert f"<{process}: [None, '', {'naïve ✓' * 9!r}, [1, {{'a': 0.1}}], {process}]>" in done.stderr
   assert done.stderr.count('said by') == done.stderr.count('said by 0') == 1
   assert done.returncode == 1 and done.stderr.count('error: process 1 has no room') == 1
-  assert 'not reached' not in done.stderr and 'Traceback' not in done.stderr
+  assert all(word not in done.stderr for word in ('not reached', 'Traceback', 'was lost'))
 
 
 SOURCES = ['eno', '', 'owt eno', 'nine ' * 60, 'eerht ruof evif', 'net xis']
@@ -216,11 +216,35 @@ def test_a_checkpoint_that_cannot_be_read_ends_all(run):
   assert done.stderr.count('damaged or cut short') == 1
 
 
+@pytest.mark.slow
+def test_a_decoder_that_waits_ends_when_another_process_is_lost(tmp_path):
+  command = [PYTHON, ROOT / 'tools' / 'launch.py', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
+  with open(tmp_path / 'said', 'w') as said:
+    launch = subprocess.Popen([*command, f'--logdir={tmp_path}/nothing', '--poll_seconds=0.2', *MESH], stderr=said)
+  deadline = time.monotonic() + 120
+  while 'waiting for a trainer to begin a run' not in (tmp_path / 'said').read_text():
+    assert launch.poll() is None and time.monotonic() < deadline
+    time.sleep(0.1)
+  os.kill(children(launch.pid)[1], signal.SIGKILL)
+  assert launch.wait(timeout=120) != 0
+  told = (tmp_path / 'said').read_text()
+  assert 'process 1 of 2 was lost (killed by SIGKILL)' in told
+  assert told.count('error: another process of this run was lost') == 1 and told.count('waiting for') == 1
+
+
 def test_the_launcher_tells_who_was_lost_and_ends_the_rest(capfd):
   script = 'import sys, time; i = int(sys.argv[-1][-1]); time.sleep(0.2); sys.exit(3) if i == 1 else None'
   assert launcher.launch([PYTHON, '-c', script], 3) == 3
   # By then process 0 and 2 had ended by themselves or were ended.
   assert 'process 1 of 3 was lost (exit status 3)' in capfd.readouterr().err
+
+
+def test_a_mistake_is_no_loss(capfd):
+  assert launcher.launch([PYTHON, '-c', 'import sys; sys.exit(1)'], 2) == 1
+  assert capfd.readouterr().err == ''
+  script = 'import sys; sys.exit(int(sys.argv[-1][-1]))'  # process 1 alone
+  assert launcher.launch([PYTHON, '-c', script], 2) == 1
+  assert 'process 1 of 2 was lost (exit status 1)' in capfd.readouterr().err
 
 
 def test_the_launcher_hands_sigterm_on(tmp_path):
