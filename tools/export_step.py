@@ -24,7 +24,6 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'The step: train or eval.')
 
 def main(argv):
   del argv
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # nothing is run here
   from lingvo_moe import configuration
   from lingvo_moe import export
   from lingvo_moe.tasks.mt.random_batch import random_batch
@@ -37,4 +36,5 @@ def main(argv):
 
 
 if __name__ == '__main__':
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; nothing is run here
   app.run(main)
