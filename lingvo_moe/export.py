@@ -8,6 +8,7 @@ run.py           runs the step some times (exported_run.py)
 
 TensorFlow lowers for CPUs, for that is where it runs here. What it writes is StableHLO with no platform's own
 operations in it, so the check that would tie it to CPUs is left out, and JAX compiles it for the devices it finds.
+NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import exported_run
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
 from lingvo_moe.errors import UserError
@@ -35,6 +35,8 @@ try:
   from jax.experimental.jax2tf import call_tf
 except ImportError as e:
   raise UserError(f'exporting needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+
+from lingvo_moe import exported_run
 
 PROGRAMS = ('train', 'eval')
 
