@@ -376,9 +376,19 @@ def _convolution_flops(instruction: Instruction, lhs: tuple[int, ...], rhs: tupl
 
 
 def _products(inputs, outputs, kernel, stride, pad, lhs_dilation, rhs_dilation) -> int:
-  """Pairs of output and kernel position along an axis that meet an element of the input."""
-  at = np.arange(outputs)[:, None] * stride + np.arange(kernel)[None, :] * rhs_dilation - pad
-  return int(np.sum((at >= 0) & (at % lhs_dilation == 0) & (at // lhs_dilation < inputs)))
+  """Pairs of output and kernel position, o and k, along an axis that meet an element of the input.
+
+  They meet at o * stride + k * rhs_dilation - pad of an input with lhs_dilation - 1 holes between elements. An axis may
+  be tens of thousands long, so pairs are counted for each o by arithmetic, as k = k0 modulo some step, within a range.
+  """
+  base = np.arange(outputs) * stride - pad
+  common = math.gcd(lhs_dilation, rhs_dilation)
+  step = lhs_dilation // common
+  k0 = -(base // common) * pow(rhs_dilation // common, -1, step) % step
+  low = np.maximum(0, -(base // rhs_dilation))
+  high = np.minimum(kernel - 1, ((inputs - 1) * lhs_dilation - base) // rhs_dilation)
+  count = (high - k0) // step - (low - k0 + step - 1) // step + 1
+  return int(np.sum(np.where(base % common == 0, np.maximum(count, 0), 0)))
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -165,6 +165,25 @@ def test_flops_of_convolutions_leave_padding_out(lhs, rhs, out, window, labels, 
   assert hlo.flops(computation, computation.root) == 2 * products
 
 
+def test_pairs_that_meet_are_those_of_a_plain_loop():
+  rng = np.random.default_rng(0)
+  for _ in range(300):
+    inputs, outputs, kernel, stride, lhs_dilation, rhs_dilation = rng.integers(1, 7, 6).tolist()
+    pad = int(rng.integers(-3, 9))
+    elements = {i * lhs_dilation for i in range(inputs)}
+    met = [o * stride + k * rhs_dilation - pad in elements for o in range(outputs) for k in range(kernel)]
+    window = f'size={kernel} stride={stride} pad={pad}_0 lhs_dilate={lhs_dilation} rhs_dilate={rhs_dilation}'
+    text = f"""
+ENTRY %main {{
+  %l = f32[1,{inputs},1]{{2,1,0}} parameter(0)
+  %r = f32[1,{kernel},1]{{2,1,0}} parameter(1)
+  ROOT %c = f32[1,{outputs},1]{{2,1,0}} convolution(%l, %r), window={{{window}}}, dim_labels=b0f_i0o->b0f
+}}
+"""
+    (computation,) = hlo.parse(text).computations.values()
+    assert hlo.flops(computation, computation.root) == 2 * sum(met), window
+
+
 def test_groups_of_a_transposed_grid_are_of_its_columns():
   ids = np.arange(24).reshape(2, 3, 4)
   found = hlo.groups("replica_groups=mesh['x'=2,'y'=3,'z'=4] {'x','z'}")
