@@ -97,6 +97,7 @@ class Report:
     program_bytes: of the compiled program's text, which is there whether it fits or not.
     code_bytes: of machine code.
     memory_per_device: see memory.Memory.
+    uncounted_loops: loops of which it is not known how often they run: they count once.
     largest: what takes the memory at its peak, largest first.
     collectives: see CollectiveCost.
     collective_counts: executions in a step by kind.
@@ -121,6 +122,7 @@ class Report:
   compile_seconds: float
   program_bytes: int
   code_bytes: int
+  uncounted_loops: int
   memory_per_device: memory.Memory
   largest: list[memory.Held]
   collectives: list[CollectiveCost]
@@ -217,6 +219,9 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'compile_seconds': compiled.compile_seconds,
     'program_bytes': len(compiled.text),
     'code_bytes': compiled.code,
+    'uncounted_loops': sum(
+      i.opcode == 'while' and hlo.trip_count(module, c, i) is None for c, i, _ in module.executed()
+    ),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
@@ -410,7 +415,7 @@ def advice(
     work.append(f'num_groups = {2 * config.num_groups}: smaller groups make smaller masks [G, S, X]')
   work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch')
   work.append(f'a larger topology; activations and temporaries take {gib(made)}')
-  if not mesh.split_dense:
+  if not mesh.split_dense and held > made / 20:
     state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
   if used.hbm and held > used.hbm / 4:
     return state + work

@@ -186,7 +186,7 @@ class _Lives:
     if instruction.opcode == 'tuple':
       return [value for i in range(len(instruction.operands)) for value in of(i)]
     if instruction.opcode == 'get-tuple-element':
-      index = int(re.search(r'index=(\d+)', instruction.attributes)[1])
+      index = hlo.element_index(instruction)
       return of(0)[index : index + 1]
     if instruction.opcode in _NAMES_A_VALUE or instruction.opcode == 'dynamic-update-slice':
       return of(0)

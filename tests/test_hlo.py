@@ -58,15 +58,80 @@ def test_a_loop_runs_its_body_as_often_as_its_trip_count():
   assert module.fused == {'fused'}
 
 
-def test_a_loop_of_which_xla_says_nothing_runs_up_to_the_limit_of_its_condition():
-  untold = LOOP.replace(', backend_config={"known_trip_count":{"n":"6"}}', '')
-  assert hlo.parse(untold).executions['body'] == 1
-  counting = untold.replace(
-    'ROOT %less = pred[] constant(true)',
-    '%limit = s32[] constant(5)\n  %i = s32[] get-tuple-element(%q), index=0\n'
-    '  ROOT %less = pred[] compare(%i, %limit), direction=LT',
-  )
-  assert hlo.parse(counting).executions['body'] == 5
+COUNTED = """
+%at_most (p0: s32[], p1: s32[]) -> pred[] {
+  %p0 = s32[] parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %below = pred[] compare(%p0, %p1), direction=LT
+}
+
+%next (p0: s32[]) -> s32[] {
+  %p0 = s32[] parameter(0)
+  %two = s32[] constant(2)
+  ROOT %sum = s32[] add(%p0, %two)
+}
+
+%until_constant (s: (s32[], s32[], pred[])) -> pred[] {
+  %s = (s32[], s32[], pred[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %done = pred[] get-tuple-element(%s), index=2
+  %n = s32[] constant(11)
+  %few = pred[] fusion(%i, %n), kind=kLoop, calls=%at_most
+  ROOT %both = pred[] and(%few, %done)
+}
+
+%forward (s: (s32[], s32[], pred[])) -> (s32[], s32[], pred[]) {
+  %s = (s32[], s32[], pred[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %rounds = s32[] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %i2 = s32[] fusion(%i), kind=kLoop, calls=%next
+  %rounds2 = s32[] add(%rounds, %one)
+  %done = pred[] get-tuple-element(%s), index=2
+  ROOT %t = (s32[], s32[], pred[]) tuple(%i2, %rounds2, %done)
+}
+
+%until_counted (s: (s32[], s32[])) -> pred[] {
+  %s = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] get-tuple-element(%s), index=1
+  ROOT %more = pred[] compare(%n, %i), direction=GT
+}
+
+%backward (s: (s32[], s32[])) -> (s32[], s32[]) {
+  %s = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] get-tuple-element(%s), index=1
+  %one = s32[] constant(1)
+  %i2 = s32[] add(%i, %one)
+  ROOT %t = (s32[], s32[]) tuple(%i2, %n)
+}
+
+ENTRY %main (p: pred[]) -> s32[] {
+  %p = pred[] parameter(0)
+  %zero = s32[] constant(0)
+  %copied = s32[] copy(%zero)
+  %init = (s32[], s32[], pred[]) tuple(%copied, %zero, %p)
+  %there = (s32[], s32[], pred[]) while(%init), condition=%until_constant, body=%forward
+  %rounds = s32[] get-tuple-element(%there), index=1
+  %init2 = (s32[], s32[]) tuple(%zero, %rounds)
+  %back = (s32[], s32[]) while(%init2), condition=%until_counted, body=%backward
+  ROOT %r = s32[] get-tuple-element(%back), index=0
+}
+"""
+
+
+def test_trip_counts_that_xla_does_not_tell_are_worked_out():
+  module = hlo.parse(COUNTED)
+  # 0, 2, 4, 6, 8, 10 are below 11; and backward once for each of those six.
+  assert module.executions['forward'] == module.executions['backward'] == 6
+
+
+def test_a_loop_of_unknown_length_counts_once():
+  module = hlo.parse(COUNTED.replace('constant(11)', 'parameter(1)'))
+  loop = module.entry.by_name['there']
+  assert hlo.trip_count(module, module.entry, loop) is None
+  assert module.executions['forward'] == module.executions['backward'] == 1
 
 
 def test_flops_of_a_product_within_a_fusion_within_a_loop():
@@ -174,6 +239,25 @@ def test_flops_of_convolutions_leave_padding_out(lhs, rhs, out, window, labels, 
   text = CONVOLUTION.format(lhs=lhs, rhs=rhs, out=out, window=window, labels=labels)
   (computation,) = hlo.parse(text).computations.values()
   assert hlo.flops(computation, computation.root) == 2 * products
+
+
+def test_pairs_that_meet_are_those_of_a_plain_loop():
+  rng = np.random.default_rng(0)
+  for _ in range(300):
+    inputs, outputs, kernel, stride, lhs_dilation, rhs_dilation = rng.integers(1, 7, 6).tolist()
+    pad = int(rng.integers(-3, 9))
+    elements = {i * lhs_dilation for i in range(inputs)}
+    met = [o * stride + k * rhs_dilation - pad in elements for o in range(outputs) for k in range(kernel)]
+    window = f'size={kernel} stride={stride} pad={pad}_0 lhs_dilate={lhs_dilation} rhs_dilate={rhs_dilation}'
+    text = f"""
+ENTRY %main {{
+  %l = f32[1,{inputs},1]{{2,1,0}} parameter(0)
+  %r = f32[1,{kernel},1]{{2,1,0}} parameter(1)
+  ROOT %c = f32[1,{outputs},1]{{2,1,0}} convolution(%l, %r), window={{{window}}}, dim_labels=b0f_i0o->b0f
+}}
+"""
+    (computation,) = hlo.parse(text).computations.values()
+    assert hlo.flops(computation, computation.root) == 2 * sum(met), window
 
 
 def test_groups_of_a_transposed_grid_are_of_its_columns():

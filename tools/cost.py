@@ -118,9 +118,17 @@ def _markdown(columns, rows) -> list[str]:
 
 
 def _verdict(report) -> list[str]:
+  told = []
+  if report.uncounted_loops:
+    told.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
   if report.fits:
-    return ['It fits.']
-  return [f'It does not fit: {report.refused}', 'What would take less:', *(f'  {line}' for line in report.advice)]
+    return [*told, 'It fits.']
+  return [
+    *told,
+    f'It does not fit: {report.refused}',
+    'What would take less:',
+    *(f'  {line}' for line in report.advice),
+  ]
 
 
 def main(argv):
