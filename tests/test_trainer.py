@@ -109,6 +109,16 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
   assert lines[4].keys() == {'step', 'dev_loss', 'dev_perplexity'}
 
 
+def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, whole, tmp_path):
+  assert train(corpus, tmp_path, 4) is None
+  scanned = ['Tiny.scan_layers = True', 'Tiny.remat = "block"', 'Tiny.micro_batches = 2']
+  assert train(corpus, tmp_path, 8, bindings=scanned) is None
+  (steps, got), (expected_steps, expected) = (zip(*losses(d)) for d in (tmp_path, whole))
+  assert steps == expected_steps
+  np.testing.assert_allclose(got, expected, rtol=1e-4)
+  assert tensors(tmp_path, 8).keys() == tensors(whole, 8).keys()
+
+
 def test_the_event_file_holds_the_same_scalars(whole):
   events = [f for f in os.listdir(whole) if f.startswith('events.')]
   found = [
