@@ -199,28 +199,18 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
   """The fields of a Report that the compiled program tells."""
   module = hlo.parse(compiled.text)
-  parts = {part: Part() for part in PARTS}
-  cycles = 0
-  seconds = collections.Counter()
-  for computation, instruction, times in _top_level(module):
-    part = parts[part_of(_op_name(module, computation, instruction))]
-    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
-    part.flops += times * flops
-    part.bytes += times * moved
-    cycles += times * instruction.estimated_cycles
-    if chip:
-      seconds[id(part)] += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
   costs = _collectives(module, compiled, mesh, chip)
-  if chip:
-    for name, part in parts.items():
-      part.compute_seconds = seconds[id(part)]
-      part.collective_seconds = sum(c.seconds for c in costs if c.part == name)
+  parts, cycles = _parts(module, costs, chip)
   counts = collections.Counter()
   for cost in costs:
     counts[cost.kind] += cost.count
   flops = sum(part.flops for part in parts.values())
-  communication = sum(cost.seconds for cost in costs) if chip else None
-  estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
+  roofline = estimated = None
+  if chip:
+    communication = sum(cost.seconds for cost in costs)
+    roofline = sum(part.compute_seconds for part in parts.values()) + communication
+    estimated = cycles / chip.clock + communication if chip.clock and cycles else None
+  loops = ((c, i) for c, i, _ in hlo_loops.executed(module) if i.opcode == 'while')
   return {
     'weights': sum(spec.size for spec in program.weight_specs.values()),
     'devices': mesh.num_devices,
@@ -228,9 +218,7 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'compile_seconds': compiled.compile_seconds,
     'program_bytes': len(compiled.text),
     'code_bytes': compiled.code,
-    'uncounted_loops': sum(
-      i.opcode == 'while' and hlo_loops.trip_count(module, c, i) is None for c, i, _ in hlo_loops.executed(module)
-    ),
+    'uncounted_loops': sum(hlo_loops.trip_count(module, c, i) is None for c, i in loops),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
@@ -238,9 +226,27 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'flops': flops,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': parts,
-    'step_seconds_roofline': sum(seconds.values()) + communication if chip else None,
+    'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
   }
+
+
+def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> tuple[dict[str, Part], int]:
+  """(the parts, the cycles of all by the compiler's estimate)."""
+  parts = {name: Part() for name in PARTS}
+  cycles = 0
+  if chip:
+    for name, part in parts.items():
+      part.compute_seconds, part.collective_seconds = 0.0, sum(cost.seconds for cost in costs if cost.part == name)
+  for computation, instruction, times in _top_level(module):
+    part = parts[part_of(_op_name(module, computation, instruction))]
+    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
+    part.flops += times * flops
+    part.bytes += times * moved
+    cycles += times * instruction.estimated_cycles
+    if chip:
+      part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+  return parts, cycles
 
 
 def part_of(op_name: str) -> str:

@@ -23,6 +23,7 @@ from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
 cost = pytest.importorskip('lingvo_moe.cost')
+aot = pytest.importorskip('lingvo_moe.runtime.aot')
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent / 'tools' / 'cost.py'
 SMALL = {
@@ -266,6 +267,21 @@ def test_what_does_not_fit_is_reported_with_a_way_out():
   assert any(line.startswith("activation_dtype = 'bfloat16'") for line in report.advice)
   assert any(line.startswith('--batch_tokens=2097152') for line in report.advice)
   assert report.step_seconds_roofline > 0
+
+
+def test_a_compiler_that_is_not_installed_is_told(monkeypatch):
+  def refuse(**kwargs):
+    raise RuntimeError('JAX TPU support not installed')
+
+  monkeypatch.setattr(aot.topologies, 'get_topology_desc', refuse)
+  with pytest.raises(UserError, match=r'not installed \(JAX TPU .*pip install "lingvo_moe\[tpu-aot\]"'):
+    aot.devices_of(Topology.parse('v3:2x2'))
+
+
+def test_a_slice_that_does_not_exist_is_told():
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  with pytest.raises(UserError, match='the TPU compiler does not know --topology=v3:3x5'):
+    aot.devices_of(Topology.parse('v3:3x5'))
 
 
 def test_a_mesh_of_other_size_than_its_topology_is_told():
