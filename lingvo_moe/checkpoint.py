@@ -3,7 +3,8 @@
 `<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
 and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. Each process
 of a run writes the pieces of tensors that its devices hold, and reads those that they need, so a checkpoint of any
-number of devices goes on with any other, and nobody ever holds more than its part. A checkpoint is written beside its
+number of devices goes on with any other, and nobody ever holds more than its part. Weights that a scanned stack keeps
+as one, [L, ...], are written and read layer by layer under the names of the unrolled one. A checkpoint is written beside its
 place and renamed into it, so a crash at any point leaves the one before. Beside it lies `dev_loss.json`, where the step
 was evaluated.
 """
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
 
 _STATE = 'state'  # a checkpoint's prefix in its folder
@@ -111,6 +113,26 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredLayers:
+  """Tensors in a checkpoint that are one to a scanned stack, along a leading axis; read as Stored is."""
+
+  layers: tuple[Stored, ...]
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return (len(self.layers), *self.layers[0].shape)
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self.layers[0].dtype
+
+  def __getitem__(self, index) -> np.ndarray:
+    index = (index,) if not isinstance(index, tuple) else index
+    layers, rest = (slice(None), ...) if index == (...,) else (index[0], index[1:] or ...)
+    return np.stack([layer[rest] for layer in self.layers[layers]])
+
+
+@dataclasses.dataclass(frozen=True)
 class Checkpoints:
   """The checkpoints of a run.
 
@@ -156,7 +178,7 @@ class Checkpoints:
         os.makedirs(partial)
       holder.agree(True)
       name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
-      reason = _write(os.path.join(partial, name), holder.pieces())
+      reason = _write(os.path.join(partial, name), _by_layer(holder.pieces()))
       if not holder.agree(not reason):
         if leads:
           self._sweep()
@@ -195,7 +217,7 @@ class Checkpoints:
     self._write_dev_loss(os.path.dirname(self.path(step)), dev_loss)
     self._drop_old()
 
-  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
+  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
     """The named tensors of a checkpoint, whose shapes must be those given, to be read as they are needed."""
     if step not in self.steps():
       there = ', '.join(map(str, self.steps())) or 'none'
@@ -287,14 +309,14 @@ def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
   return {name: tuple(shape) for name, shape in _reader(prefix).get_variable_to_shape_map().items()}
 
 
-def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]:
-  """Tensors by name, to be read as they are needed.
+def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
+  """Tensors by name, stacked ones too, to be read as they are needed.
 
   Raises:
     UserError: one is missing or has another shape; or, when it is read, fails its checksum.
   """
   there = shapes(prefix)
-  for name, shape in specs.items():
+  for name, shape in by_layer(specs).items():
     if name not in there:
       raise UserError(
         f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
@@ -306,7 +328,22 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored]
         'use the --model, bindings and vocabulary that it was trained with'
       )
   types = _reader(prefix).get_variable_to_dtype_map()
-  return {name: Stored(prefix, name, there[name], types[name]) for name in specs}
+  stored = lambda name: Stored(prefix, name, there[name], types[name])
+
+  def found(name, shape):
+    layers = weights_lib.names_by_layer(name, shape[0]) if shape else None
+    return stored(name) if layers is None else StoredLayers(tuple(map(stored, layers)))
+
+  return {name: found(name, shape) for name, shape in specs.items()}
+
+
+def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+  """Names and shapes as a checkpoint has them: those of stacked layers one by one."""
+  found = {}
+  for name, shape in specs.items():
+    layers = weights_lib.names_by_layer(name, shape[0]) if shape else None
+    found.update({name: tuple(shape)} if layers is None else dict.fromkeys(layers, tuple(shape[1:])))
+  return found
 
 
 def slots_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,6 +359,17 @@ def slot_names(names: Iterable[str]) -> list[str]:
 def is_slot(name: str) -> bool:
   """Whether a name in a checkpoint is a slot's."""
   return name.startswith(_SLOTS)
+
+
+def _by_layer(pieces: Iterable[Piece]) -> Iterator[Piece]:
+  """Pieces of stacked layers one by one."""
+  for piece in pieces:
+    layers = weights_lib.names_by_layer(piece.name, piece.shape[0]) if piece.shape else None
+    if layers is None:
+      yield piece
+    else:
+      for number, value in enumerate(piece.value, piece.begin[0]):
+        yield Piece(layers[number], piece.shape[1:], piece.begin[1:], value)
 
 
 def _whole(name: str, value: tf.Tensor) -> Piece:

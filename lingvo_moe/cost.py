@@ -9,15 +9,12 @@ faster unless communication is hidden behind computation, and will be slower.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe import chips
 from lingvo_moe import hlo
@@ -31,15 +28,11 @@ from lingvo_moe.hlo import Array
 from lingvo_moe.hlo import Computation
 from lingvo_moe.hlo import Instruction
 from lingvo_moe.hlo import Module
-from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import embedding
-from lingvo_moe.layers import gating
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt import model
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
@@ -52,6 +45,7 @@ _SCOPES = {
   'attention': 'attention',
   'cross_attention': 'attention',
   'ffn': 'feed-forward',
+  'moe': 'feed-forward',
   'gating': 'gating',
   'dispatch': 'dispatch/combine',
   'combine': 'dispatch/combine',
@@ -188,12 +182,11 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
   """The train step or the search of a model, compiled from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   batch = batch_shapes(config)
-  with named_parts():
-    if program == 'train':
-      return runtime.train(batch)
-    task, theta = runtime.program.task, runtime.program.theta
-    search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
-    return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
+  if program == 'train':
+    return runtime.train(batch)
+  task, theta = runtime.program.task, runtime.program.theta
+  search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
+  return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
 
 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
@@ -256,58 +249,7 @@ def part_of(op_name: str) -> str:
     part = _SCOPES.get(_NUMBER.sub('', step))
     if part:
       return part
-  if 'moe' in steps:  # of what stands there outside of all scopes, the first product makes the gates' logits
-    return 'gating' if 'einsum' in steps else 'feed-forward'
   return 'other'
-
-
-@contextlib.contextmanager
-def named_parts() -> Iterator[None]:
-  """Puts the parts of a model that have no name scope of their own into one, for whatever is traced meanwhile."""
-  within = lambda scope: functools.partial(_scoped, scope=scope)
-  named = [
-    (gating, 'top2_gating', within('gating')),
-    (embedding.Embedding, 'logits', within('softmax')),
-    (model, 'softmax_loss', within('softmax')),
-    (Program, 'apply', within('update')),
-    *((kind, verb, within(verb)) for kind in dispatch.DISPATCHERS.values() for verb in ('dispatch', 'combine')),
-    (tf, 'custom_gradient', _scoped_gradient),
-  ]
-  saved = [getattr(owner, name) for owner, name, _ in named]
-  for (owner, name, scoped), function in zip(named, saved):
-    setattr(owner, name, scoped(function))
-  try:
-    yield
-  finally:
-    for (owner, name, _), function in zip(named, saved):
-      setattr(owner, name, function)
-
-
-def _scoped(function: Callable, scope: str) -> Callable:
-  def within_scope(*args, **kwargs):
-    with tf.name_scope(scope):
-      return function(*args, **kwargs)
-
-  return within_scope
-
-
-def _scoped_gradient(custom_gradient: Callable) -> Callable:
-  """tf.custom_gradient, but that a gradient is named after its function, as TensorFlow's own gradients are."""
-
-  def decorate(function):
-    def with_named_gradient(*args):
-      scope = tf.get_current_name_scope()
-      result, gradient = function(*args)
-
-      def named_gradient(*upstream):
-        with tf.name_scope(f'gradient_tape/{scope}/'):  # which a slash at the end makes a whole path
-          return gradient(*upstream)
-
-      return result, named_gradient
-
-    return custom_gradient(with_named_gradient)
-
-  return decorate
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:

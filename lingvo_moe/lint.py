@@ -28,9 +28,9 @@ from lingvo_moe.xla_sharding import Mesh
 PLANTS = ('topk', 'unsharded')
 _TOP2_GATING = gating.top2_gating
 
-_LAYER = re.compile(r'(?:encoder|decoder)(?:/layer_\d+(?:/[a-z_]+)?)?')
+_LAYER = re.compile(r'(?:encoder|decoder)(?:/(?:layer_\d+|layers_\d+of\d+)(?:/[a-z_]+)?)?')
 _OUTSIDE = 'outside the layers'
-_AT_USE = 'weights/'  # Program.theta's scope: weights that are stored in parts are gathered there, by the rules
+_AT_USE = 'weights/'  # a scope: weights that are stored in parts are gathered there, by the rules
 
 
 class Annotated(NamedTuple):
@@ -64,18 +64,16 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
     'slots': specs(program.slot_specs),
   }
   batch = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
-  with xla_sharding.use(mesh):
-    graph = tf.function(program.train_step, autograph=False).get_concrete_function(state, batch).graph
-  found = []
-  for op in graph.get_operations():
-    if op.type == 'XlaSharding' and op.outputs[0].shape.is_fully_defined():
-      sharding = xla_sharding.OpSharding.FromString(op.get_attr('sharding'))
-      whole = tuple(op.outputs[0].shape)
-      tiles = sharding.tile_assignment_dimensions[: len(whole)]
-      if math.prod(tiles) > 1:
-        part = tuple(size // n for size, n in zip(whole, tiles, strict=True))
-        found.append(Annotated(layer_of(op.name), whole, part))
-  return found
+  with xla_sharding.use(mesh), xla_sharding.recorded() as made:
+    tf.function(program.train_step, autograph=False).get_concrete_function(state, batch)
+  found = {}
+  for x, sharding in made:
+    whole = tuple(x.shape)
+    tiles = sharding.tile_assignment_dimensions[: len(whole)]
+    if x.shape.is_fully_defined() and math.prod(tiles) > 1:
+      part = tuple(size // n for size, n in zip(whole, tiles, strict=True))
+      found[Annotated(layer_of(x.op.name), whole, part)] = None
+  return list(found)
 
 
 def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:

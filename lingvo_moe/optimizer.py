@@ -33,7 +33,7 @@ class Adafactor:
   The second moment of a weight with `factored` axes is kept as its means over either axis (`row` over the second,
   `column` over the first); other axes, such as the experts', are kept whole. beta2 at update t (from 1) is
   min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
-  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight.
+  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of stacked layers, of each by itself.
   """
 
   beta2_cap: float = 0.99
@@ -69,8 +69,8 @@ class Adafactor:
       moment = mix(slots['moment'], square)
       update = grad * tf.math.rsqrt(moment)
       slots = {'moment': moment}
-    update /= tf.maximum(1.0, _rms(update) / self.clip)
-    scale = rate * tf.maximum(self.epsilon2, _rms(tf.cast(weight, tf.float32)))
+    update /= tf.maximum(1.0, _rms(update, spec) / self.clip)
+    scale = rate * tf.maximum(self.epsilon2, _rms(tf.cast(weight, tf.float32), spec))
     return weight - tf.cast(scale * update, weight.dtype), slots
 
 
@@ -113,5 +113,7 @@ def _zeros(spec: WeightSpec, drop: str) -> WeightSpec:
   return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))
 
 
-def _rms(x: tf.Tensor) -> tf.Tensor:
-  return tf.sqrt(tf.reduce_mean(tf.square(x)))
+def _rms(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+  """Of each logical weight; it broadcasts against x."""
+  axes = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
+  return tf.sqrt(tf.reduce_mean(tf.square(x), axis=axes, keepdims=True))

@@ -5,7 +5,8 @@ number of devices, and a device only ever makes its own part. The position is ha
 flattened: the weights of 2048 experts have more elements than a 32-bit index can tell apart. (Between axes the state
 has 32 bits too, so of the 2 million rows of such a weight a few hundred repeat another; no two experts are alike.)
 
-A key is a scalar uint32 tensor; `fold` makes keys from keys. The mixing function is the public-domain
+A key is a uint32 scalar, or a vector of keys, one for each row of a batch or each layer of a scanned stack; `fold` makes
+keys from keys. The mixing function is the public-domain
 'lowbias32' integer hash (Chris Wellons, https://nullprogram.com/blog/2018/07/31/), whose multipliers were
 searched for low bias.
 """
@@ -59,15 +60,16 @@ def bits(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None =
   """uint32 hashes of each position of `shape`.
 
   Args:
-    key: scalar uint32.
+    key: uint32 scalar, or a key for each place on the first axes of `shape`: positions are then counted on the others.
     shape: sizes; Python ints or scalar tensors.
     offsets: the position of element [0, ..., 0] in the whole (a slice's values equal the whole's there).
   """
   x = key
-  for axis, size in enumerate(shape):
+  keyed = key.shape.rank
+  for axis, size in enumerate(shape[keyed:]):
     position = tf.range(size, dtype=tf.int32)
     if offsets is not None:
-      position += offsets[axis]
+      position += offsets[keyed + axis]
     # Positions are spread before they meet the key, so that neighbours differ in many bits.
     spread = tf.cast(position, tf.uint32) * _u32(_GOLDEN) + _u32(axis + 1)
     x = _mix(tf.bitwise.bitwise_xor(x[..., tf.newaxis], spread))

@@ -18,6 +18,7 @@ from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
 from lingvo_moe.schedule import Schedule
+from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 from lingvo_moe.weights import WeightSpec
@@ -33,20 +34,40 @@ class Task(Protocol):
     """Nested WeightSpecs."""
 
   def loss(
-    self, theta: Theta, batch: Mapping[str, tf.Tensor], key: tf.Tensor | None = None
+    self,
+    theta: Theta,
+    batch: Mapping[str, tf.Tensor],
+    key: tf.Tensor | None = None,
+    totals: Mapping[str, tf.Tensor] | None = None,
   ) -> tuple[tf.Tensor, Metrics]:
-    """(scalar to minimise, metrics); key None means inference."""
+    """(scalar to minimise, metrics); key None means inference. With the totals of a batch both add up over its parts."""
+
+  def totals(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What losses are divided by; they add up over parts of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A task, how it learns, and the seed of all its random numbers."""
+  """A task, how it learns, and the seed of all its random numbers.
+
+  Attributes:
+    task: what is computed.
+    optimizer: see optimizer.py.
+    schedule: of the learning rate.
+    clip_norm: largest global norm of the gradients; 0: any.
+    seed: of initial weights and of training's random numbers.
+    num_groups: a batch is made of so many groups of rows, which stay together.
+    micro_batches: so many parts of a batch are computed one after the other and their gradients added up: the same
+      numbers to rounding, in less memory. It divides num_groups.
+  """
 
   task: Task
   optimizer: optimizer_lib.Optimizer
   schedule: Schedule
   clip_norm: float = 0.0
   seed: int = 0
+  num_groups: int = 1
+  micro_batches: int = 1
 
   @functools.cached_property
   def weight_specs(self) -> dict[str, WeightSpec]:
@@ -72,7 +93,8 @@ class Program:
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
-    state, applied = self.apply(state, grads)
+    with tf.name_scope('update'):
+      state, applied = self.apply(state, grads)
     return state, {**metrics, **applied}
 
   def gradients(
@@ -80,12 +102,50 @@ class Program:
   ) -> tuple[dict[str, tf.Tensor], Metrics]:
     """(the gradient of the loss for each weight, the task's metrics)."""
     weights = self._stored(weights, self.weight_specs)
-    with tf.GradientTape() as tape:
-      tape.watch(list(weights.values()))
-      loss, metrics = self.task.loss(self.theta(weights), batch, prng.key(self.seed, 'train', step))
-    grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
-    grads = {name: tf.zeros_like(weights[name]) if g is None else tf.convert_to_tensor(g) for name, g in grads.items()}
-    return self._stored(grads, self.weight_specs), metrics
+    key = prng.key(self.seed, 'train', step)
+    rows_B = tf.range(sizes(next(iter(batch.values())))[0])
+
+    def of_part(rows_B, batch, **totals):
+      # Each row of the batch has a key of its own: its random numbers do not depend on the part that it comes in.
+      key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
+      with tf.GradientTape() as tape:
+        tape.watch(list(weights.values()))
+        loss, metrics = self.task.loss(self.theta(weights), batch, key_B, **totals)
+      grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
+      grads = {n: tf.zeros_like(weights[n]) if g is None else tf.convert_to_tensor(g) for n, g in grads.items()}
+      return self._stored(grads, self.weight_specs), metrics
+
+    if self.micro_batches == 1:
+      return of_part(rows_B, batch)
+    return self._sum_over_parts(of_part, rows_B, batch)
+
+  def _sum_over_parts(self, of_part, rows_B, batch):
+    """of_part's gradients and metrics, of one part after the other."""
+    # The parts take turns at the groups, so that each device has as much of every part.
+    per_part = self.num_groups // self.micro_batches
+
+    def divided(x_B):
+      rows, *rest = sizes(x_B)
+      x = tf.reshape(x_B, [per_part, self.micro_batches, rows // self.num_groups, *rest])
+      return tf.reshape(tf.einsum('gp...->pg...', x), [self.micro_batches, rows // self.micro_batches, *rest])
+
+    divided_rows, divided_batch = divided(rows_B), {name: divided(x) for name, x in batch.items()}
+    part = lambda i: (
+      divided_rows[i],
+      {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided_batch.items()},
+    )
+    totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
+    of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
+    traced = tf.function(lambda: of_part(*part(0), **of_whole), autograph=False).get_concrete_function()
+    zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), traced.structured_outputs)
+
+    def body(i, grads, metrics):
+      more_grads, more_metrics = of_part(*part(i), **of_whole)
+      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
+      return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
+
+    begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
+    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""
@@ -107,10 +167,17 @@ class Program:
     return self.task.loss(self.theta(weights), batch)[1]
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-    """Flat weights as the task takes them: nested, and where devices store parts of one that all use, gathered."""
-    specs = self.weight_specs
+    """Flat weights as the task takes them: nested, and where devices store parts of one that all use, gathered.
+
+    Those of a scanned stack are gathered layer by layer, within its loop.
+    """
+
+    def used(name, weight):
+      dims = self.weight_specs[name].dims
+      return weight if dims.startswith('L') else xla_sharding.gather(weight, dims)
+
     with tf.name_scope('weights'):
-      return weights_lib.unflatten({name: xla_sharding.gather(w, specs[name].dims) for name, w in weights.items()})
+      return weights_lib.unflatten({name: used(name, weight) for name, weight in weights.items()})
 
   def _stored(self, values: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
     with tf.name_scope('state'):

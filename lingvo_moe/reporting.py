@@ -45,11 +45,11 @@ def scalars(metrics: Mapping) -> dict[str, float]:
     routed = max(float(stats.tokens), 1.0)
     flat.update(
       {
-        f'moe/{layer}/aux_loss': stats.aux_loss,
+        f'moe/{layer}/aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
         f'moe/{layer}/first_dropped': stats.first_dropped / routed,
         f'moe/{layer}/second_dropped': stats.second_dropped / routed,
         f'moe/{layer}/second_skipped': stats.second_skipped / routed,
-        f'moe/{layer}/entropy': stats.entropy,
+        f'moe/{layer}/entropy': stats.entropy / routed,
         f'moe/{layer}/largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
       }
     )

@@ -39,10 +39,9 @@ def take_weights(runtime: Runtime, source: str, vocabs: tuple[Vocab, Vocab]) -> 
   specs = runtime.program.weight_specs
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not checkpoint.is_slot(name)}
   foreign = _foreign_embeddings(prefix, vocabs)
+  is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
-    name: spec.shape
-    for name, spec in specs.items()
-    if there.get(name) == spec.shape and name.split('/')[0] not in foreign
+    name: spec.shape for name, spec in specs.items() if is_there(name, spec.shape) and name.split('/')[0] not in foreign
   }
   if not taken:
     raise UserError(
@@ -52,14 +51,16 @@ def take_weights(runtime: Runtime, source: str, vocabs: tuple[Vocab, Vocab]) -> 
   state = runtime.state()
   runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken)}})
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
-  for name in sorted(set(specs) - set(taken)):
+  missing = {name: spec.shape for name, spec in specs.items() if name not in taken}
+  for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
     if name in there:
-      why = f'has shape {there[name]} there, {specs[name].shape} here'
+      why = f'has shape {there[name]} there, {shape} here'
     if name.split('/')[0] in foreign:
       why = 'belongs to another vocabulary'
     lines.append(f'  not taken: {name} {why}')
-  unused = sorted(set(there) - set(specs) - {'step'})
+  ours = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
+  unused = sorted(set(there) - set(ours) - {'step'})
   lines += [f'  not used: {name}' for name in unused]
   return '\n'.join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from lingvo_moe import prng
 Nested = Mapping[str, Any]
 Specs = dict[str, Any]  # nested dicts of WeightSpec: what a layer owns
 Theta = Mapping[str, Any]  # nested dicts of tensors: the values of what a layer owns
+
+_LAYER = re.compile(r'layer_(\d+)$')
+_LAYERS = re.compile(r'layers_(\d+)of(\d+)$')  # every so manieth layer, from the first number on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +115,49 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:
   """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
-  return {name: spec.init(initial_key(seed, name), spec) for name, spec in flatten(specs).items()}
+  return {name: spec.init(initial_key(seed, name, spec), spec) for name, spec in flatten(specs).items()}
 
 
-def initial_key(seed: int | tf.Tensor, name: str) -> tf.Tensor:
-  """The key of a weight's initial values: of the path in its name, with a layer as its number, so that a scanned stack may make the key in its loop."""
-  numbered = [int(part[6:]) if part.startswith('layer_') else part for part in name.split('/')]
-  return prng.key(seed, 'init', *numbered)
+def initial_key(seed: int | tf.Tensor, name: str, spec: WeightSpec) -> tf.Tensor:
+  """The key of a weight's initial values, of the path in its name with a layer as its number; of a stack's, a key a layer."""
+
+  def number(part):
+    if match := _LAYER.match(part):
+      return int(match[1])
+    if match := _LAYERS.match(part):
+      return tf.range(spec.shape[0]) * int(match[2]) + int(match[1])
+    return part
+
+  return prng.key(seed, 'init', *map(number, name.split('/')))
+
+
+def stack(specs: Nested, count: int) -> Specs:
+  """The weights of so many equal layers as one, on a leading axis L."""
+  stacked = lambda s: dataclasses.replace(s, shape=(count, *s.shape), dims='L' + s.dims)
+  return unflatten({name: stacked(spec) for name, spec in flatten(specs).items()})
+
+
+def stack_name(first: int, period: int) -> str:
+  """The name of the layers first, first + period, ... where they are stacked."""
+  return f'layers_{first}of{period}'
+
+
+def layer_name(number: int) -> str:
+  """The name of a layer by itself."""
+  return f'layer_{number:02d}'
+
+
+def names_by_layer(name: str, count: int) -> list[str] | None:
+  """What the first `count` layers of a stacked weight are called by themselves; None if the name is of no stack.
+
+  'encoder/layers_1of2/moe/wi' -> ['encoder/layer_01/moe/wi', 'encoder/layer_03/moe/wi', ...].
+  """
+  parts = name.split('/')
+  for at, part in enumerate(parts):
+    if match := _LAYERS.match(part):
+      numbers = (int(match[1]) + i * int(match[2]) for i in range(count))
+      return ['/'.join([*parts[:at], layer_name(n), *parts[at + 1 :]]) for n in numbers]
+  return None
 
 
 def count(specs: Nested) -> int:

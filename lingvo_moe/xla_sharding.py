@@ -48,10 +48,14 @@ ACTIVATIONS: Rules = {
   'N': ('model',),
 }
 WEIGHTS: Rules = {'E': ('expert',), 'H': ('model',), 'N': ('model',)}
-# Every weight also along M, so that a device holds a part of the dense layers' too (as ZeRO-3 and FSDP do).
+# Every weight also along M, so that a device holds a part of the dense layers' too (as ZeRO-3 and FSDP do): in as many
+# parts, up to the devices there are, as leave each 8 rows, a tile of a TPU.
 WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'expert')}
+_LEAST = {'M': 8}
 
-Spec = tuple[tuple[str, ...], ...]  # of each axis of a tensor, the mesh axes that split it
+# Of each axis of a tensor, the mesh axes that split it; 'expert/4' is the fastest 4 of the devices along an axis, where
+# the others hold copies.
+Spec = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +114,21 @@ class Mesh:
     return math.prod(self.shape)
 
   def size(self, names: Sequence[str]) -> int:
-    """Devices along some axes; those the mesh lacks count as 1."""
-    return math.prod(dict(self.axes).get(name, 1) for name in names)
+    """Devices along some axes, or parts of them; those the mesh lacks count as 1."""
+    sizes = dict(self.axes)
+    return math.prod(int(name.partition('/')[2] or sizes.get(name, 1)) for name in names)
+
+  def factors(self, spec: Spec) -> tuple[tuple[str, int], ...]:
+    """The mesh axes, those that a spec takes a part of in two: the devices that hold copies, and the part."""
+    parts = {name.partition('/')[0]: name for names in spec for name in names if '/' in name}
+    found = []
+    for name, size in self.axes:
+      if name in parts:
+        part = self.size([parts[name]])
+        found += [(name, size // part), (parts[name], part)]
+      else:
+        found.append((name, size))
+    return tuple(found)
 
   def device_ids(self) -> np.ndarray:
     """The physical number of the device at each place of the mesh."""
@@ -141,12 +158,13 @@ class Mesh:
       return OpSharding(type=OpSharding.REPLICATED)
     tiles = [self.size(names) for names in spec]
     rest = self.num_devices // math.prod(tiles)
-    order = [i for name in used for i, (axis, _) in enumerate(self.axes) if axis == name]
-    order += [i for i in range(len(self.axes)) if i not in order]
+    factors = self.factors(spec)
+    order = [i for name in used for i, (axis, _) in enumerate(factors) if axis == name]
+    order += [i for i in range(len(factors)) if i not in order]
     return OpSharding(
       type=OpSharding.OTHER,
       tile_assignment_dimensions=tiles + ([rest] if rest > 1 else []),
-      iota_reshape_dims=self.shape,
+      iota_reshape_dims=[size for _, size in factors],
       iota_transpose_perm=order,
       replicate_on_last_tile_dim=rest > 1,
     )
@@ -162,14 +180,26 @@ class Mesh:
           f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._that_fits(size, names)}'
         )
 
-  def stored_spec(self, name: str, shape: Sequence[int], dims: str) -> Spec:
-    """The spec of a named weight between steps; UserError where its shape cannot be cut so."""
+  def stored_spec(self, shape: Sequence[int], dims: str, name: str = '') -> Spec:
+    """The spec of a weight between steps; UserError, with its name, where its shape cannot be cut so."""
     spec = self.spec(dims, self.stored)
+    parts = lambda size, letter, names: self._as_far(size, names, _LEAST[letter]) if letter in _LEAST else names
+    spec = tuple(map(parts, shape, dims, spec))
     try:
       self.check(shape, dims, spec)
     except UserError as e:
-      raise UserError(f'{name}: {e}') from None
+      raise UserError(f'{name}: {e}' if name else str(e)) from None
     return spec
+
+  def _as_far(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
+    """The axes, or parts of them, that can cut a size into equal parts that are not below the least."""
+    found = []
+    tiles = 1 if size % least else size // least
+    for name in names:
+      part = math.gcd(tiles, self.size([name]))
+      tiles //= part
+      found += [name] if part == self.size([name]) else [f'{name}/{part}'] if part > 1 else []
+    return tuple(found)
 
   def _that_fits(self, size: int, names: tuple[str, ...]) -> str:
     """This mesh with the given axes cut down until they divide a size."""
@@ -181,6 +211,7 @@ class Mesh:
 
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
+_recorded: contextvars.ContextVar[list | None] = contextvars.ContextVar('recorded', default=None)
 _manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default=False)
 
 
@@ -192,6 +223,16 @@ def use(mesh: Mesh | None) -> Iterator[None]:
     yield
   finally:
     _mesh.reset(token)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
+  """Notes the annotations that are made meanwhile, in the bodies of loops too."""
+  token = _recorded.set([])
+  try:
+    yield _recorded.get()
+  finally:
+    _recorded.reset(token)
 
 
 def current() -> Mesh | None:
@@ -233,7 +274,7 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
   """As `shard`, for a weight or a slot of its optimiser as it is kept between steps."""
   mesh = current()
-  return x if mesh is None else _shard_letters(x, dims, mesh.stored, '')
+  return x if mesh is None else annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
 
 
 def gather(x: tf.Tensor, dims: str) -> tf.Tensor:
@@ -322,6 +363,18 @@ def manually(
   return manual_to_auto(part, returns, first)
 
 
+def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+  """The same tensors, none of them before all are there: what is computed of them is not merged with what was before.
+
+  XLA is told so where a runtime has set a mesh, of one device or more. Elsewhere TensorFlow is, and if XLA compiles
+  that after all, it may merge.
+  """
+  if _mesh.get() is not None:
+    return list(tf2xla.optimization_barrier(*tensors))
+  with tf.control_dependencies(tensors):
+    return [tf.identity(x) for x in tensors]
+
+
 def _shard_letters(x, dims, rules, first):
   mesh = current()
   if mesh is None:
@@ -366,6 +419,8 @@ def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
   """Annotates a tensor with a sharding in XLA's own form."""
   y = tf2xla.sharding(x, sharding=sharding.SerializeToString())
   mark(y, sharding)
+  if _recorded.get() is not None:
+    _recorded.get().append((y, sharding))
   return y
 
 

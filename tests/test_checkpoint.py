@@ -54,6 +54,27 @@ def test_tensorflow_reads_every_weight_by_its_name(tmp_path):
   assert checkpoint.shapes(str(tmp_path / 'step_00000007' / 'state')) == SHAPES
 
 
+def test_stacked_layers_are_saved_one_by_one_and_read_either_way(tmp_path):
+  stacked = np.arange(24, dtype=np.float32).reshape([2, 3, 4])
+  row = stacked[..., 0]
+  weights, slots = {'encoder/layers_1of2/wi': stacked}, {'encoder/layers_1of2/wi/row': row}
+  kept = Checkpoints(str(tmp_path))
+  kept.save(WholeState({'step': tf.constant(7, tf.int64), 'weights': weights, 'slots': slots}))
+  alone = {'encoder/layer_01/wi': (3, 4), 'encoder/layer_03/wi': (3, 4)}
+  there = {'step': (), **alone, 'slots/encoder/layer_01/wi/row': (3,), 'slots/encoder/layer_03/wi/row': (3,)}
+  assert checkpoint.shapes(kept.path(7)) == there
+  for name, layer in zip(alone, stacked, strict=True):
+    np.testing.assert_array_equal(kept.restore(7, alone)[name][...], layer)
+  asked = {'encoder/layers_1of2/wi': (2, 3, 4), 'slots/encoder/layers_1of2/wi/row': (2, 3)}
+  whole, rows = kept.restore(7, asked).values()
+  assert whole.shape == (2, 3, 4) and rows.shape == (2, 3)
+  np.testing.assert_array_equal(whole[...], stacked)
+  np.testing.assert_array_equal(whole[0:1, 1:3, 2:4], stacked[0:1, 1:3, 2:4])
+  np.testing.assert_array_equal(rows[1:2], row[1:2])
+  with pytest.raises(UserError, match="no tensor 'encoder/layer_05/wi'"):
+    kept.restore(7, {'encoder/layers_1of2/wi': (3, 3, 4)})
+
+
 def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path):
   none = Checkpoints(str(tmp_path / 'nowhere'))
   assert none.steps() == [] and none.latest() is None and none.best() is None

@@ -68,7 +68,7 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
     out['tokens'] += len(real)
     if real:
       losses.append(num_experts * np.sum(first_count_E / len(real) * mean_gate_E / len(real)))
-  return {**out, 'aux_loss': np.mean(losses or [0]), 'entropy': np.mean(entropies or [0])}
+  return {**out, 'aux_loss': sum(losses), 'groups': len(losses), 'entropy': sum(entropies)}
 
 
 def test_four_tokens_by_hand():
@@ -184,9 +184,9 @@ def test_a_batch_of_padding_only_is_finite():
   np.testing.assert_array_equal(routing.weight_GSR, tf.zeros([2, 3, 2]))
 
 
-def test_entropy_is_log_e_where_the_gate_is_undecided():
+def test_entropy_is_log_e_a_token_where_the_gate_is_undecided():
   np.testing.assert_allclose(
-    gating.top2_gating(tf.zeros([1, 2, 8]), tf.zeros([1, 2])).stats.entropy, math.log(8), rtol=1e-6
+    gating.top2_gating(tf.zeros([1, 2, 8]), tf.zeros([1, 2])).stats.entropy, 2 * math.log(8), rtol=1e-6
   )
 
 
@@ -254,7 +254,7 @@ def test_gradients_of_weights_and_auxiliary_loss_reach_the_gate():
     for g, tokens in enumerate((6, 4)):
       c = tf.reduce_sum(first_GSE[g], 0) / tokens
       losses.append(4 * tf.reduce_sum(c * tf.reduce_mean(gates[g, :tokens], 0)))
-    return tf.reduce_sum(weights * pull) + 3 * sum(losses) / 2
+    return tf.reduce_sum(weights * pull) + 3 * sum(losses)
 
   def ours(logits):
     routing = route(logits)

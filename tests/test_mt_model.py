@@ -16,7 +16,7 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.transformer import Stack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
@@ -154,7 +154,8 @@ def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_m
   assert float(metrics['target_tokens']) == 3 + 5 + 2
   assert float(metrics['source_tokens']) == 4 + 2 + 6
   np.testing.assert_allclose(metrics['xent'], xent, rtol=1e-5)
-  aux = float(routing['encoder/layer_01'].stats.aux_loss + routing['decoder/layer_01'].stats.aux_loss)
+  stats = [routing[f'{stack}/layer_01'].stats for stack in ('encoder', 'decoder')]
+  aux = sum(float(s.aux_loss / s.groups) for s in stats)
   np.testing.assert_allclose(metrics['aux_loss'], aux, rtol=1e-6)
   np.testing.assert_allclose(loss, (xent + z_loss) / 10 + 0.01 * aux, rtol=1e-5)  # not smoothed at inference
 
@@ -218,3 +219,24 @@ def test_bfloat16_activations_keep_float32_scores_and_gradients():
   cache = low.init_cache(THETA, memory, 1)
   first = batch['tgt_inputs'][:, :1], tf.constant(0), tf.ones([2, 1, 1]), batch['src_segments'], cache
   np.testing.assert_allclose(low.decode_step(THETA, *first)[0][:, 0], logits[:, 0], atol=0.1)
+
+
+def test_losses_of_parts_of_a_batch_add_up_to_its_own():
+  batch = make_batch([[p] for p in PAIRS], 9, 9, rows=4)  # the last row is padding
+  parts = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
+  halves = dataclasses.replace(MODEL, encoder=of_groups(1), decoder=of_groups(1, cross_attention=True))
+  whole = dataclasses.replace(MODEL, encoder=of_groups(2), decoder=of_groups(2, cross_attention=True))
+  key_B = prng.fold(prng.key(0), tf.range(4))
+  totals = [halves.totals(part) for part in parts]
+  assert [float(t['encoder']) for t in totals] == [1, 1] and [float(t['target_tokens']) for t in totals] == [8, 2]
+  totals = {name: sum(t[name] for t in totals) for name in totals[0]}
+  got = [halves.loss(THETA, part, key, totals) for part, key in zip(parts, (key_B[:2], key_B[2:]), strict=True)]
+  loss, metrics = whole.loss(THETA, batch, key_B)
+  np.testing.assert_allclose(sum(part_loss for part_loss, _ in got), loss, rtol=1e-6)
+  for values in zip(tf.nest.flatten(metrics), *(tf.nest.flatten(m) for _, m in got), strict=True):
+    np.testing.assert_allclose(sum(values[1:]), values[0], rtol=1e-5, atol=1e-5)
+
+
+def of_groups(num_groups, **changes):
+  moe = dataclasses.replace(ENCODER.moe, num_groups=num_groups)
+  return dataclasses.replace(ENCODER, moe=moe, **changes)

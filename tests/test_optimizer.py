@@ -112,6 +112,17 @@ def test_adafactor_of_experts_is_one_clip_and_scale_for_all_of_them():
   np.testing.assert_allclose(weight - got, 0.1 * np.sqrt((1 + 2e-6) / 3), rtol=1e-4)
 
 
+@pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
+@pytest.mark.parametrize('spec', [EXPERTS, VECTOR], ids=['experts', 'vector'])
+def test_stacked_layers_are_updated_each_by_itself(optimizer, spec):
+  rng = np.random.default_rng(0)
+  weights, grads = rng.normal(size=(2, *spec.shape)), rng.normal(size=(3, 2, *spec.shape))
+  weights[1], grads[:, 1] = weights[1] * 10, grads[:, 1] * 1e-3
+  together, _ = run(optimizer, spec_of((2, *spec.shape), 'L' + spec.dims, spec.factored), weights, grads)
+  alone = [run(optimizer, spec, weights[layer], grads[:, layer])[0] for layer in range(2)]
+  np.testing.assert_allclose(together, np.stack(alone), rtol=1e-5, atol=1e-6)
+
+
 def test_adafactor_leaves_an_expert_without_tokens_where_it_was():
   rng = np.random.default_rng(0)
   weight = rng.normal(size=[3, 4, 5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_moe import optimizer
@@ -117,3 +118,32 @@ def test_evaluation_has_no_noise():
   noisy, plain = program(noise=1.0), program()
   weights = plain.init()['weights']
   assert float(noisy.eval_step(weights, BATCH)['loss']) == float(plain.eval_step(weights, BATCH)['loss'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+  """The mean over rows of (x w + noise)^2, which adds up over parts of a batch."""
+
+  def weights(self):
+    return {'w': WeightSpec((), '', Constant(2.0))}
+
+  def totals(self, batch):
+    return {'rows': tf.cast(tf.shape(batch['x'])[0], tf.float32)}
+
+  def loss(self, theta, batch, key=None, totals=None):
+    rows = (totals or self.totals(batch))['rows']
+    y_B = batch['x'] * theta['w'] + prng.uniform(key, batch['x'].shape)
+    loss = tf.reduce_sum(y_B**2) / rows
+    return loss, {'loss': loss, 'largest': tf.zeros([])}
+
+
+@pytest.mark.parametrize('parts', [2, 4])
+def test_micro_batches_add_up_to_the_same_gradient_and_metrics(parts):
+  batch = {'x': tf.constant([1.0, 2.0, 3.0, -1.0, 0.5, 4.0, 2.0, 1.0])}
+  gradients = {}
+  for micro_batches in (1, parts):
+    p = Program(Mean(), Descent(), schedule.Constant(0.1), num_groups=4, micro_batches=micro_batches)
+    state = p.init()
+    gradients[micro_batches] = p.gradients(state['step'], state['weights'], batch)
+  for got, expected in zip(tf.nest.flatten(gradients[parts]), tf.nest.flatten(gradients[1]), strict=True):
+    np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -62,3 +62,23 @@ def test_initial_values_have_the_spread_they_promise():
   assert np.all(np.abs(drawn['uniform']) <= limit) and np.max(drawn['uniform']) > 0.99 * limit
   assert abs(np.var(drawn['uniform']) - 2 / 50) < 0.002
   np.testing.assert_array_equal(drawn['constant'], [1.5] * 3)
+
+
+def test_stacked_layers_are_named_one_by_one():
+  assert weights.names_by_layer('encoder/layers_1of2/moe/wi', 3) == [
+    f'encoder/layer_{n}/moe/wi' for n in ('01', '03', '05')
+  ]
+  assert weights.names_by_layer('encoder/layers_0of1/ffn/wi', 2) == [
+    'encoder/layer_00/ffn/wi',
+    'encoder/layer_01/ffn/wi',
+  ]
+  assert weights.names_by_layer('encoder/layer_01/moe/wi', 3) is None
+
+
+def test_a_stack_of_layers_begins_with_the_values_of_each():
+  spec = WeightSpec((3, 4), 'MH', weights.Uniform(1.0))
+  stacked = weights.stack({'ffn': {'wi': spec}}, 3)
+  assert stacked['ffn']['wi'].shape == (3, 3, 4) and stacked['ffn']['wi'].dims == 'LMH'
+  together = weights.initialize({weights.stack_name(1, 2): stacked}, 5)['layers_1of2/ffn/wi']
+  alone = weights.initialize({weights.layer_name(n): {'ffn': {'wi': spec}} for n in (1, 3, 5)}, 5)
+  np.testing.assert_array_equal(together, np.stack(list(alone.values())))

@@ -79,6 +79,25 @@ def test_dense_weights_are_whole_unless_asked_for():
   assert mesh.spec('EMH', WEIGHTS_SPLIT) == (('expert',), ('data',), ('model',))
 
 
+def test_a_dense_weight_is_split_in_as_many_parts_as_have_8_rows():
+  mesh = Mesh.parse('data:2,expert:8', split_dense=True)
+  assert mesh.stored_spec((128, 5), 'MH') == (('data', 'expert'), ())
+  assert mesh.stored_spec((32, 5), 'MH') == (('data', 'expert/2'), ())  # parts of 8 rows
+  assert mesh.stored_spec((8, 16, 5), 'EMH') == (('expert',), ('data',), ())
+  assert mesh.stored_spec((8, 15, 7), 'EMH') == (('expert',), (), ())
+  with pytest.raises(UserError, match=r'^wi: axis E \(experts\) has size 4'):
+    mesh.stored_spec((4, 6, 5), 'EMH', 'wi')
+
+
+def test_neighbours_along_an_axis_hold_the_parts_and_the_others_copies():
+  mesh = Mesh.parse('expert:4', split_dense=True)
+  spec = mesh.stored_spec((16, 5), 'MH')
+  assert spec == (('expert/2',), ()) and mesh.factors(spec) == (('expert', 2), ('expert/2', 2))
+  partial = mesh.op_sharding(spec)
+  assert partial.replicate_on_last_tile_dim
+  np.testing.assert_array_equal(tiles(partial)[:, 0], [[0, 2], [1, 3]])
+
+
 def test_tiles_by_hand():
   mesh = Mesh.parse('data:2,expert:2')  # devices 0 1 / 2 3
   of = lambda dims: mesh.op_sharding(mesh.spec(dims, ACTIVATIONS))

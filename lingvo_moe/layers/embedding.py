@@ -31,7 +31,8 @@ class Embedding:
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """float32 scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
-    return shard(tf.einsum('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
+    with tf.name_scope('softmax'):
+      return shard(tf.einsum('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:

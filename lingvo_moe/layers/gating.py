@@ -12,15 +12,24 @@ from lingvo_moe.shapes import Size
 
 
 class RoutingStats(NamedTuple):
-  """What became of the choices, over all groups. Counts are float32 scalars unless axes are given."""
+  """What became of the choices: float32 sums over all groups, scalars unless axes are given, that add up over batches."""
 
-  aux_loss: tf.Tensor  # E^2 x line 13, mean over groups that hold a token; 1.0 at perfect balance
+  aux_loss: tf.Tensor  # E^2 x line 13, summed over groups; 1.0 a group at perfect balance
+  groups: tf.Tensor  # groups that hold a token
   tokens: tf.Tensor  # tokens that are not padding
   first_dropped: tf.Tensor  # first choices without room
   second_dropped: tf.Tensor  # second choices without room
   second_skipped: tf.Tensor  # second choices skipped at random
   tokens_E: tf.Tensor  # choices each expert serves
-  entropy: tf.Tensor  # mean entropy of a token's gate, in nats; log(E) when undecided
+  entropy: tf.Tensor  # of the tokens' gates, summed, in nats; log(E) a token when undecided
+
+
+class Decisions(NamedTuple):
+  """Where tokens went, and how nearly elsewhere; the axes and values are those of Routing."""
+
+  expert_GSR: tf.Tensor
+  weight_GSR: tf.Tensor
+  margin_GS: tf.Tensor
 
 
 class Routing(NamedTuple):
@@ -33,6 +42,10 @@ class Routing(NamedTuple):
   capacity: Size  # C, the slots each expert offers each group
   stats: RoutingStats
   margin_GS: tf.Tensor | None = None  # float32; how far, as a probability, the token's nearest decision is from tipping
+
+  @property
+  def decisions(self) -> Decisions:
+    return Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS)
 
 
 def expert_capacity(group_size: Size, num_experts: int, capacity_factor: float) -> Size:
@@ -118,12 +131,13 @@ def top2_gating(
   served_GSE = first_GSE * kept1_GS[..., tf.newaxis] + second_GSE * kept2_GS[..., tf.newaxis]
   stats = RoutingStats(
     aux_loss=_auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G),
+    groups=tf.reduce_sum(tf.cast(tokens_G > 0, tf.float32)),
     tokens=tokens,
     first_dropped=tokens - tf.reduce_sum(kept1_GS),
     second_dropped=tf.reduce_sum(taken2_GS - kept2_GS),
     second_skipped=tokens - tf.reduce_sum(taken2_GS),
     tokens_E=tf.reduce_sum(served_GSE, axis=[0, 1]),
-    entropy=_mean_entropy(logits_GSE, gates_GSE, real_GS, tokens),
+    entropy=_entropy(logits_GSE, gates_GSE, real_GS),
   )
   return Routing(
     expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
@@ -154,10 +168,9 @@ def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
   m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
   c_GE = tf.reduce_sum(first_GSE, axis=1) / size_G1
   loss_G = num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1)
-  groups = tf.reduce_sum(tf.cast(tokens_G > 0, tf.float32))
-  return tf.reduce_sum(loss_G) / tf.maximum(groups, 1.0)  # a group of padding only has loss 0 and is not counted
+  return tf.reduce_sum(loss_G)  # a group of padding only has loss 0
 
 
-def _mean_entropy(logits_GSE, gates_GSE, real_GS, tokens) -> tf.Tensor:
+def _entropy(logits_GSE, gates_GSE, real_GS) -> tf.Tensor:
   entropy_GS = tf.reduce_logsumexp(logits_GSE, axis=-1) - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
-  return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS) / tf.maximum(tokens, 1.0))
+  return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS))

@@ -69,19 +69,23 @@ class MoE:
     groups = self._groups(rows, length, key is not None)
     regroup = lambda x: tf.reshape(x, [groups, rows // groups * length, *x.shape[2:]])
     x_GSM = shard(regroup(x_BTM), 'GSM')
-    logits_GSE = tf.einsum('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
-    capacity = noise_GS = None
-    if key is not None:
-      capacity = gating.expert_capacity(rows // groups * length, self.num_experts, self.capacity_factor)
-      noise_GS = regroup(prng.uniform(key, [rows, length]))
-    routing = gating.top2_gating(shard(logits_GSE, 'GSE'), regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
+    with tf.name_scope('gating'):
+      logits_GSE = tf.einsum('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
+      capacity = noise_GS = None
+      if key is not None:
+        capacity = gating.expert_capacity(rows // groups * length, self.num_experts, self.capacity_factor)
+        noise_GS = regroup(prng.uniform(key, [rows, length]))
+      logits_GSE = shard(logits_GSE, 'GSE')
+      routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
     by_choice = key is not None or is_static(rows, length)
     dispatcher = dispatch.DISPATCHERS[self.dispatch if by_choice else 'gather'](routing)
     # Between a tensor split on G and the same split on E lies the paper's AllToAll.
-    x_EGCM = shard(dispatcher.dispatch(x_GSM), 'EGCM')
+    with tf.name_scope('dispatch'):
+      x_EGCM = shard(dispatcher.dispatch(x_GSM), 'EGCM')
     h_EGCH = tf.nn.relu(shard(tf.einsum('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
     y_EGCM = shard(tf.einsum('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
-    y_GSM = shard(dispatcher.combine(y_EGCM), 'GSM')
+    with tf.name_scope('combine'):
+      y_GSM = shard(dispatcher.combine(y_EGCM), 'GSM')
     return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
 
   def _groups(self, rows: Size, length: Size, training: bool) -> int:

@@ -1,4 +1,4 @@
-"""Encoder and decoder stacks: pre-norm residual blocks, a mixture of experts in place of every k-th feed-forward."""
+"""One layer of an encoder or decoder: pre-norm residual branches of attention and feed-forward, or experts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import tensorflow as tf
 from lingvo_moe import prng
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import Cache
-from lingvo_moe.layers.attention import causal_mask
-from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
 
 LayerCache = dict[str, Cache]  # of a decoder layer: 'self', and 'memory', which does not change
-StackCache = dict[str, LayerCache]  # by layer name
 Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> what is added to x
 
 
@@ -30,13 +28,15 @@ Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, ra
 class Layer:
   """One layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
 
-  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as Lingvo builds them.
+  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as Lingvo builds them. `remat_attention`
+  keeps nothing of what attention makes inside for its gradient.
   """
 
   attention: Attention
   ffn: FeedForward | MoE
   cross_attention: bool = False
   residual_dropout: float = 0.0
+  remat_attention: bool = False
 
   @property
   def norm(self) -> LayerNorm:
@@ -76,11 +76,11 @@ class Layer:
     Returns:
       ([B, T, M], the Routing of its experts, or None).
     """
-    attend = lambda x, k: self.attention(theta['attention'], x, x, mask_BTT, k)
-    x_BTM = self._residual(theta['attention'], x_BTM, attend, key, 'attention')
+    own = theta['attention']
+    x_BTM = self._residual(own, x_BTM, lambda x, k: self._attend(own, x, x, mask_BTT, k), key, 'attention')
     if self.cross_attention:
       cross = theta['cross_attention']
-      attend = lambda x, k: self.attention(cross, x, memory_BUM, memory_mask_BTU, k)
+      attend = lambda x, k: self._attend(cross, x, memory_BUM, memory_mask_BTU, k)
       x_BTM = self._residual(cross, x_BTM, attend, key, 'cross_attention')
     return self._feed_forward(theta, x_BTM, paddings_BT, key)
 
@@ -123,6 +123,14 @@ class Layer:
     x_BWM, _ = self._feed_forward(theta, x_BWM, paddings_BW, None)
     return x_BWM, {'self': self_cache, 'memory': memory}
 
+  def _attend(
+    self, theta: Theta, x_BTM: tf.Tensor, memory_BUM: tf.Tensor, mask_BTU: tf.Tensor, key: tf.Tensor | None
+  ) -> tf.Tensor:
+    attend = lambda theta, x, memory: self.attention(theta, x, memory, mask_BTU, key)
+    if self.remat_attention and key is not None:
+      return rematerialised(attend, theta, x_BTM, memory_BUM)
+    return attend(theta, x_BTM, memory_BUM)
+
   def _feed_forward(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
   ) -> tuple[tf.Tensor, Routing | None]:
@@ -141,105 +149,3 @@ class Layer:
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
     return y_BTM if key is None else prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{name}/residual'))
-
-
-@dataclasses.dataclass(frozen=True)
-class Stack:
-  """An encoder (`cross_attention=False`) or decoder: its layers in order, then a last normalisation.
-
-  Every `moe_every`-th layer carries experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
-  """
-
-  num_layers: int
-  attention: Attention
-  ffn: FeedForward
-  moe: MoE | None = None
-  moe_every: int = 2
-  cross_attention: bool = False
-  residual_dropout: float = 0.0
-
-  @property
-  def layers(self) -> dict[str, Layer]:
-    """The layers by name: layer_00, layer_01, ..."""
-    is_moe = lambda i: self.moe is not None and self.moe_every and i % self.moe_every == self.moe_every - 1
-    make = lambda ffn: Layer(self.attention, ffn, self.cross_attention, self.residual_dropout)
-    return {f'layer_{i:02d}': make(self.moe if is_moe(i) else self.ffn) for i in range(self.num_layers)}
-
-  @property
-  def norm(self) -> LayerNorm:
-    return LayerNorm(self.attention.model_dim)
-
-  def weights(self) -> Specs:
-    return {**{name: layer.weights() for name, layer in self.layers.items()}, 'norm': self.norm.weights()}
-
-  def __call__(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    segments_BT: tf.Tensor,
-    memory_BUM: tf.Tensor | None = None,
-    memory_segments_BU: tf.Tensor | None = None,
-    key: tf.Tensor | None = None,
-  ) -> tuple[tf.Tensor, dict[str, Routing]]:
-    """Runs the stack over whole rows; decoders attend causally, and to memory of the same segment.
-
-    Args:
-      theta: the stack's weights.
-      x_BTM: embedded input.
-      segments_BT: which sentence of the row a position belongs to; 0 is padding.
-      memory_BUM: the encoder's output, for decoders.
-      memory_segments_BU: its segments.
-      key: random key in training; None at inference.
-
-    Returns:
-      ([B, T, M], {layer name: Routing} of the layers with experts).
-    """
-    mask_BTT = segment_mask(segments_BT, segments_BT)
-    memory_mask_BTU = None
-    if self.cross_attention:
-      mask_BTT &= causal_mask(sizes(segments_BT)[1])
-      memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
-    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
-    routing = {}
-    for number, (name, layer) in enumerate(self.layers.items()):
-      layer_key = None if key is None else prng.fold(key, number)
-      with tf.name_scope(name):  # so that what XLA makes of it can be told by layer
-        x_BTM, layer_routing = layer(theta[name], x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
-      if layer_routing is not None:
-        routing[name] = layer_routing
-    return self.norm(theta['norm'], x_BTM), routing
-
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
-    """Each decoder layer's cache by name."""
-    return {name: layer.init_cache(theta[name], memory_BUM, num_slots) for name, layer in self.layers.items()}
-
-  def extend(
-    self,
-    theta: Theta,
-    x_BWM: tf.Tensor,
-    time: tf.Tensor,
-    mask_BWU: tf.Tensor,
-    memory_segments_BU: tf.Tensor,
-    cache: StackCache,
-  ) -> tuple[tf.Tensor, StackCache]:
-    """One decoding step of W hypotheses a row, at inference.
-
-    Args:
-      theta: the stack's weights.
-      x_BWM: the embedded last symbol of each hypothesis.
-      time: int32 scalar, the steps made before.
-      mask_BWU: 1 at the flat positions that a hypothesis owns; see Attention.extend.
-      memory_segments_BU: segments of the encoder's output: one sentence a row, 0 at padding.
-      cache: from `init_cache` or the step before.
-
-    Returns:
-      ([B, W, M], the cache with the step's keys and values).
-    """
-    memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
-    # Rows without a source (fillers) are padding to the experts.
-    empty_B1 = tf.cast(tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True), tf.float32)
-    paddings_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2])
-    cache = dict(cache)
-    for name, layer in self.layers.items():
-      x_BWM, cache[name] = layer.extend(theta[name], x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache[name])
-    return self.norm(theta['norm'], x_BWM), cache

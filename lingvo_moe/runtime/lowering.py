@@ -40,21 +40,24 @@ class Lowering:
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program = program
     self.mesh = mesh
-    self._mesh = jax.sharding.Mesh(np.array(devices)[mesh.device_ids()], tuple(name for name, _ in mesh.axes))
+    self._devices = np.array(devices)[mesh.device_ids()]
     self.whole = self.sharding(())
     self.rows = self.sharding(mesh.spec('B', xla_sharding.ACTIVATIONS))
 
   @property
   def devices(self) -> list[jax.Device]:
     """By the numbers that a compiled program gives them: their places in the mesh, the last axis fastest."""
-    return list(self._mesh.devices.flat)
+    return list(self._devices.flat)
 
   def sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
-    return jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
+    """A spec in JAX's form."""
+    factors = self.mesh.factors(spec)
+    mesh = jax.sharding.Mesh(self._devices.reshape([size for _, size in factors]), tuple(name for name, _ in factors))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Of a named weight or slot between steps."""
-    return self.sharding(self.mesh.stored_spec(name, spec.shape, spec.dims))
+    return self.sharding(self.mesh.stored_spec(spec.shape, spec.dims, name))
 
   @functools.cached_property
   def shardings(self) -> dict:

@@ -234,6 +234,8 @@ class TpuRuntime(LocalRuntime):
 
   def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
     """Updates by batches of one shape, in one call of a loop on the TPU's host; returns the metrics of each."""
+    if len(batches) == 1:
+      return [self.train_step(batches[0])]
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     metrics = to_numpy(self._train_loop(stacked))
     of_step = lambda i: tf.nest.map_structure(lambda x: x[i], metrics)
@@ -275,7 +277,7 @@ class TpuRuntime(LocalRuntime):
       self._slots = self._sliced(self.program.slot_specs)
 
   def _sliced(self, specs: Mapping[str, WeightSpec]) -> dict[str, Sliced]:
-    split = lambda name, spec: self.mesh.op_sharding(self.mesh.stored_spec(name, spec.shape, spec.dims))
+    split = lambda name, spec: self.mesh.op_sharding(self.mesh.stored_spec(spec.shape, spec.dims, name))
     return {name: Sliced(name, spec, split(name, spec), self._cores.devices) for name, spec in specs.items()}
 
 

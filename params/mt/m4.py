@@ -46,6 +46,8 @@ class _M4(MtConfig):
   num_heads: int = 16
   head_dim: int = 128
   dispatch: str = 'einsum'
+  scan_layers: bool = True
+  remat: str = 'block'
   max_steps: int = 250_000
 
 

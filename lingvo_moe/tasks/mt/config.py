@@ -11,7 +11,8 @@ from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.transformer import Stack
+from lingvo_moe.layers.remat import POLICIES
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
@@ -38,6 +39,11 @@ class MtConfig(DataConfig):
     dispatch: how tokens get to experts: 'gather' or 'einsum' (by gather wherever shapes are dynamic at inference).
     activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, norms, softmaxes and the output scores are
       float32 in both; attention scores are products in this type, of which the softmax is taken in float32.
+    scan_layers: whether each stack is one loop over its blocks of moe_every layers, so that the size of the program does
+      not grow with depth; its blocks are rematerialised.
+    remat: what is made again for its gradient and not kept: 'none', 'block' (of a layer all but its input), or
+      'attention' (what it makes inside).
+    micro_batches: parts of a batch that are computed one after the other, their gradients added up.
     input_dropout: on the embedded input.
     residual_dropout: on every residual branch.
     attention_dropout: on the attention weights.
@@ -74,6 +80,9 @@ class MtConfig(DataConfig):
   capacity_factor: float = 2.0
   dispatch: str = 'gather'
   activation_dtype: str = 'float32'
+  scan_layers: bool = False
+  remat: str = 'none'
+  micro_batches: int = 1
   input_dropout: float = 0.1
   residual_dropout: float = 0.1
   attention_dropout: float = 0.1
@@ -111,6 +120,7 @@ class MtConfig(DataConfig):
       'eval_every',
       'keep_checkpoints',
       'beam_size',
+      'micro_batches',
     ):
       if getattr(self, name) < 1:
         self._refuse(name, 'at least 1')
@@ -143,16 +153,27 @@ class MtConfig(DataConfig):
       ('schedule', _SCHEDULES),
       ('dispatch', tuple(DISPATCHERS)),
       ('activation_dtype', _ACTIVATION_DTYPES),
+      ('remat', POLICIES),
     ):
       if getattr(self, name) not in known:
         self._refuse(name, 'one of ' + ', '.join(known))
+    if self.num_groups % self.micro_batches:
+      self._refuse('micro_batches', f'a divisor of num_groups={self.num_groups}')
+    if self.scan_layers:
+      if self.remat != 'block':
+        self._refuse('remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+      period = self.moe_every if self.num_experts and self.moe_every else 1
+      for name in ('encoder_layers', 'decoder_layers'):
+        if getattr(self, name) % period:
+          self._refuse(name, f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many')
 
   def task(self) -> TranslationModel:
     """The model that these values describe."""
     attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
     moe = None
     if self.num_experts:
-      moe = MoE(self.model_dim, self.ff_dim, self.num_experts, self.num_groups, self.capacity_factor, self.dispatch)
+      groups = self.num_groups // self.micro_batches  # of what it is given at once
+      moe = MoE(self.model_dim, self.ff_dim, self.num_experts, groups, self.capacity_factor, self.dispatch)
     stack = lambda layers, is_decoder: Stack(
       num_layers=layers,
       attention=attention,
@@ -161,6 +182,8 @@ class MtConfig(DataConfig):
       moe_every=self.moe_every,
       cross_attention=is_decoder,
       residual_dropout=self.residual_dropout,
+      scan=self.scan_layers,
+      remat=self.remat,
     )
     source = Embedding(self.source_vocab_size, self.model_dim)
     target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
@@ -184,4 +207,12 @@ class MtConfig(DataConfig):
       rates = schedule.WarmupInverseSquareRoot(self.learning_rate, self.warmup_steps)
     else:
       rates = schedule.Constant(self.learning_rate)
-    return Program(self.task(), _OPTIMIZERS[self.optimizer](), rates, self.clip_norm, self.seed)
+    return Program(
+      self.task(),
+      _OPTIMIZERS[self.optimizer](),
+      rates,
+      clip_norm=self.clip_norm,
+      seed=self.seed,
+      num_groups=self.num_groups,
+      micro_batches=self.micro_batches,
+    )

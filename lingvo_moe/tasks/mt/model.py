@@ -9,13 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe import prng
-from lingvo_moe import weights as weights_lib
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
-from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.softmax import softmax_loss
-from lingvo_moe.layers.transformer import Stack
-from lingvo_moe.layers.transformer import StackCache
+from lingvo_moe.layers.stack import Routed
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Specs
@@ -24,11 +23,8 @@ from lingvo_moe.weights import Theta
 # What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
 BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 Batch = Mapping[str, tf.Tensor]
-Routings = dict[str, Routing]  # by layer name
-
-
-# Weights of the stacks that are always used in float32: gates would tie, norms sum over many terms.
-_FLOAT32 = ('gate', 'scale', 'bias')
+Totals = dict[str, tf.Tensor]
+Routings = dict[str, Routed]  # by layer name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +57,24 @@ class TranslationModel:
     }
 
   def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
-    """Runs the encoder: ([B, U, M], Routing by layer). Reads src_ids, src_segments, src_positions."""
+    """Runs the encoder: ([B, U, M], Routed by layer). Reads src_ids, src_segments, src_positions."""
     embedding, own = self.target_embedding, theta['target_embedding']
     if self.source_embedding:
       embedding, own = self.source_embedding, theta['source_embedding']
     key = None if key is None else prng.fold(key, 'encoder')
     with tf.name_scope('encoder'):
       x_BTM = self._embed(embedding, own, batch['src_ids'], batch['src_positions'], key)
-      return self.encoder(self._cast(theta['encoder']), x_BTM, batch['src_segments'], key=key)
+      return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
-    """Scores of every next symbol given the target so far: (float32 [B, T, V], Routing by layer)."""
+    """Scores of every next symbol given the target so far: (float32 [B, T, V], Routed by layer)."""
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
     with tf.name_scope('decoder'):
       x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], batch['tgt_positions'], key)
       x_BTM, decoder_routing = self.decoder(
-        self._cast(theta['decoder']), x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
+        theta['decoder'], x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
       )
     routing = {
       f'{stack}/{name}': r
@@ -87,36 +83,53 @@ class TranslationModel:
     }
     return self.target_embedding.logits(own, x_BTM), routing
 
-  def loss(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, dict[str, Any]]:
-    """The training loss of a batch.
+  def totals(self, batch: Batch) -> Totals:
+    """What losses of a batch are divided by; those of parts of a batch add up."""
+    groups = lambda segments_BT: _groups_with_tokens(
+      segments_BT, self.encoder.moe.num_groups if self.encoder.moe else 1
+    )
+    return {
+      'target_tokens': _count(batch['tgt_segments']),
+      'encoder': groups(batch['src_segments']),
+      'decoder': groups(batch['tgt_segments']),
+    }
+
+  def loss(
+    self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
+  ) -> tuple[tf.Tensor, dict[str, Any]]:
+    """The training loss of a batch, or of a part of one: it and all metrics add up over parts.
 
     Args:
       theta: nested weights.
       batch: BATCH_KEYS.
-      key: random key in training; None at inference: no dropout, nothing dropped by the experts.
+      key: random key in training, or a key of each row; None at inference: no dropout, nothing dropped by the experts.
+      totals: of the whole batch, when this is a part of it.
 
     Returns:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the smoothed mean over target tokens,
-      with z-loss and auxiliary losses added.
+      with z-loss added, and the auxiliary losses, each a mean over groups and their sum over layers `aux_loss`.
     """
     logits_BTV, routing = self.logits(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
-    target_tokens = tf.reduce_sum(real_BT)
+    target_tokens = _count(batch['tgt_segments'])
+    count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
-    xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
-    aux_loss = tf.add_n([r.stats.aux_loss for r in routing.values()]) if routing else tf.zeros([])
-    loss = tf.reduce_sum(loss_BT * real_BT) / tf.maximum(target_tokens, 1.0) + self.aux_loss_weight * aux_loss
+    with tf.name_scope('softmax'):
+      xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
+    aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
+    aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
+    loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
     metrics = {
       'loss': loss,
       'xent': tf.reduce_sum(xent_BT * real_BT),
       'target_tokens': target_tokens,
-      'source_tokens': tf.reduce_sum(tf.cast(batch['src_segments'] > 0, tf.float32)),
+      'source_tokens': _count(batch['src_segments']),
       'aux_loss': aux_loss,
       'routing': {name: r.stats for name, r in routing.items()},
     }
     if self.report_decisions:
-      metrics['decisions'] = {name: (r.expert_GSR, r.weight_GSR, r.margin_GS) for name, r in routing.items()}
+      metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
@@ -127,7 +140,7 @@ class TranslationModel:
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
     """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
-    return self.decoder.init_cache(self._cast(theta['decoder']), memory_BUM, num_slots)
+    return self.decoder.init_cache(theta['decoder'], memory_BUM, num_slots)
 
   def decode_step(
     self,
@@ -141,8 +154,7 @@ class TranslationModel:
     """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
     own = theta['target_embedding']
     x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(sizes(ids_BW), time), None)
-    decoder = self._cast(theta['decoder'])
-    x_BWM, cache = self.decoder.extend(decoder, x_BWM, time, mask_BWU, src_segments_BU, cache)
+    x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, time, mask_BWU, src_segments_BU, cache)
     return self.target_embedding.logits(own, x_BWM), cache
 
   def _embed(
@@ -153,8 +165,13 @@ class TranslationModel:
     x_BTM = tf.cast(x_BTM, self.activation_dtype)
     return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 
-  def _cast(self, theta: Theta) -> Theta:
-    """A stack's weights in the type that its activations have."""
-    flat = weights_lib.flatten(theta)
-    cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, self.activation_dtype) for n, w in flat.items()}
-    return weights_lib.unflatten(cast)
+
+def _count(segments_BT: tf.Tensor) -> tf.Tensor:
+  """Tokens, as a float."""
+  return tf.reduce_sum(tf.cast(segments_BT > 0, tf.float32))
+
+
+def _groups_with_tokens(segments_BT: tf.Tensor, num_groups: int) -> tf.Tensor:
+  rows, length = sizes(segments_BT)
+  real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])
+  return tf.reduce_sum(tf.cast(tf.reduce_any(real_GS, axis=1), tf.float32))

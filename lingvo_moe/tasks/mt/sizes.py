@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.weights import WeightSpec
 
@@ -20,7 +22,7 @@ def count_per_token(specs: weights_lib.Nested) -> int:
 
 def count_experts(specs: weights_lib.Nested) -> int:
   """Experts in all, over every layer that has them."""
-  return sum(s.shape[0] for name, s in weights_lib.flatten(specs).items() if _is_expert(s) and name.endswith('/wi'))
+  return sum(_experts(s) for name, s in weights_lib.flatten(specs).items() if name.endswith('/wi'))
 
 
 def parts(specs: weights_lib.Nested) -> dict[str, int]:
@@ -41,7 +43,7 @@ def part_of(name: str, spec: WeightSpec) -> str:
     return f'{stack}/norms'
   if path[-1] == 'gate':
     return f'{stack}/gates'
-  if _is_expert(spec):
+  if _experts(spec):
     return f'{stack}/experts'
   return f'{stack}/feed_forward' if 'ffn' in path else f'{stack}/attention'
 
@@ -58,13 +60,17 @@ KINDS = ('attention', 'feed_forward', 'experts', 'gates', 'norms')
 _ORDER = ['embeddings/source', 'embeddings/target', *(f'{s}/{k}' for s in ('encoder', 'decoder') for k in KINDS)]
 
 
-def _is_expert(spec: WeightSpec) -> bool:
-  return spec.dims.startswith('E')
+def _experts(spec: WeightSpec) -> int:
+  """Experts whose weights these are, of all layers of a stack where it is scanned."""
+  if 'E' not in spec.dims:
+    return 0
+  return math.prod(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter in 'LE')
 
 
 def _used_by_a_token(name: str, spec: WeightSpec) -> int:
-  if _is_expert(spec):
-    return spec.size // spec.shape[0] * _CHOICES
+  if experts := _experts(spec):
+    layers = spec.shape[0] if spec.dims.startswith('L') else 1
+    return spec.size // experts * layers * _CHOICES
   if name.startswith('source_embedding/'):
     return spec.size // spec.shape[0]
   return spec.size

@@ -1,0 +1,253 @@
+"""Encoder and decoder stacks: layers in order, each k-th with experts, unrolled or as one loop over stacked weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe import prng
+from lingvo_moe import weights as weights_lib
+from lingvo_moe import xla_sharding
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import causal_mask
+from lingvo_moe.layers.attention import segment_mask
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gating import Decisions
+from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.gating import RoutingStats
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.remat import rematerialised
+from lingvo_moe.layers.scan import scan
+from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.layers.transformer import LayerCache
+from lingvo_moe.shapes import Size
+from lingvo_moe.shapes import sizes
+from lingvo_moe.weights import Specs
+from lingvo_moe.weights import Theta
+
+StackCache = dict[str, LayerCache]  # by layer name
+
+# Weights that are always used in float32: gates would tie, norms sum over many terms.
+_FLOAT32 = ('gate', 'scale', 'bias')
+
+
+class Routed(NamedTuple):
+  """What the gate of a layer did."""
+
+  stats: RoutingStats
+  decisions: Decisions
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+  """An encoder (`cross_attention=False`) or decoder: its layers in order, then a last normalisation.
+
+  Every `moe_every`-th layer carries experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
+
+  Attributes:
+    num_layers: of both kinds.
+    attention: of every layer.
+    ffn: of the layers without experts.
+    moe: of the layers with experts; None: there are none.
+    moe_every: see above.
+    cross_attention: whether it is a decoder.
+    residual_dropout: on every branch.
+    scan: whether training and whole rows run in one loop over blocks of `moe_every` layers, whose weights are stacked
+      on a leading axis L (see scan.py). The numbers are the same to rounding, and checkpoints are the same.
+    remat: of remat.POLICIES, what of an unrolled layer is made again for its gradient. A scanned block always is.
+  """
+
+  num_layers: int
+  attention: Attention
+  ffn: FeedForward
+  moe: MoE | None = None
+  moe_every: int = 2
+  cross_attention: bool = False
+  residual_dropout: float = 0.0
+  scan: bool = False
+  remat: str = 'none'
+
+  def __post_init__(self):
+    if self.scan and self.num_layers % self.period:
+      raise ValueError(
+        f'a scanned stack is made of blocks of moe_every={self.period} layers; saw {self.num_layers} layers: '
+        'use a multiple, or scan_layers=False'
+      )
+
+  @property
+  def period(self) -> int:
+    """Layers of a block, which repeats."""
+    return self.moe_every if self.moe is not None and self.moe_every else 1
+
+  @property
+  def layers(self) -> dict[str, Layer]:
+    """The layers by name: layer_00, layer_01, ..."""
+    return {weights_lib.layer_name(i): self._layer(i) for i in range(self.num_layers)}
+
+  @property
+  def norm(self) -> LayerNorm:
+    return LayerNorm(self.attention.model_dim)
+
+  def weights(self) -> Specs:
+    layers = {name: layer.weights() for name, layer in self.layers.items()}
+    if self.scan:
+      layers = {name: weights_lib.stack(layer.weights(), self.num_blocks) for name, layer in self._block.items()}
+    return {**layers, 'norm': self.norm.weights()}
+
+  @property
+  def num_blocks(self) -> int:
+    return self.num_layers // self.period
+
+  def __call__(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    segments_BT: tf.Tensor,
+    memory_BUM: tf.Tensor | None = None,
+    memory_segments_BU: tf.Tensor | None = None,
+    key: tf.Tensor | None = None,
+  ) -> tuple[tf.Tensor, dict[str, Routed]]:
+    """Runs the stack over whole rows; decoders attend causally, and to memory of the same segment.
+
+    Args:
+      theta: the stack's weights.
+      x_BTM: embedded input.
+      segments_BT: which sentence of the row a position belongs to; 0 is padding.
+      memory_BUM: the encoder's output, for decoders.
+      memory_segments_BU: its segments.
+      key: random key in training; None at inference.
+
+    Returns:
+      ([B, T, M], {layer name: Routed} of the layers with experts).
+    """
+    mask_BTT = segment_mask(segments_BT, segments_BT)
+    memory_mask_BTU = None
+    if self.cross_attention:
+      mask_BTT &= causal_mask(sizes(segments_BT)[1])
+      memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
+    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
+
+    def run(number, layer, x_BTM, shared, theta):
+      layer_key = None if key is None else prng.fold(key, number)
+      theta = _cast(theta, x_BTM.dtype)
+      memory_BUM = shared[0] if shared else None
+      return layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
+
+    shared = [memory_BUM] if self.cross_attention else []
+    run_all = self._scanned if self.scan else self._unrolled
+    x_BTM, routed = run_all(run, theta, x_BTM, shared, key is not None)
+    return self.norm(theta['norm'], x_BTM), routed
+
+  def _unrolled(self, run, theta, x_BTM, shared, training):
+    routed = {}
+    for number, (name, layer) in enumerate(self.layers.items()):
+
+      def run_layer(x, shared, theta, number=number, layer=layer, name=name):
+        x, routing = run(number, layer, x, shared, theta)
+        return x, _routed(name, routing)
+
+      with tf.name_scope(name):  # so that what XLA makes of it can be told by layer
+        if training and self.remat == 'block':
+          x_BTM, told = rematerialised(run_layer, x_BTM, shared, theta[name])
+        else:
+          x_BTM, told = run_layer(x_BTM, shared, theta[name])
+      routed |= told
+    return x_BTM, routed
+
+  def _scanned(self, run, theta, x_BTM, shared, training):
+    del training
+    stacked = weights_lib.flatten({name: theta[name] for name in self._block})
+    specs = weights_lib.flatten({name: layer.weights() for name, layer in self._block.items()})
+
+    def run_block(number, x, shared, weights):
+      told = {}
+      for place, (name, layer) in enumerate(self._block.items()):
+        of_layer = {n: w for n, w in weights.items() if n.startswith(name + '/')}
+        with tf.name_scope(name):
+          with tf.name_scope('weights'):
+            of_layer = {n: xla_sharding.gather(w, specs[n].dims) for n, w in of_layer.items()}
+          x, routing = run(number * self.period + place, layer, x, shared, weights_lib.unflatten(of_layer)[name])
+        told |= _routed(name, routing)
+      return x, told
+
+    x_BTM, told = scan(run_block, x_BTM, shared, stacked, specs)
+    routed = {}
+    for name, of_blocks in told.items():
+      for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
+        routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
+    return x_BTM, routed
+
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
+    """Each decoder layer's cache by name."""
+    return {
+      name: layer.init_cache(self._theta_of(number, theta, memory_BUM.dtype), memory_BUM, num_slots)
+      for number, (name, layer) in enumerate(self.layers.items())
+    }
+
+  def extend(
+    self,
+    theta: Theta,
+    x_BWM: tf.Tensor,
+    time: tf.Tensor,
+    mask_BWU: tf.Tensor,
+    memory_segments_BU: tf.Tensor,
+    cache: StackCache,
+  ) -> tuple[tf.Tensor, StackCache]:
+    """One decoding step of W hypotheses a row, at inference.
+
+    Args:
+      theta: the stack's weights.
+      x_BWM: the embedded last symbol of each hypothesis.
+      time: int32 scalar, the steps made before.
+      mask_BWU: 1 at the flat positions that a hypothesis owns; see Attention.extend.
+      memory_segments_BU: segments of the encoder's output: one sentence a row, 0 at padding.
+      cache: from `init_cache` or the step before.
+
+    Returns:
+      ([B, W, M], the cache with the step's keys and values).
+    """
+    memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
+    # Rows without a source (fillers) are padding to the experts.
+    empty_B1 = tf.cast(tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True), tf.float32)
+    paddings_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2])
+    cache = dict(cache)
+    for number, (name, layer) in enumerate(self.layers.items()):
+      own = self._theta_of(number, theta, x_BWM.dtype)
+      x_BWM, cache[name] = layer.extend(own, x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache[name])
+    return self.norm(theta['norm'], x_BWM), cache
+
+  def _layer(self, number: int) -> Layer:
+    has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
+    ffn = self.moe if has_experts else self.ffn
+    remat_attention = self.remat == 'attention'
+    return Layer(self.attention, ffn, self.cross_attention, self.residual_dropout, remat_attention)
+
+  @property
+  def _block(self) -> dict[str, Layer]:
+    """The layers of a block by the names under which all blocks are stacked."""
+    return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
+
+  def _theta_of(self, number: int, theta: Theta, dtype: tf.DType) -> Theta:
+    """The weights of one layer, as it uses them."""
+    if not self.scan:
+      return _cast(theta[weights_lib.layer_name(number)], dtype)
+    place = number % self.period
+    stacked = weights_lib.flatten(theta[weights_lib.stack_name(place, self.period)])
+    specs = weights_lib.flatten(self._layer(place).weights())
+    own = {name: xla_sharding.gather(w[number // self.period], specs[name].dims) for name, w in stacked.items()}
+    return _cast(weights_lib.unflatten(own), dtype)
+
+
+def _cast(theta: Theta, dtype: tf.DType) -> Theta:
+  """A layer's weights in the type that its activations have."""
+  flat = weights_lib.flatten(theta)
+  cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, dtype) for n, w in flat.items()}
+  return weights_lib.unflatten(cast)
+
+
+def _routed(name: str, routing: Routing | None) -> Mapping[str, Routed]:
+  return {} if routing is None else {name: Routed(routing.stats, routing.decisions)}
