@@ -42,6 +42,7 @@ SMALL = {
 SCANNED = {'encoder_layers': 2, 'decoder_layers': 2, 'scan_layers': True, 'remat': 'block'}
 MOE = dataclasses.replace(registry.get('mt.m4.MoE2048E36LTiny')(), **SMALL)
 DENSE = dataclasses.replace(MOE, num_experts=0)
+SCANNED_MOE = dataclasses.replace(MOE, **SCANNED)
 LIMIT = 600  # bytes, above which no tensor of these sizes may be gathered
 
 
@@ -75,10 +76,11 @@ def on_cpu():
   return {
     'moe': cost.estimate('moe', MOE, Mesh.parse('expert:4')),
     'dense': cost.estimate('dense', DENSE, Mesh.parse('data:4')),
+    'scanned': cost.estimate('scanned', SCANNED_MOE, Mesh.parse('expert:4')),
   }
 
 
-@pytest.mark.parametrize('name, config', [('moe', MOE), ('dense', DENSE)])
+@pytest.mark.parametrize('name, config', [('moe', MOE), ('dense', DENSE), ('scanned', SCANNED_MOE)])
 def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
   found = {name: 4 * part.flops for name, part in on_cpu[name].parts.items()}
   assert found == flops_by_hand(config)
@@ -209,7 +211,7 @@ def run(*flags):
 
 
 # Scanned, and of a size that 8 devices divide, and 128.
-LARGE = dataclasses.replace(MOE, **SCANNED, num_experts=128, num_groups=128, batch_tokens=128 * 2 * MOE.max_length)
+LARGE = dataclasses.replace(SCANNED_MOE, num_experts=128, num_groups=128, batch_tokens=128 * 2 * MOE.max_length)
 
 
 @pytest.fixture(scope='module')
