@@ -23,6 +23,7 @@ from lingvo_moe.operators import COMMUNICATION
 from lingvo_moe.operators import TABLE_4
 from lingvo_moe.operators import UNEVEN
 from lingvo_moe.operators import WINDOWS
+from lingvo_moe.operators import Operator
 from lingvo_moe.operators import large
 from lingvo_moe.paper import Case
 from lingvo_moe.paper import Row
@@ -547,12 +548,12 @@ def _short(collectives: Mapping[str, int]) -> str:
   return ', '.join(f'{count} {_SHORT[kind]}' for kind, count in collectives.items())
 
 
-def _on_tpu(operator) -> str:
+def _on_tpu(operator: Operator) -> str:
   """The kinds of collectives for a slice of 8 cores of TPU v3."""
   try:
     found = partitioned.compile_only(operator, Topology.parse('v3:2x2'))
-  except UserError as e:
-    return f'not told ({str(e).partition(":")[0]})'
+  except UserError:
+    return 'not told: no libtpu'
   return ', '.join(_SHORT[kind] for kind in found) or 'none'
 
 

@@ -6,6 +6,7 @@ the code: a new folder, or one from which files were deleted, has everything com
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -56,15 +57,17 @@ class ReportCache:
   def _compile(self, case: Case, path: str) -> None:
     settings = [case.mesh, *(f'{name}={value!r}' for name, value in case.values)]
     self._tell(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
-    begun, log = time.monotonic(), path.removesuffix('.json') + '.log'
+    begun, log, partial = time.monotonic(), path.removesuffix('.json') + '.log', path + '.partial'
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(partial)  # of a run that was interrupted
     command = [sys.executable, self._command, f'--model={case.model}', f'--topology={case.topology}']
-    command += [f'--mesh={case.mesh}', f'--split_dense={case.split_dense}', f'--json={path}.partial']
+    command += [f'--mesh={case.mesh}', f'--split_dense={case.split_dense}', f'--json={partial}']
     command += [f'--gin_bindings={binding}' for binding in bindings(case)]
     with open(log, 'w', encoding='utf-8') as f:
       status = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
     seconds = f'{time.monotonic() - begun:.0f} s'
-    if status in (0, 1) and os.path.exists(path + '.partial'):  # 1: it does not fit, and the report says so
-      os.replace(path + '.partial', path)
+    if status in (0, 1) and os.path.exists(partial):  # 1: it does not fit, and the report says so
+      os.replace(partial, path)
       self._tell(f'  {seconds}{"" if status == 0 else "; it does not fit"}')
       return
     with open(log, encoding='utf-8', errors='replace') as f:

@@ -164,6 +164,13 @@ def test_a_crash_loses_one_row_and_is_told(stand_in, tmp_path):
   assert len(asked(stand_in)) == len(paper.TABLE_1) + 1
 
 
+def test_what_an_interrupted_run_left_is_no_report(stand_in, tmp_path):
+  reports = cache(stand_in, tmp_path)
+  (tmp_path / 'out' / f'{reports.name(TINY)}.json.partial').write_text(json.dumps(REPORT))
+  (stand_in / 'cost.py').write_text('import sys; sys.exit(1)')  # a mistake, not a model that does not fit
+  assert reports.get(TINY) is None
+
+
 def test_what_does_not_fit_is_a_report_too(stand_in, tmp_path):
   (stand_in / 'ends.json').write_text('{"refused": ["mt.m4.MoE2048E36LTiny"]}')
   text = made(stand_in, tmp_path, 'newer')
