@@ -12,6 +12,7 @@ from absl import app
 from absl import flags
 
 from lingvo_moe.errors import ProcessLostError
+from lingvo_moe.errors import ToldElsewhereError
 from lingvo_moe.errors import UserError
 
 # TensorFlow's start-up chatter would bury the one line that matters.
@@ -47,6 +48,8 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
     except ProcessLostError as e:
       print(f'error: {e}', file=sys.stderr, flush=True)
       os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
+    except ToldElsewhereError:
+      return 1
     except UserError as e:
       message = str(e).split('\n  In call to configurable')[0]  # what gin adds tells a user nothing
     except BrokenPipeError:
@@ -62,6 +65,14 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
     return 1
 
   app.run(shielded, flags_parser=_flags_parser)
+
+
+def claim_stdout() -> None:
+  """Keeps stdout for what Python prints: what native code writes there, such as Gloo's greetings, goes to stderr."""
+  sys.stdout.flush()
+  own = os.dup(1)
+  os.dup2(2, 1)
+  sys.stdout = open(own, 'w', encoding='utf-8', newline='\n', buffering=1 if os.isatty(own) else -1)
 
 
 def _flags_parser(argv):

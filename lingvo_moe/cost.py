@@ -9,14 +9,13 @@ faster unless communication is hidden behind computation, and will be slower.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe import chips
 from lingvo_moe import hlo
@@ -27,15 +26,11 @@ from lingvo_moe.hlo import Array
 from lingvo_moe.hlo import Computation
 from lingvo_moe.hlo import Instruction
 from lingvo_moe.hlo import Module
-from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import embedding
-from lingvo_moe.layers import gating
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt import model
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
@@ -48,12 +43,14 @@ _SCOPES = {
   'attention': 'attention',
   'cross_attention': 'attention',
   'ffn': 'feed-forward',
+  'moe': 'feed-forward',
   'gating': 'gating',
   'dispatch': 'dispatch/combine',
   'combine': 'dispatch/combine',
   'softmax': 'softmax',
   'update': 'optimiser',
 }
+_NUMBER = re.compile(r'_\d+$')  # that TensorFlow adds to a scope's name where it comes again
 # What computes nothing and moves nothing: it names values that are there, or begins what another line ends.
 _FREE = frozenset(
   ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
@@ -97,8 +94,10 @@ class Report:
     batch_tokens: source positions of a batch; as many target positions in training.
     trace_seconds: for TensorFlow and JAX.
     compile_seconds: for XLA.
-    program_bytes: of machine code.
+    program_bytes: of the compiled program's text, which is there whether it fits or not.
+    code_bytes: of machine code.
     memory_per_device: see memory.Memory.
+    uncounted_loops: loops of which it is not known how often they run: they count once.
     largest: what takes the memory at its peak, largest first.
     collectives: see CollectiveCost.
     collective_counts: executions in a step by kind.
@@ -122,6 +121,8 @@ class Report:
   trace_seconds: float
   compile_seconds: float
   program_bytes: int
+  code_bytes: int
+  uncounted_loops: int
   memory_per_device: memory.Memory
   largest: list[memory.Held]
   collectives: list[CollectiveCost]
@@ -170,7 +171,7 @@ def estimate(
     batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
-    advice=[] if fits else advice(config, mesh, told['memory_per_device'], program),
+    advice=[] if fits else advice(config, mesh, told['memory_per_device'], told['largest'], program),
     **told,
   )
 
@@ -179,12 +180,11 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
   """The train step or the search of a model, compiled from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   batch = batch_shapes(config)
-  with named_parts():
-    if program == 'train':
-      return runtime.train(batch)
-    task, theta = runtime.program.task, runtime.program.theta
-    search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
-    return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
+  if program == 'train':
+    return runtime.train(batch)
+  task, theta = runtime.program.task, runtime.program.theta
+  search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
+  return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
 
 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
@@ -217,7 +217,11 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'devices': mesh.num_devices,
     'trace_seconds': compiled.trace_seconds,
     'compile_seconds': compiled.compile_seconds,
-    'program_bytes': compiled.program_bytes,
+    'program_bytes': len(compiled.text),
+    'code_bytes': compiled.code,
+    'uncounted_loops': sum(
+      i.opcode == 'while' and hlo.trip_count(module, c, i) is None for c, i, _ in module.executed()
+    ),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
@@ -234,39 +238,10 @@ def part_of(op_name: str) -> str:
   """The part of the model that an operation belongs to, by the innermost name scope that tells."""
   steps = op_name.rpartition('call_tf/')[2].split('/')
   for step in reversed(steps):
-    if step in _SCOPES:
-      return _SCOPES[step]
-  if 'moe' in steps:  # of what stands there outside of all scopes, the first product makes the gates' logits
-    return 'gating' if 'einsum' in steps else 'feed-forward'
+    part = _SCOPES.get(_NUMBER.sub('', step))
+    if part:
+      return part
   return 'other'
-
-
-@contextlib.contextmanager
-def named_parts() -> Iterator[None]:
-  """Puts the parts of the model that have no name scope of their own into one, for whatever is traced meanwhile."""
-  named = [
-    (gating, 'top2_gating', 'gating'),
-    (embedding.Embedding, 'logits', 'softmax'),
-    (model, 'softmax_loss', 'softmax'),
-    (Program, 'apply', 'update'),
-    *((kind, verb, verb) for kind in dispatch.DISPATCHERS.values() for verb in ('dispatch', 'combine')),
-  ]
-  saved = [getattr(owner, name) for owner, name, _ in named]
-  for (owner, name, scope), function in zip(named, saved):
-    setattr(owner, name, _scoped(function, scope))
-  try:
-    yield
-  finally:
-    for (owner, name, _), function in zip(named, saved):
-      setattr(owner, name, function)
-
-
-def _scoped(function: Callable, scope: str) -> Callable:
-  def within_scope(*args, **kwargs):
-    with tf.name_scope(scope):
-      return function(*args, **kwargs)
-
-  return within_scope
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
@@ -367,9 +342,12 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
 
 def _collective_part(collective: hlo.Collective, axes: Sequence[str]) -> str:
   """AllReduces over devices that differ in their data sum gradients, most of them: that is work for the update."""
+  op_name = collective.instruction.op_name
   if collective.kind == 'all-reduce' and 'model' not in axes:
     return 'optimiser'
-  return part_of(collective.instruction.op_name)
+  if collective.kind == 'all-to-all' and '/moe/' in op_name:  # between groups and experts, whatever it is named after
+    return 'dispatch/combine'
+  return part_of(op_name)
 
 
 def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
@@ -416,28 +394,29 @@ def torus_seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[An
   return 2 * once if kind == 'all-reduce' else once
 
 
-def advice(config: MtConfig, mesh: Mesh, used: memory.Memory, program: str) -> list[str]:
-  """What would make a program that does not fit smaller, the likeliest first; settings that are set already are not."""
+def advice(
+  config: MtConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
+) -> list[str]:
+  """Settings that would make a program smaller that does not fit, the likeliest first; those that are set are left out."""
   gib = lambda n: f'{n / 2**30:.3g} GiB'
   held, made = used.weights + used.slots, used.activations + used.temporaries
   setting = lambda name: getattr(config, name, None)
-  state, work = [], []
-  if not mesh.split_dense:
-    state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
+  work, state = [], []
   if program == 'train':
-    if setting('remat') not in (None, 'block'):
-      work.append(f"remat = 'block': keep only the inputs of blocks; activations take {gib(used.activations)}")
     if setting('scan_layers') is False:
-      work.append('scan_layers = True: one block at a time is all that can be in memory')
+      work.append('scan_layers = True: one block at a time is in memory, of forward and backward')
+    if setting('remat') not in (None, 'block'):
+      work.append(f"remat = 'block': only the inputs of blocks are kept; activations take {gib(used.activations)}")
     if setting('micro_batches'):
-      more = 2 * config.micro_batches
-      work.append(
-        f'micro_batches = {more}: a part of the batch at a time; activations and temporaries take {gib(made)}'
-      )
+      work.append(f'micro_batches = {2 * config.micro_batches}: half as many rows at a time')
   if config.activation_dtype == 'float32':
-    work.append("activation_dtype = 'bfloat16': half the bytes of activations")
-  if config.num_experts:
-    more = 2 * config.num_groups
-    work.append(f'num_groups = {more}: smaller groups make masks [G, S, X] of fewer slots')
-  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch; or a larger topology')
-  return state + work if held > made else work + state
+    work.append("activation_dtype = 'bfloat16': half the bytes of most activations")
+  if config.num_experts and any('/moe/' in value.op for value in largest):
+    work.append(f'num_groups = {2 * config.num_groups}: smaller groups make smaller masks [G, S, X]')
+  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch')
+  work.append(f'a larger topology; activations and temporaries take {gib(made)}')
+  if not mesh.split_dense and held > made / 20:
+    state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
+  if used.hbm and held > used.hbm / 4:
+    return state + work
+  return work + state

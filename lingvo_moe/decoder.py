@@ -16,7 +16,7 @@ with the same settings is shown and not made again; --overwrite replaces it, wha
 from __future__ import annotations
 
 import dataclasses
-import sys
+import functools
 import time
 from collections.abc import Iterator
 
@@ -24,6 +24,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
+from lingvo_moe.errors import ProcessLostError
 from lingvo_moe.errors import UserError
 
 
@@ -76,87 +77,111 @@ def define_flags() -> None:
 def main(argv) -> None:
   del argv
   options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
+  app.claim_stdout()
   decode(options, runtime_flags.Choice.from_flags())
 
 
 def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL) -> None:
-  """Decodes checkpoints as the options say; returns when there will be no more."""
+  """Decodes checkpoints as the options say; returns when there will be no more.
+
+  Of several processes the one that leads looks at the run directory and writes; all of them translate.
+  """
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe import held_out
   from lingvo_moe import inference
   from lingvo_moe.rundir import RunDir
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
-  choice.require_one_process('decoder')
   choice.connect()
   run = RunDir(options.logdir)
   if options.waits:
-    _wait_for_run(run, options.poll_seconds)
+    _wait_for_run(run, options.poll_seconds, choice)
+  config, vocabs, job = choice.together(lambda: _job(run, options))
+  runtime = choice.make(config.program())
+  translator = None
+  for step in _steps(run, options, choice):
+    summary = None if options.overwrite else choice.lead(functools.partial(job.results.done, step))
+    if summary:
+      choice.say(f'{job.results.folder(step)} was made with the same settings; --overwrite makes it again')
+    elif _load(runtime, run, step, options, choice):
+      translator = translator or inference.translator(runtime, config, vocabs, batch_tokens=options.batch_tokens)
+      summary = _run(job, step, translator, choice)
+    if summary:
+      report = f'step {step}, {options.split}\n{job.report(summary)}'
+      choice.lead(functools.partial(print, report, flush=True))
+
+
+def _job(run, options: Options) -> tuple:
+  """(configuration, vocabularies, job) as the options say."""
+  from lingvo_moe import held_out
+  from lingvo_moe import inference
+
   overrides = {name: getattr(options, name) for name in ('beam_size', 'length_norm_alpha', 'data_dir', 'pairs')}
   config = inference.load_config(run, options.model, **overrides)
   vocabs = run.vocabs(config)
   sets = held_out.read(config, options.split, options.max_sentences, vocabs[0])
   make = held_out.ScoreJob if options.score else held_out.TranslateJob
   job = make(run.file('decode', options.split), config, sets, run.checkpoints(), options.overwrite)
-  runtime = choice.make(config.program())
-  translator = None
-  for step in _steps(run, options):
-    summary = None if options.overwrite else job.results.done(step)
-    if summary:
-      print(f'{job.results.folder(step)} was made with the same settings; --overwrite makes it again', file=sys.stderr)
-    elif _load(runtime, run, step, options):
-      translator = translator or inference.translator(runtime, config, vocabs, batch_tokens=options.batch_tokens)
-      summary = job.run(step, translator)
-    if summary:
-      print(f'step {step}, {options.split}', job.report(summary), sep='\n', flush=True)
+  return config, vocabs, job
 
 
-def _wait_for_run(run, poll_seconds: float) -> None:
-  if not run.exists:
-    print(f'waiting for a trainer to begin a run in {run.path}', file=sys.stderr, flush=True)
-  while not run.exists:
+def _run(job, step: int, translator, choice: runtime_flags.Choice) -> dict:
+  """Does the job for the weights that the translator has; returns the summary."""
+  choice.lead(lambda: job.results.begin(step))
+  found = choice.together(lambda: job.run(step, translator, quiet=not choice.leads))
+  return choice.lead(lambda: job.finish(step, found))
+
+
+def _wait_for_run(run, poll_seconds: float, choice: runtime_flags.Choice) -> None:
+  told = False
+  while not choice.lead(lambda: run.exists):
+    if not told:
+      choice.say(f'waiting for a trainer to begin a run in {run.path}')
+    told = True
     time.sleep(poll_seconds)
 
 
-def _steps(run, options: Options) -> Iterator[int]:
+def _steps(run, options: Options, choice: runtime_flags.Choice) -> Iterator[int]:
   """The steps to decode: when waiting, each time the newest, if that is another than before, until training ends."""
   from lingvo_moe import inference
 
   checkpoints = run.checkpoints()
+  choose = lambda: inference.choose_step(checkpoints, options.step, options.best)
   if not options.waits:
-    yield inference.choose_step(checkpoints, options.step, options.best)
+    yield choice.lead(choose)
     return
   last, told = None, False
   while True:
-    finished = run.finished  # looked at first, so that the last checkpoint is there if it is true
-    latest = checkpoints.latest()
+    # Whether training has ended is looked at first, so that the last checkpoint is there if it has.
+    finished, latest = choice.lead(lambda: (run.finished, checkpoints.latest()))
     if latest is not None and latest != last:
       last, told = latest, False
       yield latest
     elif finished:
-      inference.choose_step(checkpoints)  # tells if there is none
+      choice.lead(choose)  # tells if there is none
       return
     else:
       if not told:
-        print(f'waiting for a new checkpoint in {checkpoints.directory}', file=sys.stderr, flush=True)
+        choice.say(f'waiting for a new checkpoint in {checkpoints.directory}')
       told = True
       time.sleep(options.poll_seconds)
 
 
-def _load(runtime, run, step: int, options: Options) -> bool:
+def _load(runtime, run, step: int, options: Options, choice: runtime_flags.Choice) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
   from lingvo_moe import inference
 
   checkpoints = run.checkpoints()
   try:
-    inference.load_weights(runtime, checkpoints, step)
+    choice.together(lambda: inference.load_weights(runtime, checkpoints, step))
     return True
+  except ProcessLostError:
+    raise
   except UserError:
     time.sleep(min(options.poll_seconds, 1.0))  # dropping one takes a moment
-    if not options.waits or step in checkpoints.steps():
+    if not choice.lead(lambda: options.waits and step not in checkpoints.steps()):
       raise
-    print(f'the checkpoint of step {step} was dropped before it was read', file=sys.stderr)
+    choice.say(f'the checkpoint of step {step} was dropped before it was read')
     return False
 
 

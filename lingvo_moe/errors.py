@@ -14,6 +14,10 @@ class ProcessLostError(UserError):
   """Another process of the run is gone, and with it all that the processes could end together."""
 
 
+class ToldElsewhereError(UserError):
+  """What went wrong in another process of the run, which tells it; this one only ends."""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
   """Ends an 'unknown name' message: 'closest: a, b' (or the first few names there are)."""
   known = sorted(known)

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
@@ -139,6 +139,21 @@ class Results:
     return summary if isinstance(summary, dict) and isinstance(summary.get('settings'), dict) else None
 
 
+class Translations(NamedTuple):
+  """Of every pair by name."""
+
+  texts: dict[str, list[str]]
+  truncated: dict[str, int]  # lines that were translated in part
+
+
+class LogProbs(NamedTuple):
+  """Of every pair by name."""
+
+  log_probs: dict[str, np.ndarray]  # of each line, in nats
+  tokens: dict[str, np.ndarray]  # symbols of each target
+  truncated: dict[str, int]  # lines that were scored in part
+
+
 class TranslateJob:
   """Translates every set and scores the translations: <pair>.hyp and scores.json."""
 
@@ -151,17 +166,21 @@ class TranslateJob:
     settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
     self.results = Results(root, 'scores.json', '.hyp', settings, checkpoints, overwrite)
 
-  def run(self, step: int, translator: Translator) -> dict:
-    """Does it all for the weights that the translator has; returns the summary."""
-    self.results.begin(step)
+  def run(self, step: int, translator: Translator, quiet: bool = False) -> Translations:
+    """Translates with the weights that the translator has; `quiet` without a progress bar."""
     texts, truncated = {}, {}
-    with _progress(step, self._sets) as bar:
+    with _progress(step, self._sets, quiet) as bar:
       # Sets share batches: what a sentence is translated to does not depend on its neighbours.
       for tag, sets in _by_tag(self._sets):
         translated = translator.translate(_lines(sets, 'sources'), tag, bar.update)
         best = [hypotheses[0].text for hypotheses in translated.hypotheses]
         texts |= _split(sets, best)
         truncated |= _count_by_set(sets, translated.truncated)
+    return Translations(texts, truncated)
+
+  def finish(self, step: int, found: Translations) -> dict:
+    """Scores what `run` found and writes it all; returns the summary."""
+    texts, truncated = found
     _warn_of_cuts(truncated, 'translated', self._max_length)
     scores = {}
     for s in self._sets:
@@ -195,16 +214,20 @@ class ScoreJob:
     self._max_length = config.max_length
     self.results = Results(root, 'perplexity.json', '.scores', {'text': _fingerprint(sets)}, checkpoints, overwrite)
 
-  def run(self, step: int, translator: Translator) -> dict:
-    """Does it all for the weights that the translator has; returns the summary."""
-    self.results.begin(step)
+  def run(self, step: int, translator: Translator, quiet: bool = False) -> LogProbs:
+    """Scores with the weights that the translator has; `quiet` without a progress bar."""
     log_probs, tokens, truncated = {}, {}, {}
-    with _progress(step, self._sets) as bar:
+    with _progress(step, self._sets, quiet) as bar:
       for tag, sets in _by_tag(self._sets):
         scored = translator.score(_lines(sets, 'sources'), _lines(sets, 'targets'), tag, bar.update)
         log_probs |= _split(sets, scored.log_probs)
         tokens |= _split(sets, scored.target_tokens)
         truncated |= _count_by_set(sets, scored.truncated)
+    return LogProbs(log_probs, tokens, truncated)
+
+  def finish(self, step: int, found: LogProbs) -> dict:
+    """Writes what `run` found; returns the summary."""
+    log_probs, tokens, truncated = found
     _warn_of_cuts(truncated, 'scored', self._max_length)
     pairs = {}
     for s in self._sets:
@@ -272,7 +295,7 @@ def _fingerprint(sets: Sequence[HeldOut]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _progress(step: int, sets: Sequence[HeldOut]) -> tqdm.tqdm:
+def _progress(step: int, sets: Sequence[HeldOut], quiet: bool) -> tqdm.tqdm:
   name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
   interval = 0.5 if sys.stderr.isatty() else 30
   return tqdm.tqdm(
@@ -281,6 +304,7 @@ def _progress(step: int, sets: Sequence[HeldOut]) -> tqdm.tqdm:
     unit='sentence',
     mininterval=interval,
     file=sys.stderr,
+    disable=quiet,
   )
 
 

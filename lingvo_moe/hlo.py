@@ -113,12 +113,6 @@ class Instruction:
     return found
 
   @property
-  def trip_count(self) -> int:
-    """How often a while loop runs; 1 where XLA does not know."""
-    known = _TRIPS.search(self.attributes)
-    return int(known[1]) if known else 1
-
-  @property
   def estimated_cycles(self) -> int:
     """The TPU compiler's estimate of one execution; 0 where it gives none."""
     estimate = _CYCLES.search(self.attributes)
@@ -185,7 +179,7 @@ class Module:
   def executions(self) -> dict[str, int]:
     """How often each computation is executed, by name; one that is only applied within an instruction is not listed.
 
-    Every branch of a conditional counts as taken.
+    Every branch of a conditional counts as taken, and a loop of which nobody knows how often it runs, once.
     """
     counts: dict[str, int] = {}
 
@@ -194,8 +188,8 @@ class Module:
       for instruction in computation.instructions:
         for role, name in instruction.called.items():
           if name in self.computations and (role != 'to_apply' or instruction.opcode == 'call'):
-            trips = instruction.trip_count if role in ('body', 'condition') else 1
-            visit(self.computations[name], times * trips)
+            trips = trip_count(self, computation, instruction) if role in ('body', 'condition') else 1
+            visit(self.computations[name], times * (trips or 1))
 
     visit(self.entry, 1)
     return counts
@@ -218,6 +212,115 @@ class Module:
         found.add(name)
         todo += [n for i in self.computations[name].instructions for n in i.called.values()]
     return frozenset(found)
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+  """How often a while loop of a computation runs at most; None if that cannot be told.
+
+  XLA says so of some loops. Of others it is worked out: they run while a number that each round adds to is below another
+  that is a constant, or was counted by a loop before (as in TensorFlow's gradients of loops).
+  """
+  known = _TRIPS.search(loop.attributes)
+  if known:
+    return int(known[1])
+  condition, body = (module.computations.get(loop.called.get(role, '')) for role in ('condition', 'body'))
+  if not condition or not body:
+    return None
+  counts = []
+  for low, high in _comparisons(module, condition, condition.root.name, {}):
+    start, step, limit = _initial(module, computation, loop, low), _step(module, body, low), high.constant
+    if high.carried is not None and _step(module, body, high) == 0:
+      limit = _initial(module, computation, loop, high)
+    if start is not None and step and limit is not None:
+      counts.append(max(0, -(-(limit - start) // step)))
+  return min(counts, default=None)
+
+
+class _Number(NamedTuple):
+  """An integer that may be known: a constant, and the element of a loop's state that it is added to, if any."""
+
+  constant: int
+  carried: int | None = None
+
+
+def _comparisons(module, computation, name, given) -> Iterator[tuple[_Number, _Number]]:
+  """Pairs of which the first must be below the second for a condition to hold; others are left out."""
+  instruction = computation.by_name.get(name)
+  if instruction is None:
+    return
+  if instruction.opcode == 'and':
+    for operand in instruction.operands:
+      yield from _comparisons(module, computation, operand, given)
+  elif instruction.opcode == 'fusion':
+    fused = module.computations[instruction.called['calls']]
+    values = {p.name: _number(module, computation, n, given) for p, n in zip(fused.parameters, instruction.operands)}
+    yield from _comparisons(module, fused, fused.root.name, values)
+  elif instruction.opcode == 'compare':
+    low, high = (_number(module, computation, operand, given) for operand in instruction.operands)
+    if low and high and low.carried is not None and 'direction=LT' in instruction.attributes:
+      yield low, high
+    elif low and high and high.carried is not None and 'direction=GT' in instruction.attributes:
+      yield high, low
+
+
+def _number(module, computation, name, given) -> _Number | None:
+  """What is known of an integer, `given` being what is known of the parameters of a fused computation."""
+  instruction = computation.by_name.get(name)
+  if instruction is None:
+    return None
+  if name in given:
+    return given[name]
+  of = lambda operand: _number(module, computation, operand, given)
+  if instruction.opcode == 'constant':
+    text = instruction.attributes.split(')')[0]
+    return _Number(int(text)) if re.fullmatch(r'-?\d+', text) else None
+  if instruction.opcode == 'get-tuple-element':
+    index, source = element_index(instruction), computation.by_name.get(instruction.operands[0])
+    if source and source.opcode == 'parameter':
+      return _Number(0, index)
+    return _final(module, computation, source, index) if source and source.opcode == 'while' else None
+  if instruction.opcode in (*_HAND_ON, 'convert', 'copy-start'):
+    return of(instruction.operands[0])
+  if instruction.opcode == 'add':
+    a, b = map(of, instruction.operands)
+    if a and b and None in (a.carried, b.carried):
+      return _Number(a.constant + b.constant, b.carried if a.carried is None else a.carried)
+  if instruction.opcode == 'fusion' and len(instruction.arrays) == 1:
+    fused = module.computations[instruction.called['calls']]
+    values = {p.name: of(operand) for p, operand in zip(fused.parameters, instruction.operands)}
+    return _number(module, fused, fused.root.name, values)
+  return None
+
+
+def _initial(module, computation, loop, number: _Number) -> int | None:
+  """A number of a loop's state before it begins."""
+  state = computation.by_name.get(loop.operands[0])
+  if state is None or state.opcode != 'tuple':
+    return None
+  found = _number(module, computation, state.operands[number.carried], {})
+  return found.constant + number.constant if found and found.carried is None else None
+
+
+def _step(module, body, number: _Number) -> int | None:
+  """What a round adds to a number of the loop's state."""
+  if body.root.opcode != 'tuple':
+    return None
+  found = _number(module, body, body.root.operands[number.carried], {})
+  return found.constant if found and found.carried == number.carried else None
+
+
+def _final(module, computation, loop, index: int) -> _Number | None:
+  """An element of a loop's state when it is over."""
+  number = _Number(0, index)
+  start = _initial(module, computation, loop, number)
+  step = _step(module, module.computations[loop.called['body']], number)
+  trips = trip_count(module, computation, loop) if start is not None and step is not None else None
+  return _Number(start + step * trips) if trips is not None else None
+
+
+def element_index(element: Instruction) -> int:
+  """Which element of a tuple a get-tuple-element takes."""
+  return int(re.search(r'index=(\d+)', element.attributes)[1])
 
 
 class Collective(NamedTuple):
@@ -376,9 +479,19 @@ def _convolution_flops(instruction: Instruction, lhs: tuple[int, ...], rhs: tupl
 
 
 def _products(inputs, outputs, kernel, stride, pad, lhs_dilation, rhs_dilation) -> int:
-  """Pairs of output and kernel position along an axis that meet an element of the input."""
-  at = np.arange(outputs)[:, None] * stride + np.arange(kernel)[None, :] * rhs_dilation - pad
-  return int(np.sum((at >= 0) & (at % lhs_dilation == 0) & (at // lhs_dilation < inputs)))
+  """Pairs of output and kernel position, o and k, along an axis that meet an element of the input.
+
+  They meet at o * stride + k * rhs_dilation - pad of an input with lhs_dilation - 1 holes between elements. An axis may
+  be tens of thousands long, so pairs are counted for each o by arithmetic, as k = k0 modulo some step, within a range.
+  """
+  base = np.arange(outputs) * stride - pad
+  common = math.gcd(lhs_dilation, rhs_dilation)
+  step = lhs_dilation // common
+  k0 = -(base // common) * pow(rhs_dilation // common, -1, step) % step
+  low = np.maximum(0, -(base // rhs_dilation))
+  high = np.minimum(kernel - 1, ((inputs - 1) * lhs_dilation - base) // rhs_dilation)
+  count = (high - k0) // step - (low - k0 + step - 1) // step + 1
+  return int(np.sum(np.where(base % common == 0, np.maximum(count, 0), 0)))
 
 
 def _numbers(text: str | None) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import subprocess
@@ -10,17 +11,19 @@ import time
 from collections.abc import Sequence
 
 _GRACE_SECONDS = 100  # for the others to notice the loss by themselves, and end in order
+_SETTLE_SECONDS = 5  # in which processes that end together have all ended
 _POLL_SECONDS = 0.2
+_MISTAKE = 1  # exit status of a command that told the user what is wrong
 
 
 def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
   """Runs `command` as `count` processes of one run; returns the first exit status that is not 0, else 0.
 
-  Each gets --coordinator, --num_processes and --process_id. Process 0 writes to our stdout and stderr, the others only
-  to stderr. SIGTERM and SIGINT are handed on.
+  Each gets --coordinator, --num_processes and --process_id. Process 0 has our stdin, stdout and stderr, the others only
+  stderr. SIGTERM and SIGINT are handed on.
   """
   address = f'127.0.0.1:{free_port()}'
-  output = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
+  output = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
   processes = [
     subprocess.Popen(
       [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}'],
@@ -42,21 +45,26 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int:
-  first, deadline = 0, None
+  lost, since, told = None, math.inf, False  # lost: its number and exit status
   while True:
     running = [process for process in processes if process.poll() is None]
-    for index, process in enumerate(processes):
-      if process.returncode and not first:
-        first, deadline = process.returncode, time.monotonic() + _GRACE_SECONDS
-        print(
-          f'process {index} of {len(processes)} was lost ({_how(process.returncode)}): the others cannot go on without '
-          'it and are ended; the last checkpoint stands, and the same command goes on from it',
-          file=sys.stderr,
-          flush=True,
-        )
+    if lost is None:
+      lost = next(((i, process.returncode) for i, process in enumerate(processes) if process.returncode), None)
+      since = time.monotonic() if lost else math.inf
+    passed = time.monotonic() - since
+    # A mistake is told by the process that made it, and all end with the same status.
+    alike = all(process.returncode in (None, _MISTAKE) for process in processes)
+    if lost and not told and not (alike and (not running or passed < _SETTLE_SECONDS)):
+      told = True
+      print(
+        f'process {lost[0]} of {len(processes)} was lost ({_how(lost[1])}): the others cannot go on without '
+        'it and are ended; the last checkpoint stands, and the same command goes on from it',
+        file=sys.stderr,
+        flush=True,
+      )
     if not running:
-      return first
-    if deadline and time.monotonic() > deadline:
+      return lost[1] if lost else 0
+    if passed > _GRACE_SECONDS:
       for process in running:
         process.kill()
     time.sleep(_POLL_SECONDS)

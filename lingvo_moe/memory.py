@@ -38,7 +38,7 @@ class Memory:
     activations: the most that values made forward and still needed backward take at once.
     temporaries: the rest of what lives only within a step: gradients, the values between two instructions, copies, and
       what fragments leave unused.
-    other: the batch, what is returned beside the new state, and the program.
+    other: the batch, what is returned beside the new state, and machine code.
     total: of these.
     hbm: what the compiler allows; None on a CPU.
   """
@@ -79,9 +79,8 @@ def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
   for parameter in module.entry.parameters:
     argument = _ARGUMENT.search(parameter.op_name)
     kept[argument[1] if argument else 'batch'] += sum(array.stored for array in parameter.arrays)
-  saved = min(_Lives.of(module, module.entry).saved(), compiled.temporaries)
-  program = compiled.program_bytes if chip else 0
-  total = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporaries + program
+  saved = min(_Lives(module, module.entry).saved(), compiled.temporaries)
+  total = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporaries + compiled.code
   return Memory(
     weights=kept['weights'],
     slots=kept['slots'],
@@ -107,16 +106,14 @@ def largest(module: Module, count: int = _SHOWN) -> list[Held]:
 
 def _at_peak(module: Module, computation: Computation) -> list[_Value]:
   """What lives when most does, in a computation and in those that it calls at that moment."""
-  lives = _Lives.of(module, computation)
-  best, best_size = [], -1
+  lives = _Lives(module, computation)
+  best, most = None, -1
   inner = {time: _of_called(module, i) for time, i in enumerate(computation.instructions) if _calls(i)}
   for time, size in lives.sizes():
     size += sum(value.bytes for value in inner.get(time, ()))
-    if size > best_size:
-      best_size, best = size, [time]
-  if not best:
-    return []
-  return lives.at(best[0]) + inner.get(best[0], [])
+    if size > most:
+      best, most = time, size
+  return lives.at(best) + inner.get(best, []) if best is not None else []
 
 
 def _calls(instruction: Instruction) -> bool:
@@ -146,25 +143,22 @@ class _Lives:
     for value in self._named.get(computation.root.name, ()):
       self.begins.pop(value, None)
 
-  @classmethod
-  def of(cls, module: Module, computation: Computation) -> _Lives:
-    return cls(module, computation)
-
   def sizes(self) -> Iterable[tuple[int, int]]:
-    """(time, bytes that live then) in order."""
-    return _sweep((self.begins[v], self.ends[v], v.bytes) for v in self.begins)
+    """(time, bytes that live then) of every instruction."""
+    length = len(self._computation.instructions)
+    return _sweep([(begin, self.ends[v], v.bytes) for v, begin in self.begins.items()], length)
 
   def at(self, time: int) -> list[_Value]:
     return [v for v, begin in self.begins.items() if begin <= time <= self.ends[v]]
 
   def saved(self) -> int:
     """The most bytes at once of values made forward that are still needed backward."""
-    spans = (
+    spans = [
       (begin, self._backward_end[v], v.bytes)
       for v, begin in self.begins.items()
       if v in self._backward_end and self._forward[v.instruction.name]
-    )
-    return max((size for _, size in _sweep(spans)), default=0)
+    ]
+    return max((size for _, size in _sweep(spans, len(self._computation.instructions))), default=0)
 
   def _visit(self, time: int, instruction: Instruction) -> None:
     used = [value for name in instruction.operands for value in self._named.get(name, ())]
@@ -192,7 +186,7 @@ class _Lives:
     if instruction.opcode == 'tuple':
       return [value for i in range(len(instruction.operands)) for value in of(i)]
     if instruction.opcode == 'get-tuple-element':
-      index = int(re.search(r'index=(\d+)', instruction.attributes)[1])
+      index = hlo.element_index(instruction)
       return of(0)[index : index + 1]
     if instruction.opcode in _NAMES_A_VALUE or instruction.opcode == 'dynamic-update-slice':
       return of(0)
@@ -226,13 +220,13 @@ class _Lives:
     return None
 
 
-def _sweep(spans: Iterable[tuple[int, int, int]]) -> Iterable[tuple[int, int]]:
-  """(time, bytes then) at every time when something begins, of (first time, last time, bytes)."""
+def _sweep(spans: Iterable[tuple[int, int, int]], length: int) -> Iterable[tuple[int, int]]:
+  """(time, bytes then) at each of some times, of spans (first time, last time, bytes)."""
   changes = collections.Counter()
   for begin, end, size in spans:
     changes[begin] += size
     changes[end + 1] -= size
   size = 0
-  for time in sorted(changes):
+  for time in range(length):
     size += changes[time]
     yield time, size

@@ -145,8 +145,7 @@ class Program:
       return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
-    limits = {'maximum_iterations': self.micro_batches, 'parallel_iterations': 1}
-    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, **limits)[1:]
+    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""

@@ -26,8 +26,12 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
 
-# What may change when a run goes on: where the text lies, how far and how closely watched it goes.
+# What may change when a run goes on: where the text lies, how far and how closely watched it goes, and what is computed
+# when, which changes results no more than rounding does.
 _MAY_CHANGE = (
+  'scan_layers',
+  'remat',
+  'micro_batches',
   'data_dir',
   'max_steps',
   'log_every',

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
+from lingvo_moe.errors import ProcessLostError
+from lingvo_moe.errors import ToldElsewhereError
 from lingvo_moe.errors import UserError
 
 if TYPE_CHECKING:
   from lingvo_moe.runtime.runtime import Runtime
+
+T = TypeVar('T')
 
 
 def define() -> None:
@@ -86,12 +92,42 @@ class Choice:
     if self.runtime != 'local':
       _ = self._mesh_and_devices  # found once
 
-  def wait_for_all(self) -> None:
-    """Returns when every process is here."""
-    if self.num_processes > 1:
-      from lingvo_moe.runtime import spmd
+  def together(self, f: Callable[[], T]) -> T:
+    """f() in every process; returns when it is done in all.
 
-      spmd.agree(True)
+    What is raised in one of them ends all: it is told once, and is a ToldElsewhereError in the others.
+    """
+    if self.num_processes == 1:
+      return f()
+    from lingvo_moe.runtime import spmd
+
+    value, error = None, None
+    try:
+      value = f()
+    except ProcessLostError:
+      raise  # nothing can be told to those that are left
+    except Exception as e:
+      error = e
+    failed = [process for process, bad in enumerate(spmd.gather(error is not None)) if bad]
+    if not failed:
+      return value
+    if failed[0] == self.process_id:
+      raise error
+    raise ToldElsewhereError(f'process {failed[0]} could not go on, and says why')
+
+  def lead(self, f: Callable[[], T]) -> T:
+    """f() of the process that leads, in every process: a small value, that JSON can hold. Raises as `together` does."""
+    value = self.together(lambda: f() if self.leads else None)
+    if self.num_processes == 1:
+      return value
+    from lingvo_moe.runtime import spmd
+
+    return spmd.share(value)
+
+  def say(self, text: str) -> None:
+    """Tells people, once."""
+    if self.leads:
+      print(text, file=sys.stderr, flush=True)
 
   def make(self, program: Any, jit: bool = False) -> Runtime:
     """The runtime for a program."""

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from absl import flags
 
@@ -29,6 +30,13 @@ flags.DEFINE_integer('max_steps', None, "Where training ends; in place of the co
 flags.DEFINE_string('init_from', None, 'A log directory, or a checkpoint in one, whose weights to begin with.')
 flags.DEFINE_string('cache_dir', None, 'Where tokenised text is kept; <logdir>/cache unless given.')
 flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for every batch shape (--runtime=local).')
+flags.DEFINE_integer(
+  'steps_per_loop',
+  1,
+  'Steps in one call, at most, which a TPU runs in a loop on its host. A call ends where there is something to log, save '
+  'or evaluate, and where batches of another shape follow; SIGTERM is heeded after it.',
+  lower_bound=1,
+)
 runtime_flags.define()
 
 
@@ -50,6 +58,11 @@ def main(argv):
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
+  if FLAGS.steps_per_loop > config.log_every:
+    raise UserError(
+      f'a loop of steps ends where one is logged; saw --steps_per_loop={FLAGS.steps_per_loop} and '
+      f'log_every={config.log_every}: bind log_every = {FLAGS.steps_per_loop}, or loop over fewer'
+    )
   if config.data_dir:
     config = dataclasses.replace(config, data_dir=os.path.abspath(config.data_dir))
   # Before a vocabulary is made: both splits, and the checkpoint to begin with, must be there.
@@ -57,12 +70,9 @@ def main(argv):
     corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)
-  lock = run.lock() if choice.leads else None  # held until the process ends
-  if choice.leads:
-    config = run.begin(FLAGS.model, config)
-  choice.wait_for_all()
-  if not choice.leads:
-    config = run.load()[1]
+  begin = lambda: (run.lock(), run.begin(FLAGS.model, config))  # locked until the process ends
+  lock, begun = choice.together(lambda: begin() if choice.leads else (None, None))
+  config = begun if choice.leads else run.load()[1]
   checkpoints = run.checkpoints(config.keep_checkpoints)
   vocabs = run.vocabs(config)
   cache_dir = FLAGS.cache_dir or run.file('cache')
@@ -70,18 +80,17 @@ def main(argv):
   feed = {'process_index': runtime.feed_index, 'process_count': runtime.feed_count, 'quiet': not choice.leads}
   train_input = TrainInput(config, cache_dir, vocabs=vocabs, **feed)
   dev_input = EvalInput(config, cache_dir, max_sentences=config.eval_sentences, vocabs=vocabs, **feed)
-  say = lambda text: print(text, file=sys.stderr) if choice.leads else None
-  say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
+  choice.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
 
   resumed = checkpoints.latest()
   if resumed is not None:
     warm_start.resume(runtime, checkpoints, resumed)
     ignored = f'; --init_from={FLAGS.init_from} is for new runs and is ignored' if FLAGS.init_from else ''
-    say(f'going on from step {resumed}{ignored}')
+    choice.say(f'going on from step {resumed}{ignored}')
   else:
     runtime.init()
     if FLAGS.init_from:
-      say(warm_start.take_weights(runtime, FLAGS.init_from, vocabs))
+      choice.say(warm_start.take_weights(runtime, FLAGS.init_from, vocabs))
   if choice.leads:
     run.unfinish()
   log = reporting.TrainLog(run.path, runtime.step, config.max_steps) if choice.leads else reporting.NoLog()
@@ -111,15 +120,15 @@ def main(argv):
     evaluate(step)  # an interruption came between saving and evaluating
   reason = _reason_to_end(config, step, checkpoints.best())
   if reason:
-    say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
-  batches = iter(train_input.dataset(step))
+    choice.say(f'step {step} of {config.max_steps}: nothing left to do ({reason})')
+  loops = in_loops(train_input.dataset(step), step, FLAGS.steps_per_loop, _stops(config))
   while not reason:
     with log.waiting():
-      batch = next(batches)
-    metrics = runtime.train_step(batch)
-    step = runtime.step
-    _require_finite(metrics, step, run, saver)
-    log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
+      loop = next(loops)
+    for metrics in runtime.train_steps(loop):
+      step += 1
+      _require_finite(metrics, step, run, saver)
+      log.step(step, metrics, write=step % config.log_every == 0 or step == config.max_steps)
     if is_due():
       save(step)  # first, since evaluating takes a while
       evaluate(step)
@@ -131,14 +140,41 @@ def main(argv):
     if stopping:
       saver.wait()
       log.close()
-      say(f'{stopping.name}: saved step {step}; the same command goes on from there')
+      choice.say(f'{stopping.name}: saved step {step}; the same command goes on from there')
       return 0 if stopping == signal.SIGTERM else 130
   log.close()
   best_step, best_loss = checkpoints.best() or (step, math.nan)
-  say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
+  choice.say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
   if choice.leads:
     run.finish(step, reason)
     lock.close()
+
+
+def in_loops(batches: Iterable[Mapping], step: int, size: int, stops: Collection[int]) -> Iterator[list[Mapping]]:
+  """Batches in lists of one shape each.
+
+  Args:
+    batches: from that of the first update after `step` on.
+    step: updates made.
+    size: of a list at most.
+    stops: a list ends at every multiple of one of them.
+  """
+  shapes = lambda batch: {name: tuple(x.shape) for name, x in batch.items()}
+  loop = []
+  for batch in batches:
+    if loop and shapes(batch) != shapes(loop[0]):
+      yield loop
+      loop = []
+    loop.append(batch)
+    step += 1
+    if len(loop) == size or any(step % stop == 0 for stop in stops):
+      yield loop
+      loop = []
+
+
+def _stops(config) -> set[int]:
+  """After how many steps the trainer has something to do between them."""
+  return {config.log_every, config.eval_every, config.save_every, config.max_steps} - {0}
 
 
 def _reason_to_end(config, step, best):

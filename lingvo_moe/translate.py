@@ -9,8 +9,11 @@ Each line is answered at once; --batch_lines=1000 is much faster for a file. An 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
+import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO, TextIO
 
 from absl import flags
@@ -18,6 +21,8 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
+
+_WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,41 +57,33 @@ def define_flags() -> None:
 def main(argv) -> None:
   del argv
   options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
-  sys.stdout.reconfigure(encoding='utf-8', newline='\n')
+  app.claim_stdout()
   translate(options, sys.stdin.buffer, sys.stdout, runtime_flags.Choice.from_flags())
 
 
 def translate(
   options: Options, source: BinaryIO, output: TextIO, choice: runtime_flags.Choice = runtime_flags.LOCAL
 ) -> None:
-  """Translates until the source ends."""
+  """Translates until the source ends.
+
+  Of several processes the one that leads reads and answers; all of them translate.
+  """
   # TensorFlow takes seconds to import: flags are checked before.
   from lingvo_moe import inference
   from lingvo_moe.rundir import RunDir
-  from lingvo_moe.tasks.mt import decoding
 
-  choice.require_one_process('translator')
-  choice.connect()
-  run = RunDir(options.logdir)
-  config = inference.load_config(
-    run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
-  )
-  if options.n_best > config.beam_size:
-    raise UserError(
-      f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
-      f'use --n_best={config.beam_size}, or a larger --beam_size'
-    )
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
-  vocabs = run.vocabs(config)
-  target = decoding.choose_target(config, vocabs[0], options.target)
+  choice.connect()
+  run = RunDir(options.logdir)
+  config, vocabs, target = choice.together(lambda: _settings(run, options))
   runtime = choice.make(config.program())
   checkpoints = run.checkpoints()
-  inference.load_weights(runtime, checkpoints, inference.choose_step(checkpoints, options.step, options.best))
+  step = choice.lead(lambda: inference.choose_step(checkpoints, options.step, options.best))
+  choice.together(lambda: inference.load_weights(runtime, checkpoints, step))
   translator = inference.translator(runtime, config, vocabs, n_best=options.n_best)
-  first = 1
-  for lines in _batches(source, options.batch_lines):
-    translated = translator.translate(lines, target)
+
+  def answer(first, translated):
     for i in translated.truncated:
       print(
         f'warning: line {first + i} is over max_length={config.max_length} tokens and was translated in part',
@@ -96,13 +93,57 @@ def translate(
       for h in hypotheses:
         output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
     output.flush()
-    first += len(lines)
+
+  batches = _batches(source if choice.num_processes == 1 else _as_they_come(source), options.batch_lines)
+  first = 1
+  while (lines := choice.lead(lambda: next(batches, None))) is not None:
+    if lines:
+      translated = choice.together(functools.partial(translator.translate, lines, target))
+      choice.lead(functools.partial(answer, first, translated))
+      first += len(lines)
 
 
-def _batches(source: BinaryIO, size: int) -> Iterator[list[str]]:
-  """Lines without their ends, as soon as there are `size`, or no more."""
-  lines = []
-  for number, line in enumerate(source, 1):
+def _settings(run, options: Options) -> tuple:
+  """(configuration, vocabularies, target language or None) as the options say."""
+  from lingvo_moe import inference
+  from lingvo_moe.tasks.mt import decoding
+
+  config = inference.load_config(
+    run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
+  )
+  if options.n_best > config.beam_size:
+    raise UserError(
+      f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
+      f'use --n_best={config.beam_size}, or a larger --beam_size'
+    )
+  vocabs = run.vocabs(config)
+  return config, vocabs, decoding.choose_target(config, vocabs[0], options.target)
+
+
+def _as_they_come(source: BinaryIO) -> Iterator[bytes | None]:
+  """A file's lines, and None whenever there was none for a while: processes do not wait for each other for ever."""
+  rest = b''
+  while True:
+    if not select.select([source], [], [], _WHILE_SECONDS)[0]:
+      yield None
+      continue
+    read = os.read(source.fileno(), 1 << 16)
+    if not read:
+      break
+    *lines, rest = (rest + read).split(b'\n')
+    yield from lines
+  if rest:
+    yield rest
+
+
+def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
+  """Lines without their ends, as soon as there are `size`, or no more; no lines where the source has None."""
+  lines, number = [], 0
+  for line in source:
+    if line is None:
+      yield []
+      continue
+    number += 1
     line = line.rstrip(b'\r\n')
     try:
       lines.append(line.decode('utf-8'))

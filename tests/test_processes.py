@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -14,8 +15,14 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from lingvo_moe import configuration
+from lingvo_moe import decoder
 from lingvo_moe import launcher
+from lingvo_moe import translate
+from lingvo_moe.checkpoint import WholeState
+from lingvo_moe.rundir import RunDir
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINDINGS = (
@@ -93,11 +100,151 @@ def test_a_lost_process_ends_the_others_and_any_devices_go_on_to_the_same_number
     np.testing.assert_allclose([got[s] for s in expected], list(expected.values()), rtol=1e-4)
 
 
+def launched(count, *command, **options):
+  """A command in several processes, run to its end."""
+  command = [PYTHON, ROOT / 'tools' / 'launch.py', str(count), '--', PYTHON, *command]
+  return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+SHARING = """
+import sys
+from lingvo_moe import app, runtime_flags
+from lingvo_moe.errors import UserError
+
+def main(argv):
+  choice = runtime_flags.Choice.from_flags()
+  choice.connect()
+  here = choice.process_id
+  found = [choice.lead(lambda: value if choice.leads else 1 / 0) for value in (None, '', 'naïve ✓' * 9, [1, {'a': 0.1}])]
+  found.append(choice.together(lambda: here))
+  choice.say(f'said by {here}')
+  sys.stderr.write(f'<{here}: {found}>')
+  choice.together(lambda: fail() if here == 1 else None)
+  sys.stderr.write('not reached')
+
+def fail():
+  raise UserError('process 1 has no room')
+
+runtime_flags.define()
+app.run(main)
+"""
+
+
+def test_what_one_process_knows_or_suffers_all_do(tmp_path):
+  (tmp_path / 'sharing.py').write_text(SHARING)
+  done = launched(2, str(tmp_path / 'sharing.py'), '--runtime=spmd', '--mesh=data:2')
+  for process in range(2):
+    assert f"<{process}: [None, '', {'naïve ✓' * 9!r}, [1, {{'a': 0.1}}], {process}]>" in done.stderr
+  assert done.stderr.count('said by') == done.stderr.count('said by 0') == 1
+  assert done.returncode == 1 and done.stderr.count('error: process 1 has no room') == 1
+  assert all(word not in done.stderr for word in ('not reached', 'Traceback', 'was lost'))
+
+
+SOURCES = ['eno', '', 'owt eno', 'nine ' * 60, 'eerht ruof evif', 'net xis']
+
+
+@pytest.fixture(scope='module')
+def begun(corpus, tmp_path_factory):
+  """A run that nobody trained, with a checkpoint of step 1."""
+  for side in ('xx', 'en'):
+    (corpus / 'xx-en' / f'test.{side}').write_text(''.join(f'{line}\n' for line in SOURCES))
+  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
+  sizes = {'source_vocab_size': 282, 'target_vocab_size': 280, 'encoder_layers': 1, 'decoder_layers': 1}
+  config = configuration.resolve('mt.cldr.Tiny', data_dir=str(corpus), max_length=32, moe_every=1, **sizes)
+  config = run.begin('mt.cldr.Tiny', config)
+  state = config.program().init()
+  weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
+  run.checkpoints().save(WholeState({'step': tf.constant(1, tf.int64), 'weights': weights, 'slots': {}}))
+  run.finish(1, 'max_steps')
+  return run
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+  """A copy of that run to work on."""
+  shutil.copytree(begun.path, tmp_path / 'log')
+  return RunDir(str(tmp_path / 'log'))
+
+
+MESH = ('--runtime=spmd', '--mesh=expert:2')
+
+
+@pytest.mark.slow
+def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path):
+  shutil.copytree(run.path, tmp_path / 'two')
+  decoder.decode(decoder.Options(run.path, poll_seconds=0.1))
+  command = ['-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/two', *MESH]
+  done = launched(2, *command)
+  assert done.returncode == 0, done.stderr
+  files = [folder / 'decode' / 'test' / 'step_1' / 'xx-en.hyp' for folder in (pathlib.Path(run.path), tmp_path / 'two')]
+  one, two = (path.read_bytes() for path in files)
+  assert one == two and len(set(one.splitlines())) > 3
+  assert done.stdout.startswith('step 1, test\n') and done.stdout.count('mean BLEU') == 1
+  assert done.stderr.count('warning: 1 lines are over max_length=32 tokens') == 1
+  events = [name for name in os.listdir(files[1].parent.parent) if 'tfevents' in name]
+  assert len(events) == 1  # the process that leads wrote, and no other
+
+  again = launched(2, *command, '--once')
+  assert again.returncode == 0 and again.stdout == done.stdout
+  assert again.stderr.count('was made with the same settings; --overwrite makes it again') == 1
+
+  refused = launched(2, *command, '--once', '--beam_size=1')
+  assert refused.returncode == 1 and refused.stdout == '' and 'Traceback' not in refused.stderr
+  assert refused.stderr.count('holds results made with beam_size=4, now 1') == 1
+
+
+@pytest.mark.slow
+def test_two_processes_translate_to_the_bytes_of_one(run):
+  text = ''.join(f'{line}\n' for line in SOURCES)
+  output = io.StringIO()
+  translate.translate(translate.Options(run.path, batch_lines=4), io.BytesIO(text.encode()), output)
+  command = ('-m', 'lingvo_moe.translate', f'--logdir={run.path}', '--batch_lines=4', *MESH)
+  done = launched(2, *command, input=text)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == output.getvalue() and len(set(done.stdout.splitlines())) > 3
+  assert done.stderr.count('warning: line 4 is over max_length=32') == 1
+  missing = launched(2, *command, '--step=7', input=text)
+  assert missing.returncode == 1 and missing.stderr.count('has no checkpoint of step 7; there: 1') == 1
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_be_read_ends_all(run):
+  (data,) = (pathlib.Path(run.path) / 'checkpoints' / 'step_00000001').glob('*data*')
+  os.truncate(data, data.stat().st_size // 2)
+  done = launched(2, '-m', 'lingvo_moe.decoder', f'--logdir={run.path}', *MESH)
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  assert done.stderr.count('damaged or cut short') == 1
+
+
+@pytest.mark.slow
+def test_a_decoder_that_waits_ends_when_another_process_is_lost(tmp_path):
+  command = [PYTHON, ROOT / 'tools' / 'launch.py', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
+  with open(tmp_path / 'said', 'w') as said:
+    launch = subprocess.Popen([*command, f'--logdir={tmp_path}/nothing', '--poll_seconds=0.2', *MESH], stderr=said)
+  deadline = time.monotonic() + 120
+  while 'waiting for a trainer to begin a run' not in (tmp_path / 'said').read_text():
+    assert launch.poll() is None and time.monotonic() < deadline
+    time.sleep(0.1)
+  os.kill(children(launch.pid)[1], signal.SIGKILL)
+  assert launch.wait(timeout=120) != 0
+  told = (tmp_path / 'said').read_text()
+  assert 'process 1 of 2 was lost (killed by SIGKILL)' in told
+  assert told.count('error: another process of this run was lost') == 1 and told.count('waiting for') == 1
+
+
 def test_the_launcher_tells_who_was_lost_and_ends_the_rest(capfd):
   script = 'import sys, time; i = int(sys.argv[-1][-1]); time.sleep(0.2); sys.exit(3) if i == 1 else None'
   assert launcher.launch([PYTHON, '-c', script], 3) == 3
   # By then process 0 and 2 had ended by themselves or were ended.
   assert 'process 1 of 3 was lost (exit status 3)' in capfd.readouterr().err
+
+
+def test_a_mistake_is_no_loss(capfd):
+  assert launcher.launch([PYTHON, '-c', 'import sys; sys.exit(1)'], 2) == 1
+  assert capfd.readouterr().err == ''
+  script = 'import sys; sys.exit(int(sys.argv[-1][-1]))'  # process 1 alone
+  assert launcher.launch([PYTHON, '-c', script], 2) == 1
+  assert 'process 1 of 2 was lost (exit status 1)' in capfd.readouterr().err
 
 
 def test_the_launcher_hands_sigterm_on(tmp_path):

@@ -359,7 +359,7 @@ def test_one_by_one_or_in_a_loop_steps_are_those_of_the_local_runtime(on_cpu, tm
   on_cpu.init()
   assert on_cpu.row_multiple == 4
   wants = [local.train_step(batch_at(step)) for step in range(3)]
-  got = [on_cpu.train_step(batch_at(0)), *on_cpu.train_steps([batch_at(1), batch_at(2)])]
+  got = [*on_cpu.train_steps([batch_at(0)]), *on_cpu.train_steps([batch_at(1), batch_at(2)])]
   assert on_cpu.step == 3 and on_cpu.not_finite() is None
   assert on_cpu._train.experimental_get_tracing_count() == 1
   for ours, theirs in zip(got, wants, strict=True):

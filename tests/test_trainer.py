@@ -21,6 +21,7 @@ from lingvo_moe import reporting
 from lingvo_moe import trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
 
 MODEL = 'mt.cldr.Tiny'
 BINDINGS = [
@@ -108,6 +109,16 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
   assert lines[4].keys() == {'step', 'dev_loss', 'dev_perplexity'}
 
 
+def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, whole, tmp_path):
+  assert train(corpus, tmp_path, 4) is None
+  scanned = ['Tiny.scan_layers = True', 'Tiny.remat = "block"', 'Tiny.micro_batches = 2']
+  assert train(corpus, tmp_path, 8, bindings=scanned) is None
+  (steps, got), (expected_steps, expected) = (zip(*losses(d)) for d in (tmp_path, whole))
+  assert steps == expected_steps
+  np.testing.assert_allclose(got, expected, rtol=1e-4)
+  assert tensors(tmp_path, 8).keys() == tensors(whole, 8).keys()
+
+
 def test_the_event_file_holds_the_same_scalars(whole):
   events = [f for f in os.listdir(whole) if f.startswith('events.')]
   found = [
@@ -125,6 +136,42 @@ def test_a_run_in_two_parts_equals_one_in_one_bit_for_bit(corpus, whole, tmp_pat
   train(corpus, tmp_path, 8)
   assert losses(tmp_path) == losses(whole)
   assert_same_state(tensors(tmp_path, 8), tensors(whole, 8))
+
+
+def test_several_steps_in_a_call_change_nothing(corpus, whole, tmp_path, monkeypatch):
+  calls, train_steps = [], LocalRuntime.train_steps
+
+  def counted(self, batches):
+    calls.append((self.step, len(batches)))
+    return train_steps(self, batches)
+
+  monkeypatch.setattr(LocalRuntime, 'train_steps', counted)
+  bindings = ['Tiny.log_every = 100', 'Tiny.save_every = 3', 'Tiny.boundaries = (64,)']
+  train(corpus, tmp_path / 'one', 8, bindings)
+  assert calls == [(step, 1) for step in range(8)]
+  calls.clear()
+  train(corpus, tmp_path / 'loops', 8, bindings, steps_per_loop=100)
+  assert calls == [(0, 3), (3, 1), (4, 2), (6, 2)]  # saved at 3 and 6, evaluated at 4 and 8
+  assert_same_state(tensors(tmp_path / 'loops', 8), tensors(tmp_path / 'one', 8))
+  assert losses(tmp_path / 'loops') == losses(tmp_path / 'one')
+  with pytest.raises(UserError, match='saw --steps_per_loop=200 and log_every=100: bind log_every = 200'):
+    train(corpus, tmp_path / 'more', 8, bindings, steps_per_loop=200)
+  saved = [sorted(os.listdir(tmp_path / name / 'checkpoints')) for name in ('one', 'loops')]
+  assert saved[0] == saved[1]
+
+
+def test_a_loop_has_one_shape_and_ends_where_there_is_something_to_do():
+  batch = lambda length: {'x': np.zeros([2, length])}
+  lengths = [5, 5, 5, 9, 9, 9, 9, 5, 5, 5]
+
+  def sizes(step, size, stops):
+    loops = trainer.in_loops(map(batch, lengths), step, size, stops)
+    return [[x['x'].shape[1] for x in loop] for loop in loops]
+
+  assert sizes(0, 1, {4}) == [[length] for length in lengths]
+  assert sizes(0, 3, {100}) == [[5, 5, 5], [9, 9, 9], [9], [5, 5, 5]]
+  assert sizes(0, 9, {2, 10}) == [[5, 5], [5], [9], [9, 9], [9], [5], [5, 5]]
+  assert sizes(1, 9, {5}) == [[5, 5, 5], [9], [9, 9, 9], [5, 5]]
 
 
 def test_steps_after_the_last_checkpoint_are_run_and_logged_again(corpus, whole, tmp_path):

@@ -154,6 +154,20 @@ def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
   assert output.getvalue().split('\n') == [*texts(expected(run, ['eno', 'owt'])), '']
 
 
+def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes(monkeypatch):
+  monkeypatch.setattr(translate, '_WHILE_SECONDS', 0.05)
+  read, write = os.pipe()
+  with open(read, 'rb') as source:
+    batches = translate._batches(translate._as_they_come(source), 2)
+    os.write(write, b'eno\nowt\r\nee')
+    assert next(batches) == ['eno', 'owt']
+    assert next(batches) == next(batches) == []
+    os.write(write, 'rhté\n'.encode() * 2 + b'xis')
+    assert next(batches) == ['eerhté', 'rhté']
+    os.close(write)
+    assert list(batches) == [['xis']]
+
+
 def test_a_model_of_several_languages_must_be_told_which(many):
   with pytest.raises(UserError, match='--target=, one of xx, yy'):
     run_lines(many, LINES)

@@ -61,7 +61,7 @@ def _summary(report) -> list:
     ('source tokens a batch', f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'),
     ('seconds to trace and lower', f'{report.trace_seconds:.1f}'),
     ('seconds to compile', f'{report.compile_seconds:.1f}'),
-    ('program', f'{report.program_bytes / 2**20:.1f} MiB'),
+    ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
     ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
   ]
   if report.flops_share_of_peak is not None:
@@ -118,18 +118,27 @@ def _markdown(columns, rows) -> list[str]:
 
 
 def _verdict(report) -> list[str]:
+  told = []
+  if report.uncounted_loops:
+    told.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
   if report.fits:
-    return ['It fits.']
-  return [f'It does not fit: {report.refused}', 'What would take less:', *(f'  {line}' for line in report.advice)]
+    return [*told, 'It fits.']
+  return [
+    *told,
+    f'It does not fit: {report.refused}',
+    'What would take less:',
+    *(f'  {line}' for line in report.advice),
+  ]
 
 
 def main(argv):
   del argv
   from lingvo_moe import configuration
 
-  config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
+  bindings = list(_GIN_BINDINGS.value)
   if _BATCH_TOKENS.value:
-    config = dataclasses.replace(config, batch_tokens=_BATCH_TOKENS.value)
+    bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
+  config = configuration.resolve(_MODEL.value, [], bindings)
   mesh, topology = _where(config)
   from lingvo_moe import cost
 

@@ -61,11 +61,12 @@ def scan(
 
     inputs = tf.TensorArray(x.dtype, count, element_shape=x.shape)
     told = [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(told_specs)]
-    y, inputs, told = _loop(range(count), forward, x, inputs, told)
+    y, inputs, told = _loop(count, forward, x, inputs, told)
     inputs_LBTM = shard(inputs.stack(), 'LBTM')
 
     def grad(dy, *dtold):
-      def backward(number, dx, dshared, dweights):
+      def backward(done, dx, dshared, dweights):
+        number = count - 1 - done
         of_block = [shard(inputs_LBTM[number], 'BTM'), *flat[: len(shared)], *_at(stacked, specs, number).values()]
         dx, *grads = pull_back(
           lambda *args: run_block(number, *args), of_block, [dx, *(dvalue[number] for dvalue in dtold)]
@@ -74,11 +75,11 @@ def scan(
         dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
         stored = [xla_sharding.store(g, s.dims) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)]
         dweights = [array.write(number, g) for array, g in zip(dweights, stored, strict=True)]
-        return number - 1, shard(dx, 'BTM'), dshared, dweights
+        return done + 1, shard(dx, 'BTM'), dshared, dweights
 
       dshared = [tf.zeros_like(s, tf.float32) for s in shared]
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
-      dx, dshared, dweights = _loop(range(count - 1, -1, -1), backward, dy, dshared, dweights)
+      dx, dshared, dweights = _loop(count, backward, dy, dshared, dweights)
       dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
       whole = [xla_sharding.store(a.stack(), 'L' + s.dims) for a, s in zip(dweights, specs.values(), strict=True)]
       return dx, *dshared, *whole
@@ -102,10 +103,6 @@ def _told(block, x, shared, weights):
   )
 
 
-def _loop(numbers, body, *values):
-  """tf.while_loop over a range of numbers, up or down; returns the values after it."""
-  goes_on = (
-    (lambda number, *_: number < numbers.stop) if numbers.step > 0 else (lambda number, *_: number > numbers.stop)
-  )
-  first = tf.constant(numbers.start)
-  return tf.while_loop(goes_on, body, (first, *values), parallel_iterations=1, maximum_iterations=len(numbers))[1:]
+def _loop(count, body, *values):
+  """tf.while_loop from 0 up to a count; returns the values after it. From its condition XLA sees how often it runs."""
+  return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *values), parallel_iterations=1)[1:]

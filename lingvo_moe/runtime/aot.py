@@ -42,7 +42,6 @@ _LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
 _ALLOCATION = re.compile(r'^allocation \d+: size (\d+), (.*):$', re.MULTILINE)
-_REFUSED = re.compile(r'[^.]*exceed[^\n]*')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Compiled:
     text: the program after all optimisations.
     trace_seconds: for TensorFlow to trace it, and JAX to lower it.
     compile_seconds: for XLA.
-    program_bytes: of machine code; of text where XLA does not say.
+    code: machine code; 0 where XLA does not say.
     arguments: the state and the batch.
     outputs: the new state and what else is returned.
     aliased: of the outputs, what takes the place of arguments.
@@ -65,7 +64,7 @@ class Compiled:
   text: str
   trace_seconds: float
   compile_seconds: float
-  program_bytes: int
+  code: int
   arguments: int
   outputs: int
   aliased: int
@@ -131,7 +130,7 @@ class AotRuntime:
       except jax.errors.JaxRuntimeError as e:
         if 'RESOURCE_EXHAUSTED' not in str(e):
           raise
-        told = {**_dumped(folder), 'refused': _REFUSED.search(str(e))[0].strip()}
+        told = {**_dumped(folder), 'refused': str(e).splitlines()[0].removeprefix('RESOURCE_EXHAUSTED: ')}
     seconds = {'trace_seconds': lowered_at - begun, 'compile_seconds': time.perf_counter() - lowered_at}
     return Compiled(**told, **seconds, devices=self._lowering.devices)
 
@@ -157,10 +156,10 @@ def devices_of(topology: Topology) -> list[jax.Device]:
 
 
 def _of(program: jax.stages.Compiled) -> dict[str, Any]:
-  text, memory = program.as_text(), program.memory_analysis()
+  memory = program.memory_analysis()
   return {
-    'text': text,
-    'program_bytes': memory.generated_code_size_in_bytes or len(text),
+    'text': program.as_text(),
+    'code': memory.generated_code_size_in_bytes,
     'arguments': memory.argument_size_in_bytes,
     'outputs': memory.output_size_in_bytes,
     'aliased': memory.alias_size_in_bytes,
@@ -181,7 +180,7 @@ def _dumped(folder: str) -> dict[str, Any]:
       aliased += int(size)
   return {
     'text': text,
-    'program_bytes': 0,
+    'code': 0,
     'arguments': sizes['parameter'],
     'outputs': sizes['maybe-live-out'] + aliased,
     'aliased': aliased,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,10 @@ class LocalRuntime:
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """One update; returns metrics of numpy values."""
     return to_numpy(self._train(batch))
+
+  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
+    """An update by each of some batches, one after the other; returns the metrics of each."""
+    return [self.train_step(batch) for batch in batches]
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +52,9 @@ class Runtime(Protocol):
 
   def train_step(self, batch: Batch) -> dict:
     """One update; returns metrics of numpy values."""
+
+  def train_steps(self, batches: Sequence[Batch]) -> list[dict]:
+    """An update by each of some batches of one shape, in their order; returns the metrics of each."""
 
   def eval_step(self, batch: Batch) -> dict:
     """Metrics of a batch at inference, of numpy values."""

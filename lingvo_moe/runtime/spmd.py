@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
 import sys
@@ -115,10 +116,27 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
 
 def agree(flag: bool) -> bool:
   """Whether the flag is set in every process; waits for all of them."""
+  return all(gather(flag))
+
+
+def gather(flag: bool) -> list[bool]:
+  """Every process's flag, in their order; waits for all of them."""
   if jax.process_count() == 1:
-    return flag
+    return [flag]
   with _told_of_losses():
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+    return multihost_utils.process_allgather(np.asarray(flag)).tolist()
+
+
+def share(value: Any) -> Any:
+  """Process 0's value, in every process: a small one, that JSON can hold. The others' is not looked at."""
+  if jax.process_count() == 1:
+    return value
+  text = json.dumps(value).encode() if jax.process_index() == 0 else b''
+  with _told_of_losses():
+    size = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text), np.int32)))
+    room = 1 << size.bit_length()  # a power of two: a program is compiled for each
+    padded = np.frombuffer(text.ljust(room), np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
 
 
 @contextlib.contextmanager
@@ -218,6 +236,10 @@ class SpmdRuntime:
       self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
       return jax.tree.map(_to_numpy, metrics)
 
+  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
+    """An update by each of some batches, one after the other; returns the metrics of each."""
+    return [self.train_step(batch) for batch in batches]
+
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, of numpy values."""
     with _told_of_losses():
@@ -228,7 +250,12 @@ class SpmdRuntime:
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """f(weights, batch) of the current weights as a function of the batch; it returns numpy values, whole."""
     compiled = self._compiled(f, out=lambda: self._whole)
-    return lambda batch: jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
+
+    def call(batch):
+      with _told_of_losses():
+        return jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
+
+    return call
 
   def train_program(self, batch: Mapping[str, Any]) -> jax.stages.Compiled:
     """The train step for batches of some shape, compiled: for tools that read programs. It needs no state."""

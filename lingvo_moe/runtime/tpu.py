@@ -234,6 +234,8 @@ class TpuRuntime(LocalRuntime):
 
   def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
     """Updates by batches of one shape, in one call of a loop on the TPU's host; returns the metrics of each."""
+    if len(batches) == 1:
+      return [self.train_step(batches[0])]
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     metrics = to_numpy(self._train_loop(stacked))
     of_step = lambda i: tf.nest.map_structure(lambda x: x[i], metrics)

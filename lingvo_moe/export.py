@@ -1,0 +1,160 @@
+"""A program's step as a folder that runs without TensorFlow and without this package, wherever there is JAX.
+
+step.stablehlo   (state, batch) -> (state, metrics), as jax.export serialises it
+init.stablehlo   (keys) -> state: initial values, each device making its part alone
+batch.npz        one batch
+spec.json        the mesh; of every array its shape, type and how it is split; of every initial value the key
+run.py           runs the step some times (exported_run.py)
+
+TensorFlow lowers for CPUs, for that is where it runs here. What it writes is StableHLO with no platform's own
+operations in it, so the check that would tie it to CPUs is left out, and JAX compiles it for the devices it finds.
+NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import weights as weights_lib
+from lingvo_moe import xla_sharding
+from lingvo_moe.errors import UserError
+from lingvo_moe.errors import closest
+from lingvo_moe.program import Program
+from lingvo_moe.xla_sharding import Mesh
+
+try:
+  import jax
+  from jax import export as jax_export
+  from jax.experimental.jax2tf import call_tf
+except ImportError as e:
+  raise UserError(f'exporting needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+
+from lingvo_moe import exported_run
+
+PROGRAMS = ('train', 'eval')
+
+
+def save(
+  folder: str, name: str, program: Program, mesh: Mesh, batch: Mapping[str, np.ndarray], kind: str = 'train'
+) -> None:
+  """Writes the folder. The devices of the mesh need not be here.
+
+  Args:
+    folder: made if need be.
+    name: of the model, for people.
+    program: whose step it is.
+    mesh: what it is to run on.
+    batch: the one that is written, whose shapes are the step's.
+    kind: 'train', or 'eval', in which the state stays as it is.
+
+  Raises:
+    UserError: there is no such kind of step, or the mesh does not divide the model or the batch.
+  """
+  step = _step(program, kind)
+  rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+  for x in batch.values():
+    mesh.check(x.shape[:1], 'B', rows)
+  stored = lambda specs: {
+    name: _described(mesh, s.shape, s.dtype.as_numpy_dtype, mesh.stored_spec(s.shape, s.dims, name))
+    for name, s in specs.items()
+  }
+  spec = {
+    'model': name,
+    'program': kind,
+    'mesh': mesh.axes,
+    'state': {
+      'step': _described(mesh, (), np.int32, ()),
+      'weights': stored(program.weight_specs),
+      'slots': stored(program.slot_specs),
+    },
+    'batch': {name: _described(mesh, x.shape, x.dtype, rows) for name, x in batch.items()},
+    'keys': _keys(program),
+  }
+  keys = jax.tree.map(lambda key: jax.ShapeDtypeStruct(np.shape(key), np.uint32), spec['keys'], is_leaf=_is_key)
+  state, shapes = (jax.tree.map(_shape, spec[part], is_leaf=_is_array) for part in ('state', 'batch'))
+  os.makedirs(folder, exist_ok=True)
+  for file, content in (
+    ('step.stablehlo', _serialised(step, mesh, state, shapes)),
+    ('init.stablehlo', _serialised(_init(program), mesh, keys)),
+    ('spec.json', json.dumps(spec).encode()),
+  ):
+    with open(os.path.join(folder, file), 'wb') as f:
+      f.write(content)
+  np.savez(os.path.join(folder, 'batch.npz'), **batch)
+  shutil.copyfile(exported_run.__file__, os.path.join(folder, 'run.py'))
+
+
+def _step(program: Program, kind: str) -> Callable:
+  """(state, batch) -> (state, those metrics that are scalars)."""
+  steps = {
+    'train': program.train_step,
+    'eval': lambda state, batch: (state, program.eval_step(state['weights'], batch)),
+  }
+  if kind not in steps:
+    raise UserError(f'there is no step {kind!r} to export; {closest(kind, PROGRAMS)}')
+
+  def step(state, batch):
+    state, metrics = steps[kind](state, batch)
+    return state, {name: x for name, x in metrics.items() if tf.is_tensor(x) and x.shape.rank == 0}
+
+  return step
+
+
+def _init(program: Program) -> Callable:
+  """Keys by name -> the state before the first step. With keys known beforehand, XLA would make the values to compile."""
+
+  def init(keys):
+    initial = lambda specs, keys: {
+      name: xla_sharding.store(spec.init(keys[name], spec), spec.dims) for name, spec in specs.items()
+    }
+    return {
+      'step': tf.zeros([], tf.int32),
+      'weights': initial(program.weight_specs, keys['weights']),
+      'slots': initial(program.slot_specs, keys['slots']),
+    }
+
+  return init
+
+
+def _keys(program: Program) -> dict[str, dict]:
+  """Of every initial value by name; of a scanned stack's, a key a layer."""
+  of = lambda specs: {
+    name: weights_lib.initial_key(program.seed, name, s).numpy().tolist() for name, s in specs.items()
+  }
+  return {'weights': of(program.weight_specs), 'slots': of(program.slot_specs)}
+
+
+def _serialised(f: Callable, mesh: Mesh, *arguments: Any) -> bytes:
+  """A function of TensorFlow with the annotations for a mesh; how its arguments are split, who calls it says."""
+
+  def with_mesh(*args):
+    with xla_sharding.use(mesh):
+      return f(*args)
+
+  anywhere = [jax_export.DisabledSafetyCheck.platform()]
+  jitted = jax.jit(call_tf(with_mesh, has_side_effects=False))
+  return bytes(jax_export.export(jitted, platforms=('cpu',), disabled_checks=anywhere)(*arguments).serialize())
+
+
+def _described(mesh: Mesh, shape: Sequence[int], dtype: Any, split: xla_sharding.Spec) -> dict:
+  """An array: 'split' names, for each of its axes, the axes of 'mesh' that split it."""
+  return {'shape': list(shape), 'dtype': str(np.dtype(dtype)), 'mesh': mesh.factors(split), 'split': split}
+
+
+def _shape(described: Mapping) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(described['shape'], described['dtype'])
+
+
+def _is_array(x: Any) -> bool:
+  return isinstance(x, dict) and 'split' in x
+
+
+def _is_key(x: Any) -> bool:
+  return isinstance(x, list)

@@ -1,0 +1,317 @@
+"""What a step costs: FLOPs by part against a formula, memory against the specs, communication by hand; TPUs compiled."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from lingvo_moe import chips
+from lingvo_moe import hlo
+from lingvo_moe import registry
+from lingvo_moe.chips import CHIPS
+from lingvo_moe.chips import Topology
+from lingvo_moe.errors import UserError
+from lingvo_moe.xla_sharding import Mesh
+
+pytest.importorskip('jax')
+cost = pytest.importorskip('lingvo_moe.cost')
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent / 'tools' / 'cost.py'
+SMALL = {
+  'source_vocab_size': 60,
+  'target_vocab_size': 50,
+  'max_length': 16,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'moe_every': 1,
+  'num_experts': 8,
+  'num_groups': 8,
+  'batch_tokens': 256,
+}
+MOE = dataclasses.replace(registry.get('mt.m4.MoE2048E36LTiny')(), **SMALL)
+DENSE = dataclasses.replace(MOE, num_experts=0)
+LIMIT = 600  # bytes, above which no tensor of these sizes may be gathered
+
+
+def flops_by_hand(config):
+  """Of a train step on all devices: every product once forward and twice backward, but the masks are given."""
+  tokens, length, m = config.batch_tokens, config.max_length, config.model_dim
+  heads = config.num_heads * config.head_dim
+  attention = 2 * tokens * (4 * m * heads + 2 * length * heads)
+  layers = config.encoder_layers + config.decoder_layers
+  parts = dict.fromkeys(cost.PARTS, 0)
+  parts['attention'] = 3 * attention * (config.encoder_layers + 2 * config.decoder_layers)
+  parts['softmax'] = 3 * 2 * tokens * m * config.target_vocab_size
+  if config.num_experts:
+    size = tokens // config.num_groups
+    slots = config.num_experts * math.ceil(config.capacity_factor * size / config.num_experts)
+    parts['gating'] = layers * 3 * 2 * tokens * m * config.num_experts
+    # Dispatch has one gradient, for the tokens; combine has two, for the answers and for the gates.
+    parts['dispatch/combine'] = layers * (2 + 3) * 2 * tokens * slots * m
+    parts['feed-forward'] = layers * 3 * 2 * 2 * config.num_groups * slots * m * config.ff_dim
+  else:
+    parts['feed-forward'] = layers * 3 * 2 * 2 * tokens * m * config.ff_dim
+  return parts
+
+
+@pytest.fixture(scope='module')
+def on_cpu():
+  return {
+    'moe': cost.estimate('moe', MOE, Mesh.parse('expert:4')),
+    'dense': cost.estimate('dense', DENSE, Mesh.parse('data:4')),
+  }
+
+
+@pytest.mark.parametrize('name, config', [('moe', MOE), ('dense', DENSE)])
+def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
+  found = {name: 4 * part.flops for name, part in on_cpu[name].parts.items()}
+  assert found == flops_by_hand(config)
+  assert 4 * on_cpu[name].flops == sum(found.values())
+
+
+def test_a_device_holds_its_part_of_the_experts_and_all_else(on_cpu):
+  specs = MOE.program().weight_specs
+  held = sum(4 * s.size // (4 if s.dims.startswith('E') else 1) for s in specs.values())
+  report = on_cpu['moe']
+  assert report.memory_per_device.weights == held and report.weights == sum(s.size for s in specs.values())
+  used = report.memory_per_device
+  assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
+  assert 0 < used.activations and 0 < used.temporaries and used.hbm is None and report.fits
+
+
+def test_collectives_name_axes_and_layers(on_cpu):
+  moved = [c for c in on_cpu['moe'].collectives if c.kind == 'all-to-all']
+  assert {c.layer for c in moved} == {'encoder/layer_00/moe', 'decoder/layer_00/moe'}
+  assert {(c.axes, c.part) for c in moved} == {(('expert',), 'dispatch/combine')}
+  assert on_cpu['moe'].collective_counts['all-to-all'] == sum(c.count for c in moved) == 2 * 4
+  # Slots of both choices of 64 tokens of a device, one float32 each feature.
+  assert {c.bytes for c in moved} == {2 * 64 * 32 * 4}
+  assert set(on_cpu['dense'].collective_counts) == {'all-reduce'}
+
+
+def test_without_a_chip_there_are_no_times(on_cpu):
+  report = on_cpu['dense']
+  assert report.step_seconds_roofline is None and report.flops_share_of_peak is None
+  assert all(part.compute_seconds is None for part in report.parts.values())
+
+
+def test_a_report_is_json(on_cpu):
+  told = json.loads(json.dumps(on_cpu['moe'].to_json()))
+  assert told['memory_per_device']['weights'] > 0 and told['collectives'][0]['kind'] in hlo.COLLECTIVES
+
+
+def test_decoding_is_compiled_too():
+  report = cost.estimate('moe', dataclasses.replace(MOE, max_length=4), Mesh.parse('expert:2'), program='decode')
+  assert report.memory_per_device.slots == 0 and report.parts['feed-forward'].flops > 0
+  assert report.parts['optimiser'].bytes == 0 and report.program == 'decode' and not report.uncounted_loops
+  # 64 rows of 4 hypotheses, of which each has 50 scores, for as many steps as a row is long.
+  assert 2 * report.parts['softmax'].flops == 2 * 64 * 4 * MOE.model_dim * 50 * 4
+
+
+@pytest.mark.parametrize(
+  'op_name, part',
+  [
+    ('jit(f)/call_tf/encoder/layer_01/moe/gating/Softmax', 'gating'),
+    ('jit(f)/call_tf/encoder/layer_01/moe/einsum/Einsum', 'gating'),
+    ('jit(f)/call_tf/gradient_tape/encoder/layer_01/moe/einsum_1/Einsum', 'feed-forward'),
+    ('jit(f)/call_tf/gradient_tape/encoder/layer_01/moe/dispatch/einsum_1/Einsum', 'dispatch/combine'),
+    ('jit(f)/call_tf/decoder/layer_00/cross_attention/einsum', 'attention'),
+    ('jit(f)/call_tf/decoder/layer_00/ffn/Relu', 'feed-forward'),
+    ('jit(f)/call_tf/softmax_1/LogSoftmax', 'softmax'),
+    ('jit(f)/call_tf/gradient_tape/softmax/einsum', 'softmax'),
+    ('jit(f)/call_tf/update/Sqrt', 'optimiser'),
+    ('jit(f)/call_tf/encoder/GatherV2', 'other'),
+    ('', 'other'),
+  ],
+)
+def test_parts_by_name(op_name, part):
+  assert cost.part_of(op_name) == part
+
+
+FUSED = """
+%slices (p: f32[9,100], q: f32[9,100], r: f32[1,100]) -> f32[9,100] {
+  %p = f32[9,100]{1,0} parameter(0)
+  %q = f32[9,100]{1,0} parameter(1)
+  %r = f32[1,100]{1,0} parameter(2)
+  %z = s32[] constant(0)
+  %part = f32[1,100]{1,0} dynamic-slice(%p, %z, %z), dynamic_slice_sizes={1,100}
+  %sum = f32[1,100]{1,0} add(%part, %r)
+  ROOT %kept = f32[9,100]{1,0} dynamic-update-slice(%q, %sum, %z, %z)
+}
+
+ENTRY %main {
+  %x = f32[9,100]{1,0} parameter(0)
+  %y = f32[9,100]{1,0} parameter(1)
+  %r0 = f32[1,100]{1,0} parameter(2)
+  %fast = f32[1,100]{1,0:S(1)} parameter(3)
+  %plain = f32[1,100]{1,0} add(%r0, %fast)
+  ROOT %f = f32[9,100]{1,0} fusion(%x, %y, %plain), kind=kLoop, calls=%slices
+}
+"""
+
+
+def test_only_what_is_sliced_or_updated_is_moved():
+  module = hlo.parse(FUSED)
+  moved = {i.name: cost.traffic(module, module.entry, i) for i in module.entry.instructions}
+  assert moved['f'] == 4 * (100 + 100 + 100)  # the slice, r, and the update; neither of the stacks
+  assert moved['plain'] == 4 * (100 + 100)  # what is in the fast memory is not
+  assert moved['x'] == 0
+
+
+class Device(NamedTuple):
+  coords: tuple[int, ...]
+
+
+def slice_of(shape, cores=2):
+  return [Device((x, y, 0)) for y in range(shape[1]) for x in range(shape[0]) for _ in range(cores)]
+
+
+def seconds(kind, size, shape, groups=None):
+  devices = slice_of(shape)
+  groups = np.arange(len(devices))[None] if groups is None else np.array(groups)
+  return cost.torus_seconds(kind, size, groups, devices, CHIPS['v3'])
+
+
+def test_an_all_to_all_grows_with_the_root_of_the_devices_and_an_all_reduce_does_not():
+  size = 10**9  # hops do not count
+  assert seconds('all-to-all', size, (8, 8)) / seconds('all-to-all', size, (4, 4)) == pytest.approx(2, rel=1e-3)
+  assert seconds('all-reduce', size, (8, 8)) / seconds('all-reduce', size, (4, 4)) == pytest.approx(1, rel=0.06)
+  # A whole pod: half of 2048 x 10^9 bytes crosses the middle, half of that each way, over 2 x 32 links of 82 GB/s.
+  assert seconds('all-to-all', size, (32, 32)) == pytest.approx(2048 * 1e9 / 4 / (64 * 82e9), rel=1e-3)
+
+
+def test_rings_by_hand():
+  # 4 x 4 chips of an open grid: two links in and out of each, three quarters of ... 15 of 16 parts, there and back.
+  expected = 2 * (1e9 * 15 / 16 / (2 * 82e9) + 6 * chips.HOP_SECONDS)
+  assert seconds('all-reduce', 10**9, (4, 4)) == pytest.approx(expected)
+  assert seconds('all-gather', 10**9, (4, 4)) == pytest.approx(expected / 2)
+
+
+def test_cores_of_a_chip_need_no_link():
+  assert seconds('all-reduce', 450, (4, 4), groups=[[0, 1], [2, 3]]) == pytest.approx(1e-9)
+
+
+def test_axes_of_groups():
+  mesh = Mesh.parse('data:2,expert:4')
+  assert cost.axes_of(np.arange(8).reshape(2, 4), mesh) == ('expert',)
+  assert cost.axes_of(np.arange(8).reshape(2, 4).T, mesh) == ('data',)
+  assert cost.axes_of(np.arange(8)[None], mesh) == ('data', 'expert')
+
+
+def test_the_command_reports_on_cpu_devices(tmp_path):
+  bindings = [f'--gin_bindings=MoE2048E36LTiny.{k} = {v!r}' for k, v in SMALL.items() if k != 'batch_tokens']
+  flags = ['--model=mt.m4.MoE2048E36LTiny', '--platform=cpu', '--mesh=expert:2', '--batch_tokens=128', *bindings]
+  done = run(*flags, f'--json={tmp_path}/r.json', f'--markdown={tmp_path}/r.md')
+  assert done.returncode == 0, done.stderr
+  assert 'all-to-all' in done.stdout and done.stdout.rstrip().endswith('It fits.')
+  assert json.loads((tmp_path / 'r.json').read_text())['batch_tokens'] == 128
+  assert '| kind | times |' in (tmp_path / 'r.md').read_text()
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (['--platform=cpu'], '--platform=cpu takes --mesh'),
+    ([], '--topology says for which TPU'),
+    (['--topology=v9:4x4'], "there is no TPU 'v9'; closest: v"),
+  ],
+)
+def test_mistakes_get_one_line(flags, message):
+  done = run('--model=mt.m4.MoE2048E36LTiny', *flags)
+  assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+
+
+def run(*flags):
+  return subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, timeout=600)
+
+
+def weakly_scaled(devices, **fields):
+  """As many experts, groups and rows as devices: what a device does is the same on any number of them."""
+  sizes = {'num_experts': devices, 'num_groups': devices, 'batch_tokens': devices * 2 * MOE.max_length}
+  return dataclasses.replace(MOE, **{**sizes, **fields})
+
+
+@pytest.fixture(scope='module')
+def on_tpu():
+  """A tiny sibling on 8 cores and on 128, compiled by the TPU's own compiler."""
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  found = {}
+  for name in ('v3:2x2', 'v3:8x8'):
+    topology = Topology.parse(name)
+    config = weakly_scaled(topology.num_devices)
+    mesh = Mesh((('expert', topology.num_devices),))
+    found[name] = config, mesh, topology, cost.compile_step(config, mesh, topology)
+  return found
+
+
+def test_the_program_is_as_large_for_128_cores_as_for_8(on_tpu):
+  (*_, small), (*_, large) = on_tpu.values()
+  kinds = [collections.Counter(c.kind for c in hlo.collectives(hlo.parse(c.text))) for c in (small, large)]
+  assert kinds[0] == kinds[1] and kinds[0]['all-to-all'] == 2 * 4
+  assert abs(len(large.text) - len(small.text)) <= 0.05 * len(small.text)
+
+
+def test_nothing_large_is_gathered_on_a_tpu(on_tpu):
+  for *_, compiled in on_tpu.values():
+    gathered = [c.bytes for c in hlo.collectives(hlo.parse(compiled.text)) if c.kind == 'all-gather']
+    assert all(size <= LIMIT for size in gathered)
+
+
+def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
+  for config, mesh, topology, compiled in on_tpu.values():
+    told = cost.analyze(compiled, config.program(), mesh, topology.chip)
+    found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
+    # Rows of a small table are looked up by a product.
+    assert found.pop('other') < 0.05 * told['flops'] * mesh.num_devices
+    expected = flops_by_hand(config)
+    assert expected.pop('other') == 0 and found == expected  # though most are written as convolutions
+    used = told['memory_per_device']
+    assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
+    assert used.weights > 0 and used.total < used.hbm
+    assert 0 < told['step_seconds_roofline'] and 0 < told['flops_share_of_peak'] < 1
+
+
+def test_what_does_not_fit_is_reported_with_a_way_out():
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  config = dataclasses.replace(DENSE, target_vocab_size=4000, batch_tokens=2**22, num_groups=8)
+  report = cost.estimate('dense', config, Mesh.parse('data:8'), Topology.parse('v3:2x2'))
+  assert not report.fits and 'exceeds available HBM (15.48G)' in report.refused
+  used = report.memory_per_device
+  assert used.total > used.hbm and used.activations > 2**32
+  assert report.largest[0].shape.endswith(',16,4000]') and report.largest[0].op.startswith('softmax/')
+  assert any(line.startswith("activation_dtype = 'bfloat16'") for line in report.advice)
+  assert any(line.startswith('--batch_tokens=2097152') for line in report.advice)
+  assert report.step_seconds_roofline > 0
+
+
+def test_a_mesh_of_other_size_than_its_topology_is_told():
+  with pytest.raises(UserError, match='saw --mesh=expert:4 of 4 for v3:2x2 of 8: change either'):
+    cost.estimate('moe', MOE, Mesh.parse('expert:4'), Topology.parse('v3:2x2'))
+
+
+def test_the_loops_of_tensorflow_are_counted_forward_and_backward():
+  import jax
+  import tensorflow as tf
+  from jax.experimental.jax2tf import call_tf
+
+  def gradient(x_BM, w_LMM):
+    with tf.GradientTape() as tape:
+      tape.watch(w_LMM)
+      body = lambda i, x: (i + 1, tf.nn.relu(tf.einsum('BM,MK->BK', x, w_LMM[i])))
+      y = tf.while_loop(lambda i, _: i < 6, body, (0, x_BM), maximum_iterations=6)[1]
+      loss = tf.reduce_sum(tf.square(y))
+    return tape.gradient(loss, w_LMM)
+
+  shapes = jax.ShapeDtypeStruct((8, 4), np.float32), jax.ShapeDtypeStruct((6, 4, 4), np.float32)
+  module = hlo.parse(jax.jit(call_tf(gradient, has_side_effects=False)).lower(*shapes).compile().as_text())
+  total = sum(times * hlo.flops(computation, i) for computation, i, times in module.executed())
+  assert total == 3 * 6 * 2 * 8 * 4 * 4

@@ -1,0 +1,40 @@
+#!/usr/bin/env python
+"""python tools/export_step.py --model=mt.cldr.Tiny --out=DIR [--mesh=data:2,expert:2] [--program=train]
+
+Writes a model's step as StableHLO, with one batch of random ids, to a folder that runs wherever there is JAX, without
+TensorFlow and without this package: copy it there and say `python run.py`, which prints the loss, tokens a second and
+FLOPs. One folder does for CPUs, GPUs and TPUs, as many as the mesh has. They need not be here: no step is run.
+"""
+
+from __future__ import annotations
+
+import os
+
+from absl import flags
+
+from lingvo_moe import app
+
+_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
+_OUT = flags.DEFINE_string('out', None, 'The folder to write.', required=True)
+_MESH = flags.DEFINE_string('mesh', 'data:1', "Devices by axis, such as 'data:2,expert:2'.")
+_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
+_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
+_PROGRAM = flags.DEFINE_string('program', 'train', 'The step: train or eval.')
+
+
+def main(argv):
+  del argv
+  from lingvo_moe import configuration
+  from lingvo_moe import export
+  from lingvo_moe.tasks.mt.random_batch import random_batch
+  from lingvo_moe.xla_sharding import Mesh
+
+  config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
+  mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
+  export.save(_OUT.value, _MODEL.value, config.program(), mesh, random_batch(config), _PROGRAM.value)
+  print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
+
+
+if __name__ == '__main__':
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; nothing is run here
+  app.run(main)
