@@ -171,7 +171,7 @@ class Figures:
       (config.encoder_layers + config.decoder_layers, self._get(case))
       for case, config in ((case, configured(case)) for case in self._depths())
     ]
-    figures = {'seconds to compile': _compile_seconds, 'program, MiB': _program_mib}
+    figures = {'seconds to compile': _compile_seconds, 'program, MiB of text': _program_mib}
     with plots.page(self._path('compile'), columns=2, rows=2, width=5.5, height=3.2) as pages:
       for row, (figure, of) in enumerate(figures.items()):
         for column, (points, label) in enumerate(((by_devices, 'cores D'), (by_depth, 'layers'))):
@@ -186,18 +186,20 @@ class Figures:
           axes.legend(fontsize=8, loc='lower right')
       pages[0].set_title(f'{_layers_of(self._growing(self._squares[0]))} layers, D experts on D cores')
       pages[1].set_title(f'{configured(self._depths()[0]).num_experts} experts on {self._depths()[0].devices} cores')
-    columns = ['seconds to trace and lower', 'seconds to compile', 'program, MiB', 'collectives in a step']
+    columns = ['seconds to trace and lower', 'seconds to compile', 'program, MiB of text', 'of code']
+    columns.append('collectives in a step')
     cells = lambda report: [
       _of(report, lambda r: f'{r["trace_seconds"]:.0f}'),
       _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
-      _of(report, lambda r: f'{_program_mib(r):.1f}'),
+      _of(report, lambda r: f'{_program_mib(r):.2f}'),
+      _of(report, lambda r: f'{r["code_bytes"] / 2**20:.0f}'),
       _of(report, _collectives),
     ]
     return [
       '## Compile time and program size',
       'The paper: compilation takes near constant time whatever the number of partitions (section 3.3). Seconds are of '
       'the wall clock of the machine that compiled, whatever else it did. With scanned stacks the program is constant '
-      'in depth too, but for the collectives that a loop runs more often.',
+      'in depth too, but for how often its loops run.',
       f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
       table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
       _spread(by_devices, 'cores'),
@@ -520,7 +522,8 @@ def _program_mib(report: Report) -> float:
 
 
 def _collectives(report: Report) -> str:
-  return ', '.join(f'{count} {kind}' for kind, count in sorted(report['collective_counts'].items())) or 'none'
+  found = ', '.join(f'{count} {kind}' for kind, count in sorted(report['collective_counts'].items())) or 'none'
+  return f'{found} (of {report["uncounted_loops"]} loops only once)' if report['uncounted_loops'] else found
 
 
 def _layers_of(case: Case) -> int:

@@ -55,6 +55,8 @@ REPORT = {
   'trace_seconds': 1.0,
   'compile_seconds': 2.0,
   'program_bytes': 3 * 2**20,
+  'code_bytes': 40 * 2**20,
+  'uncounted_loops': 0,
   'memory_per_device': {
     'weights': 2 * 2**30,
     'slots': 2**20,
@@ -214,7 +216,7 @@ def test_compile_tells_how_far_apart_the_programs_are(stand_in, tmp_path):
   text = made(stand_in, tmp_path, 'compile')
   assert 'From 8 to 128 cores the longest compilation takes 1.00 times the shortest' in text
   assert 'From 4 to 16 layers' in text
-  assert cells(text, '128') == ['128', '1', '2', '3.0', '3 all-reduce, 12 all-to-all']
+  assert cells(text, '128') == ['128', '1', '2', '3.00', '40', '3 all-reduce, 12 all-to-all']
 
 
 @pytest.mark.parametrize('name', ['compile', 'figure7', 'figure8', 'newer', 'table1', 'table3'])
