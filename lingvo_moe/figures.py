@@ -8,23 +8,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lingvo_moe import cost
+from lingvo_moe import operator_tables
 from lingvo_moe import paper
-from lingvo_moe import partitioned
 from lingvo_moe import plots
 from lingvo_moe.chips import Topology
-from lingvo_moe.errors import UserError
-from lingvo_moe.operators import COMMUNICATION
-from lingvo_moe.operators import TABLE_4
-from lingvo_moe.operators import UNEVEN
-from lingvo_moe.operators import WINDOWS
-from lingvo_moe.operators import Operator
-from lingvo_moe.operators import large
+from lingvo_moe.markdown import image
+from lingvo_moe.markdown import table
 from lingvo_moe.paper import Case
 from lingvo_moe.paper import Row
 from lingvo_moe.report_cache import ReportCache
@@ -38,13 +33,6 @@ Report = Mapping[str, Any]
 NAMES = ('figure9', 'table4', 'compile', 'figure8', 'figure7', 'table1', 'table3', 'newer')
 _GIB = 2**30
 _NONE = '-'
-_SHORT = {
-  'all-to-all': 'AA',
-  'all-reduce': 'AR',
-  'all-gather': 'AG',
-  'reduce-scatter': 'RS',
-  'collective-permute': 'CP',
-}
 
 
 class Figures:
@@ -104,65 +92,12 @@ class Figures:
           for key, grow in grows.items()
         ],
       ),
-      _image('figure9'),
+      image('figure9'),
     ]
 
   def table4(self) -> list[str]:
     """Operators partitioned one by one."""
-    devices = (2, 4, 8)
-    rows, worst = [], 0.0
-    for operator in TABLE_4:
-      measured = [partitioned.measure(operator, d) for d in devices]
-      worst = max(worst, *(m.difference for m in measured))
-      grows = lambda figure, measured=measured: partitioned.growth([getattr(m, figure) for m in measured], devices)
-      rows.append(
-        (
-          operator.name,
-          operator.split,
-          operator.compute,
-          grows('flops'),
-          operator.communication,
-          f'{grows("bytes")} {_short(measured[1].collectives)}'.strip(),
-          _on_tpu(operator),
-          f'{max(m.difference for m in measured):.0e}',
-          operator.note,
-        )
-      )
-    blocks = [
-      '## Table 4: operators, partitioned',
-      f'Growth of what a device computes (FLOPs as XLA counts them) and of the bytes it takes or gives, from '
-      f'{devices[0]} to {devices[-1]} devices of a CPU, and the collectives that XLA puts in: AR all-reduce, AG '
-      'all-gather, AA all-to-all, CP collective-permute. The last column but one is the largest difference from one '
-      'device, relative to the largest entry.',
-      table(
-        ['operator', 'split', 'compute: paper', 'here', 'communication: paper', 'here', 'on TPU v3:2x2']
-        + ['difference', 'note'],
-        rows,
-      ),
-      'With operands of 1 GiB the TPU compiler slices in a loop (Figure 4c): '
-      + '; '.join(
-        f'split {o.split}: {_on_tpu(large(o))}' for o in TABLE_4 if len(o.split) > 1 and 'AG' in o.communication
-      )
-      + '.',
-    ]
-    for title, operators in (
-      ('Communication and resharding (section 3.3)', COMMUNICATION),
-      ('Convolutions and other windows (appendix A.4)', WINDOWS),
-      ('Uneven sizes, and operators that move what they keep (section 3.3.3)', UNEVEN),
-    ):
-      measured = [partitioned.measure(operator, 4) for operator in operators]
-      worst = max(worst, *(m.difference for m in measured))
-      blocks += [
-        f'### {title}',
-        table(
-          ['operator', 'split', 'in the paper', 'collectives on 4 devices', 'difference', 'note'],
-          [
-            (o.name, o.split, o.where, _short(m.collectives) or 'none', f'{m.difference:.0e}', o.note)
-            for o, m in zip(operators, measured)
-          ],
-        ),
-      ]
-    return [*blocks, f'The largest difference of all is {worst:.1e}.']
+    return operator_tables.blocks()
 
   def compile(self) -> list[str]:
     """Compile time and program size against devices and depth."""
@@ -206,7 +141,7 @@ class Figures:
       '### Against depth',
       table(['layers', *columns], [(str(n), *cells(report)) for n, report in by_depth]),
       _spread(by_depth, 'layers'),
-      _image('compile'),
+      image('compile'),
     ]
 
   def figure8(self) -> list[str]:
@@ -273,7 +208,7 @@ class Figures:
           ],
         )
       )
-    return [*blocks, _image('figure8')]
+    return [*blocks, image('figure8')]
 
   def figure7(self) -> list[str]:
     """Memory of a device by kind."""
@@ -306,7 +241,7 @@ class Figures:
           for (row, _, report), memory in zip(told, kinds)
         ],
       ),
-      *([_image('figure7')] if told else []),
+      *([image('figure7')] if told else []),
     ]
 
   def table1(self) -> list[str]:
@@ -392,7 +327,7 @@ class Figures:
         + ['TFLOPs a core and step', 'of peak, at the estimate'],
         rows,
       ),
-      _image('table3'),
+      image('table3'),
     ]
 
   def newer(self) -> list[str]:
@@ -450,12 +385,6 @@ class Figures:
 
   def _path(self, name: str) -> str:
     return os.path.join(self._folder, f'{name}.png')
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """A table of Markdown."""
-  line = lambda cells: f'| {" | ".join(cells)} |'
-  return '\n'.join([line(columns), line(['---'] * len(columns)), *map(line, rows)])
 
 
 class _Place(NamedTuple):
@@ -545,20 +474,3 @@ def _spread(points: Sequence[tuple[int, Report | None]], what: str) -> str:
     f'From {there[0][0]} to {there[-1][0]} {what} the longest compilation takes {ratio(_compile_seconds):.2f} times the '
     f'shortest, and the largest program {ratio(_program_mib):.2f} times the smallest.'
   )
-
-
-def _short(collectives: Mapping[str, int]) -> str:
-  return ', '.join(f'{count} {_SHORT[kind]}' for kind, count in collectives.items())
-
-
-def _on_tpu(operator: Operator) -> str:
-  """The kinds of collectives for a slice of 8 cores of TPU v3."""
-  try:
-    found = partitioned.compile_only(operator, Topology.parse('v3:2x2'))
-  except UserError:
-    return 'not told: no libtpu'
-  return ', '.join(_SHORT[kind] for kind in found) or 'none'
-
-
-def _image(name: str) -> str:
-  return f'![{name}]({name}.png)'

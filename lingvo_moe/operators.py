@@ -280,7 +280,7 @@ WINDOWS = (
     _image(_uneven),
     1,
     {CP: 1},
-    note='second case: stride 1, and partitions begin at different places',
+    note='second case: stride 1, and partitions begin at different places; TensorFlow has no operator of the third',
   ),
   Operator(
     "Convolution's gradient of the kernel",

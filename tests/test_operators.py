@@ -10,6 +10,7 @@ import tensorflow as tf
 
 pytest.importorskip('jax')
 
+from lingvo_moe import operator_tables
 from lingvo_moe import operators
 from lingvo_moe import partitioned
 from lingvo_moe.chips import Topology
@@ -75,3 +76,11 @@ def test_the_tpu_compiler_gathers_a_small_operand_and_passes_a_large_one_round()
   topology = Topology.parse('v3:2x2')
   assert partitioned.compile_only(unmatched, topology) == {AG: 1}
   assert set(partitioned.compile_only(operators.large(unmatched), topology)) == {CP}
+
+
+def test_a_row_has_the_paper_beside_what_was_found(monkeypatch):
+  monkeypatch.setattr(operator_tables, '_on_tpu', lambda operator: 'AR')
+  name, split, *cells, difference, note = operator_tables._scaling(TABLE_4[1])
+  assert (name, split) == ('Matmul(AB,BC->AC)', 'B')
+  assert cells == ['O(1)', 'O(1)', 'O(1) AR', 'O(1) 1 AR', 'AR']
+  assert 0 <= float(difference) < 1e-6
