@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 
 from absl import flags
 
@@ -42,7 +43,7 @@ def main(argv):
   names = [name for name in figures.NAMES if name in (_WHAT.value or figures.NAMES)]
   reports = ReportCache(_OUT.value, _COST, lambda line: print(line, file=sys.stderr, flush=True))
   making = figures.Figures(reports, _OUT.value, _TINY.value)
-  blocks = ['# GShard, measured from compiled programs']
+  blocks = ['# GShard, measured from compiled programs', f'With {_versions()}.']
   if _TINY.value:
     blocks.append('**Tiny siblings**: this shows that the command works, and nothing about the models of the paper.')
   print('\n\n'.join(blocks), flush=True)
@@ -55,6 +56,17 @@ def main(argv):
     with open(path, 'w', encoding='utf-8') as f:
       f.write('\n\n'.join(blocks) + '\n')
   print(f'{path} and its plots are written', file=sys.stderr)
+
+
+def _versions() -> str:
+  """'tensorflow 2.21.0, jaxlib 0.10.2, libtpu 0.0.42.1'; what is not installed is said to be."""
+  found = []
+  for package in ('tensorflow', 'jaxlib', 'libtpu'):
+    try:
+      found.append(f'{package} {metadata.version(package)}')
+    except metadata.PackageNotFoundError:
+      found.append(f'no {package}')
+  return ', '.join(found)
 
 
 if __name__ == '__main__':
