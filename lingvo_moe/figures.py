@@ -170,12 +170,12 @@ class Figures:
       figure = absolute.figure
       figure.legend(*absolute.get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=8)
     rows = [
-      (name, *(f'{ms:.1f}' for ms in values), *(f'{v / n:.1%}' for v, n in zip(values, layers)))
+      (name, *(f'{ms:.4g}' for ms in values), *(f'{v / n:.1%}' for v, n in zip(values, layers)))
       for name, values in parts.items()
     ]
-    rows.append(('the layers', *(f'{ms:.1f}' for ms in layers), *['100%'] * len(told)))
-    rows += [(name, *(f'{ms:.1f}' for ms in values), *[''] * len(told)) for name, values in rest.items()]
-    rows.append(('the step', *(f'{ms:.1f}' for ms in whole), *[''] * len(told)))
+    rows.append(('the layers', *(f'{ms:.4g}' for ms in layers), *['100%'] * len(told)))
+    rows += [(name, *(f'{ms:.4g}' for ms in values), *[''] * len(told)) for name, values in rest.items()]
+    rows.append(('the step', *(f'{ms:.4g}' for ms in whole), *[''] * len(told)))
     by_devices = {d: i for i, (d, _) in enumerate(told)}
     blocks = [
       '## Figure 8: the time of a step by part',

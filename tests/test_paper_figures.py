@@ -194,9 +194,9 @@ def test_figure_8_adds_up(stand_in, tmp_path):
   layers = seconds('attention') + seconds('feed-forward') + seconds('gating') + seconds('dispatch/combine')
   whole = sum(map(seconds, PARTS))
   exchange = SECONDS['dispatch/combine'][1]
-  assert cells(text, 'the layers')[1] == f'{1e3 * layers:.1f}'
-  assert cells(text, 'the step')[1] == f'{1e3 * whole:.1f}'
-  assert cells(text, 'AllToAll') == ['AllToAll', *[f'{1e3 * exchange:.1f}'] * 2, *[f'{exchange / layers:.1%}'] * 2]
+  assert cells(text, 'the layers')[1] == f'{1e3 * layers:.4g}'
+  assert cells(text, 'the step')[1] == f'{1e3 * whole:.4g}'
+  assert cells(text, 'AllToAll') == ['AllToAll', *[f'{1e3 * exchange:.4g}'] * 2, *[f'{exchange / layers:.1%}'] * 2]
   assert (tmp_path / 'out' / 'figure8.png').exists()
 
 
