@@ -40,9 +40,12 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # tools/paper_figures.py, with tpu-aot.
+    'figures': ['matplotlib>=3.9'],
     # setuptools and wheel: tests/test_packaging.py builds a wheel. jax[tpu]: a mesh, and the compiler for TPUs.
     'test': [
       'hypothesis>=6.100',
+      'matplotlib>=3.9',
       'pytest>=8.0',
       'ruff==0.17.*',
       'setuptools>=64',

@@ -1,0 +1,476 @@
+"""The paper's tables and figures beside what the compiled programs tell: each as blocks of Markdown, and a plot.
+
+A method of Figures makes one of them. Where a program could not be compiled, its cells are '-'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe import operator_tables
+from lingvo_moe import paper
+from lingvo_moe import plots
+from lingvo_moe import torus
+from lingvo_moe.chips import Topology
+from lingvo_moe.markdown import image
+from lingvo_moe.markdown import table
+from lingvo_moe.paper import Case
+from lingvo_moe.paper import Row
+from lingvo_moe.report_cache import ReportCache
+from lingvo_moe.report_cache import configured
+from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.xla_sharding import Mesh
+
+Report = Mapping[str, Any]
+
+# In the order in which they are made: what takes no compiled model first.
+NAMES = ('figure9', 'table4', 'compile', 'figure8', 'figure7', 'table1', 'table3', 'newer')
+_GIB = 2**30
+_NONE = '-'
+
+
+class Figures:
+  """All of them, by the names of NAMES.
+
+  Args:
+    reports: where compiled programs' reports come from.
+    folder: where the plots go.
+    tiny: whether to compile the giants' tiny siblings, for 8 and for 128 cores, in their place.
+  """
+
+  def __init__(self, reports: ReportCache, folder: str, tiny: bool = False):
+    self._reports, self._folder, self._tiny = reports, folder, tiny
+
+  def make(self, name: str) -> list[str]:
+    """Blocks of Markdown."""
+    return getattr(self, name)()
+
+  def figure9(self) -> list[str]:
+    """How the time of AllReduce and AllToAll grows with the partitions."""
+    slices = [Topology.parse(text) for text in paper.SLICES]
+    devices = [topology.num_devices for topology in slices]
+    kinds = {'AllReduce': 'all-reduce', 'AllToAll': 'all-to-all'}
+    seconds = {
+      (name, size): [_seconds(kind, size, topology) for topology in slices]
+      for name, kind in kinds.items()
+      for size in paper.FIGURE_9['sizes']
+    }
+    label = lambda name, size: f'{name}, {size // 2**20} MB'
+    rows = [
+      (str(d), str(topology), *(f'{1e3 * values[i]:.3f}' for values in seconds.values()))
+      for i, (d, topology) in enumerate(zip(devices, slices))
+    ]
+    grows = {key: values[-1] / values[0] for key, values in seconds.items()}
+    with plots.page(self._path('figure9'), width=8) as (axes,):
+      for (key, values), colour in zip(seconds.items(), plots.COLOURS):
+        plots.line(axes, devices, [1e3 * s for s in values], label(*key), colour)
+      for style, size in zip(('--', ':'), paper.FIGURE_9['sizes']):
+        first = seconds['AllToAll', size][0]
+        root = [1e3 * first * math.sqrt(d / devices[0]) for d in devices]
+        plots.line(axes, devices, root, f'sqrt(D), the paper for AllToAll, {size // 2**20} MB', 'black', style)
+      plots.powers_of_two(axes, devices)
+      plots.plain_log(axes, (0.1, 0.2, 0.5, 1, 2, 5, 10))
+      axes.set(xlabel='partitions D (cores of TPU v3)', ylabel='milliseconds, estimated')
+      axes.set_title('Collectives on the torus, from bytes and hops')
+      axes.figure.legend(fontsize=8, loc='outside lower center', ncols=3)
+    return [
+      '## Figure 9: communication against the number of partitions',
+      'Milliseconds by `torus.seconds`: bytes over the links of the slice that carry most of them, and hops. An axis '
+      'of 32 chips is a ring, the ends of a shorter one are not linked; AllToAll is bound by the longest axis, so it takes '
+      'as long on 4 x 8 chips as on 8 x 8.',
+      table(['D', 'slice', *(f'{label(*key)}, ms' for key in seconds)], rows),
+      table(
+        [f'time with {devices[-1]} partitions over that with {devices[0]}', 'here', 'the paper'],
+        [
+          (label(*key), f'{grow:.2f}', f'{paper.FIGURE_9["AllToAll grows"]:g}' if key[0] == 'AllToAll' else 'about 1')
+          for key, grow in grows.items()
+        ],
+      ),
+      image('figure9'),
+    ]
+
+  def table4(self) -> list[str]:
+    """Operators partitioned one by one."""
+    return operator_tables.blocks()
+
+  def compile(self) -> list[str]:
+    """Compile time and program size against devices and depth."""
+    by_devices = [(case.devices, self._get(case)) for case in map(self._growing, self._squares)]
+    by_depth = [
+      (config.encoder_layers + config.decoder_layers, self._get(case))
+      for case, config in ((case, configured(case)) for case in self._depths())
+    ]
+    figures = {'seconds to compile': _compile_seconds, 'program, MiB of text': _program_mib}
+    with plots.page(self._path('compile'), columns=2, rows=2, width=5.5, height=3.2) as pages:
+      for row, (figure, of) in enumerate(figures.items()):
+        for column, (points, label) in enumerate(((by_devices, 'cores D'), (by_depth, 'layers'))):
+          axes, there = pages[2 * row + column], [(x, of(report)) for x, report in points if report]
+          xs, ys = zip(*there) if there else ((), ())
+          plots.line(axes, xs, ys, 'here', plots.COLOURS[0])
+          if there:
+            plots.line(axes, xs, [ys[0]] * len(xs), 'constant', 'black', '--')
+            axes.set_ylim(0, 1.25 * max(ys))
+            plots.powers_of_two(axes, xs) if column == 0 else axes.set_xticks(xs)
+          axes.set(xlabel=label, ylabel=figure)
+          axes.legend(fontsize=8, loc='lower right')
+      pages[0].set_title(f'{_layers_of(self._growing(self._squares[0]))} layers, D experts on D cores')
+      pages[1].set_title(f'{configured(self._depths()[0]).num_experts} experts on {self._depths()[0].devices} cores')
+    columns = ['seconds to trace and lower', 'seconds to compile', 'program, MiB of text', 'of code']
+    columns.append('collectives in a step')
+    cells = lambda report: [
+      _of(report, lambda r: f'{r["trace_seconds"]:.0f}'),
+      _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
+      _of(report, lambda r: f'{_program_mib(r):.2f}'),
+      _of(report, lambda r: f'{r["code_bytes"] / 2**20:.0f}'),
+      _of(report, _collectives),
+    ]
+    return [
+      '## Compile time and program size',
+      'The paper: compilation takes near constant time whatever the number of partitions (section 3.3). Seconds are of '
+      'the wall clock of the machine that compiled, whatever else it did. With scanned stacks the program is constant '
+      'in depth too, but for how often its loops run.',
+      f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
+      table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
+      _spread(by_devices, 'cores'),
+      '### Against depth',
+      table(['layers', *columns], [(str(n), *cells(report)) for n, report in by_depth]),
+      _spread(by_depth, 'layers'),
+      image('compile'),
+    ]
+
+  def figure8(self) -> list[str]:
+    """Where the time of a step goes, with few and with many experts."""
+    cases = [self._growing(topology) for topology in self._squares[2 if not self._tiny else 0 :]]
+    told = [(case.devices, report) for case in cases if (report := self._get(case))]
+    if not told:
+      return ['## Figure 8: the time of a step by part', 'None of the programs was compiled.']
+    parts = {name: [1e3 * of(report) for _, report in told] for name, of in _LAYER_PARTS.items()}
+    rest = {name: [1e3 * of(report) for _, report in told] for name, of in _OTHER_PARTS.items()}
+    layers, whole = _sums(parts), _sums({**parts, **rest})
+    with plots.page(self._path('figure8'), columns=2, width=5.2, height=4.8) as (absolute, relative):
+      names = [f'{d} experts\non {d} cores' for d, _ in told]
+      plots.stacked(absolute, names, {**parts, **rest}, 'milliseconds a step, estimated')
+      absolute.set_title('The whole train step')
+      shares = {name: [100 * v / n for v, n in zip(values, layers)] for name, values in parts.items()}
+      plots.stacked(relative, names, shares, 'per cent of the time in layers')
+      relative.set_title('Its layers alone')
+      for x, (d, _) in enumerate(told):
+        if d in paper.FIGURE_8['AllToAll'] and not self._tiny:
+          at = 100 - 100 * paper.FIGURE_8['AllToAll'][d]
+          relative.hlines(at, x - 0.42, x + 0.42, color='black', linestyle='--')
+          relative.annotate(
+            f'paper: {100 - at:.0f}%', (x + 0.3, at), xytext=(4, 3), textcoords='offset points', fontsize=8
+          )
+      figure = absolute.figure
+      figure.legend(*absolute.get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=8)
+    rows = [
+      (name, *(f'{ms:.4g}' for ms in values), *(f'{v / n:.1%}' for v, n in zip(values, layers)))
+      for name, values in parts.items()
+    ]
+    rows.append(('the layers', *(f'{ms:.4g}' for ms in layers), *['100%'] * len(told)))
+    rows += [(name, *(f'{ms:.4g}' for ms in values), *[''] * len(told)) for name, values in rest.items()]
+    rows.append(('the step', *(f'{ms:.4g}' for ms in whole), *[''] * len(told)))
+    by_devices = {d: i for i, (d, _) in enumerate(told)}
+    blocks = [
+      '## Figure 8: the time of a step by part',
+      f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups as '
+      'cores. A roofline: every part at the peak of what bounds it, nothing hidden behind anything else; forward, '
+      'backward and what is made again for it, where the paper shows the forward pass alone.',
+      table(['ms a step', *(f'{d} experts' for d, _ in told), *(f'of the layers, {d} experts' for d, _ in told)], rows),
+    ]
+    if {128, 2048} <= set(by_devices):
+      few, many = by_devices[128], by_devices[2048]
+      exchange = parts['AllToAll']
+      blocks.append(
+        table(
+          ['', 'here', 'the paper'],
+          [
+            *(
+              (
+                f'share of AllToAll in the layers, {d} experts',
+                f'{exchange[i] / layers[i]:.0%}',
+                f'{paper.FIGURE_8["AllToAll"][d]:.0%}',
+              )
+              for d, i in ((128, few), (2048, many))
+            ),
+            (
+              'AllToAll, 2048 experts over 128',
+              f'{exchange[many] / exchange[few]:.2f}',
+              f'{paper.FIGURE_8["AllToAll grows"]:g}',
+            ),
+            ('the layers, 2048 experts over 128', f'{layers[many] / layers[few]:.2f}', f'{paper.FIGURE_8["step"]:g}'),
+          ],
+        )
+      )
+    return [*blocks, image('figure8')]
+
+  def figure7(self) -> list[str]:
+    """Memory of a device by kind."""
+    rows = sorted([*paper.TABLE_1, paper.MOE_2048E_24L], key=lambda row: (row.layers, row.weights or 0))
+    told = [(row, case, report) for row in rows if (report := self._get(case := self._case(row)))]
+    kinds = [_memory_kinds(case, report) for _, case, report in told]
+    if told:
+      with plots.page(self._path('figure7'), width=11, height=4.8) as (axes,):
+        parts = {kind: [memory[kind] / _GIB for memory in kinds] for kind in kinds[0]}
+        plots.stacked(axes, [row.name.replace('(', '\n(') for row, _, _ in told], parts, 'GiB of a core')
+        usable = told[0][2]['memory_per_device']['hbm'] / _GIB
+        if not self._tiny:
+          axes.axhline(usable, color='black', linestyle='--', linewidth=1)
+          axes.annotate(f'{usable:.2f} GiB usable', (-0.4, usable), xytext=(0, 3), textcoords='offset points')
+          axes.set_ylim(0, 1.3 * max(usable, *_sums(parts)))
+        axes.set_title('Memory of a core by kind')
+        axes.legend(fontsize=8, ncols=3, loc='upper right')
+    columns = list(kinds[0]) if kinds else []
+    return [
+      '## Figure 7: memory of a device',
+      "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay constant "
+      'with more experts and grow with layers, up to where activations are made again (its 36 and 60 layers; here every '
+      "block's, always). Weights that are split are the experts', and with dense weights split those too. Activations "
+      'are what backward needs of forward; gradients are among the temporaries.',
+      table(
+        ['model', 'cores', *columns, 'in all'],
+        [
+          (row.name, str(report['devices']), *(f'{memory[kind] / _GIB:.2f}' for kind in columns))
+          + (f'{report["memory_per_device"]["total"] / _GIB:.2f}',)
+          for (row, _, report), memory in zip(told, kinds)
+        ],
+      ),
+      *([image('figure7')] if told else []),
+    ]
+
+  def table1(self) -> list[str]:
+    """The models, and how they fit the paper's machines."""
+    rows = []
+    for row in paper.TABLE_1:
+      case = self._case(row)
+      config, report = configured(case), self._get(case)
+      rows.append(
+        (
+          row.name,
+          sizes.short(int(row.weights)),
+          _of(report, lambda r: sizes.short(r['weights'])),
+          f'{case.topology}, {case.devices} cores',
+          case.mesh,
+          f'{config.batch_tokens:,}',
+          f'{_tokens_a_core(case):,}',
+          'yes' if case.split_dense else 'no',
+          str(config.micro_batches),
+          config.remat,
+          config.activation_dtype,
+          _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
+          _of(report, lambda r: f'{r["memory_per_device"]["total"] / _GIB:.2f}'),
+          _of(report, lambda r: 'yes' if r['fits'] else 'no'),
+          _of(report, _collectives),
+        )
+      )
+    config = configured(self._case(paper.TABLE_1[0]))
+    return [
+      '## Table 1: the models, compiled for the machines of the paper',
+      f'Source tokens are positions of rows of {config.max_length}, packed; a batch has as many target tokens. Weights, '
+      f'gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows {paper.USABLE_GIB}.',
+      table(
+        [
+          'model',
+          'weights: paper',
+          'counted',
+          'slice',
+          'mesh',
+          'source tokens a batch',
+          'a core',
+          'dense weights split',
+        ]
+        + ['micro-batches', 'rematerialised', 'activations', 'seconds to compile', f'GiB of {paper.USABLE_GIB}', 'fits']
+        + ['collectives in a step'],
+        rows,
+      ),
+    ]
+
+  def table3(self) -> list[str]:
+    """Steps a second, estimated, beside the paper's measured ones."""
+    pairs = [(row, self._get(self._case(row))) for row in paper.TABLE_1]
+    rate = lambda report, key: 1 / report[key] if report and report[key] else None
+    with plots.page(self._path('table3'), width=11, height=4.2) as (axes,):
+      series = {
+        'the paper, measured': [row.steps_per_second for row, _ in pairs],
+        "at the compiler's estimate": [rate(report, 'step_seconds_compiler') for _, report in pairs],
+        'at most (roofline)': [rate(report, 'step_seconds_roofline') for _, report in pairs],
+      }
+      plots.grouped(axes, [row.name.replace('(', '\n(') for row, _ in pairs], series, 'steps a second')
+      axes.set_title('Steps a second')
+      axes.legend(fontsize=8)
+    number = lambda value: _NONE if value is None else f'{value:.2f}'
+    rows = [
+      (
+        row.name,
+        f'{row.batch_tokens // 2**20}M' if row.batch_tokens else _NONE,
+        number(row.steps_per_second),
+        number(rate(report, 'step_seconds_compiler')),
+        number(rate(report, 'step_seconds_roofline')),
+        _of(report, lambda r: f'{r["flops"] / 1e12:.1f}'),
+        _of(report, lambda r: _NONE if r['flops_share_of_peak'] is None else f'{r["flops_share_of_peak"]:.0%}'),
+      )
+      for row, report in pairs
+    ]
+    return [
+      '## Table 3: steps a second',
+      "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the other; "
+      'and a roofline, which is the least that a step could take. A batch here has the source tokens of the paper and as '
+      'many target tokens. The paper printed no pace of T(96L), and nothing of MoE(2048E, 60L).',
+      table(
+        ['model', 'tokens a batch', 'the paper, measured', "at the compiler's estimate", 'at most (roofline)']
+        + ['TFLOPs a core and step', 'of peak, at the estimate'],
+        rows,
+      ),
+      image('table3'),
+    ]
+
+  def newer(self) -> list[str]:
+    """The 600B model on fewer, newer chips."""
+    rows = []
+    for case in dict.fromkeys(map(self._in_size, paper.NEWER)):
+      config, report = configured(case), self._get(case)
+      rows.append(
+        (
+          case.topology,
+          str(case.devices),
+          str(config.micro_batches),
+          _of(report, lambda r: f'{r["memory_per_device"]["total"] / _GIB:.1f}'),
+          _of(report, lambda r: f'{r["memory_per_device"]["hbm"] / _GIB:.1f}'),
+          _of(report, lambda r: 'yes' if r['fits'] else f'no: {r["refused"]}'),
+          _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
+          _of(report, lambda r: f'{1 / r["step_seconds_roofline"]:.2f}'),
+        )
+      )
+    return [
+      '## MoE(2048E, 36L) on newer machines',
+      'The same batch in micro-batches of as many tokens a device as the paper has on a core. Float32 weights and '
+      'gradients alone take 4.5 TiB.',
+      table(
+        ['slice', 'devices', 'micro-batches', 'GiB of a device', 'allowed', 'fits', 'seconds to compile']
+        + ['steps a second at most (roofline)'],
+        rows,
+      ),
+    ]
+
+  @property
+  def _squares(self) -> Sequence[str]:
+    return (paper.SQUARES[0], paper.SQUARES[2]) if self._tiny else paper.SQUARES
+
+  def _growing(self, topology: str) -> Case:
+    return paper.tiny_growing(topology) if self._tiny else paper.growing(topology)
+
+  def _depths(self) -> list[Case]:
+    """Of the same experts, from shallow to deep."""
+    if self._tiny:
+      first = self._growing(self._squares[0])
+      layers = lambda n: (*first.values, ('encoder_layers', n), ('decoder_layers', n))
+      return [first, *(dataclasses.replace(first, values=layers(n)) for n in (4, 8))]
+    rows = [row for row in (*paper.TABLE_1, paper.MOE_2048E_24L) if '(2048E' in row.name]
+    return [row.case for row in sorted(rows, key=lambda row: row.layers)]
+
+  def _case(self, row: Row) -> Case:
+    return self._in_size(row.case)
+
+  def _in_size(self, case: Case) -> Case:
+    return paper.tiny(case) if self._tiny else case
+
+  def _get(self, case: Case) -> Report | None:
+    return self._reports.get(case)
+
+  def _path(self, name: str) -> str:
+    return os.path.join(self._folder, f'{name}.png')
+
+
+class _Place(NamedTuple):
+  """A device, as far as torus.seconds asks."""
+
+  coords: tuple[int, ...]
+
+
+def _seconds(kind: str, size: int, topology: Topology) -> float:
+  """Of a collective among all devices of a slice."""
+  places = [_Place(place) for place in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
+  return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
+
+
+# Of a report, seconds of what the paper's Figure 8 breaks a layer into, and of the rest of a step.
+_seconds_of = lambda part, kind: lambda report: report['parts'][part][f'{kind}_seconds']
+_both = lambda part: lambda report: sum(report['parts'][part][f'{kind}_seconds'] for kind in ('compute', 'collective'))
+_LAYER_PARTS: Mapping[str, Callable[[Report], float]] = {
+  'attention': _both('attention'),
+  'feed-forward, dense and experts': _both('feed-forward'),
+  'gating': _both('gating'),
+  'dispatch and combine einsums': _seconds_of('dispatch/combine', 'compute'),
+  'AllToAll': _seconds_of('dispatch/combine', 'collective'),
+}
+_OTHER_PARTS: Mapping[str, Callable[[Report], float]] = {
+  'output softmax': _both('softmax'),
+  'optimiser and AllReduce': _both('optimiser'),
+  'other': _both('other'),
+}
+
+
+def _memory_kinds(case: Case, report: Report) -> dict[str, float]:
+  """Bytes of a device by kind; they sum to the total."""
+  used = report['memory_per_device']
+  mesh = Mesh.parse(case.mesh, split_dense=case.split_dense)
+  split = 0
+  for spec in configured(case).program().weight_specs.values():
+    parts = math.prod(map(mesh.size, mesh.stored_spec(spec.shape, spec.dims)))
+    split += 4 * spec.size // parts if parts > 1 else 0
+  return {
+    'weights, split': split,
+    'weights, whole': used['weights'] - split,
+    'optimiser': used['slots'],
+    'activations': used['activations'],
+    'temporaries': used['temporaries'],
+    'other': used['other'],
+  }
+
+
+def _sums(parts: Mapping[str, Sequence[float]]) -> list[float]:
+  return [sum(values) for values in zip(*parts.values())]
+
+
+def _of(report: Report | None, cell: Callable[[Report], str]) -> str:
+  return _NONE if report is None else cell(report)
+
+
+def _compile_seconds(report: Report) -> float:
+  return report['compile_seconds']
+
+
+def _program_mib(report: Report) -> float:
+  return report['program_bytes'] / 2**20
+
+
+def _collectives(report: Report) -> str:
+  found = ', '.join(f'{count} {kind}' for kind, count in sorted(report['collective_counts'].items())) or 'none'
+  return f'{found} (of {report["uncounted_loops"]} loops only once)' if report['uncounted_loops'] else found
+
+
+def _layers_of(case: Case) -> int:
+  config = configured(case)
+  return config.encoder_layers + config.decoder_layers
+
+
+def _tokens_a_core(case: Case) -> int:
+  return configured(case).batch_tokens // case.devices
+
+
+def _spread(points: Sequence[tuple[int, Report | None]], what: str) -> str:
+  """How much the largest is above the smallest."""
+  there = [(x, report) for x, report in points if report]
+  if len(there) < 2:
+    return 'Too few programs were compiled to compare.'
+  ratio = lambda of: max(of(r) for _, r in there) / min(of(r) for _, r in there)
+  return (
+    f'From {there[0][0]} to {there[-1][0]} {what} the longest compilation takes {ratio(_compile_seconds):.2f} times the '
+    f'shortest, and the largest program {ratio(_program_mib):.2f} times the smallest.'
+  )

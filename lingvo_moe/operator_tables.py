@@ -1,0 +1,92 @@
+"""Table 4 of the paper and the cases around it, operator by operator, as blocks of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lingvo_moe import partitioned
+from lingvo_moe.chips import Topology
+from lingvo_moe.errors import UserError
+from lingvo_moe.markdown import table
+from lingvo_moe.operators import COMMUNICATION
+from lingvo_moe.operators import TABLE_4
+from lingvo_moe.operators import UNEVEN
+from lingvo_moe.operators import WINDOWS
+from lingvo_moe.operators import Operator
+from lingvo_moe.operators import large
+
+_SHORT = {
+  'all-reduce': 'AR',
+  'all-gather': 'AG',
+  'all-to-all': 'AA',
+  'collective-permute': 'CP',
+  'reduce-scatter': 'RS',
+}
+_DEVICES = (2, 4, 8)
+_TPU = 'v3:2x2'
+_CASES = {
+  'Communication and resharding (section 3.3)': COMMUNICATION,
+  'Convolutions and other windows (appendix A.4)': WINDOWS,
+  'Uneven sizes, and operators that move what they keep (section 3.3.3)': UNEVEN,
+}
+
+
+def blocks() -> list[str]:
+  """Every operator is run on devices of this CPU and, where libtpu is installed, those of Table 4 compiled for a TPU."""
+  unmatched = [operator for operator in TABLE_4 if 'AG' in operator.communication]
+  looped = '; '.join(f'{operator.split} split: {_on_tpu(large(operator))}' for operator in unmatched)
+  return [
+    '## Table 4: operators, partitioned',
+    f'Growth of what a device computes (operations as XLA counts them) and of the bytes it takes or gives, from '
+    f'{_DEVICES[0]} to {_DEVICES[-1]} devices of a CPU, and the collectives that XLA puts in: AR all-reduce, AG '
+    'all-gather, AA all-to-all, CP collective-permute. A difference is the largest from one device, relative to the '
+    'largest entry.',
+    table(
+      ['operator', 'split', 'compute: paper', 'here', 'communication: paper', 'here', f'on TPU {_TPU}']
+      + ['difference', 'note'],
+      map(_scaling, TABLE_4),
+    ),
+    f'Where both operands are split and do not match, and are of 1 GiB, on TPU {_TPU} (Figure 4c: in a loop): {looped}.',
+    *(block for title, operators in _CASES.items() for block in _cases(title, operators)),
+  ]
+
+
+def _scaling(operator: Operator) -> tuple[str, ...]:
+  measured = [partitioned.measure(operator, devices) for devices in _DEVICES]
+  grows = lambda figure: partitioned.growth([getattr(m, figure) for m in measured], _DEVICES)
+  return (
+    operator.name,
+    operator.split,
+    operator.compute,
+    grows('flops'),
+    operator.communication,
+    f'{grows("bytes")} {_short(measured[1].collectives)}'.strip(),
+    _on_tpu(operator),
+    f'{max(m.difference for m in measured):.0e}',
+    operator.note,
+  )
+
+
+def _cases(title: str, operators: Sequence[Operator]) -> list[str]:
+  rows = []
+  for operator in operators:
+    measured = partitioned.measure(operator, 4)
+    collectives = _short(measured.collectives) or 'none'
+    rows.append(
+      (operator.name, operator.split, operator.where, collectives, f'{measured.difference:.0e}', operator.note)
+    )
+  columns = ['operator', 'split', 'in the paper', 'collectives on 4 devices', 'difference', 'note']
+  return [f'### {title}', table(columns, rows)]
+
+
+def _short(collectives: Mapping[str, int]) -> str:
+  return ', '.join(f'{count} {_SHORT[kind]}' for kind, count in collectives.items())
+
+
+def _on_tpu(operator: Operator) -> str:
+  """The kinds of collectives on a slice of a TPU."""
+  try:
+    found = partitioned.compile_only(operator, Topology.parse(_TPU))
+  except UserError:
+    return 'not told: no libtpu'
+  return ', '.join(_SHORT[kind] for kind in found) or 'none'

@@ -1,0 +1,385 @@
+"""Operators to be partitioned one by one: Table 4 of GShard (arXiv 2006.16668), and its sections 3.3.2, 3.3.3 and A.4.
+
+The letters are the paper's, not those of dims.py: A, B and C of matrices; in images B is rows of the batch, X and Y
+places, I and O features, x and y places of a kernel. What is split has a size in proportion to D, as in Table 4, so that
+what a device then computes and sends shows how the operator scales. partitioned.py runs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.xla_sharding import shard
+
+AR, AG, AA, CP = 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute'
+
+
+class Split(NamedTuple):
+  """A tensor and the axis that is cut into D parts; None where every device holds it whole."""
+
+  shape: tuple[int, ...]
+  axis: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+  """A case. Its arguments and its result are annotated; what happens in between is XLA's choice.
+
+  Attributes:
+    name: in the paper's notation.
+    where: in the paper.
+    split: the letters that are split, or what is.
+    function: of tensors.
+    arguments: D -> what it takes.
+    result: the axis along which the result is split; None: it is whole on every device.
+    collectives: what XLA puts in, by kind, on 4 devices of a CPU.
+    compute: how a partition's work grows, says the paper; '' where it does not.
+    communication: and what it sends.
+    note: what the case is about, or where XLA does otherwise.
+  """
+
+  name: str
+  where: str
+  split: str
+  function: Callable[..., tf.Tensor]
+  arguments: Callable[[int], Sequence[Split]]
+  result: int | None
+  collectives: Mapping[str, int]
+  compute: str = ''
+  communication: str = ''
+  note: str = ''
+
+
+_N = 16  # a partition's part of what is split, and the size of what is not
+_IMAGES, _FEATURES, _KERNEL = 2, 4, 3
+
+
+def _conv(**settings) -> Callable[..., tf.Tensor]:
+  """tf.nn.conv2d with the settings given, else of stride 1 with a result as large as the image."""
+  return lambda image, kernel: tf.nn.conv2d(image, kernel, **{'strides': 1, 'padding': 'SAME', **settings})
+
+
+def _conv_transpose(stride: int) -> Callable[..., tf.Tensor]:
+  """A convolution over an image whose places are spread apart, zeros between them: of base dilation `stride`."""
+
+  def function(image, kernel):
+    images, x, y, _ = image.shape
+    return tf.nn.conv2d_transpose(image, kernel, [images, stride * x, stride * y, _FEATURES], stride)
+
+  return function
+
+
+def _image(size: Callable[[int], int], kernel: int = _KERNEL) -> Callable[[int], Sequence[Split]]:
+  """Images [B, X, Y, I], split along X, and a kernel [x, y, I, O]."""
+  return lambda d: [Split((_IMAGES, size(d), 8, _FEATURES), 1), Split((kernel, _KERNEL, _FEATURES, _FEATURES))]
+
+
+def _rows(size: Callable[[int], int], features: int = 3) -> Callable[[int], Sequence[Split]]:
+  """One matrix, split along its rows."""
+  return lambda d: [Split((size(d), features), 0)]
+
+
+_even = lambda d: _N * d
+_uneven = lambda d: _N * d - 3  # the last partition is short of three
+
+TABLE_4 = (
+  Operator(
+    'Add(A,A->A)',
+    'Table 4',
+    'A',
+    tf.add,
+    lambda d: [Split((_N * d,), 0), Split((_N * d,), 0)],
+    0,
+    {},
+    'O(1)',
+    '0',
+  ),
+  Operator(
+    'Matmul(AB,BC->AC)',
+    'Table 4, Figure 4b',
+    'B',
+    tf.matmul,
+    lambda d: [Split((_N, _N * d), 1), Split((_N * d, _N), 0)],
+    None,
+    {AR: 1},
+    'O(1)',
+    'O(1) AR',
+  ),
+  Operator(
+    'Matmul(AB,BC->AC)',
+    'Table 4',
+    'A',
+    tf.matmul,
+    lambda d: [Split((_N * d, _N), 0), Split((_N, _N))],
+    0,
+    {},
+    'O(1)',
+    '0',
+  ),
+  Operator(
+    'Matmul(AB,BC->AC)',
+    'Table 4, Figure 4c',
+    'A, B',
+    tf.matmul,
+    lambda d: [Split((_N * d, _N * d), 0), Split((_N * d, _N), 0)],
+    0,
+    {AG: 1},
+    'O(D)',
+    'O(D) AG or CP',
+    'AG; on TPUs CP where the operand is large, see below',
+  ),
+  Operator(
+    'Matmul(AB,BC->AC)',
+    'Table 4, Figure 4c',
+    'A, C',
+    tf.matmul,
+    lambda d: [Split((_N * d, _N), 0), Split((_N, _N * d), 1)],
+    0,
+    {AG: 1},
+    'O(D)',
+    'O(D) AG or CP',
+    'likewise',
+  ),
+  Operator(
+    'Reduce(AB->A)',
+    'Table 4',
+    'A',
+    lambda x: tf.reduce_sum(x, 1),
+    _rows(_even, _N),
+    0,
+    {},
+    'O(1)',
+    '0',
+  ),
+  Operator(
+    'Reduce(AB->B)',
+    'Table 4',
+    'A',
+    lambda x: tf.reduce_sum(x, 0),
+    _rows(_even, _N),
+    None,
+    {AR: 1},
+    'O(1)',
+    'O(1) AR',
+  ),
+  Operator(
+    'Einsum(GSEC,GSM->EGCM)',
+    'Table 4, Figure 4a',
+    'G, then E',
+    lambda dispatch, x: tf.einsum('GSEC,GSM->EGCM', dispatch, x),
+    lambda d: [Split((d, 64, d, 64 // d), 0), Split((d, 64, 8), 0)],  # one group and one expert a device, C = O(1/D)
+    0,
+    {AA: 1},
+    'O(1)',
+    'O(sqrt D) AA',
+    'the bytes are O(1), and go O(sqrt D) hops (Figure 9)',
+  ),
+  Operator(
+    'Convolution(BIXY,xyIO->BOXY)',
+    'Table 4, Figure 5a',
+    'X',
+    _conv(),
+    _image(_even),
+    1,
+    {CP: 2},
+    'O(1)',
+    'O(1) CP',
+    'a halo from either side',
+  ),
+)
+
+COMMUNICATION = (
+  Operator(
+    'Matmul(AB,BC->AC)',
+    '3.3.2',
+    'B, the result A',
+    tf.matmul,
+    lambda d: [Split((_N * d, _N * d), 1), Split((_N * d, _N), 0)],
+    0,
+    {AR: 1},
+    note='XLA reduces everywhere and slices; a ReduceScatter would send half',
+  ),
+  Operator('Copy(AB->AB)', '3.3.1', 'A, the result whole', tf.identity, _rows(_even), None, {AG: 1}),
+  Operator(
+    'Copy(AB->AB)',
+    '3.3.1',
+    'A, the result B',
+    tf.identity,
+    lambda d: [Split((_N * d, _N * d), 0)],
+    1,
+    {AA: 1},
+  ),
+  Operator(
+    'Copy(AB->AB)',
+    '3.3.1, Figure 10',
+    'A, devices in reverse order',
+    lambda x: shard(x, np.arange(x.shape[0] // _N)[::-1, None]),
+    _rows(_even),
+    0,
+    {CP: 2},
+    note='there, and back to the order of the result',
+  ),
+)
+
+WINDOWS = (
+  Operator('Convolution', 'A.4', 'X; stride 2', _conv(strides=2), _image(_even), 1, {CP: 1}),
+  Operator('Convolution', 'A.4', 'X; window dilation 2', _conv(dilations=2), _image(_even), 1, {CP: 2}),
+  Operator(
+    'Convolution',
+    'A.4, Figure 11',
+    'X; no padding',
+    _conv(padding='VALID'),
+    _image(_even),
+    1,
+    {CP: 1},
+    note='a halo that grows with the number of the partition: the largest is sent, and what is not needed sliced off',
+  ),
+  Operator(
+    'Convolution', 'A.4', 'X, uneven', _conv(), _image(_uneven), 1, {CP: 2}, note='what is beyond the end is masked'
+  ),
+  Operator('Convolution', 'A.4', 'X, uneven; stride 2', _conv(strides=2), _image(_uneven), 1, {CP: 1}),
+  Operator(
+    'Convolution',
+    'A.4',
+    'X, uneven; stride 3, no padding',
+    _conv(strides=3, padding='VALID'),
+    _image(_uneven),
+    1,
+    {CP: 1},
+  ),
+  Operator(
+    'Convolution',
+    'A.4',
+    'X in parts of 1; a kernel of 5',
+    _conv(),
+    _image(lambda d: d, kernel=5),
+    1,
+    {AG: 1},
+    note='halos from beyond the neighbours: XLA gathers the image, and on 8 devices sends them by 4 CP',
+  ),
+  Operator(
+    'Convolution',
+    'A.4, Figure 13',
+    'X; base dilation 2',
+    _conv_transpose(2),
+    _image(_even),
+    1,
+    {CP: 1},
+    note='first case: a partition begins at the same place of the dilation as every other',
+  ),
+  Operator(
+    'Convolution',
+    'A.4, Figure 13',
+    'X, uneven; base dilation 3',
+    _conv_transpose(3),
+    _image(_uneven),
+    1,
+    {CP: 1},
+    note='second case: stride 1, and partitions begin at different places; TensorFlow has no operator of the third',
+  ),
+  Operator(
+    "Convolution's gradient of the kernel",
+    'A.4',
+    'X',
+    lambda image, upstream: tf.raw_ops.Conv2DBackpropFilter(
+      input=image,
+      filter_sizes=[_KERNEL, _KERNEL, _FEATURES, _FEATURES],
+      out_backprop=upstream,
+      strides=[1, 1, 1, 1],
+      padding='SAME',
+    ),
+    lambda d: [Split((1, _N * d, 8, _FEATURES), 1)] * 2,
+    None,
+    {AR: 1, CP: 2},
+  ),
+  Operator(
+    'ReduceWindow(max)',
+    'A.4',
+    'X',
+    lambda x: tf.nn.max_pool2d(x, 3, 1, 'SAME'),
+    lambda d: _image(_even)(d)[:1],
+    1,
+    {CP: 2},
+  ),
+  Operator(
+    'ReduceWindow(max)',
+    'A.4',
+    'X, uneven; stride 2',
+    lambda x: tf.nn.max_pool2d(x, 3, 2, 'SAME'),
+    lambda d: _image(_uneven)(d)[:1],
+    1,
+    {CP: 1},
+  ),
+)
+
+UNEVEN = (
+  Operator(
+    'Reduce(AB->B)',
+    '3.3.3',
+    'A, uneven',
+    lambda x: tf.reduce_sum(x, 0),
+    _rows(_uneven),
+    None,
+    {AR: 1},
+    note='padding is masked with 0',
+  ),
+  Operator(
+    'Reduce(AB->B), max',
+    '3.3.3',
+    'A, uneven',
+    lambda x: tf.reduce_max(x, 0),
+    _rows(_uneven),
+    None,
+    {AR: 1},
+    note='padding is masked with -inf',
+  ),
+  Operator(
+    'Matmul(AB,BC->AC)',
+    '3.3.3',
+    'B, uneven',
+    tf.matmul,
+    lambda d: [Split((_N, _uneven(d)), 1), Split((_uneven(d), _N), 0)],
+    None,
+    {AR: 1},
+  ),
+  Operator(
+    'Slice', '3.3.3, Figure 5b', 'A; 5 off the start', lambda x: x[5:], _rows(_even), 0, {CP: 1}, note='parts move'
+  ),
+  Operator(
+    'Pad',
+    '3.3.3, Figure 5b',
+    'A; 3 before and 1 after',
+    lambda x: tf.pad(x, [[3, 1], [0, 0]]),
+    _rows(_even),
+    0,
+    {CP: 1},
+  ),
+  Operator('Reverse', '3.3.3', 'A', lambda x: tf.reverse(x, [0]), _rows(_even), 0, {CP: 1}),
+  Operator(
+    'Reverse',
+    '3.3.3',
+    'A, uneven',
+    lambda x: tf.reverse(x, [0]),
+    _rows(_uneven),
+    0,
+    {CP: 2},
+    note='and a shift, so that padding stays at the end',
+  ),
+  Operator('Reshape(AB->C)', '3.3.3', 'A', lambda x: tf.reshape(x, [-1]), _rows(_even), 0, {}),
+  Operator(
+    'Reshape(AB->C)', '3.3.3, Figure 5c', 'A, uneven', lambda x: tf.reshape(x, [-1]), _rows(_uneven), 0, {CP: 1}
+  ),
+)
+
+OPERATORS = TABLE_4 + COMMUNICATION + WINDOWS + UNEVEN
+
+
+def large(operator: Operator, size: int = 2**14) -> Operator:
+  """The same, of a size in all along every axis, whatever D is: to be compiled, not run."""
+  arguments = lambda d: [Split((size,) * len(x.shape), x.axis) for x in operator.arguments(d)]
+  return dataclasses.replace(operator, arguments=arguments)

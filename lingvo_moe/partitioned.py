@@ -1,0 +1,147 @@
+"""Runs an operator on D virtual devices of this CPU and holds it against one: what does it cost, and is it the same?
+
+The arguments and the result are annotated to be split, or whole (`split` and `replicate`, section 3.2); XLA partitions
+what is between them. jax.jit takes and returns equal parts only. So where a size is not a multiple of D, the argument
+comes with padding at its end, which the program cuts off first, and the result leaves with some: neither moves anything
+between devices, as the parts are as long without it.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import hlo
+from lingvo_moe import hlo_collectives
+from lingvo_moe.chips import Topology
+from lingvo_moe.errors import UserError
+from lingvo_moe.operators import Operator
+from lingvo_moe.operators import Split
+from lingvo_moe.xla_sharding import Mesh
+from lingvo_moe.xla_sharding import replicate
+from lingvo_moe.xla_sharding import split
+
+try:
+  import jax
+  from jax import export
+except ImportError as e:
+  raise UserError(
+    f'partitioning an operator needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
+  ) from None
+
+from lingvo_moe.runtime import aot
+from lingvo_moe.runtime import spmd
+from lingvo_moe.runtime.lowering import Lowering
+
+_AXIS = 'expert'  # of the mesh; the only one
+
+
+class Measured(NamedTuple):
+  """An operator on some devices."""
+
+  devices: int
+  difference: float  # from one device: max|a - b| / max|a|
+  flops: int  # of a device, as XLA counts them
+  collectives: dict[str, int]  # by kind
+  bytes: int  # that a device takes or gives in all of them
+
+
+def measure(operator: Operator, num_devices: int) -> Measured:
+  """Runs an operator with random arguments."""
+  placed = _Placed(operator, num_devices)
+  rng = np.random.default_rng(0)
+  arrays = [rng.standard_normal(argument.shape).astype(np.float32) for argument in placed.arguments]
+  compiled = placed.compile()
+  got = np.asarray(compiled(*placed.put(arrays)))
+  want = operator.function(*map(tf.constant, arrays)).numpy()
+  got = got[tuple(map(slice, want.shape))]
+  counts, size = _collectives(compiled.as_text())
+  return Measured(
+    devices=num_devices,
+    difference=float(np.max(np.abs(got - want)) / np.max(np.abs(want))),
+    flops=int(compiled.cost_analysis().get('flops', 0)),
+    collectives=counts,
+    bytes=size,
+  )
+
+
+def compile_only(operator: Operator, topology: Topology) -> dict[str, int]:
+  """The collectives, by kind, in what the TPU compiler makes of an operator for a slice; nothing is allocated.
+
+  Raises:
+    UserError: libtpu is not installed.
+  """
+  placed = _Placed(operator, topology.num_devices, aot.devices_of(topology))
+  return _collectives(placed.compile(exported=True).as_text())[0]
+
+
+def growth(values: Sequence[float], devices: Sequence[int]) -> str:
+  """How a figure grows with D, from its first and its last value: '0', 'O(1)', 'O(sqrt D)', 'O(D)' or 'O(D^1.5)'."""
+  if not values[0]:
+    return '0'
+  power = math.log(values[-1] / values[0]) / math.log(devices[-1] / devices[0])
+  nearest = round(2 * power) / 2
+  return {0.0: 'O(1)', 0.5: 'O(sqrt D)', 1.0: 'O(D)'}.get(nearest, f'O(D^{nearest:g})')
+
+
+class _Placed:
+  """An operator on a mesh of some devices, which need not exist."""
+
+  def __init__(self, operator: Operator, num_devices: int, devices: Sequence[jax.Device] | None = None):
+    mesh = Mesh.parse(f'{_AXIS}:{num_devices}')
+    self._operator, self._parts = operator, num_devices
+    self._lowering = Lowering(None, mesh, spmd.connect(mesh) if devices is None else devices)
+    self.arguments = tuple(operator.arguments(num_devices))
+
+  def compile(self, exported: bool = False) -> jax.stages.Compiled:
+    """The partitioned program; `exported`: for devices of another platform, as in aot."""
+    shapes = [jax.ShapeDtypeStruct(self._padded(argument), np.float32) for argument in self.arguments]
+    program = self._lowering.traced(self._program)
+    if exported:
+      checks = [export.DisabledSafetyCheck.platform()]
+      program = export.export(jax.jit(program), platforms=('cpu',), disabled_checks=checks)(*shapes).call
+    split_shapes = [
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding(argument.axis, len(x.shape)))
+      for x, argument in zip(shapes, self.arguments)
+    ]
+    rank = len(jax.eval_shape(program, *shapes).shape)
+    return jax.jit(program, out_shardings=self._sharding(self._operator.result, rank)).lower(*split_shapes).compile()
+
+  def put(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+    """Arguments on the devices, padded."""
+    placed = []
+    for x, argument in zip(arrays, self.arguments, strict=True):
+      x = np.pad(x, [(0, after - n) for n, after in zip(x.shape, self._padded(argument))])
+      placed.append(jax.device_put(x, self._sharding(argument.axis, x.ndim)))
+    return placed
+
+  def _program(self, *padded: tf.Tensor) -> tf.Tensor:
+    arguments = []
+    for x, argument in zip(padded, self.arguments, strict=True):
+      x = tf.slice(x, [0] * len(argument.shape), argument.shape)
+      arguments.append(self._annotated(x, argument.axis))
+    axis = self._operator.result
+    y = self._annotated(self._operator.function(*arguments), axis)
+    after = self._padded(Split(tuple(y.shape), axis))
+    return self._annotated(tf.pad(y, [(0, a - n) for n, a in zip(y.shape, after)]), axis)
+
+  def _annotated(self, x: tf.Tensor, axis: int | None) -> tf.Tensor:
+    return replicate(x) if axis is None else split(x, axis, self._parts)
+
+  def _padded(self, tensor: Split) -> tuple[int, ...]:
+    """The shape that has equal parts."""
+    return tuple(-(-n // self._parts) * self._parts if i == tensor.axis else n for i, n in enumerate(tensor.shape))
+
+  def _sharding(self, axis: int | None, rank: int) -> jax.sharding.NamedSharding:
+    return self._lowering.sharding(tuple((_AXIS,) if i == axis else () for i in range(rank)))
+
+
+def _collectives(text: str) -> tuple[dict[str, int], int]:
+  """(how many by kind, bytes of a device in all)."""
+  found = hlo_collectives.collectives(hlo.parse(text))
+  return dict(sorted(collections.Counter(c.kind for c in found).items())), sum(c.bytes * c.times for c in found)

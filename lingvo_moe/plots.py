@@ -1,0 +1,88 @@
+"""The plots of figures.py, as PNG files: bars in parts, and lines."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lingvo_moe.errors import UserError
+
+try:
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+except ImportError as e:
+  raise UserError(f'plots need matplotlib, which is not installed ({e}): pip install "lingvo_moe[figures]"') from None
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
+_STYLE = {
+  'axes.grid': True,
+  'axes.axisbelow': True,
+  'axes.spines.right': False,
+  'axes.spines.top': False,
+  'font.size': 10,
+  'grid.color': '#dddddd',
+  'savefig.dpi': 150,
+}
+
+
+@contextlib.contextmanager
+def page(path: str, columns: int = 1, rows: int = 1, width: float = 7.0, height: float = 4.2) -> Iterator[list[Any]]:
+  """Axes to draw on, row by row, written to a file in the end; width and height are inches of each."""
+  with matplotlib.rc_context(_STYLE):
+    figure, axes = pyplot.subplots(
+      rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout='constrained'
+    )
+    try:
+      yield list(axes.flat)
+      figure.savefig(path)
+    finally:
+      pyplot.close(figure)
+
+
+def stacked(axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, width: float = 0.65) -> None:
+  """One bar a name, from the parts upwards, with their sum above it."""
+  bottom = [0.0] * len(names)
+  for colour, (part, values) in zip(COLOURS, parts.items()):
+    axes.bar(range(len(names)), values, width, bottom, label=part, color=colour, edgecolor='white', linewidth=0.5)
+    bottom = [b + v for b, v in zip(bottom, values)]
+  for x, total in enumerate(bottom):
+    axes.annotate(f'{total:.3g}', (x, total), xytext=(0, 3), textcoords='offset points', ha='center')
+  axes.set_xticks(range(len(names)), names)
+  axes.set_ylabel(unit)
+  axes.set_ylim(0, 1.08 * max([*bottom, 1e-9]))
+  axes.grid(False, axis='x')
+
+
+def grouped(axes, names: Sequence[str], series: Mapping[str, Sequence[float | None]], unit: str) -> None:
+  """One group of bars a name, a bar a series; None leaves its place empty."""
+  width = 0.8 / len(series)
+  for i, (colour, (label, values)) in enumerate(zip(COLOURS, series.items())):
+    at = [x + (i - (len(series) - 1) / 2) * width for x in range(len(names))]
+    bars = axes.bar(at, [v or 0 for v in values], width, label=label, color=colour)
+    axes.bar_label(bars, [f'{v:.2f}' if v else '' for v in values], padding=2, fontsize=8)
+  axes.set_xticks(range(len(names)), names)
+  axes.set_ylabel(unit)
+  axes.grid(False, axis='x')
+
+
+def line(axes, xs: Sequence[float], ys: Sequence[float], label: str, colour: str, style: str = '') -> None:
+  """Points and a line through them; with a style, such as '--', a line alone, for what is not found here."""
+  axes.plot(xs, ys, label=label, color=colour, **({'linestyle': style, 'linewidth': 1} if style else {'marker': 'o'}))
+
+
+def powers_of_two(axes, xs: Sequence[int]) -> None:
+  """An axis of numbers that double, each written in full."""
+  axes.set_xscale('log', base=2)
+  axes.set_xticks(xs, [str(x) for x in xs])
+  axes.minorticks_off()
+
+
+def plain_log(axes, ticks: Sequence[float]) -> None:
+  """A logarithmic axis of numbers that are written as they are."""
+  axes.set_yscale('log')
+  axes.set_yticks(ticks, [f'{tick:g}' for tick in ticks])
+  axes.minorticks_off()
