@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +27,8 @@ from lingvo_moe.hlo import Array
 from lingvo_moe.hlo import Computation
 from lingvo_moe.hlo import Instruction
 from lingvo_moe.hlo import Module
+from lingvo_moe.parts import PARTS
+from lingvo_moe.parts import part_of
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
@@ -37,22 +38,8 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
 
-PARTS = ('attention', 'feed-forward', 'gating', 'dispatch/combine', 'softmax', 'optimiser', 'other')
 PROGRAMS = ('train', 'decode')
 
-# Name scopes, as steps of an op_name's path, and the part that each begins.
-_SCOPES = {
-  'attention': 'attention',
-  'cross_attention': 'attention',
-  'ffn': 'feed-forward',
-  'moe': 'feed-forward',
-  'gating': 'gating',
-  'dispatch': 'dispatch/combine',
-  'combine': 'dispatch/combine',
-  'softmax': 'softmax',
-  'update': 'optimiser',
-}
-_NUMBER = re.compile(r'_\d+$')  # that TensorFlow adds to a scope's name where it comes again
 # What computes nothing and moves nothing: it names values that are there, or begins what another line ends.
 _FREE = frozenset(
   ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
@@ -240,16 +227,6 @@ def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -
     if chip:
       part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
   return parts, cycles
-
-
-def part_of(op_name: str) -> str:
-  """The part of the model that an operation belongs to, by the innermost name scope that tells."""
-  steps = op_name.rpartition('call_tf/')[2].split('/')
-  for step in reversed(steps):
-    part = _SCOPES.get(_NUMBER.sub('', step))
-    if part:
-      return part
-  return 'other'
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:

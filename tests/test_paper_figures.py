@@ -19,8 +19,8 @@ from lingvo_moe import figures
 from lingvo_moe import paper
 from lingvo_moe import plots
 from lingvo_moe import report_cache
-from lingvo_moe.cost import PARTS
 from lingvo_moe.paper import Case
+from lingvo_moe.parts import PARTS
 from lingvo_moe.report_cache import ReportCache
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

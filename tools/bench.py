@@ -1,23 +1,31 @@
 #!/usr/bin/env python
 """python tools/bench.py [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--gin_bindings=B] [--json=FILE]
 
-Times the train step, and flat beam search, of models on random ids at their full batch: rows of max_length tokens a
-side without padding, as many as batch_tokens holds. A train step is forward, backward and update, and its tokens are
-counted on both sides; decoding never ends a translation before max_length, and its tokens are the symbols put out.
-Each measurement has a process of its own, so its peak memory is its own, and prints one line: the median over the
-calls after warming up, tokens a second, first call (trace or compile), peak memory, and how many cores other processes
-kept busy meanwhile: only figures with next to none are worth comparing. --runtime=spmd --mesh=expert:2 times a mesh.
+Times models on random ids at their full batch: rows of max_length tokens a side without padding, as many as
+batch_tokens holds. --what is any of
+  train      forward, backward and update; tokens of both sides count. --profile tells where the time goes by part.
+  decode     flat beam search, which never ends a translation before max_length; the symbols put out count.
+  latency    the same for one sentence: median_s is seconds a sentence.
+  moe_layer  one layer with experts, forward and backward, by each kind of dispatch.
+  input      the input pipeline on one core: --data_dir, or the default corpus of 16 languages.
+  beam       attention of flat beam search beside the form that reorders keys and values, at lengths 16, 64 and 256.
+
+Each measurement has a process of its own, so its peak memory is its own (--in_this_process makes all in one, which
+begins sooner). A line tells tokens a second, the median over the calls after warming up; GFLOP/s of the model's matrix
+products by formula, and their share of what a large matrix product reaches on this machine; then everything as JSON:
+first call (trace or compile), peak memory and what of it the bare imports had taken before, groups and dropped choices,
+and other_cores, how many cores other processes kept busy meanwhile: only figures with next to none are worth comparing.
+
+--runtime=spmd --mesh=expert:2 times a mesh. --against=FILE sets each figure beside those of an earlier run (--json), or
+of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
-import time
 
 from absl import flags
 
@@ -25,130 +33,160 @@ from lingvo_moe import app
 from lingvo_moe import runtime_flags
 from lingvo_moe.errors import UserError
 
+_WHATS = ('train', 'decode', 'latency', 'moe_layer', 'input', 'beam')
+_ON_A_MESH = ('train', 'decode', 'latency')
+
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
-_WHAT = flags.DEFINE_list('what', ['train', 'decode'], 'What to time: train, decode.')
+_WHAT = flags.DEFINE_list('what', ['train', 'decode'], f'What to time: {", ".join(_WHATS)}.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Moe16.num_groups = 4'; may be repeated.")
 _CALLS = flags.DEFINE_integer('calls', 9, 'Timed calls.', lower_bound=1)
 _WARMUP = flags.DEFINE_integer('warmup', 3, 'Calls before those.', lower_bound=1)
-_JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step with XLA.')
+_JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step, and the layer with experts, with XLA.')
+_DATA_DIR = flags.DEFINE_string('data_dir', '', 'The corpus for --what=input.')
+_PROFILE = flags.DEFINE_bool('profile', False, 'Tell where the time of the train step goes, by part of the model.')
 _JSON = flags.DEFINE_string('json', None, 'Where to append one line of JSON for each measurement.')
+_AGAINST = flags.DEFINE_string('against', None, 'Figures of an earlier run, as --json wrote them, or of other systems.')
+_VERSUS = flags.DEFINE_string('versus', None, 'A commit of this checkout to time beside it.')
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'With --versus: times that either side is run.', lower_bound=1)
 runtime_flags.define()
-_CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for the one measurement asked for.')
+_CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
+_PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products here; 0: measured.')
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_FOR_VERSUS = ('model', 'what', 'json', 'against', 'versus', 'rounds')
 
 
-def time_train(config) -> dict:
-  """Times train steps on one batch."""
-  from lingvo_moe.tasks.mt.random_batch import random_batch
+def main(argv):
+  del argv
+  from lingvo_moe.bench import against
 
-  batch = random_batch(config)
-  runtime = _runtime(config.program())
-  losses = []
-  found = _timed(lambda: losses.append(runtime.train_step(batch)))
-  dropped = [float((s.first_dropped + s.second_dropped) / s.tokens / 2) for s in losses[-1].get('routing', {}).values()]
-  return {
-    **found,
-    'tokens_per_s': round(2 * batch['src_ids'].size / found['median_s'], 1),
-    'loss_went_down': bool(losses[-1]['loss'] < losses[0]['loss']),
-    'num_groups': config.num_groups,
-    'dropped_share': [round(share, 4) for share in dropped],
-  }
+  plan = _plan()
+  if _VERSUS.value:
+    return _versus(plan)
+  others = against.read(_AGAINST.value) if _AGAINST.value else []
+  from lingvo_moe.bench import peak
+
+  gflop_per_s = _PEAK.value or peak.measure_apart()
+  if not _CHILD.value:
+    print(f'matrix products here reach {gflop_per_s:.0f} GFLOP/s', flush=True)
+  for name, config, what in plan:
+    if _CHILD.value:
+      for found in _measure(config, what):
+        _report({'model': name, 'what': what, **found}, gflop_per_s, others)
+    else:
+      own = [f'--model={name}', f'--what={what}', '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
+      done = subprocess.run([sys.executable, *sys.argv, *own])
+      if done.returncode:
+        return done.returncode
 
 
-def time_decode(config) -> dict:
-  """Times beam search over one batch, to max_length."""
-  import tensorflow as tf
+def _plan() -> list[tuple]:
+  """(name, configuration, what) of every measurement, mistakes told."""
+  from lingvo_moe import configuration
 
-  from lingvo_moe.tasks.mt import assembly
-  from lingvo_moe.tasks.mt import decoding
-  from lingvo_moe.tasks.mt.model import TranslationModel
-  from lingvo_moe.tasks.mt.random_batch import random_batch
-  from lingvo_moe.tasks.mt.vocab import EOS
+  for what in _WHAT.value:
+    if what not in _WHATS:
+      raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
+    if runtime_flags.Choice.from_flags().runtime != 'local' and what not in _ON_A_MESH:
+      raise UserError(f'--runtime is for --what={",".join(_ON_A_MESH)}; saw --what={what}: leave either out')
+  _check_profile()
+  bindings = {name.rpartition('.')[2]: [] for name in _MODEL.value}
+  for binding in _GIN_BINDINGS.value:
+    cls = binding.split('.')[0].strip()
+    if cls not in bindings:
+      raise UserError(f'--gin_bindings are values of the models timed, {", ".join(bindings)}; saw {binding!r}')
+    bindings[cls].append(binding)
+  resolve = lambda name: configuration.resolve(name, [], bindings[name.rpartition('.')[2]])
+  configs = {name: resolve(name) for name in _MODEL.value}
+  plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
+  # Dense models are passed over where others have what is asked for.
+  kept = [(name, config, what) for name, config, what in plan if what != 'moe_layer' or config.num_experts]
+  if not kept:
+    raise UserError(f'--what=moe_layer is of models with experts; saw --model={",".join(configs)}, without any')
+  return kept
 
-  class Endless(TranslationModel):
-    def decode_step(self, *args):
-      logits_BWV, cache = super().decode_step(*args)
-      return logits_BWV - 1e4 * tf.one_hot(EOS, logits_BWV.shape[-1]), cache
 
-  program = config.program()
-  runtime = _runtime(program)
-  model = Endless(**vars(program.task))
-  search = runtime.function(lambda weights, batch: decoding.search(model, program.theta(weights), batch, config))
-  batch = {name: value for name, value in random_batch(config).items() if name in assembly.SOURCE_KEYS}
-  results = []
-  found = _timed(lambda: results.append(search(batch).steps))
-  if results[-1] != config.max_length:
-    raise UserError(f'decoding must make {config.max_length} steps to be timed; it made {results[-1]}')
-  return {
-    **found,
-    'tokens_per_s': round(batch['src_ids'].size / found['median_s'], 1),
-    'beam_size': config.beam_size,
-  }
+def _check_profile() -> None:
+  if not _PROFILE.value:
+    return
+  if 'train' not in _WHAT.value:
+    raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
+  if _JIT.value or runtime_flags.Choice.from_flags().runtime != 'local':
+    raise UserError("--profile is of TensorFlow's own kernels: leave out --jit_compile and --runtime")
+
+
+def _measure(config, what: str) -> list[dict]:
+  from lingvo_moe.bench import clock as clock_lib
+
+  before = clock_lib.peak_rss_mib()
+  clock = clock_lib.Clock(_WARMUP.value, _CALLS.value)
+  return [{**found, 'peak_rss_before_mib': before} for found in _measured(config, what, clock)]
+
+
+def _measured(config, what, clock) -> list[dict]:
+  from lingvo_moe.bench import beam
+  from lingvo_moe.bench import inputs
+  from lingvo_moe.bench import moe_layer
+  from lingvo_moe.bench import steps
+
+  if what == 'moe_layer':
+    return moe_layer.measure(config, clock, jit=_JIT.value)
+  if what == 'input':
+    return inputs.measure(config, clock, _DATA_DIR.value)
+  if what == 'beam':
+    return beam.measure(config, clock)
+  if what == 'train':
+    return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
+  return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]
 
 
 def _runtime(program):
   choice = runtime_flags.Choice.from_flags()
   choice.require_one_process('benchmark')
   choice.connect()
-  runtime = choice.make(program, jit=_JIT.value)
-  runtime.init()
-  return runtime
+  return choice.make(program, jit=_JIT.value)
 
 
-def _timed(call) -> dict:
-  """Seconds of calls after warming up; the first call's by itself; and who else was busy meanwhile."""
-  seconds = []
-  for number in range(_WARMUP.value + _CALLS.value):
-    if number == _WARMUP.value:
-      busy, own, start = _cpu()
-    begun = time.perf_counter()
-    call()
-    seconds.append(time.perf_counter() - begun)
-  busy_now, own_now, now = _cpu()
-  timed = seconds[_WARMUP.value :]
-  return {
-    'median_s': round(statistics.median(timed), 4),
-    'min_s': round(min(timed), 4),
-    'max_s': round(max(timed), 4),
-    'first_call_s': round(seconds[0], 2),
-    'own_cores': round((own_now - own) / (now - start), 2),
-    'other_cores': round(max(0.0, (busy_now - busy) - (own_now - own)) / (now - start), 2),
-    'peak_rss_mib': round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-  }
+def _report(found: dict, peak: float, others: list[dict]) -> None:
+  """Prints a measurement, for people and for machines, and the figures of others below it."""
+  import tensorflow as tf
+
+  from lingvo_moe.bench import against
+
+  line = f'{found["model"]:20} {found["what"]:9} {found["tokens_per_s"]:9.1f} tokens/s'
+  if 'flops' in found:
+    found['gflop_per_s'] = round(found['flops'] / found['median_s'] / 1e9, 3)
+    found['peak_gflop_per_s'] = round(peak, 1)
+    found['share_of_peak'] = round(found['gflop_per_s'] / peak, 4)
+    line += f' {found["gflop_per_s"]:7.1f} GFLOP/s, {found["share_of_peak"]:.0%} of peak'
+  found |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
+  figures = against.beside(found, others)
+  if figures:
+    found['against'] = {f.label: round(found['tokens_per_s'] / f.tokens_per_s, 4) for f in figures}
+  print(line, json.dumps(found))
+  for part, seconds in sorted(found.get('parts_s', {}).items(), key=lambda item: -item[1]):
+    share = seconds / sum(found['parts_s'].values())
+    print(f'  {part:16} {1e3 * seconds:9.3f} ms of kernels a step {share:6.1%}')
+  print(*against.lines(found, figures), sep='\n', end='\n' if figures else '', flush=True)
+  _append(found)
 
 
-def _cpu() -> tuple[float, float, float]:
-  """CPU seconds of the whole machine and of this process, and the time."""
-  with open('/proc/stat', encoding='ascii') as f:
-    fields = [int(x) for x in f.readline().split()[1:]]
-  busy = (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf('SC_CLK_TCK')
-  times = os.times()
-  return busy, times.user + times.system, time.perf_counter()
+def _versus(plan: list[tuple]) -> None:
+  """Each measurement by itself, so that the rounds of both sides are close in time."""
+  from lingvo_moe.bench import versus
+
+  given = [flag for flag in flags.FLAGS.flags_by_module_dict()[sys.argv[0]] if flag.present]
+  common = [part for flag in given if flag.name not in _NOT_FOR_VERSUS for part in flag.serialize().splitlines()]
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  for name, _, what in plan:
+    own = [*common, f'--model={name}', f'--what={what}']
+    for key, this, that, ratio in versus.compare(_ROOT, _VERSUS.value, own, _ROUNDS.value, say):
+      text = ' '.join(str(value) for value in key.values())
+      print(f'{text}: {ratio:.3f} x {_VERSUS.value}, tokens/s {this} against {that}', flush=True)
+      _append({**key, 'versus': _VERSUS.value, 'this_tokens_per_s': this, 'that_tokens_per_s': that, 'ratio': ratio})
 
 
-_TIMERS = {'train': time_train, 'decode': time_decode}
-
-
-def main(argv):
-  del argv
-  for what in _WHAT.value:
-    if what not in _TIMERS:
-      raise UserError(f'--what must be of {", ".join(_TIMERS)}; saw {what!r}')
-  if _CHILD.value:
-    return _measure(_MODEL.value[0], _WHAT.value[0])
-  for model in _MODEL.value:
-    for what in _WHAT.value:
-      done = subprocess.run([sys.executable, *sys.argv, f'--model={model}', f'--what={what}', '--in_this_process'])
-      if done.returncode:
-        return done.returncode
-
-
-def _measure(name: str, what: str) -> None:
-  from lingvo_moe import configuration
-
-  cls = name.rsplit('.', 1)[-1]
-  bindings = [b for b in _GIN_BINDINGS.value if b.split('.')[0].strip() == cls]
-  found = {'model': name, 'what': what, **_TIMERS[what](configuration.resolve(name, [], bindings))}
-  print(f'{name:24} {what:7} {found["tokens_per_s"]:9.1f} tokens/s', json.dumps(found), flush=True)
+def _append(found: dict) -> None:
   if _JSON.value:
     with open(_JSON.value, 'a', encoding='utf-8') as f:
       f.write(json.dumps(found) + '\n')

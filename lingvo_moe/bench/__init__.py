@@ -1,0 +1,1 @@
+"""What tools/bench.py times: one measurement a file, the clock they share, and how figures are compared."""

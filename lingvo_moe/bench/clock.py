@@ -1,0 +1,80 @@
+"""Times calls as every measurement here does: some to warm up, then the median, and who else was busy meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Cores that other processes keep busy, above which a figure is not worth comparing.
+MAX_OTHER_CORES = 0.2
+
+Timing = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+  """How often to call: `warmup` calls, then `calls` that count; both at least 1."""
+
+  warmup: int = 3
+  calls: int = 9
+
+  def time(self, call: Callable[[], object]) -> Timing:
+    """See `time_in_turn`; of one function."""
+    return self.time_in_turn({'': call})['']
+
+  def time_in_turn(self, functions: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
+    """Times functions, each called once in every round, so that what disturbs one disturbs all.
+
+    Args:
+      functions: by name. One returns when its work is done.
+
+    Returns:
+      By name, what JSON can hold: median_s, min_s, max_s of the calls that count; first_call_s, which traces and
+      compiles; own_cores and other_cores, how many cores this process and all others kept busy while those ran; and
+      peak_rss_mib, the most memory this process has taken so far.
+    """
+    seconds = {name: [] for name in functions}
+    for number in range(self.warmup + self.calls):
+      if number == self.warmup:
+        busy, own, start = _cpu()
+      for name, call in functions.items():
+        begun = time.perf_counter()
+        call()
+        seconds[name].append(time.perf_counter() - begun)
+    busy_now, own_now, now = _cpu()
+    own, busy = own_now - own, busy_now - busy
+    load = {
+      'own_cores': round(own / (now - start), 2),
+      'other_cores': round(max(0.0, busy - own) / (now - start), 2),
+      'peak_rss_mib': peak_rss_mib(),
+    }
+    return {name: {**_summary(of_one, self.warmup), **load} for name, of_one in seconds.items()}
+
+
+def peak_rss_mib() -> int:
+  """The most memory that this process has taken so far, in MiB."""
+  return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def _summary(seconds: list[float], warmup: int) -> Timing:
+  timed = seconds[warmup:]
+  return {
+    'median_s': round(statistics.median(timed), 6),
+    'min_s': round(min(timed), 6),
+    'max_s': round(max(timed), 6),
+    'first_call_s': round(seconds[0], 2),
+  }
+
+
+def _cpu() -> tuple[float, float, float]:
+  """CPU seconds of the whole machine and of this process, and the time."""
+  with open('/proc/stat', encoding='ascii') as f:
+    fields = [int(x) for x in f.readline().split()[1:]]
+  busy = (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf('SC_CLK_TCK')
+  times = os.times()
+  return busy, times.user + times.system, time.perf_counter()

@@ -1,0 +1,101 @@
+"""The input pipeline by itself: how fast one core makes training batches out of text."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+
+from lingvo_moe.bench.clock import Clock
+from lingvo_moe.bench.clock import Timing
+from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
+
+_TEMPERATURE = 5.0  # where a model keeps the natural shares of its languages
+_SAMPLE = 32  # batches of which it is counted how many examples one has
+
+
+def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
+  """Times the stream of batches that the trainer reads, on one core, with temperature sampling.
+
+  A call makes as many batches as a window of examples gives, so that choosing, shuffling and planning them counts in
+  full. Vocabularies and the token cache, which a run makes once, are made before.
+
+  Args:
+    config: the model; its batches are made.
+    clock: how often.
+    data_dir: a corpus; '' for the default corpus of 16 languages.
+
+  Returns:
+    One result: the Timing, with tokens_per_s (of both sides, without padding), batches_per_s, padding (its share),
+    temperature, and pairs, how many.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    config = _with_corpus(config, data_dir, folder)
+    source, target = ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True)
+    config = dataclasses.replace(config, source_vocab=source, target_vocab=target)
+    with one_core():
+      train_input = TrainInput(config, os.path.join(folder, 'cache'), quiet=True)
+      stream = _Stream(train_input, config.window_size)
+      found = clock.time(stream.read_window)
+  return [
+    {
+      **found,
+      'tokens_per_s': round(stream.tokens / stream.windows / found['median_s'], 1),
+      'batches_per_s': round(stream.batches / found['median_s'], 1),
+      'padding': round(1 - stream.tokens / stream.positions, 4),
+      'temperature': config.temperature,
+      'pairs': len(train_input.shares),
+    }
+  ]
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+  """Every thread there is, and every one begun meanwhile, shares one core."""
+  cores = os.sched_getaffinity(0)
+  _pin({min(cores)})
+  try:
+    yield
+  finally:
+    _pin(cores)
+
+
+def _pin(cores: set[int]) -> None:
+  for thread in os.listdir('/proc/self/task'):
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+      os.sched_setaffinity(int(thread), cores)
+
+
+def _with_corpus(config: MtConfig, data_dir: str, folder: str) -> MtConfig:
+  temperature = _TEMPERATURE if config.temperature == 1 else config.temperature
+  config = dataclasses.replace(config, temperature=temperature)
+  if data_dir:
+    return dataclasses.replace(config, data_dir=data_dir)
+  made = os.path.join(folder, 'data')
+  cldr_corpus.make_corpus(made, cldr_corpus.QUICKSTART_LANGUAGES)
+  return dataclasses.replace(config, data_dir=made, pairs='', split_files=())
+
+
+class _Stream:
+  """Batches as the trainer gets them, read a window's worth at a time, and what was in them."""
+
+  def __init__(self, train_input: TrainInput, window_size: int):
+    examples = [int(train_input.batch(step)['src_segments'].max(axis=1).sum()) for step in range(_SAMPLE)]
+    self.batches = math.ceil(window_size * _SAMPLE / sum(examples))  # of a window
+    self.windows = self.tokens = self.positions = 0
+    self._stream = iter(train_input.dataset())
+
+  def read_window(self) -> None:
+    self.windows += 1
+    for _ in range(self.batches):
+      batch = next(self._stream)
+      for name in ('src_segments', 'tgt_segments'):
+        segments_BT = batch[name].numpy()
+        self.tokens += int((segments_BT > 0).sum())
+        self.positions += segments_BT.size

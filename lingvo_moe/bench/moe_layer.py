@@ -1,0 +1,75 @@
+"""One layer with experts, forward and backward, by each kind of dispatch: on one side of a model's full batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import prng
+from lingvo_moe import weights as weights_lib
+from lingvo_moe.bench.clock import Clock
+from lingvo_moe.bench.clock import Timing
+from lingvo_moe.layers.dispatch import DISPATCHERS
+from lingvo_moe.tasks.mt import flops
+from lingvo_moe.tasks.mt.config import MtConfig
+
+
+def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
+  """Times gate, dispatch, experts and combine, and the gradients for tokens and weights; nothing is updated.
+
+  The kinds of dispatch take turns. A result has, beside the Timing, dispatch, num_groups, tokens_per_s (each token
+  counts once), flops, and the shares of tokens whose first choice was dropped, whose second was, and whose second was
+  skipped at random.
+  """
+  steps = {kind: _Step(config, kind, jit) for kind in DISPATCHERS}
+  found = clock.time_in_turn({kind: step.run for kind, step in steps.items()})
+  for kind, timing in found.items():
+    timing |= {
+      'tokens_per_s': round(steps[kind].num_tokens / timing['median_s'], 1),
+      'flops': sum(flops.moe_layer(config, kind).values()),
+      'dispatch': kind,
+      'num_groups': config.num_groups,
+      **steps[kind].choices(),
+    }
+  return list(found.values())
+
+
+class _Step:
+  """Forward and backward of a layer by one kind of dispatch, on random tokens."""
+
+  def __init__(self, config: MtConfig, kind: str, jit: bool):
+    layers = config.task().encoder.layers.values()
+    self._layer = dataclasses.replace(next(layer.ffn for layer in layers if layer.is_moe), dispatch=kind)
+    self._aux_loss_weight = config.aux_loss_weight
+    rows = config.batcher().rows(config.max_length)
+    x_BTM = np.random.default_rng(config.seed).normal(size=[rows, config.max_length, config.model_dim])
+    self._x_BTM = tf.constant(x_BTM, tf.float32)
+    self._theta = {name: tf.Variable(w) for name, w in weights_lib.initialize(self._layer.weights(), 0).items()}
+    self._key_B = prng.fold(prng.key(config.seed, 'train'), tf.range(rows))
+    # As runtimes trace a train step: XLA takes sizes as they are, TensorFlow's own kernels leave them open.
+    specs = None if jit else [tf.TensorSpec([None, None, config.model_dim])]
+    self._function = tf.function(self._forward_backward, specs, autograph=False, jit_compile=jit)
+    self._stats = None
+    self.num_tokens = rows * config.max_length
+
+  def run(self) -> None:
+    sums, self._stats = self._function(self._x_BTM)
+    sums.numpy()  # which is there when all is
+
+  def choices(self) -> dict[str, float]:
+    share = lambda dropped: round(float(dropped / self._stats.tokens), 4)
+    names = 'first_dropped', 'second_dropped', 'second_skipped'
+    return {name: share(getattr(self._stats, name)) for name in names}
+
+  def _forward_backward(self, x_BTM):
+    theta = {name: v.read_value() for name, v in self._theta.items()}
+    of = [x_BTM, *theta.values()]
+    with tf.GradientTape() as tape:
+      tape.watch(of)
+      y_BTM, routing = self._layer(theta, x_BTM, tf.zeros(tf.shape(x_BTM)[:2]), self._key_B)
+      aux_loss = routing.stats.aux_loss / routing.stats.groups
+      loss = tf.reduce_mean(tf.square(y_BTM - 1.0)) + self._aux_loss_weight * aux_loss
+    # A sum of each, so that no gradient is left out, and none is copied out.
+    return tf.stack([loss, *map(tf.reduce_sum, tape.gradient(loss, of))]), routing.stats

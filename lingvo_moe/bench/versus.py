@@ -1,0 +1,114 @@
+"""Two commits side by side: this checkout as it is, and another commit in a git worktree that is there meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lingvo_moe.errors import UserError
+
+_TOOL = os.path.join('tools', 'bench.py')
+# What tells one figure of a command from another.
+_KEYS = ('model', 'what', 'dispatch', 'length')
+
+
+class Compared(NamedTuple):
+  """One figure of both sides, in tokens a second: of each round, and the medians' ratio, this over that."""
+
+  name: dict[str, Any]  # model, what, ...
+  this: list[float]
+  that: list[float]
+  ratio: float
+
+
+def compare(
+  root: str, commit: str, flags: Sequence[str], rounds: int, progress: Callable[[str], object] = lambda _: None
+) -> list[Compared]:
+  """Runs tools/bench.py of either side with the same flags, in turn: this, that, this, that, ...
+
+  Each side is timed by its own tool, so a commit can be asked for what its tool knows.
+
+  Args:
+    root: this checkout; what is not committed counts.
+    commit: any name that git has for a commit.
+    flags: of tools/bench.py.
+    rounds: times that either side is run.
+    progress: told what begins.
+
+  Raises:
+    UserError: root is no git checkout, or has no such commit or that has no benchmark; or one side failed.
+  """
+  found = {'this': [], 'that': []}
+  with worktree(root, commit) as other:
+    for number in range(rounds):
+      for side, path in (('this', root), ('that', other)):
+        progress(f'round {number + 1} of {rounds}: {"this checkout" if side == "this" else commit}')
+        found[side].append(_run(path, flags, 'this checkout' if side == 'this' else commit))
+  first = found['this'][0]
+  shared = [key for key in first if all(key in measured for side in found.values() for measured in side)]
+  compared = []
+  for key in shared:
+    this, that = ([measured[key] for measured in found[side]] for side in ('this', 'that'))
+    ratio = statistics.median(this) / statistics.median(that)
+    compared.append(Compared(dict(key), this, that, round(ratio, 4)))
+  return compared
+
+
+@contextlib.contextmanager
+def worktree(root: str, commit: str) -> Iterator[str]:
+  """The path of a worktree of a commit, which is removed in the end; packages imported there are its own."""
+  top = _git(root, 'rev-parse', '--show-toplevel')
+  if top.returncode or os.path.realpath(top.stdout.strip()) != os.path.realpath(root):
+    raise UserError(f'--versus times a commit of a git checkout; {root} is none: run tools/bench.py of a clone')
+  revision = _git(root, 'rev-parse', '--verify', '--quiet', '--end-of-options', commit + '^{commit}')
+  if revision.returncode:
+    raise UserError(f'--versus takes a commit of this checkout; saw {commit!r}, which git does not know: see git log')
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'checkout')
+    added = _git(root, 'worktree', 'add', '--detach', path, revision.stdout.strip())
+    try:
+      if added.returncode:
+        raise UserError(f'git made no worktree of {commit}: {_last(added.stderr)}')
+      if not os.path.exists(os.path.join(path, _TOOL)):
+        raise UserError(f'--versus={commit} has no {_TOOL}: give a later commit')
+      # setup.py installs params/ below the package; here it must be found there without.
+      os.symlink(os.path.join(path, 'params'), os.path.join(path, 'lingvo_moe', 'params'))
+      yield path
+    finally:
+      _git(root, 'worktree', 'remove', '--force', path)
+
+
+def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
+  """Tokens a second of each figure, by what tells it from others."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'results')
+    command = [sys.executable, os.path.join(root, _TOOL), *flags, f'--json={path}']
+    done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': root}, capture_output=True, text=True)
+    if done.returncode:
+      raise UserError(f'{name}: its {_TOOL} ended with exit status {done.returncode}: {_last(done.stderr)}')
+    with open(path, encoding='utf-8') as f:
+      records = [json.loads(line) for line in f]
+  return {tuple((key, r[key]) for key in _KEYS if _tells(key, r)): r['tokens_per_s'] for r in records}
+
+
+def _tells(key: str, record: dict) -> bool:
+  """A train step's kind of dispatch is a result, not a question."""
+  return key in record and (key != 'dispatch' or record['what'] == 'moe_layer')
+
+
+def _git(root: str, *args: str) -> subprocess.CompletedProcess:
+  try:
+    return subprocess.run(['git', '-C', root, *args], capture_output=True, text=True)
+  except FileNotFoundError:
+    raise UserError('--versus needs git, which is not installed') from None
+
+
+def _last(text: str) -> str:
+  return next(iter(text.strip().splitlines()[::-1]), 'it says nothing')
