@@ -39,7 +39,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> Non
     if len(argv) > 1:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
-      _import_tensorflow_quietly()
+      import_tensorflow_quietly()
     return main(argv)
 
   def shielded(argv):
@@ -82,7 +82,7 @@ def _flags_parser(argv):
   return _parse_flags(argv)
 
 
-def _import_tensorflow_quietly() -> None:
+def import_tensorflow_quietly() -> None:
   """Imports TensorFlow with stderr held back: it writes lines there that no log level turns off.
 
   Should the import fail, what it wrote is shown.

@@ -35,6 +35,7 @@ from lingvo_moe.errors import UserError
 
 _WHATS = ('train', 'decode', 'latency', 'moe_layer', 'input', 'beam')
 _ON_A_MESH = ('train', 'decode', 'latency')
+_WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
 
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
 _WHAT = flags.DEFINE_list('what', ['train', 'decode'], f'What to time: {", ".join(_WHATS)}.')
@@ -53,51 +54,58 @@ _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for
 _PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products here; 0: measured.')
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_NOT_FOR_VERSUS = ('model', 'what', 'json', 'against', 'versus', 'rounds')
+_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'versus', 'rounds')
 
 
 def main(argv):
   del argv
-  from lingvo_moe.bench import against
-
+  _check_flags()
+  app.import_tensorflow_quietly()
   plan = _plan()
   if _VERSUS.value:
     return _versus(plan)
-  others = against.read(_AGAINST.value) if _AGAINST.value else []
+  from lingvo_moe.bench import against
   from lingvo_moe.bench import peak
 
-  gflop_per_s = _PEAK.value or peak.measure_apart()
-  if not _CHILD.value:
+  others = against.read(_AGAINST.value) if _AGAINST.value else []
+  gflop_per_s = _PEAK.value
+  if not gflop_per_s and any(what in _WITH_FLOPS for *_, what in plan):
+    gflop_per_s = peak.measure_apart()
     print(f'matrix products here reach {gflop_per_s:.0f} GFLOP/s', flush=True)
   for name, config, what in plan:
     if _CHILD.value:
       for found in _measure(config, what):
         _report({'model': name, 'what': what, **found}, gflop_per_s, others)
     else:
-      own = [f'--model={name}', f'--what={what}', '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
-      done = subprocess.run([sys.executable, *sys.argv, *own])
+      own = [*_flags_of(name, what), '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
+      done = subprocess.run([sys.executable, sys.argv[0], *own])
       if done.returncode:
         return done.returncode
+
+
+def _check_flags() -> None:
+  on_a_mesh = runtime_flags.Choice.from_flags().runtime != 'local'
+  for what in _WHAT.value:
+    if what not in _WHATS:
+      raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
+    if on_a_mesh and what not in _ON_A_MESH:
+      raise UserError(f'--runtime is for --what={",".join(_ON_A_MESH)}; saw --what={what}: leave either out')
+  if _PROFILE.value and 'train' not in _WHAT.value:
+    raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
+  if _PROFILE.value and (_JIT.value or on_a_mesh):
+    raise UserError("--profile is of TensorFlow's own kernels: leave out --jit_compile and --runtime")
+  if _VERSUS.value and _AGAINST.value:
+    raise UserError('--versus times a commit, --against reads figures: leave either out')
 
 
 def _plan() -> list[tuple]:
   """(name, configuration, what) of every measurement, mistakes told."""
   from lingvo_moe import configuration
 
-  for what in _WHAT.value:
-    if what not in _WHATS:
-      raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
-    if runtime_flags.Choice.from_flags().runtime != 'local' and what not in _ON_A_MESH:
-      raise UserError(f'--runtime is for --what={",".join(_ON_A_MESH)}; saw --what={what}: leave either out')
-  _check_profile()
-  bindings = {name.rpartition('.')[2]: [] for name in _MODEL.value}
   for binding in _GIN_BINDINGS.value:
-    cls = binding.split('.')[0].strip()
-    if cls not in bindings:
-      raise UserError(f'--gin_bindings are values of the models timed, {", ".join(bindings)}; saw {binding!r}')
-    bindings[cls].append(binding)
-  resolve = lambda name: configuration.resolve(name, [], bindings[name.rpartition('.')[2]])
-  configs = {name: resolve(name) for name in _MODEL.value}
+    if not any(binding in _bindings_of(name) for name in _MODEL.value):
+      raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
+  configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
   plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
   # Dense models are passed over where others have what is asked for.
   kept = [(name, config, what) for name, config, what in plan if what != 'moe_layer' or config.num_experts]
@@ -106,13 +114,18 @@ def _plan() -> list[tuple]:
   return kept
 
 
-def _check_profile() -> None:
-  if not _PROFILE.value:
-    return
-  if 'train' not in _WHAT.value:
-    raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
-  if _JIT.value or runtime_flags.Choice.from_flags().runtime != 'local':
-    raise UserError("--profile is of TensorFlow's own kernels: leave out --jit_compile and --runtime")
+def _bindings_of(name: str) -> list[str]:
+  """The gin bindings of a model."""
+  cls = name.rpartition('.')[2]
+  return [binding for binding in _GIN_BINDINGS.value if binding.split('.')[0].strip() == cls]
+
+
+def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
+  """The flags that were given, as of one measurement."""
+  given = [flags.FLAGS[flag] for flag in flags.FLAGS if flags.FLAGS[flag].present]
+  given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
+  bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
+  return [f'--model={name}', f'--what={what}', *bindings, *(flag.serialize() for flag in given)]
 
 
 def _measure(config, what: str) -> list[dict]:
@@ -173,13 +186,15 @@ def _report(found: dict, peak: float, others: list[dict]) -> None:
 
 def _versus(plan: list[tuple]) -> None:
   """Each measurement by itself, so that the rounds of both sides are close in time."""
+  import lingvo_moe.params
   from lingvo_moe.bench import versus
 
-  given = [flag for flag in flags.FLAGS.flags_by_module_dict()[sys.argv[0]] if flag.present]
-  common = [part for flag in given if flag.name not in _NOT_FOR_VERSUS for part in flag.serialize().splitlines()]
+  (installed,) = {os.path.dirname(os.path.realpath(path)) for path in lingvo_moe.params.__path__}
+  if installed != os.path.realpath(_ROOT):
+    raise UserError(f'--versus times the checkout {_ROOT}, but {installed} is installed: pip install -e {_ROOT}')
   say = lambda text: print(text, file=sys.stderr, flush=True)
   for name, _, what in plan:
-    own = [*common, f'--model={name}', f'--what={what}']
+    own = _flags_of(name, what, without=('json',))
     for key, this, that, ratio in versus.compare(_ROOT, _VERSUS.value, own, _ROUNDS.value, say):
       text = ' '.join(str(value) for value in key.values())
       print(f'{text}: {ratio:.3f} x {_VERSUS.value}, tokens/s {this} against {that}', flush=True)
@@ -193,4 +208,4 @@ def _append(found: dict) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, tensorflow=False)  # it is imported when the flags make sense

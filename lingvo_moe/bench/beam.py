@@ -17,6 +17,7 @@ from lingvo_moe import weights as weights_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
 from lingvo_moe.layers.attention import Attention
+from lingvo_moe.shapes import sizes
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.weights import Theta
 
@@ -31,7 +32,7 @@ def measure(config: MtConfig, clock: Clock, lengths: Sequence[int] = LENGTHS) ->
   sentences, beam_size, layers; and tokens_per_s, steps times sentences.
   """
   attention, thetas = decoder_attention(config)
-  forms = {form.__name__: _traced(form, attention, thetas, config) for form in (flat, reordering)}
+  forms = {form.__name__: traced(form, attention, thetas, config) for form in (flat, reordering)}
   run = lambda form, beams: tf.reduce_sum(form(*beams)).numpy()
   results = []
   for length in lengths:
@@ -70,7 +71,7 @@ def random_beams(length: int, rows: int, beam_size: int, model_dim: int) -> tupl
 
 def flat(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor, parents_TBW: tf.Tensor) -> tf.Tensor:
   """What all steps answer, [T, B, W, M]: masks are gathered."""
-  steps, rows, width, _ = tf.unstack(tf.shape(x_TBWM))
+  steps, rows, width, _ = sizes(x_TBWM)
   num_slots = steps * width
   caches = [attention.empty_cache(rows, num_slots) for _ in thetas]
 
@@ -85,7 +86,7 @@ def flat(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor, paren
 
 def reordering(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor, parents_TBW: tf.Tensor) -> tf.Tensor:
   """The same, [T, B, W, M]: keys and values are gathered; a hypothesis is a row of its own, of a beam of one."""
-  steps, rows, width, model_dim = tf.unstack(tf.shape(x_TBWM))
+  steps, rows, width, model_dim = sizes(x_TBWM)
   first_B1 = tf.range(rows)[:, tf.newaxis] * width
   caches = [attention.empty_cache(rows * width, steps) for _ in thetas]
 
@@ -93,7 +94,7 @@ def reordering(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor,
     parents = tf.reshape(first_B1 + parents_TBW[time], [-1])
     caches = tf.nest.map_structure(lambda cache_BNUK: tf.gather(cache_BNUK, parents), caches)
     mask_11U += tf.one_hot(time, steps)
-    x_B1M = tf.reshape(x_TBWM[time], [rows * width, 1, x_TBWM.shape[-1]])
+    x_B1M = tf.reshape(x_TBWM[time], [rows * width, 1, model_dim])
     x_B1M, caches = _layers(attention, thetas, x_B1M, time, mask_11U, caches)
     return time + 1, mask_11U, caches, y_TBWM.write(time, tf.reshape(x_B1M, [rows, width, model_dim]))
 
@@ -118,7 +119,7 @@ def _loop(step, x_TBWM, mask, caches):
   return tf.while_loop(lambda time, *_: time < tf.shape(x_TBWM)[0], step, begin)[-1].stack()
 
 
-def _traced(form, attention, thetas, config):
+def traced(form, attention, thetas, config):
   """A form as decoding runs in plain TensorFlow: steps and sentences are open, and attention sees what is written."""
   x_TBWM = tf.TensorSpec([None, None, config.beam_size, config.model_dim], tf.float32)
   parents_TBW = tf.TensorSpec([None, None, config.beam_size], tf.int32)

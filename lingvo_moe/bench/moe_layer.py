@@ -23,7 +23,7 @@ def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
   counts once), flops, and the shares of tokens whose first choice was dropped, whose second was, and whose second was
   skipped at random.
   """
-  steps = {kind: _Step(config, kind, jit) for kind in DISPATCHERS}
+  steps = {kind: Step(config, kind, jit) for kind in DISPATCHERS}
   found = clock.time_in_turn({kind: step.run for kind, step in steps.items()})
   for kind, timing in found.items():
     timing |= {
@@ -36,7 +36,7 @@ def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
   return list(found.values())
 
 
-class _Step:
+class Step:
   """Forward and backward of a layer by one kind of dispatch, on random tokens."""
 
   def __init__(self, config: MtConfig, kind: str, jit: bool):
@@ -52,11 +52,12 @@ class _Step:
     specs = None if jit else [tf.TensorSpec([None, None, config.model_dim])]
     self._function = tf.function(self._forward_backward, specs, autograph=False, jit_compile=jit)
     self._stats = None
+    self.sums = None  # of the last run: the loss, and the elements of every gradient
     self.num_tokens = rows * config.max_length
 
   def run(self) -> None:
     sums, self._stats = self._function(self._x_BTM)
-    sums.numpy()  # which is there when all is
+    self.sums = sums.numpy()  # which is there when all is
 
   def choices(self) -> dict[str, float]:
     share = lambda dropped: round(float(dropped / self._stats.tokens), 4)

@@ -90,7 +90,8 @@ def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
     command = [sys.executable, os.path.join(root, _TOOL), *flags, f'--json={path}']
-    done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': root}, capture_output=True, text=True)
+    search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
+    done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': search}, capture_output=True, text=True)
     if done.returncode:
       raise UserError(f'{name}: its {_TOOL} ended with exit status {done.returncode}: {_last(done.stderr)}')
     with open(path, encoding='utf-8') as f:
