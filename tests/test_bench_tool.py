@@ -74,6 +74,7 @@ def test_everything_is_measured(tmp_path):
   assert text['pairs'] == 2 and text['tokens_per_s'] > 0
   assert [found['length'] for found in beams] == [16, 64, 256]
   assert all(found['flat_over_reordering'] > 0 for found in beams)
+  assert 'times the reordering form at length 256' in done.stdout and ' s a sentence' in done.stdout
 
 
 def write_corpus(folder):

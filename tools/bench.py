@@ -172,6 +172,12 @@ def _report(found: dict, peak: float, others: list[dict]) -> None:
     found['peak_gflop_per_s'] = round(peak, 1)
     found['share_of_peak'] = round(found['gflop_per_s'] / peak, 4)
     line += f' {found["gflop_per_s"]:7.1f} GFLOP/s, {found["share_of_peak"]:.0%} of peak'
+  if found['what'] == 'moe_layer':
+    line += f' by {found["dispatch"]}'
+  if found['what'] == 'latency':
+    line += f', {found["median_s"]:.3f} s a sentence'
+  if found['what'] == 'beam':
+    line += f', {found["flat_over_reordering"]:.2f} times the reordering form at length {found["length"]}'
   found |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
   figures = against.beside(found, others)
   if figures:

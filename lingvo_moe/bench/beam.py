@@ -8,7 +8,7 @@ which follow it from parent to child at every step: attention is W times smaller
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.weights import Theta
 
 LENGTHS = (16, 64, 256)
+
+Form = Callable[[Attention, Sequence[Theta], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def measure(config: MtConfig, clock: Clock, lengths: Sequence[int] = LENGTHS) -> list[Timing]:
@@ -119,7 +121,7 @@ def _loop(step, x_TBWM, mask, caches):
   return tf.while_loop(lambda time, *_: time < tf.shape(x_TBWM)[0], step, begin)[-1].stack()
 
 
-def traced(form, attention, thetas, config):
+def traced(form: Form, attention: Attention, thetas: Sequence[Theta], config: MtConfig) -> Callable:
   """A form as decoding runs in plain TensorFlow: steps and sentences are open, and attention sees what is written."""
   x_TBWM = tf.TensorSpec([None, None, config.beam_size, config.model_dim], tf.float32)
   parents_TBW = tf.TensorSpec([None, None, config.beam_size], tf.int32)
