@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,8 +18,11 @@ import numpy as np
 
 from lingvo_moe import chips
 from lingvo_moe import hlo
+from lingvo_moe import hlo_collectives
+from lingvo_moe import hlo_loops
 from lingvo_moe import lint
 from lingvo_moe import memory
+from lingvo_moe import torus
 from lingvo_moe.chips import Chip
 from lingvo_moe.hlo import Array
 from lingvo_moe.hlo import Computation
@@ -190,28 +192,18 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
   """The fields of a Report that the compiled program tells."""
   module = hlo.parse(compiled.text)
-  parts = {part: Part() for part in PARTS}
-  cycles = 0
-  seconds = collections.Counter()
-  for computation, instruction, times in _top_level(module):
-    part = parts[part_of(_op_name(module, computation, instruction))]
-    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
-    part.flops += times * flops
-    part.bytes += times * moved
-    cycles += times * instruction.estimated_cycles
-    if chip:
-      seconds[id(part)] += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
   costs = _collectives(module, compiled, mesh, chip)
-  if chip:
-    for name, part in parts.items():
-      part.compute_seconds = seconds[id(part)]
-      part.collective_seconds = sum(c.seconds for c in costs if c.part == name)
+  parts, cycles = _parts(module, costs, chip)
   counts = collections.Counter()
   for cost in costs:
     counts[cost.kind] += cost.count
   flops = sum(part.flops for part in parts.values())
-  communication = sum(cost.seconds for cost in costs) if chip else None
-  estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
+  roofline = estimated = None
+  if chip:
+    communication = sum(cost.seconds for cost in costs)
+    roofline = sum(part.compute_seconds for part in parts.values()) + communication
+    estimated = cycles / chip.clock + communication if chip.clock and cycles else None
+  loops = ((c, i) for c, i, _ in hlo_loops.executed(module) if i.opcode == 'while')
   return {
     'weights': sum(spec.size for spec in program.weight_specs.values()),
     'devices': mesh.num_devices,
@@ -219,9 +211,7 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'compile_seconds': compiled.compile_seconds,
     'program_bytes': len(compiled.text),
     'code_bytes': compiled.code,
-    'uncounted_loops': sum(
-      i.opcode == 'while' and hlo.trip_count(module, c, i) is None for c, i, _ in module.executed()
-    ),
+    'uncounted_loops': sum(hlo_loops.trip_count(module, c, i) is None for c, i in loops),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
@@ -229,9 +219,27 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'flops': flops,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': parts,
-    'step_seconds_roofline': sum(seconds.values()) + communication if chip else None,
+    'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
   }
+
+
+def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> tuple[dict[str, Part], int]:
+  """(the parts, the cycles of all by the compiler's estimate)."""
+  parts = {name: Part() for name in PARTS}
+  cycles = 0
+  if chip:
+    for name, part in parts.items():
+      part.compute_seconds, part.collective_seconds = 0.0, sum(cost.seconds for cost in costs if cost.part == name)
+  for computation, instruction, times in _top_level(module):
+    part = parts[part_of(_op_name(module, computation, instruction))]
+    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
+    part.flops += times * flops
+    part.bytes += times * moved
+    cycles += times * instruction.estimated_cycles
+    if chip:
+      part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+  return parts, cycles
 
 
 def part_of(op_name: str) -> str:
@@ -290,7 +298,7 @@ def _in_hbm(arrays: Sequence[Array]) -> int:
 
 def _top_level(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
   """The instructions that a device executes one after the other, without what is fused into them, and collectives."""
-  for computation, instruction, times in module.executed():
+  for computation, instruction, times in hlo_loops.executed(module):
     if computation.name not in module.fused and not instruction.collective:
       yield computation, instruction, times
 
@@ -324,13 +332,13 @@ def _op_name(module: Module, computation: Computation, instruction: Instruction)
 
 def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None) -> list[CollectiveCost]:
   alike: dict[tuple, list] = {}
-  for collective in hlo.collectives(module):
+  for collective in hlo_collectives.collectives(module):
     groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
     axes = axes_of(groups, mesh)
     layers = {lint.layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
     layer = next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
     key = collective.kind, collective.bytes, axes, layer, _collective_part(collective, axes)
-    seconds = torus_seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
+    seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
     entry = alike.setdefault(key, [0, 0.0])
     entry[0] += collective.times
     entry[1] = entry[1] + collective.times * seconds if chip else None
@@ -340,10 +348,11 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
   ]
 
 
-def _collective_part(collective: hlo.Collective, axes: Sequence[str]) -> str:
-  """AllReduces over devices that differ in their data sum gradients, most of them: that is work for the update."""
+def _collective_part(collective: hlo_collectives.Collective, axes: Sequence[str]) -> str:
+  """Of AllReduces between devices with other data: those of gradients, statistics with them, are work for the update."""
   op_name = collective.instruction.op_name
-  if collective.kind == 'all-reduce' and 'model' not in axes:
+  is_sum = collective.kind in ('all-reduce', 'reduce-scatter') and 'model' not in axes
+  if is_sum and any('gradient_tape/' in name for name in (op_name, *collective.sources)):
     return 'optimiser'
   if collective.kind == 'all-to-all' and '/moe/' in op_name:  # between groups and experts, whatever it is named after
     return 'dispatch/combine'
@@ -354,44 +363,6 @@ def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
   """The axes of the mesh along which the devices of a group differ."""
   places = np.stack(np.unravel_index(groups[0], mesh.shape or (1,)))
   return tuple(name for (name, _), along in zip(mesh.axes, places) if len(set(along.tolist())) > 1)
-
-
-def torus_seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:
-  """The least time that a collective's bytes take on the torus.
-
-  A group's devices lie in a box of chips, which all groups that lie in it share. AllReduces go round rings along every
-  axis of the box and both ways at once; AllGather and ReduceScatter are half of one. Half of what an AllToAll sends
-  crosses the middle of the box's longest axis, as the whole of its chips' links there allow: with a square box its time
-  grows with the square root of the devices. Where an axis does not go all the way round a pod its ends are not linked,
-  and a cut has half the links.
-
-  Args:
-    kind: one of hlo.COLLECTIVES.
-    size: bytes that a device takes or gives.
-    groups: [groups, devices of a group], numbers in `devices`.
-    devices: with `coords` of their chip.
-    chip: of the devices.
-  """
-  coords = np.array([devices[i].coords for i in groups[0]])
-  box = coords.max(axis=0) - coords.min(axis=0) + 1
-  n, members = groups.shape[1], len({tuple(c) for c in coords.tolist()})
-  if n == 1 or not size:
-    return 0.0
-  if members == 1:  # the cores of one chip, which talk through its memory
-    return size / chip.hbm_bandwidth
-  spanned = [int(extent) for extent in box if extent > 1]
-  ways = lambda extent: 2 if extent >= chip.wraps else 1
-  hops = sum(extent // 2 if ways(extent) == 2 else extent - 1 for extent in spanned)
-  longest = max(spanned)
-  sharing = math.prod(spanned) / members  # groups whose rings pass through the same links
-  if kind == 'all-to-all':
-    cut = ways(longest) * math.prod(spanned) // longest
-    return math.prod(spanned) * chip.devices * size / 4 / (cut * chip.link_bandwidth) + hops * chips.HOP_SECONDS
-  if kind == 'collective-permute':
-    return size / chip.link_bandwidth + hops * chips.HOP_SECONDS
-  links = sum(ways(extent) for extent in spanned)
-  once = size * (members - 1) / members * sharing / (links * chip.link_bandwidth) + hops * chips.HOP_SECONDS
-  return 2 * once if kind == 'all-reduce' else once
 
 
 def advice(

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe import cost
 from lingvo_moe import operator_tables
 from lingvo_moe import paper
 from lingvo_moe import plots
+from lingvo_moe import torus
 from lingvo_moe.chips import Topology
 from lingvo_moe.markdown import image
 from lingvo_moe.markdown import table
@@ -81,7 +81,7 @@ class Figures:
       axes.figure.legend(fontsize=8, loc='outside lower center', ncols=3)
     return [
       '## Figure 9: communication against the number of partitions',
-      'Milliseconds by `cost.torus_seconds`: bytes over the links of the slice that carry most of them, and hops. An axis '
+      'Milliseconds by `torus.seconds`: bytes over the links of the slice that carry most of them, and hops. An axis '
       'of 32 chips is a ring, the ends of a shorter one are not linked; AllToAll is bound by the longest axis, so it takes '
       'as long on 4 x 8 chips as on 8 x 8.',
       table(['D', 'slice', *(f'{label(*key)}, ms' for key in seconds)], rows),
@@ -388,7 +388,7 @@ class Figures:
 
 
 class _Place(NamedTuple):
-  """A device, as far as cost.torus_seconds asks."""
+  """A device, as far as torus.seconds asks."""
 
   coords: tuple[int, ...]
 
@@ -396,7 +396,7 @@ class _Place(NamedTuple):
 def _seconds(kind: str, size: int, topology: Topology) -> float:
   """Of a collective among all devices of a slice."""
   places = [_Place(place) for place in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
-  return cost.torus_seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
+  return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
 
 
 # Of a report, seconds of what the paper's Figure 8 breaks a layer into, and of the rest of a step.

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import hlo
+from lingvo_moe import hlo_collectives
 from lingvo_moe.chips import Topology
 from lingvo_moe.errors import UserError
 from lingvo_moe.operators import Operator
@@ -142,5 +143,5 @@ class _Placed:
 
 def _collectives(text: str) -> tuple[dict[str, int], int]:
   """(how many by kind, bytes of a device in all)."""
-  found = hlo.collectives(hlo.parse(text))
+  found = hlo_collectives.collectives(hlo.parse(text))
   return dict(sorted(collections.Counter(c.kind for c in found).items())), sum(c.bytes * c.times for c in found)

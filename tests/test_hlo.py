@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from lingvo_moe import hlo
+from lingvo_moe import hlo_collectives
+from lingvo_moe import hlo_loops
 from lingvo_moe.hlo import Array
 
 LOOP = """HloModule jit_f, is_scheduled=true
@@ -54,7 +56,7 @@ ENTRY %main (x0: f32[4,8], w0: f32[8,16]) -> f32[4,8] {
 def test_a_loop_runs_its_body_as_often_as_its_trip_count():
   module = hlo.parse(LOOP)
   assert module.entry.name == 'main'
-  assert module.executions == {'main': 1, 'body': 6, 'condition': 6, 'fused': 6}
+  assert hlo_loops.executions(module) == {'main': 1, 'body': 6, 'condition': 6, 'fused': 6}
   assert module.fused == {'fused'}
 
 
@@ -124,24 +126,24 @@ ENTRY %main (p: pred[]) -> s32[] {
 def test_trip_counts_that_xla_does_not_tell_are_worked_out():
   module = hlo.parse(COUNTED)
   # 0, 2, 4, 6, 8, 10 are below 11; and backward once for each of those six.
-  assert module.executions['forward'] == module.executions['backward'] == 6
+  assert hlo_loops.executions(module)['forward'] == hlo_loops.executions(module)['backward'] == 6
 
 
 def test_a_loop_of_unknown_length_counts_once():
   module = hlo.parse(COUNTED.replace('constant(11)', 'parameter(1)'))
   loop = module.entry.by_name['there']
-  assert hlo.trip_count(module, module.entry, loop) is None
-  assert module.executions['forward'] == module.executions['backward'] == 1
+  assert hlo_loops.trip_count(module, module.entry, loop) is None
+  assert hlo_loops.executions(module)['forward'] == hlo_loops.executions(module)['backward'] == 1
 
 
 def test_flops_of_a_product_within_a_fusion_within_a_loop():
   module = hlo.parse(LOOP)
-  counted = [(i.name, times * hlo.flops(c, i)) for c, i, times in module.executed() if hlo.flops(c, i)]
+  counted = [(i.name, times * hlo.flops(c, i)) for c, i, times in hlo_loops.executed(module) if hlo.flops(c, i)]
   assert counted == [('dot.1', 6 * 2 * 4 * 16 * 8)]
 
 
 def test_collectives_count_once_each_with_what_they_carry():
-  found = {c.kind: c for c in hlo.collectives(hlo.parse(LOOP))}
+  found = {c.kind: c for c in hlo_collectives.collectives(hlo.parse(LOOP))}
   assert set(found) == {'all-to-all', 'all-gather', 'all-reduce'}
   assert (found['all-to-all'].times, found['all-to-all'].bytes) == (6, 4 * 8 * 4)
   assert (found['all-gather'].times, found['all-gather'].bytes) == (1, 16 * 8 * 4)  # what comes out
@@ -176,12 +178,12 @@ def test_names_operands_and_parameters_are_read():
   ],
 )
 def test_groups_in_every_notation(attributes, groups):
-  assert hlo.groups(attributes).tolist() == groups
+  assert hlo_collectives.groups(attributes).tolist() == groups
 
 
 @pytest.mark.parametrize('attributes', ['replica_groups={}, to_apply=%add', 'dimensions={0}'])
 def test_no_groups_are_all_devices(attributes):
-  assert hlo.groups(attributes) is None
+  assert hlo_collectives.groups(attributes) is None
 
 
 @pytest.mark.parametrize(
@@ -262,5 +264,5 @@ ENTRY %main {{
 
 def test_groups_of_a_transposed_grid_are_of_its_columns():
   ids = np.arange(24).reshape(2, 3, 4)
-  found = hlo.groups("replica_groups=mesh['x'=2,'y'=3,'z'=4] {'x','z'}")
+  found = hlo_collectives.groups("replica_groups=mesh['x'=2,'y'=3,'z'=4] {'x','z'}")
   assert found.tolist() == [ids[:, y].ravel().tolist() for y in range(3)]

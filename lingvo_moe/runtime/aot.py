@@ -131,6 +131,8 @@ class AotRuntime:
         if 'RESOURCE_EXHAUSTED' not in str(e):
           raise
         told = {**_dumped(folder), 'refused': str(e).splitlines()[0].removeprefix('RESOURCE_EXHAUSTED: ')}
+        if not told['text']:
+          raise UserError(f'the program does not fit, and nothing more is told of it ({told["refused"]})') from None
     seconds = {'trace_seconds': lowered_at - begun, 'compile_seconds': time.perf_counter() - lowered_at}
     return Compiled(**told, **seconds, devices=self._lowering.devices)
 
@@ -146,11 +148,11 @@ def devices_of(topology: Topology) -> list[jax.Device]:
   os.environ.pop('TPU_LOAD_LIBRARY', None)
   try:
     return topologies.get_topology_desc(platform='tpu', topology_name=str(topology)).devices
-  except jax.errors.JaxRuntimeError as e:
+  except RuntimeError as e:
     line = str(e).splitlines()[0]
-    if 'libtpu' in line or 'plugin' in line:
+    if not isinstance(e, jax.errors.JaxRuntimeError):
       raise UserError(
-        f'compiling for a TPU needs its compiler, which did not load ({line}): pip install "lingvo_moe[tpu-aot]"'
+        f'compiling for a TPU needs its compiler, which is not installed ({line}): pip install "lingvo_moe[tpu-aot]"'
       ) from None
     raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
 

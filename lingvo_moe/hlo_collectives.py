@@ -1,0 +1,97 @@
+"""The collectives of a compiled program: of what kind, between which devices, how large and how often."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe import hlo_loops
+from lingvo_moe.hlo import Instruction
+from lingvo_moe.hlo import Module
+from lingvo_moe.hlo import maker
+from lingvo_moe.hlo import numbers
+
+_IOTA = re.compile(r'replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?')
+_EXPLICIT = re.compile(r'(?:replica_groups|source_target_pairs)=\{(\{[0-9,{}\s]*\})\}')
+_MESH = re.compile(
+  r'replica_groups=mesh\[([^\]]*)\]'  # axes
+  r'(?:, device_ids=\((?:\[([0-9,]+)\](?:T\(([0-9,]+)\))?|([0-9,]+))\))?'  # a transposed iota, or a list
+  r' \{([^}]*)\}'  # the axes that a group spans
+)
+_AXIS = re.compile(r"('[^']*')(?::\((\d+)\)(\d+))?")
+
+
+class Collective(NamedTuple):
+  """A collective operation of the program."""
+
+  instruction: Instruction
+  kind: str  # one of COLLECTIVES
+  bytes: int  # a device takes or gives, whichever is more
+  times: int  # executed
+  groups: np.ndarray | None  # [groups, devices of a group], device numbers; None: all devices are one group
+  sources: tuple[str, ...]  # op_name of each tensor that goes in, as far as known
+
+
+def collectives(module: Module) -> list[Collective]:
+  """All of them, each once: one that is begun and ended by two instructions counts at its beginning."""
+  found = []
+  for computation, instruction, times in hlo_loops.executed(module):
+    if instruction.collective:
+      operands = computation.operands(instruction)
+      size = lambda arrays: sum(array.bytes for array in arrays)
+      taken = size(array for operand in operands for array in operand.arrays)
+      if any(len(operand.arrays) > 1 for operand in operands):
+        taken = 0  # a tuple as a whole, which is more than what is taken of it
+      sources = [maker(computation, name) for name in instruction.operands]
+      found.append(
+        Collective(
+          instruction=instruction,
+          kind=instruction.collective,
+          bytes=max(taken, size(instruction.results)),
+          times=times,
+          groups=groups(instruction.attributes),
+          sources=tuple(source.op_name for source in sources if source and source.op_name),
+        )
+      )
+  return found
+
+
+def groups(attributes: str) -> np.ndarray | None:
+  """The device groups [groups, devices of a group] of a collective in any of XLA's notations; None where it has none.
+
+  '{{0,1},{2,3}}', '[2,4]<=[8]', '[4,2]<=[2,4]T(1,0)' and "mesh['a'=2,'b'=4] {'b'}". Of a permutation: its pairs.
+  """
+  if match := _IOTA.search(attributes):
+    shape, dims, perm = (numbers(match[i]) for i in (1, 2, 3))
+    ids = np.arange(math.prod(dims)).reshape(dims)
+    return (ids.transpose(perm) if perm else ids).reshape(shape)
+  if match := _EXPLICIT.search(attributes):
+    return np.array([numbers(group) for group in re.findall(r'\{([0-9,\s]+)\}', match[1])])
+  if match := _MESH.search(attributes):
+    names, sizes = zip(
+      *((name.strip(), int(size)) for name, _, size in (a.partition('=') for a in match[1].split(',')))
+    )
+    reshape, perm, listed = numbers(match[2]), numbers(match[3]), numbers(match[4])
+    ids = np.array(listed) if listed else np.arange(math.prod(sizes))
+    ids = ids.reshape(reshape).transpose(perm) if perm else ids
+    return _along(ids.reshape(sizes), names, match[5])
+  return None
+
+
+def _along(ids: np.ndarray, names: Sequence[str], within: str) -> np.ndarray:
+  """Groups along some axes of a grid: 'a','b'; or along a factor of one: 'a':(2)4 are its 4 above which there are 2."""
+  parts = [(name, int(before or 1), int(size or 0)) for name, before, size in _AXIS.findall(within)]
+  sizes, inside, outside = [], [], []
+  for name, n in zip(names, ids.shape, strict=True):
+    spans = [(before, before * size if size else n) for axis, before, size in parts if axis == name]
+    cuts = sorted({1, n, *(cut for span in spans for cut in span)})
+    for low, high in zip(cuts[:-1], cuts[1:]):
+      is_inside = any(first <= low and high <= last for first, last in spans)
+      (inside if is_inside else outside).append(len(sizes))
+      sizes.append(high // low)
+  size = math.prod(sizes[i] for i in inside)
+  return ids.reshape(sizes).transpose(outside + inside).reshape(-1, size)

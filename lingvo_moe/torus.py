@@ -1,0 +1,50 @@
+"""How long a collective's bytes take on the torus that connects the chips of a TPU pod, at least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.chips import HOP_SECONDS
+from lingvo_moe.chips import Chip
+
+
+def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:
+  """The least time that a collective's bytes take on the torus.
+
+  A group's devices lie in a box of chips, which all groups that lie in it share. AllReduces go round rings along every
+  axis of the box and both ways at once; AllGather and ReduceScatter are half of one. Half of what an AllToAll sends
+  crosses the middle of the box's longest axis, as the whole of its chips' links there allow: with a square box its time
+  grows with the square root of the devices. Where an axis does not go all the way round a pod its ends are not linked,
+  and a cut has half the links.
+
+  Args:
+    kind: one of hlo.COLLECTIVES.
+    size: bytes that a device takes or gives.
+    groups: [groups, devices of a group], numbers in `devices`.
+    devices: with `coords` of their chip.
+    chip: of the devices.
+  """
+  coords = np.array([devices[i].coords for i in groups[0]])
+  box = coords.max(axis=0) - coords.min(axis=0) + 1
+  n, members = groups.shape[1], len({tuple(c) for c in coords.tolist()})
+  if n == 1 or not size:
+    return 0.0
+  if members == 1:  # the cores of one chip, which talk through its memory
+    return size / chip.hbm_bandwidth
+  spanned = [int(extent) for extent in box if extent > 1]
+  ways = lambda extent: 2 if extent >= chip.wraps else 1
+  hops = sum(extent // 2 if ways(extent) == 2 else extent - 1 for extent in spanned)
+  longest = max(spanned)
+  sharing = math.prod(spanned) / members  # groups whose rings pass through the same links
+  if kind == 'all-to-all':
+    cut = ways(longest) * math.prod(spanned) // longest
+    return math.prod(spanned) * chip.devices * size / 4 / (cut * chip.link_bandwidth) + hops * HOP_SECONDS
+  if kind == 'collective-permute':
+    return size / chip.link_bandwidth + hops * HOP_SECONDS
+  links = sum(ways(extent) for extent in spanned)
+  once = size * (members - 1) / members * sharing / (links * chip.link_bandwidth) + hops * HOP_SECONDS
+  return 2 * once if kind == 'all-reduce' else once
