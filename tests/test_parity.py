@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_moe import parity
 from lingvo_moe import registry
 from lingvo_moe import runtime_flags
+from lingvo_moe.analysis import parity
 
 pytest.importorskip('jax')
 

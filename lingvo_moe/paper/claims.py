@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lingvo_moe.chips import Topology
+from lingvo_moe.runtime.chips import Topology
 
 USABLE_GIB = 15.48  # of the 16 of a core of TPU v3, what the compiler allows a program
 _TOKENS_A_CORE = 2048  # source positions: 4M on 2048 cores
