@@ -139,5 +139,26 @@ def test_a_token_that_goes_elsewhere_is_told_with_its_margin():
   assert parity.compare(an_observation(margin=1e-7), an_observation(expert=2)).agrees(0)
 
 
+def test_what_a_token_that_went_elsewhere_changes_in_later_layers_and_steps_is_not_held_against_them():
+  def two_steps_of_two_layers(first, second):
+    step = lambda margin, expert: an_observation(margin=margin, expert=expert).steps[0]
+    told = []
+    for encoder, decoder in (first, second):
+      decisions = {
+        'decoder/layer_00': step(*decoder)['decisions']['layer'],
+        'encoder/layer_00': step(*encoder)['decisions']['layer'],
+      }
+      told.append({**step(*encoder), 'decisions': decisions})
+    return an_observation()._replace(steps=told)
+
+  near, far = 1e-7, 0.5
+  a = two_steps_of_two_layers(((near, 0), (far, 0)), ((far, 0), (far, 0)))
+  tipped = two_steps_of_two_layers(((near, 2), (far, 2)), ((far, 2), (far, 0)))
+  row = parity.compare(a, tipped)
+  assert (row.flips, row.flip_margin) == (2, near)
+  later = two_steps_of_two_layers(((near, 0), (far, 2)), ((far, 0), (far, 0)))
+  assert parity.compare(a, later).flip_margin == far
+
+
 def test_other_symbols_do_not_agree():
   assert not parity.compare(an_observation(), an_observation(ids=4)).agrees(1)
