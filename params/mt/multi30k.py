@@ -101,7 +101,7 @@ class EnDe(Tiny):
 
   Run:     python -m lingvo_moe.trainer --model=mt.multi30k.EnDe --logdir=DIR --data_dir=MULTI30K
   Result:  test_2016_flickr, step 9750 (dev loss 1.566, the best): 40.0 BLEU, lower-cased and tokenised 40.3;
-           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of an AMD EPYC, 70 minutes
+           BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one shared core of an AMD EPYC
   """
 
   pairs: str = 'en-de'
