@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.chips import CHIPS
-from lingvo_moe.chips import Topology
 from lingvo_moe.errors import UserError
+from lingvo_moe.runtime.chips import CHIPS
+from lingvo_moe.runtime.chips import Topology
 
 
 @pytest.mark.parametrize(

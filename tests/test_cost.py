@@ -12,17 +12,17 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_moe import hlo
-from lingvo_moe import hlo_collectives
-from lingvo_moe import hlo_loops
 from lingvo_moe import registry
-from lingvo_moe.chips import Topology
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import hlo_collectives
+from lingvo_moe.analysis import hlo_loops
 from lingvo_moe.errors import UserError
+from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks.mt import flops
 from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
-cost = pytest.importorskip('lingvo_moe.cost')
+cost = pytest.importorskip('lingvo_moe.analysis.cost')
 aot = pytest.importorskip('lingvo_moe.runtime.aot')
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent / 'tools' / 'cost.py'

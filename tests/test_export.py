@@ -17,7 +17,7 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
-export = pytest.importorskip('lingvo_moe.export')
+export = pytest.importorskip('lingvo_moe.runtime.export')
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent / 'tools' / 'export_step.py'
 SIZES = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe import hlo
-from lingvo_moe import hlo_collectives
-from lingvo_moe import hlo_loops
-from lingvo_moe.hlo import Array
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import hlo_collectives
+from lingvo_moe.analysis import hlo_loops
+from lingvo_moe.analysis.hlo import Array
 
 LOOP = """HloModule jit_f, is_scheduled=true
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from lingvo_moe import lint
 from lingvo_moe import registry
 from lingvo_moe import runtime_flags
+from lingvo_moe.analysis import lint
+from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.errors import UserError
-from lingvo_moe.lint import Annotated
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lingvo_moe import hlo
-from lingvo_moe import memory
-from lingvo_moe.chips import CHIPS
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import memory
 from lingvo_moe.runtime.aot import Compiled
+from lingvo_moe.runtime.chips import CHIPS
 
 # Two activations are made forward and used backward; another is only used forward. One float is 4 bytes.
 STEP = """

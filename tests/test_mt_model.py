@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
+from random_theta import theta_of
 
 from lingvo_moe import prng
 from lingvo_moe import weights
@@ -34,15 +35,7 @@ MODEL = TranslationModel(
 )
 
 
-def theta_of(model):
-  """Weights that leave nothing at 0 or 1, with gates that are decided."""
-  flat = weights.flatten(model.weights())
-  return weights.unflatten(
-    {name: tf.random.stateless_normal(spec.shape, [7, i]) * 0.4 for i, (name, spec) in enumerate(flat.items())}
-  )
-
-
-THETA = theta_of(MODEL)
+THETA = theta_of(MODEL, seed=7, scale=0.4)
 
 
 def make_batch(pairs, src_length=None, tgt_length=None, rows=None):
@@ -165,7 +158,7 @@ def test_training_smooths_the_labels():
   model = dataclasses.replace(
     MODEL, encoder=plain, decoder=dataclasses.replace(plain, cross_attention=True), input_dropout=0.0, z_loss_weight=0.0
   )
-  theta, batch = theta_of(model), make_batch([[PAIRS[0]]])
+  theta, batch = theta_of(model, seed=7, scale=0.4), make_batch([[PAIRS[0]]])
   loss, _ = model.loss(theta, batch, prng.key(0))
   log_p = tf.nn.log_softmax(model.logits(theta, batch)[0])[0].numpy()
   smoothed = [-0.9 * log_p[t, label] - 0.1 * log_p[t].mean() for t, label in enumerate([4, 5, 2])]

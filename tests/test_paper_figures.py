@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip('jax')
 pytest.importorskip('matplotlib')
 
-from lingvo_moe import figures
-from lingvo_moe import paper
-from lingvo_moe import plots
-from lingvo_moe import report_cache
-from lingvo_moe.paper import Case
+from lingvo_moe.paper import claims
+from lingvo_moe.paper import figures
+from lingvo_moe.paper import plots
+from lingvo_moe.paper import report_cache
+from lingvo_moe.paper.claims import Case
+from lingvo_moe.paper.report_cache import ReportCache
 from lingvo_moe.parts import PARTS
-from lingvo_moe.report_cache import ReportCache
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOL = ROOT / 'tools' / 'paper_figures.py'
-TINY = paper.tiny_growing('v3:2x2')
+TINY = claims.tiny_growing('v3:2x2')
 
 # Answers as tools/cost.py does, and keeps a list of what it was asked; ends as it is told for some models.
 STAND_IN = """
@@ -135,7 +135,7 @@ def test_whatever_would_be_another_program_has_another_report(stand_in, tmp_path
       Case(TINY.model, TINY.topology, TINY.mesh),
       Case(TINY.model, TINY.topology, TINY.mesh, TINY.values, split_dense=True),
       Case(TINY.model, TINY.topology, 'data:2,expert:4', TINY.values),
-      paper.tiny_growing('v3:4x4'),
+      claims.tiny_growing('v3:4x4'),
     )
   }
   assert len(names) == 5
@@ -159,11 +159,11 @@ def test_a_crash_loses_one_row_and_is_told(stand_in, tmp_path):
   assert cells(text, 'MoE(512E, 12L)')[-4:] == ['2', '3.50', 'yes', '3 all-reduce, 12 all-to-all']
   (line,) = [line for line in told if 'no report' in line]
   assert 'exit status 134 (the compiler said / something): its row stays empty; see' in line
-  assert len(asked(stand_in)) == len(paper.TABLE_1)
+  assert len(asked(stand_in)) == len(claims.TABLE_1)
 
   (stand_in / 'ends.json').write_text('{}')  # the next run tries what failed, and that alone
   assert cells(made(stand_in, tmp_path, 'table1'), 'MoE(512E, 36L)')[-2] == 'yes'
-  assert len(asked(stand_in)) == len(paper.TABLE_1) + 1
+  assert len(asked(stand_in)) == len(claims.TABLE_1) + 1
 
 
 def test_what_an_interrupted_run_left_is_no_report(stand_in, tmp_path):
@@ -206,7 +206,7 @@ def test_figure_7_tells_split_weights_from_whole_ones(stand_in, tmp_path):
   row = dict(zip(header, cells(text, 'MoE(128E, 12L)')))
   # 8 experts on 8 cores: each holds one expert of two layers with experts, 2 x 32 x 64 weights each, of float32.
   assert row['weights, whole'] == f'{2 - 2 * 2 * 32 * 64 * 4 / 2**30:.2f}' and row['cores'] == '8'
-  kinds = figures._memory_kinds(paper.tiny(paper.TABLE_1[5].case), REPORT)
+  kinds = figures._memory_kinds(claims.tiny(claims.TABLE_1[5].case), REPORT)
   assert kinds['weights, split'] == 2 * 2 * 32 * 64 * 4
   assert row['in all'] == '3.50'
   assert [*header[2:5], header[-1]] == ['weights, split', 'weights, whole', 'optimiser', 'in all']
@@ -221,7 +221,7 @@ def test_compile_tells_how_far_apart_the_programs_are(stand_in, tmp_path):
 
 @pytest.mark.parametrize('name', ['compile', 'figure7', 'figure8', 'newer', 'table1', 'table3'])
 def test_nothing_compiled_is_no_error(name, stand_in, tmp_path):
-  models = {case.model for row in (*paper.TABLE_1, paper.MOE_2048E_24L) for case in [paper.tiny(row.case)]}
+  models = {case.model for row in (*claims.TABLE_1, claims.MOE_2048E_24L) for case in [claims.tiny(row.case)]}
   (stand_in / 'ends.json').write_text(json.dumps({'crash': sorted(models)}))
   assert made(stand_in, tmp_path, name)
 
@@ -236,19 +236,19 @@ def test_figure_9_by_hand(stand_in, tmp_path):
 
 
 def test_every_case_names_a_model_that_its_slice_divides():
-  rows = [row.case for row in (*paper.TABLE_1, paper.MOE_2048E_24L)]
-  growing = [paper.growing(topology) for topology in paper.SQUARES]
-  for case in [*rows, *paper.NEWER, *growing, *map(paper.tiny, rows), *map(paper.tiny, paper.NEWER)]:
+  rows = [row.case for row in (*claims.TABLE_1, claims.MOE_2048E_24L)]
+  growing = [claims.growing(topology) for topology in claims.SQUARES]
+  for case in [*rows, *claims.NEWER, *growing, *map(claims.tiny, rows), *map(claims.tiny, claims.NEWER)]:
     config = report_cache.configured(case)
     assert (config.num_groups // config.micro_batches) % case.devices == 0
     assert config.num_experts % case.devices == 0
     assert case.mesh.endswith(f':{case.devices}')
     assert bool(config.num_experts) == case.mesh.startswith('expert')
-  assert growing[-1] == paper.TABLE_1[1].case  # compiled once
+  assert growing[-1] == claims.TABLE_1[1].case  # compiled once
 
 
 def test_the_paper_counts_what_the_models_have():
-  for row in paper.TABLE_1:
+  for row in claims.TABLE_1:
     config = report_cache.configured(row.case)
     assert config.encoder_layers + config.decoder_layers == row.layers
     assert math.isclose(sum(s.size for s in config.program().weight_specs.values()), row.weights, rel_tol=0.07)
@@ -266,7 +266,7 @@ def test_an_unknown_figure_is_told(tmp_path):
 
 
 def test_missing_matplotlib_is_answered_with_the_package_to_install(tmp_path):
-  code = "import sys; sys.modules['matplotlib'] = None\nfrom lingvo_moe import plots"
+  code = "import sys; sys.modules['matplotlib'] = None\nfrom lingvo_moe.paper import plots"
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT, timeout=300)
   assert 'plots need matplotlib, which is not installed' in done.stderr
   assert 'pip install "lingvo_moe[figures]"' in done.stderr
@@ -287,6 +287,6 @@ def test_the_tiny_siblings_are_compiled_for_8_and_128_cores(tmp_path):
   assert done.returncode == 0, done.stderr
   text = (tmp_path / 'paper_figures.md').read_text()
   assert text.strip() == done.stdout.strip()
-  few, many = (float(cells(text, 'feed-forward, dense and experts')[i]) for i in (1, 2))
-  assert math.isclose(few, many, rel_tol=0.15)  # of a device: constant in D
+  few, many = (float(cells(text, 'attention')[i]) for i in (1, 2))
+  assert few > 0 and math.isclose(few, many, rel_tol=0.05)  # of a device: constant in D
   assert (tmp_path / 'figure8.png').exists()

@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_moe import parity
 from lingvo_moe import registry
 from lingvo_moe import runtime_flags
+from lingvo_moe.analysis import parity
 
 pytest.importorskip('jax')
 
@@ -91,8 +91,9 @@ def test_the_matrix_is_not_of_nothing():
   assert len(np.unique(observed('moe', 'data:1').ids)) > 5
 
 
-def test_two_processes_agree(tmp_path):
-  bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in SMALL.items()]
+@pytest.mark.parametrize('changed, all_to_alls', [({}, 2 * 4), ({'num_experts': 0}, 0)], ids=['moe', 'dense'])
+def test_two_processes_agree(changed, all_to_alls, tmp_path):
+  bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in {**SMALL, **changed}.items()]
   done = subprocess.run(
     [
       sys.executable,
@@ -108,7 +109,7 @@ def test_two_processes_agree(tmp_path):
   )
   assert done.returncode == 0, done.stdout + done.stderr
   row = json.loads((tmp_path / 't.json').read_text())['data:2,expert:2@2']
-  assert row['agrees'] and row['gradients'] <= 1e-5 and row['collectives']['all-to-all'] == 2 * 4
+  assert row['agrees'] and row['gradients'] <= 1e-5 and row['collectives'].get('all-to-all', 0) == all_to_alls
 
 
 def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score=-1.0):
@@ -136,6 +137,27 @@ def test_a_token_that_goes_elsewhere_is_told_with_its_margin():
   row = parity.compare(an_observation(margin=0.5), an_observation(expert=2))
   assert row.flips == 1 and row.flip_margin == 0.5 and not row.agrees(1)
   assert parity.compare(an_observation(margin=1e-7), an_observation(expert=2)).agrees(0)
+
+
+def test_what_a_token_that_went_elsewhere_changes_in_later_layers_and_steps_is_not_held_against_them():
+  def two_steps_of_two_layers(first, second):
+    step = lambda margin, expert: an_observation(margin=margin, expert=expert).steps[0]
+    told = []
+    for encoder, decoder in (first, second):
+      decisions = {
+        'decoder/layer_00': step(*decoder)['decisions']['layer'],
+        'encoder/layer_00': step(*encoder)['decisions']['layer'],
+      }
+      told.append({**step(*encoder), 'decisions': decisions})
+    return an_observation()._replace(steps=told)
+
+  near, far = 1e-7, 0.5
+  a = two_steps_of_two_layers(((near, 0), (far, 0)), ((far, 0), (far, 0)))
+  tipped = two_steps_of_two_layers(((near, 2), (far, 2)), ((far, 2), (far, 0)))
+  row = parity.compare(a, tipped)
+  assert (row.flips, row.flip_margin) == (2, near)
+  later = two_steps_of_two_layers(((near, 0), (far, 2)), ((far, 0), (far, 0)))
+  assert parity.compare(a, later).flip_margin == far
 
 
 def test_other_symbols_do_not_agree():

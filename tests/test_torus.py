@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from lingvo_moe import torus
-from lingvo_moe.chips import CHIPS
-from lingvo_moe.chips import HOP_SECONDS
+from lingvo_moe.analysis import torus
+from lingvo_moe.runtime.chips import CHIPS
+from lingvo_moe.runtime.chips import HOP_SECONDS
 
 
 class Device(NamedTuple):

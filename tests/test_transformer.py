@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import tensorflow as tf
+from random_theta import theta_of
 
 from lingvo_moe import weights
 from lingvo_moe.layers.attention import Attention
@@ -20,14 +21,6 @@ ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
 ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
-
-
-def theta_of(part, seed=0):
-  """Weights that leave nothing at 0 or 1, so that a forgotten bias shows."""
-  flat = weights.flatten(part.weights())
-  return weights.unflatten(
-    {name: tf.random.stateless_normal(spec.shape, [seed, i]) * 0.5 for i, (name, spec) in enumerate(flat.items())}
-  )
 
 
 def some_input(rows, length, seed=0):

@@ -140,7 +140,7 @@ def main(argv):
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
   config = configuration.resolve(_MODEL.value, [], bindings)
   mesh, topology = _where(config)
-  from lingvo_moe import cost
+  from lingvo_moe.analysis import cost
 
   report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value)
   print(table(report))
@@ -155,7 +155,7 @@ def main(argv):
 
 def _where(config):
   """(the mesh, the topology or None)."""
-  from lingvo_moe.chips import Topology
+  from lingvo_moe.runtime.chips import Topology
   from lingvo_moe.xla_sharding import Mesh
 
   if _PLATFORM.value == 'cpu':

@@ -30,8 +30,8 @@ _JSON = flags.DEFINE_string('json', None, 'Where to write the findings for machi
 def main(argv):
   del argv
   from lingvo_moe import configuration
-  from lingvo_moe import lint
   from lingvo_moe import runtime_flags
+  from lingvo_moe.analysis import lint
   from lingvo_moe.tasks.mt.random_batch import random_batch
   from lingvo_moe.xla_sharding import Mesh
 

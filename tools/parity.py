@@ -52,8 +52,8 @@ def config_of(name: str, bindings):
 
 def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
   """Of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
-  from lingvo_moe import parity
   from lingvo_moe import runtime_flags
+  from lingvo_moe.analysis import parity
 
   mesh, _, count = mesh.partition('@')
   if count and not count.isdecimal():
@@ -98,7 +98,7 @@ def table(rows: dict) -> str:
 
 def main(argv):
   del argv
-  from lingvo_moe import parity
+  from lingvo_moe.analysis import parity
   from lingvo_moe.xla_sharding import Mesh
 
   meshes = [mesh.strip() for mesh in _MESHES.value.split(';') if mesh.strip()]

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from lingvo_moe import hlo
-from lingvo_moe.chips import Chip
-from lingvo_moe.hlo import Computation
-from lingvo_moe.hlo import Instruction
-from lingvo_moe.hlo import Module
-from lingvo_moe.lint import layer_of
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis.hlo import Computation
+from lingvo_moe.analysis.hlo import Instruction
+from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.lint import layer_of
+from lingvo_moe.runtime.chips import Chip
 
 if TYPE_CHECKING:
   from lingvo_moe.runtime.aot import Compiled

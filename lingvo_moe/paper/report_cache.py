@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_moe import configuration
-from lingvo_moe.paper import Case
+from lingvo_moe.paper.claims import Case
 from lingvo_moe.tasks.mt.config import MtConfig
 
 _LAST_LINES = 3

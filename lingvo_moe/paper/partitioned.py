@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import hlo
-from lingvo_moe import hlo_collectives
-from lingvo_moe.chips import Topology
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.errors import UserError
-from lingvo_moe.operators import Operator
-from lingvo_moe.operators import Split
+from lingvo_moe.paper.operators import Operator
+from lingvo_moe.paper.operators import Split
+from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import replicate
 from lingvo_moe.xla_sharding import split

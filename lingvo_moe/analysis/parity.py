@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe import hlo
+from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt import assembly
@@ -56,7 +56,7 @@ class Row(NamedTuple):
   gradients: float
   weights: float
   slots: float
-  flips: int  # tokens of a gate that were routed otherwise
+  flips: int  # tokens of a gate that were routed otherwise, in the first step where any were
   flip_margin: float  # the largest margin among them, of their groups' nearest decisions; 0 with none
   same_ids: bool
   scores: float
@@ -115,8 +115,8 @@ def compare(reference: Observation, other: Observation) -> Row:
     for kind in largest:
       found = ((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items())
       largest[kind] = max(largest[kind], max(found))
-    count, at = _flips(a['decisions'], b['decisions'])
-    flips, margin = flips + count, max(margin, at)
+    if not flips:  # once a token went elsewhere the weights differ, and what follows is no rounding
+      flips, margin = _flips(a['decisions'], b['decisions'])
   both = np.isfinite(reference.scores) & np.isfinite(other.scores)
   same_ids = np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(
     np.isfinite(reference.scores), np.isfinite(other.scores)
@@ -156,18 +156,21 @@ def _difference(a, b, floor: float) -> float:
 def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
   """(tokens with another expert or fate, the largest margin of the decisions that began it).
 
-  A token that is routed otherwise may push others of its group out of their slots: what counts for a group is the
-  nearest of the decisions that changed in it.
+  A token that is routed otherwise may push others of its group out of their slots, and changes what later layers see
+  of its rows, which are the group's there too: what counts for a group is the nearest of the decisions that changed in
+  the first layer where any did.
   """
-  count, margin = 0, 0.0
-  for name, (expert_GSR, weight_GSR, margin_GS) in reference.items():
+  count, margin, begun = 0, 0.0, set()
+  for name in sorted(reference, key=lambda name: (not name.startswith('encoder/'), name)):
+    expert_GSR, weight_GSR, margin_GS = reference[name]
     their_expert_GSR, their_weight_GSR, _ = other[name]
     kept_GSR = weight_GSR > 0
     changed_GSR = (kept_GSR != (their_weight_GSR > 0)) | (kept_GSR & (expert_GSR != their_expert_GSR))
     changed_GS = np.any(changed_GSR, axis=-1)
     count += int(changed_GS.sum())
-    for g in np.flatnonzero(changed_GS.any(axis=-1)):
+    for g in set(np.flatnonzero(changed_GS.any(axis=-1)).tolist()) - begun:
       margin = max(margin, float(margin_GS[g][changed_GS[g]].min()))
+      begun.add(g)
   return count, margin
 
 

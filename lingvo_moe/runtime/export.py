@@ -36,7 +36,7 @@ try:
 except ImportError as e:
   raise UserError(f'exporting needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
 
-from lingvo_moe import exported_run
+from lingvo_moe.runtime import exported_run
 
 PROGRAMS = ('train', 'eval')
 

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe import operator_tables
-from lingvo_moe import paper
-from lingvo_moe import plots
-from lingvo_moe import torus
-from lingvo_moe.chips import Topology
-from lingvo_moe.markdown import image
-from lingvo_moe.markdown import table
-from lingvo_moe.paper import Case
-from lingvo_moe.paper import Row
-from lingvo_moe.report_cache import ReportCache
-from lingvo_moe.report_cache import configured
+from lingvo_moe.analysis import torus
+from lingvo_moe.paper import claims
+from lingvo_moe.paper import operator_tables
+from lingvo_moe.paper import plots
+from lingvo_moe.paper.claims import Case
+from lingvo_moe.paper.claims import Row
+from lingvo_moe.paper.markdown import image
+from lingvo_moe.paper.markdown import table
+from lingvo_moe.paper.report_cache import ReportCache
+from lingvo_moe.paper.report_cache import configured
+from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks.mt import sizes
 from lingvo_moe.xla_sharding import Mesh
 
@@ -53,13 +53,13 @@ class Figures:
 
   def figure9(self) -> list[str]:
     """How the time of AllReduce and AllToAll grows with the partitions."""
-    slices = [Topology.parse(text) for text in paper.SLICES]
+    slices = [Topology.parse(text) for text in claims.SLICES]
     devices = [topology.num_devices for topology in slices]
     kinds = {'AllReduce': 'all-reduce', 'AllToAll': 'all-to-all'}
     seconds = {
       (name, size): [_seconds(kind, size, topology) for topology in slices]
       for name, kind in kinds.items()
-      for size in paper.FIGURE_9['sizes']
+      for size in claims.FIGURE_9['sizes']
     }
     label = lambda name, size: f'{name}, {size // 2**20} MB'
     rows = [
@@ -70,7 +70,7 @@ class Figures:
     with plots.page(self._path('figure9'), width=8) as (axes,):
       for (key, values), colour in zip(seconds.items(), plots.COLOURS):
         plots.line(axes, devices, [1e3 * s for s in values], label(*key), colour)
-      for style, size in zip(('--', ':'), paper.FIGURE_9['sizes']):
+      for style, size in zip(('--', ':'), claims.FIGURE_9['sizes']):
         first = seconds['AllToAll', size][0]
         root = [1e3 * first * math.sqrt(d / devices[0]) for d in devices]
         plots.line(axes, devices, root, f'sqrt(D), the paper for AllToAll, {size // 2**20} MB', 'black', style)
@@ -88,7 +88,7 @@ class Figures:
       table(
         [f'time with {devices[-1]} partitions over that with {devices[0]}', 'here', 'the paper'],
         [
-          (label(*key), f'{grow:.2f}', f'{paper.FIGURE_9["AllToAll grows"]:g}' if key[0] == 'AllToAll' else 'about 1')
+          (label(*key), f'{grow:.2f}', f'{claims.FIGURE_9["AllToAll grows"]:g}' if key[0] == 'AllToAll' else 'about 1')
           for key, grow in grows.items()
         ],
       ),
@@ -161,8 +161,8 @@ class Figures:
       plots.stacked(relative, names, shares, 'per cent of the time in layers')
       relative.set_title('Its layers alone')
       for x, (d, _) in enumerate(told):
-        if d in paper.FIGURE_8['AllToAll'] and not self._tiny:
-          at = 100 - 100 * paper.FIGURE_8['AllToAll'][d]
+        if d in claims.FIGURE_8['AllToAll'] and not self._tiny:
+          at = 100 - 100 * claims.FIGURE_8['AllToAll'][d]
           relative.hlines(at, x - 0.42, x + 0.42, color='black', linestyle='--')
           relative.annotate(
             f'paper: {100 - at:.0f}%', (x + 0.3, at), xytext=(4, 3), textcoords='offset points', fontsize=8
@@ -195,16 +195,16 @@ class Figures:
               (
                 f'share of AllToAll in the layers, {d} experts',
                 f'{exchange[i] / layers[i]:.0%}',
-                f'{paper.FIGURE_8["AllToAll"][d]:.0%}',
+                f'{claims.FIGURE_8["AllToAll"][d]:.0%}',
               )
               for d, i in ((128, few), (2048, many))
             ),
             (
               'AllToAll, 2048 experts over 128',
               f'{exchange[many] / exchange[few]:.2f}',
-              f'{paper.FIGURE_8["AllToAll grows"]:g}',
+              f'{claims.FIGURE_8["AllToAll grows"]:g}',
             ),
-            ('the layers, 2048 experts over 128', f'{layers[many] / layers[few]:.2f}', f'{paper.FIGURE_8["step"]:g}'),
+            ('the layers, 2048 experts over 128', f'{layers[many] / layers[few]:.2f}', f'{claims.FIGURE_8["step"]:g}'),
           ],
         )
       )
@@ -212,7 +212,7 @@ class Figures:
 
   def figure7(self) -> list[str]:
     """Memory of a device by kind."""
-    rows = sorted([*paper.TABLE_1, paper.MOE_2048E_24L], key=lambda row: (row.layers, row.weights or 0))
+    rows = sorted([*claims.TABLE_1, claims.MOE_2048E_24L], key=lambda row: (row.layers, row.weights or 0))
     told = [(row, case, report) for row in rows if (report := self._get(case := self._case(row)))]
     kinds = [_memory_kinds(case, report) for _, case, report in told]
     if told:
@@ -247,7 +247,7 @@ class Figures:
   def table1(self) -> list[str]:
     """The models, and how they fit the paper's machines."""
     rows = []
-    for row in paper.TABLE_1:
+    for row in claims.TABLE_1:
       case = self._case(row)
       config, report = configured(case), self._get(case)
       rows.append(
@@ -269,11 +269,11 @@ class Figures:
           _of(report, _collectives),
         )
       )
-    config = configured(self._case(paper.TABLE_1[0]))
+    config = configured(self._case(claims.TABLE_1[0]))
     return [
       '## Table 1: the models, compiled for the machines of the paper',
       f'Source tokens are positions of rows of {config.max_length}, packed; a batch has as many target tokens. Weights, '
-      f'gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows {paper.USABLE_GIB}.',
+      f'gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows {claims.USABLE_GIB}.',
       table(
         [
           'model',
@@ -285,7 +285,14 @@ class Figures:
           'a core',
           'dense weights split',
         ]
-        + ['micro-batches', 'rematerialised', 'activations', 'seconds to compile', f'GiB of {paper.USABLE_GIB}', 'fits']
+        + [
+          'micro-batches',
+          'rematerialised',
+          'activations',
+          'seconds to compile',
+          f'GiB of {claims.USABLE_GIB}',
+          'fits',
+        ]
         + ['collectives in a step'],
         rows,
       ),
@@ -293,7 +300,7 @@ class Figures:
 
   def table3(self) -> list[str]:
     """Steps a second, estimated, beside the paper's measured ones."""
-    pairs = [(row, self._get(self._case(row))) for row in paper.TABLE_1]
+    pairs = [(row, self._get(self._case(row))) for row in claims.TABLE_1]
     rate = lambda report, key: 1 / report[key] if report and report[key] else None
     with plots.page(self._path('table3'), width=11, height=4.2) as (axes,):
       series = {
@@ -333,7 +340,7 @@ class Figures:
   def newer(self) -> list[str]:
     """The 600B model on fewer, newer chips."""
     rows = []
-    for case in dict.fromkeys(map(self._in_size, paper.NEWER)):
+    for case in dict.fromkeys(map(self._in_size, claims.NEWER)):
       config, report = configured(case), self._get(case)
       rows.append(
         (
@@ -360,10 +367,10 @@ class Figures:
 
   @property
   def _squares(self) -> Sequence[str]:
-    return (paper.SQUARES[0], paper.SQUARES[2]) if self._tiny else paper.SQUARES
+    return (claims.SQUARES[0], claims.SQUARES[2]) if self._tiny else claims.SQUARES
 
   def _growing(self, topology: str) -> Case:
-    return paper.tiny_growing(topology) if self._tiny else paper.growing(topology)
+    return claims.tiny_growing(topology) if self._tiny else claims.growing(topology)
 
   def _depths(self) -> list[Case]:
     """Of the same experts, from shallow to deep."""
@@ -371,14 +378,14 @@ class Figures:
       first = self._growing(self._squares[0])
       layers = lambda n: (*first.values, ('encoder_layers', n), ('decoder_layers', n))
       return [first, *(dataclasses.replace(first, values=layers(n)) for n in (4, 8))]
-    rows = [row for row in (*paper.TABLE_1, paper.MOE_2048E_24L) if '(2048E' in row.name]
+    rows = [row for row in (*claims.TABLE_1, claims.MOE_2048E_24L) if '(2048E' in row.name]
     return [row.case for row in sorted(rows, key=lambda row: row.layers)]
 
   def _case(self, row: Row) -> Case:
     return self._in_size(row.case)
 
   def _in_size(self, case: Case) -> Case:
-    return paper.tiny(case) if self._tiny else case
+    return claims.tiny(case) if self._tiny else case
 
   def _get(self, case: Case) -> Report | None:
     return self._reports.get(case)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe import hlo
 from lingvo_moe import xla_sharding
+from lingvo_moe.analysis import hlo
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
 from lingvo_moe.layers import dispatch

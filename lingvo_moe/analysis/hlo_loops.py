@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lingvo_moe.hlo import HAND_ON
-from lingvo_moe.hlo import Computation
-from lingvo_moe.hlo import Instruction
-from lingvo_moe.hlo import Module
-from lingvo_moe.hlo import element_index
+from lingvo_moe.analysis.hlo import HAND_ON
+from lingvo_moe.analysis.hlo import Computation
+from lingvo_moe.analysis.hlo import Instruction
+from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.hlo import element_index
 
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
 

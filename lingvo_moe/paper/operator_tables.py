@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lingvo_moe import partitioned
-from lingvo_moe.chips import Topology
 from lingvo_moe.errors import UserError
-from lingvo_moe.markdown import table
-from lingvo_moe.operators import COMMUNICATION
-from lingvo_moe.operators import TABLE_4
-from lingvo_moe.operators import UNEVEN
-from lingvo_moe.operators import WINDOWS
-from lingvo_moe.operators import Operator
-from lingvo_moe.operators import large
+from lingvo_moe.paper import partitioned
+from lingvo_moe.paper.markdown import table
+from lingvo_moe.paper.operators import COMMUNICATION
+from lingvo_moe.paper.operators import TABLE_4
+from lingvo_moe.paper.operators import UNEVEN
+from lingvo_moe.paper.operators import WINDOWS
+from lingvo_moe.paper.operators import Operator
+from lingvo_moe.paper.operators import large
+from lingvo_moe.runtime.chips import Topology
 
 _SHORT = {
   'all-reduce': 'AR',

@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe import chips
-from lingvo_moe import hlo
-from lingvo_moe import hlo_collectives
-from lingvo_moe import hlo_loops
-from lingvo_moe import lint
-from lingvo_moe import memory
-from lingvo_moe import torus
-from lingvo_moe.chips import Chip
-from lingvo_moe.hlo import Array
-from lingvo_moe.hlo import Computation
-from lingvo_moe.hlo import Instruction
-from lingvo_moe.hlo import Module
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import hlo_collectives
+from lingvo_moe.analysis import hlo_loops
+from lingvo_moe.analysis import lint
+from lingvo_moe.analysis import memory
+from lingvo_moe.analysis import torus
+from lingvo_moe.analysis.hlo import Array
+from lingvo_moe.analysis.hlo import Computation
+from lingvo_moe.analysis.hlo import Instruction
+from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.parts import PARTS
 from lingvo_moe.parts import part_of
 from lingvo_moe.program import Program
+from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
+from lingvo_moe.runtime.chips import Chip
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig

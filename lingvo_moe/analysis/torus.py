@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.chips import HOP_SECONDS
-from lingvo_moe.chips import Chip
+from lingvo_moe.runtime.chips import HOP_SECONDS
+from lingvo_moe.runtime.chips import Chip
 
 
 def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:

@@ -1,0 +1,1 @@
+"""What compiled programs and runs tell: numbers on a mesh, what is split, memory, FLOPs, communication, time."""
