@@ -56,7 +56,7 @@ class Compiled:
     arguments: the state and the batch.
     outputs: the new state and what else is returned.
     aliased: of the outputs, what takes the place of arguments.
-    temporaries: everything else while it runs.
+    temporaries: the most of everything else at once while it runs.
     devices: by the numbers that the program gives them.
     refused: the compiler's answer where the program does not fit; '' where it does.
   """
@@ -159,13 +159,16 @@ def devices_of(topology: Topology) -> list[jax.Device]:
 
 def _of(program: jax.stages.Compiled) -> dict[str, Any]:
   memory = program.memory_analysis()
+  held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+  peak = memory.peak_memory_in_bytes
   return {
     'text': program.as_text(),
     'code': memory.generated_code_size_in_bytes,
     'arguments': memory.argument_size_in_bytes,
     'outputs': memory.output_size_in_bytes,
     'aliased': memory.alias_size_in_bytes,
-    'temporaries': memory.temp_size_in_bytes,
+    # temp_size_in_bytes counts what a loop carries more than once.
+    'temporaries': peak - held if peak > held else memory.temp_size_in_bytes,
   }
 
 
