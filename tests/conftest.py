@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 import pathlib
 import random
+import sys
+from collections.abc import Iterator
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # virtual ones, for meshes; read when JAX is first used
@@ -16,6 +21,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 THREADS = 2
+_MUCH = 2**29  # bytes
+_resident = 0  # bytes, when the last were given back
 
 hypothesis.settings.register_profile('same_every_time', deadline=None, derandomize=True)
 hypothesis.settings.load_profile('same_every_time')
@@ -56,3 +63,27 @@ def _seeds() -> None:
   random.seed(0)
   np.random.seed(0)
   tf.random.set_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _room() -> Iterator[None]:
+  """Gives back what tests traced and compiled, once that is much: the programs of all tests together take 20 GiB."""
+  global _resident
+  yield
+  if _resident_bytes() < _resident + _MUCH:
+    return
+  if 'jax' in sys.modules:
+    sys.modules['jax'].clear_caches()
+  gc.collect()
+  with contextlib.suppress(OSError, AttributeError):  # other C libraries need not be told
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
+  _resident = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+  """Memory of this process; 0 where the system does not say."""
+  try:
+    with open('/proc/self/statm', encoding='ascii') as f:
+      return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+  except OSError:
+    return 0
