@@ -126,7 +126,7 @@ class AotRuntime:
       # What is dumped is all there is of a program that does not fit.
       options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True} if self._topology else {}
       try:
-        told = _of(lowered.compile(compiler_options=options))
+        told = _of(lowered.compile(compiler_options=options), for_tpu=self._topology is not None)
       except jax.errors.JaxRuntimeError as e:
         if 'RESOURCE_EXHAUSTED' not in str(e):
           raise
@@ -157,7 +157,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
     raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
 
 
-def _of(program: jax.stages.Compiled) -> dict[str, Any]:
+def _of(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
   memory = program.memory_analysis()
   held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
   peak = memory.peak_memory_in_bytes
@@ -167,8 +167,8 @@ def _of(program: jax.stages.Compiled) -> dict[str, Any]:
     'arguments': memory.argument_size_in_bytes,
     'outputs': memory.output_size_in_bytes,
     'aliased': memory.alias_size_in_bytes,
-    # temp_size_in_bytes counts what a loop carries more than once.
-    'temporaries': peak - held if peak > held else memory.temp_size_in_bytes,
+    # The TPU compiler's temp_size_in_bytes counts what a loop carries more than once; the CPU's peak counts no temporaries.
+    'temporaries': peak - held if for_tpu else memory.temp_size_in_bytes,
   }
 
 
