@@ -42,7 +42,7 @@ setup(
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
     # tools/paper_figures.py, with tpu-aot.
     'figures': ['matplotlib>=3.9'],
-    # setuptools and wheel: tests/test_packaging.py builds a wheel. jax[tpu]: a mesh, and the compiler for TPUs.
+    # setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
     'test': [
       'hypothesis>=6.100',
       'matplotlib>=3.9',
@@ -50,7 +50,8 @@ setup(
       'ruff==0.17.*',
       'setuptools>=64',
       'wheel',
-      f'jax[tpu]{JAX}',
+      f'jax{JAX}',
+      f'jax[tpu]{JAX}; platform_system == "Linux" and platform_machine == "x86_64"',
       f'jaxlib{JAX}',
     ],
   },

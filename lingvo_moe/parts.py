@@ -1,4 +1,4 @@
-"""Which part of a model an operation belongs to, told by the name scopes that layers set."""
+"""Which part of a model and which of its layers an operation belongs to, told by the name scopes that layers set."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _SCOPES = {
   'softmax': 'softmax',
   'update': 'optimiser',
 }
+_LAYER = re.compile(r'(?:encoder|decoder)(?:/(?:layer_\d+|layers_\d+of\d+)(?:/[a-z_]+)?)?')
+OUTSIDE = 'outside the layers'
 _NUMBER = re.compile(r'_\d+$')  # that TensorFlow adds to a scope's name where it comes again
 
 
@@ -34,3 +36,9 @@ def part_of(op_name: str) -> str:
     if part:
       return part
   return 'other'
+
+
+def layer_of(name: str) -> str:
+  """'gradient_tape/encoder/layer_01/moe/einsum' -> 'encoder/layer_01/moe'; 'outside the layers' elsewhere."""
+  match = _LAYER.search(name)
+  return match[0] if match else OUTSIDE

@@ -18,6 +18,7 @@ from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
 from lingvo_moe.schedule import Schedule
+from lingvo_moe.shapes import results_of
 from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
@@ -136,8 +137,8 @@ class Program:
     )
     totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
     of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
-    traced = tf.function(lambda: of_part(*part(0), **of_whole), autograph=False).get_concrete_function()
-    zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), traced.structured_outputs)
+    results = results_of(lambda: of_part(*part(0), **of_whole))
+    zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
 
     def body(i, grads, metrics):
       more_grads, more_metrics = of_part(*part(i), **of_whole)

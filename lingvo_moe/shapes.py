@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 Size = int | tf.Tensor  # of an axis; a tensor is an int32 scalar
@@ -16,3 +19,9 @@ def sizes(x: tf.Tensor) -> list[Size]:
 def is_static(*axes: Size) -> bool:
   """Whether all of these sizes are known while tracing."""
   return all(isinstance(size, int) for size in axes)
+
+
+def results_of(function: Callable[[], Any]) -> Any:
+  """TensorSpecs of what a function gives, nested as it is: by tracing it. A loop must know them before it begins."""
+  results = tf.function(function, autograph=False).get_concrete_function().structured_outputs
+  return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), results)

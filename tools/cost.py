@@ -23,6 +23,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.errors import UserError
+from lingvo_moe.paper import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
 
@@ -49,7 +50,7 @@ def table(report, title: str = '', markdown: bool = False) -> str:
     if not rows:
       continue
     lines += [f'## {name}' if markdown else name, '']
-    lines += _markdown(columns, rows) if markdown else _aligned(columns, rows)
+    lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
     lines.append('')
   return '\n'.join(lines + _verdict(report))
 
@@ -110,11 +111,6 @@ def _aligned(columns, rows) -> list[str]:
   rows = [columns, *rows] if any(columns) else rows
   widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
   return ['  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
-def _markdown(columns, rows) -> list[str]:
-  line = lambda cells: f'| {" | ".join(cells)} |'
-  return [line(columns), line(['---'] * len(columns)), *map(line, rows)]
 
 
 def _verdict(report) -> list[str]:

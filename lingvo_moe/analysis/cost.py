@@ -18,7 +18,6 @@ import numpy as np
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import hlo_loops
-from lingvo_moe.analysis import lint
 from lingvo_moe.analysis import memory
 from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.hlo import Array
@@ -26,6 +25,7 @@ from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.parts import PARTS
+from lingvo_moe.parts import layer_of
 from lingvo_moe.parts import part_of
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
@@ -312,7 +312,7 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
   for collective in hlo_collectives.collectives(module):
     groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
     axes = axes_of(groups, mesh)
-    layers = {lint.layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
+    layers = {layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
     layer = next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
     key = collective.kind, collective.bytes, axes, layer, _collective_part(collective, axes)
     seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
@@ -348,15 +348,13 @@ def advice(
   """Settings that would make a program smaller that does not fit, the likeliest first; those that are set are left out."""
   gib = lambda n: f'{n / 2**30:.3g} GiB'
   held, made = used.weights + used.slots, used.activations + used.temporaries
-  setting = lambda name: getattr(config, name, None)
   work, state = [], []
   if program == 'train':
-    if setting('scan_layers') is False:
+    if not config.scan_layers:
       work.append('scan_layers = True: one block at a time is in memory, of forward and backward')
-    if setting('remat') not in (None, 'block'):
+    if config.remat != 'block':
       work.append(f"remat = 'block': only the inputs of blocks are kept; activations take {gib(used.activations)}")
-    if setting('micro_batches'):
-      work.append(f'micro_batches = {2 * config.micro_batches}: half as many rows at a time')
+    work.append(f'micro_batches = {2 * config.micro_batches}: half as many rows at a time')
   if config.activation_dtype == 'float32':
     work.append("activation_dtype = 'bfloat16': half the bytes of most activations")
   if config.num_experts and any('/moe/' in value.op for value in largest):

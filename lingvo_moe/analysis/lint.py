@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +20,8 @@ from lingvo_moe.errors import closest
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
 from lingvo_moe.layers import moe
+from lingvo_moe.parts import OUTSIDE
+from lingvo_moe.parts import layer_of
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.xla_sharding import Mesh
@@ -28,8 +29,6 @@ from lingvo_moe.xla_sharding import Mesh
 PLANTS = ('topk', 'unsharded')
 _TOP2_GATING = gating.top2_gating
 
-_LAYER = re.compile(r'(?:encoder|decoder)(?:/(?:layer_\d+|layers_\d+of\d+)(?:/[a-z_]+)?)?')
-_OUTSIDE = 'outside the layers'
 _AT_USE = 'weights/'  # a scope: weights that are stored in parts are gathered there, by the rules
 
 
@@ -96,23 +95,17 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
     for array in instruction.arrays:
       shape, size, layer = array.shape, array.bytes, layer_of(op)
       # A layer also works on parts of its weights, in any order of axes, which are annotated outside of it.
-      is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, _OUTSIDE))
+      is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, OUTSIDE))
       if size <= limit:
         continue
       if instruction.opcode.startswith('all-gather'):
         what = 'all-gathered'
-      elif layer != _OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
+      elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'
       else:
         continue
       found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))
   return list(found.values())
-
-
-def layer_of(name: str) -> str:
-  """'gradient_tape/encoder/layer_01/moe/einsum' -> 'encoder/layer_01/moe'; 'outside the layers' elsewhere."""
-  match = _LAYER.search(name)
-  return match[0] if match else _OUTSIDE
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.layers.remat import pull_back
+from lingvo_moe.shapes import results_of
 from lingvo_moe.weights import WeightSpec
 from lingvo_moe.xla_sharding import shard
 
@@ -42,7 +43,7 @@ def scan(
   names = list(specs)
   count = weights[names[0]].shape[0]
   scope = tf.get_current_name_scope()
-  told_specs = _told(block, x_BTM, shared, _at(weights, specs, 0))
+  told_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, _at(weights, specs, 0))[1])
 
   def run_block(number, x, *flat):
     # A loop's body is a graph of its own, whose names begin anew: what XLA makes of it is to be told by layer.
@@ -93,14 +94,6 @@ def scan(
 def _at(weights, specs, number):
   """The weights of one block, still stored in the parts that devices hold."""
   return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}
-
-
-def _told(block, x, shared, weights):
-  """TensorSpecs of what a block tells, which a loop must know before it begins: by tracing one."""
-  traced = tf.function(lambda: block(tf.constant(0), x, shared, weights)[1], autograph=False)
-  return tf.nest.map_structure(
-    lambda t: tf.TensorSpec(t.shape, t.dtype), traced.get_concrete_function().structured_outputs
-  )
 
 
 def _loop(count, body, *values):

@@ -138,11 +138,13 @@ class Stack:
       return layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
 
     shared = [memory_BUM] if self.cross_attention else []
-    run_all = self._scanned if self.scan else self._unrolled
-    x_BTM, routed = run_all(run, theta, x_BTM, shared, key is not None)
+    if self.scan:
+      x_BTM, routed = self._scanned(run, theta, x_BTM, shared)
+    else:
+      x_BTM, routed = self._unrolled(run, theta, x_BTM, shared, remat=self.remat == 'block' and key is not None)
     return self.norm(theta['norm'], x_BTM), routed
 
-  def _unrolled(self, run, theta, x_BTM, shared, training):
+  def _unrolled(self, run, theta, x_BTM, shared, remat):
     routed = {}
     for number, (name, layer) in enumerate(self.layers.items()):
 
@@ -151,15 +153,14 @@ class Stack:
         return x, _routed(name, routing)
 
       with tf.name_scope(name):  # so that what XLA makes of it can be told by layer
-        if training and self.remat == 'block':
+        if remat:
           x_BTM, told = rematerialised(run_layer, x_BTM, shared, theta[name])
         else:
           x_BTM, told = run_layer(x_BTM, shared, theta[name])
       routed |= told
     return x_BTM, routed
 
-  def _scanned(self, run, theta, x_BTM, shared, training):
-    del training
+  def _scanned(self, run, theta, x_BTM, shared):
     stacked = weights_lib.flatten({name: theta[name] for name in self._block})
     specs = weights_lib.flatten({name: layer.weights() for name, layer in self._block.items()})
 

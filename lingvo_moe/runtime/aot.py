@@ -24,13 +24,13 @@ from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
-  from jax import export
   from jax.experimental import topologies
 except ImportError as e:
   raise UserError(
     f'compiling for a mesh needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
   ) from None
 
+from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import spmd
 from lingvo_moe.runtime.lowering import Lowering
 
@@ -113,13 +113,11 @@ class AotRuntime:
 
   def _compile(self, f, arguments, out_shardings, donate=()) -> Compiled:
     begun = time.perf_counter()
-    traced = self._lowering.traced(f)
     with _first_line_only():
       if self._topology:
-        exported = export.export(
-          jax.jit(traced), platforms=('cpu',), disabled_checks=[export.DisabledSafetyCheck.platform()]
-        )(*jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments))
-        traced = exported.call
+        traced = lowering.exported(f, self.mesh, *arguments).call
+      else:
+        traced = self._lowering.traced(f)
       lowered = jax.jit(traced, out_shardings=out_shardings, donate_argnums=donate).lower(*arguments)
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

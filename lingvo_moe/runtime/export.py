@@ -6,8 +6,7 @@ batch.npz        one batch
 spec.json        the mesh; of every array its shape, type and how it is split; of every initial value the key
 run.py           runs the step some times (exported_run.py)
 
-TensorFlow lowers for CPUs, for that is where it runs here. What it writes is StableHLO with no platform's own
-operations in it, so the check that would tie it to CPUs is left out, and JAX compiles it for the devices it finds.
+One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
 NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
 """
 
@@ -31,12 +30,11 @@ from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
-  from jax import export as jax_export
-  from jax.experimental.jax2tf import call_tf
 except ImportError as e:
   raise UserError(f'exporting needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
 
 from lingvo_moe.runtime import exported_run
+from lingvo_moe.runtime import lowering
 
 PROGRAMS = ('train', 'eval')
 
@@ -81,8 +79,8 @@ def save(
   state, shapes = (jax.tree.map(_shape, spec[part], is_leaf=_is_array) for part in ('state', 'batch'))
   os.makedirs(folder, exist_ok=True)
   for file, content in (
-    ('step.stablehlo', _serialised(step, mesh, state, shapes)),
-    ('init.stablehlo', _serialised(_init(program), mesh, keys)),
+    ('step.stablehlo', bytes(lowering.exported(step, mesh, state, shapes).serialize())),
+    ('init.stablehlo', bytes(lowering.exported(_init(program), mesh, keys).serialize())),
     ('spec.json', json.dumps(spec).encode()),
   ):
     with open(os.path.join(folder, file), 'wb') as f:
@@ -129,18 +127,6 @@ def _keys(program: Program) -> dict[str, dict]:
     name: weights_lib.initial_key(program.seed, name, s).numpy().tolist() for name, s in specs.items()
   }
   return {'weights': of(program.weight_specs), 'slots': of(program.slot_specs)}
-
-
-def _serialised(f: Callable, mesh: Mesh, *arguments: Any) -> bytes:
-  """A function of TensorFlow with the annotations for a mesh; how its arguments are split, who calls it says."""
-
-  def with_mesh(*args):
-    with xla_sharding.use(mesh):
-      return f(*args)
-
-  anywhere = [jax_export.DisabledSafetyCheck.platform()]
-  jitted = jax.jit(call_tf(with_mesh, has_side_effects=False))
-  return bytes(jax_export.export(jitted, platforms=('cpu',), disabled_checks=anywhere)(*arguments).serialize())
 
 
 def _described(mesh: Mesh, shape: Sequence[int], dtype: Any, split: xla_sharding.Spec) -> dict:

@@ -4,6 +4,7 @@ It needs JAX and NumPy, and nothing else. Beside it lie the step, the initial va
 how arrays are split over the devices. Every step takes the same batch.
 """
 
+import argparse
 import json
 import pathlib
 import statistics
@@ -79,4 +80,6 @@ def load(name: str) -> export.Exported:
 
 
 if __name__ == '__main__':
-  main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+  parser = argparse.ArgumentParser(description='Runs the step that was exported to this folder.')
+  parser.add_argument('steps', type=int, nargs='?', default=10)
+  main(parser.parse_args().steps)

@@ -17,6 +17,7 @@ from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
+  from jax import export
   from jax.experimental.jax2tf import call_tf
 except ImportError as e:
   raise UserError(
@@ -83,9 +84,30 @@ class Lowering:
 
   def traced(self, f: Callable) -> Callable:
     """f of TensorFlow as a function for JAX, traced with the mesh."""
+    return traced(f, self.mesh)
 
-    def with_mesh(*args):
-      with xla_sharding.use(self.mesh):
-        return f(*args)
 
-    return call_tf(with_mesh, has_side_effects=False)
+def traced(f: Callable, mesh: Mesh) -> Callable:
+  """f of TensorFlow as a function for JAX, traced with a mesh, so that it carries the annotations for it."""
+
+  def with_mesh(*args):
+    with xla_sharding.use(mesh):
+      return f(*args)
+
+  return call_tf(with_mesh, has_side_effects=False)
+
+
+def exported(f: Callable, mesh: Mesh, *arguments: Any) -> export.Exported:
+  """A traced f as StableHLO for devices of any kind; how its arguments are split, who calls it says.
+
+  TensorFlow's CPU build lowers for CPUs alone. What it writes has no platform's own operations in it, so the check that
+  would tie it to CPUs is left out.
+
+  Args:
+    f: of TensorFlow.
+    mesh: see `traced`.
+    *arguments: nested values with shapes and types.
+  """
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+  anywhere = [export.DisabledSafetyCheck.platform()]
+  return export.export(jax.jit(traced(f, mesh)), platforms=('cpu',), disabled_checks=anywhere)(*shapes)
