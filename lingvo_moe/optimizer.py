@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
+from lingvo_moe import mean_square
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import WeightSpec
 
@@ -34,6 +35,7 @@ class Adafactor:
   `column` over the first); other axes, such as the experts', are kept whole. beta2 at update t (from 1) is
   min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
   rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of stacked layers, of each by itself.
+  `mean_square` is how means of squares are taken.
   """
 
   beta2_cap: float = 0.99
@@ -41,6 +43,7 @@ class Adafactor:
   clip: float = 1.0
   epsilon1: float = 1e-30
   epsilon2: float = 1e-3
+  mean_square: Callable[[tf.Tensor, Sequence[int]], tf.Tensor] = mean_square.plain
 
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     if not spec.factored:
@@ -54,23 +57,24 @@ class Adafactor:
     t = tf.cast(step, tf.float32) + 1.0
     beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
     grad = tf.cast(grad, tf.float32)
-    square = tf.square(grad) + self.epsilon1
     mix = lambda old, new: beta2 * old + (1.0 - beta2) * new
     if spec.factored:
       first, second = (spec.dims.index(letter) for letter in spec.factored)
-      row = mix(slots['row'], tf.reduce_mean(square, axis=second))
-      column = mix(slots['column'], tf.reduce_mean(square, axis=first))
+      mean = lambda axis: tf.squeeze(self.mean_square(grad, [axis]), axis) + self.epsilon1
+      row, column = mix(slots['row'], mean(second)), mix(slots['column'], mean(first))
       # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
       row_kept, column_kept = tf.expand_dims(row, second), tf.expand_dims(column, first)
       relative = row_kept / tf.reduce_mean(row_kept, axis=first, keepdims=True)
       update = grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column_kept)
       slots = {'row': row, 'column': column}
     else:
-      moment = mix(slots['moment'], square)
+      moment = mix(slots['moment'], tf.square(grad) + self.epsilon1)
       update = grad * tf.math.rsqrt(moment)
       slots = {'moment': moment}
-    update /= tf.maximum(1.0, _rms(update, spec) / self.clip)
-    scale = rate * tf.maximum(self.epsilon2, _rms(tf.cast(weight, tf.float32), spec))
+    logical = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
+    rms = lambda x: tf.sqrt(self.mean_square(x, logical))
+    scale = rate * tf.maximum(self.epsilon2, rms(tf.cast(weight, tf.float32)))
+    scale /= tf.maximum(1.0, rms(update) / self.clip)
     return weight - tf.cast(scale * update, weight.dtype), slots
 
 
@@ -111,9 +115,3 @@ def clip_by_global_norm(grads: dict[str, tf.Tensor], limit: float) -> tuple[dict
 def _zeros(spec: WeightSpec, drop: str) -> WeightSpec:
   kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
   return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))
-
-
-def _rms(x: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-  """Of each logical weight; it broadcasts against x."""
-  axes = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
-  return tf.sqrt(tf.reduce_mean(tf.square(x), axis=axes, keepdims=True))

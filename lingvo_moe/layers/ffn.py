@@ -6,6 +6,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.layers.bias import add_bias
+from lingvo_moe.layers.product import product
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
@@ -31,5 +33,5 @@ class FeedForward:
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    h_BTH = tf.nn.relu(shard(tf.einsum('BTM,MH->BTH', x_BTM, theta['wi']), 'BTH') + theta['bi'])
-    return shard(tf.einsum('BTH,HM->BTM', h_BTH, theta['wo']), 'BTM') + theta['bo']
+    h_BTH = add_bias(shard(product('BTM,MH->BTH', x_BTM, theta['wi']), 'BTH'), theta['bi'])
+    return add_bias(shard(product('BTH,HM->BTM', tf.nn.relu(h_BTH), theta['wo']), 'BTM'), theta['bo'])

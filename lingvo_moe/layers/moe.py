@@ -9,6 +9,7 @@ import tensorflow as tf
 from lingvo_moe import prng
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
+from lingvo_moe.layers.product import product
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
@@ -70,7 +71,7 @@ class MoE:
     regroup = lambda x: tf.reshape(x, [groups, rows // groups * length, *x.shape[2:]])
     x_GSM = shard(regroup(x_BTM), 'GSM')
     with tf.name_scope('gating'):
-      logits_GSE = tf.einsum('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
+      logits_GSE = product('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
       capacity = noise_GS = None
       if key is not None:
         capacity = gating.expert_capacity(rows // groups * length, self.num_experts, self.capacity_factor)
@@ -82,8 +83,8 @@ class MoE:
     # Between a tensor split on G and the same split on E lies the paper's AllToAll.
     with tf.name_scope('dispatch'):
       x_EGCM = shard(dispatcher.dispatch(x_GSM), 'EGCM')
-    h_EGCH = tf.nn.relu(shard(tf.einsum('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
-    y_EGCM = shard(tf.einsum('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+    h_EGCH = tf.nn.relu(shard(product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
+    y_EGCM = shard(product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
     with tf.name_scope('combine'):
       y_GSM = shard(dispatcher.combine(y_EGCM), 'GSM')
     return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_moe.layers.gradient import custom_gradient
+
 
 def softmax_loss(
   logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
@@ -25,25 +27,26 @@ def softmax_loss(
     float32 [B, T] each: (-log p of the label, which passes no gradient; the loss to minimise).
   """
 
-  @tf.custom_gradient
+  @custom_gradient
   def loss(logits_BTV):
-    log_p_BTV = tf.nn.log_softmax(logits_BTV)
-    xent_BT = -tf.gather(log_p_BTV, label_BT, batch_dims=2)
+    p_BTV = tf.nn.softmax(logits_BTV)
+    # The normaliser by way of the likeliest symbol, whose probability is at least 1 / V.
+    top_BT, top_log_p_BT = tf.reduce_max(logits_BTV, axis=-1), tf.math.log(tf.reduce_max(p_BTV, axis=-1))
+    minus_log_p = lambda logit_BT: (top_BT - logit_BT) - top_log_p_BT
+    xent_BT = minus_log_p(tf.gather(logits_BTV, label_BT, batch_dims=2))
     loss_BT = xent_BT
     if smoothing:
-      loss_BT = (1.0 - smoothing) * xent_BT - smoothing * tf.reduce_mean(log_p_BTV, axis=-1)
+      loss_BT = (1.0 - smoothing) * xent_BT + smoothing * minus_log_p(tf.reduce_mean(logits_BTV, axis=-1))
     if z_weight:
-      log_z_BT = tf.gather(logits_BTV, label_BT, batch_dims=2) + xent_BT
+      log_z_BT = top_BT - top_log_p_BT
       loss_BT += z_weight * tf.square(log_z_BT)
 
     def grad(_, dloss_BT):
-      p_BTV = tf.exp(log_p_BTV)
-      if z_weight:
-        p_BTV *= (1.0 + 2.0 * z_weight * log_z_BT)[..., tf.newaxis]
       vocab_size = tf.shape(p_BTV)[-1]
       spread = smoothing / tf.cast(vocab_size, tf.float32)
       target_BTV = tf.one_hot(label_BT, vocab_size, 1.0 - smoothing + spread, spread)
-      return (p_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
+      pull_BTV = p_BTV * (1.0 + 2.0 * z_weight * log_z_BT)[..., tf.newaxis] if z_weight else p_BTV
+      return (pull_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
 
     return (xent_BT, loss_BT), grad
 

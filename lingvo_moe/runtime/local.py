@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from lingvo_moe.checkpoint import Piece
 from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.program import Program
+from lingvo_moe.runtime.fused_updates import FusedUpdates
 
 
 def to_numpy(metrics) -> dict:
@@ -33,7 +35,9 @@ class LocalRuntime:
 
   def __init__(self, program: Program, jit: bool = False):
     self.program = program
-    self._jit = jit
+    self._trained = program
+    if not jit and not tf.config.list_physical_devices('GPU'):
+      self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
@@ -119,7 +123,7 @@ class LocalRuntime:
         variables[name].assign(value)
 
   def _train_step(self, batch):
-    state, metrics = self.program.train_step(self._read_state(), batch)
+    state, metrics = self._trained.train_step(self._read_state(), batch)
     self._assign(state)
     return metrics
 
