@@ -7,8 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import prng
-from lingvo_moe.layers.bias import add_bias
-from lingvo_moe.layers.product import product
+from lingvo_moe.layers.linear import linear
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
@@ -68,8 +67,8 @@ class Attention:
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
     return (
-      shard(_heads_first(product('BUM,MNK->BUNK', x_BUM, theta['wk'])), 'BNUK'),
-      shard(_heads_first(add_bias(product('BUM,MNK->BUNK', x_BUM, theta['wv']), theta['bv'])), 'BNUK'),
+      shard(_heads_first(linear(x_BUM, theta['wk'])), 'BNUK'),
+      shard(_heads_first(linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
     )
 
   def attend(
@@ -94,7 +93,7 @@ class Attention:
       [B, T, M].
     """
     scale = self.head_dim**-0.5  # of the queries, that scores have unit variance; taken where it is cheapest
-    q_BTNK = add_bias(product('BTM,MNK->BTNK', x_BTM, theta['wq'] * scale), theta['bq'] * scale)
+    q_BTNK = linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)
     q_BNTK = shard(_heads_first(q_BTNK), 'BNTK')
     scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
@@ -102,7 +101,7 @@ class Attention:
     probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
     y_BNTK = shard(tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK), 'BNTK')
     y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
-    return add_bias(shard(product('BTNK,NKM->BTM', y_BTNK, theta['wo']), 'BTM'), theta['bo'])
+    return shard(linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
 
   def __call__(
     self,

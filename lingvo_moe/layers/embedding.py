@@ -7,7 +7,7 @@ import math
 
 import tensorflow as tf
 
-from lingvo_moe.layers.product import product
+from lingvo_moe.layers.linear import product
 from lingvo_moe.weights import Normal
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta

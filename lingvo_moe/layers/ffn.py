@@ -6,8 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.layers.bias import add_bias
-from lingvo_moe.layers.product import product
+from lingvo_moe.layers.linear import linear
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
@@ -33,5 +32,5 @@ class FeedForward:
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    h_BTH = add_bias(shard(product('BTM,MH->BTH', x_BTM, theta['wi']), 'BTH'), theta['bi'])
-    return add_bias(shard(product('BTH,HM->BTM', tf.nn.relu(h_BTH), theta['wo']), 'BTM'), theta['bo'])
+    h_BTH = shard(linear(x_BTM, theta['wi'], theta['bi'], tf.nn.relu), 'BTH')
+    return shard(linear(h_BTH, theta['wo'], theta['bo']), 'BTM')

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lingvo_moe import prng
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
-from lingvo_moe.layers.product import product
+from lingvo_moe.layers.linear import product
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes

@@ -6,9 +6,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe.layers.bias import add_bias
-from lingvo_moe.layers.bias import sum_to_features
 from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.layers.linear import sum_to_features
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import Specs
 from lingvo_moe.weights import Theta
@@ -50,6 +49,6 @@ class LayerNorm:
         dx_BTM = (dunit_BTM - mean(dunit_BTM) - unit_BTM * mean(dunit_BTM * unit_BTM)) * rate_BT1
         return dx_BTM, sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
 
-      return add_bias(unit_BTM * scale_M, bias_M), grad
+      return tf.nn.bias_add(unit_BTM * scale_M, bias_M), grad
 
     return run(x_BTM, scale_M, bias_M)

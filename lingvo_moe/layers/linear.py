@@ -1,0 +1,75 @@
+"""Linear maps of features: with the bias and what follows it as one, and in the plainest form there is of a product.
+
+On CPUs TensorFlow turns a product of two matrices, a bias and a ReLU into one kernel, and the sum that is a bias's
+gradient takes a tenth of the time when it is asked for by that name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.shapes import sizes
+
+
+def linear(
+  x: tf.Tensor,
+  weight: tf.Tensor,
+  bias: tf.Tensor | None = None,
+  activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+  inputs: int = 1,
+) -> tf.Tensor:
+  """activation(x W + b), over the last axes of x.
+
+  Args:
+    x: [..., *in].
+    weight: [*in, *out], of the same type.
+    bias: [*out]; None for none.
+    activation: elementwise.
+    inputs: how many axes of the weight are features of x.
+
+  Returns:
+    [..., *out].
+  """
+  inner, outer = weight.shape[:inputs], weight.shape[inputs:]
+  lead = sizes(x)[: x.shape.rank - inputs]
+  y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
+  if bias is not None:
+    y = tf.nn.bias_add(y, tf.reshape(bias, [-1]))
+  return tf.reshape(activation(y), [*lead, *outer])
+
+
+def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """tf.einsum of activations and a weight, whose gradient for the weight has the weight's axes in their order.
+
+  TensorFlow derives one that has them in another, and transposes it: of 512 experts that takes four times as long as the
+  arithmetic.
+
+  Args:
+    equation: 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all.
+    x: activations.
+    weight: of the same type.
+  """
+  operands, y_axes = equation.split('->')
+  x_axes, weight_axes = operands.split(',')
+
+  @custom_gradient
+  def run(x, weight):
+    def grad(dy):
+      dx = tf.einsum(f'{y_axes},{weight_axes}->{x_axes}', dy, weight)
+      # Of what is kept of either operand the first one's axes come first in the result.
+      if weight_axes[-1] in y_axes:
+        return dx, tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
+      return dx, tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
+
+    return tf.einsum(equation, x, weight), grad
+
+  return run(x, weight)
+
+
+def sum_to_features(x: tf.Tensor) -> tf.Tensor:
+  """The sum over all axes but the last."""
+  return tf.raw_ops.BiasAddGrad(out_backprop=x)
