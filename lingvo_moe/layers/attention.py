@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
@@ -117,34 +118,31 @@ class Attention:
     zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
     return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
 
-  def extend(
-    self, theta: Theta, x_BWM: tf.Tensor, time: tf.Tensor, mask_BWU: tf.Tensor, cache: Cache
-  ) -> tuple[tf.Tensor, Cache]:
-    """One step of W hypotheses a row: writes their keys and values at flat positions time * W .., then attends.
+  def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
+    """A cache of what `cache` has at these flat positions."""
+    return {name: tf.gather(buffer, positions_BU, axis=2, batch_dims=1) for name, buffer in cache.items()}
 
-    GShard, appendix A.1: what is written is never reordered; the mask says which positions a hypothesis owns. Where W
-    and U are static all of it lowers to XLA; else the step costs only what has been written so far.
+  def extend(self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache) -> tuple[tf.Tensor, Cache]:
+    """One step of W hypotheses a row: writes their keys and values at flat positions now.start .., then attends.
+
+    See flat_sequence.py. Where W and U are static all of it lowers to XLA.
 
     Args:
       theta: this layer's weights.
       x_BWM: the last symbol of each hypothesis.
-      time: int32 scalar, the steps made before.
-      mask_BWU: 1 (true) where a hypothesis attends, its own position included; never where no step has written.
-      cache: from `empty_cache` or the step before, U a multiple of W.
+      now: where to write, and what each hypothesis owns. Static shapes ask for U and start to be multiples of W.
+      cache: from `empty_cache`, `keep_positions` or the step before.
 
     Returns:
       ([B, W, M], the cache with the step's positions written).
     """
     keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
-    width, num_slots = sizes(x_BWM)[1], sizes(cache['keys'])[2]
-    if is_static(width, num_slots):
-      cache = {'keys': _select(cache['keys'], keys_BNWK, time), 'values': _select(cache['values'], values_BNWK, time)}
-      return self.attend(theta, x_BWM, cache['keys'], cache['values'], mask_BWU), cache
-    start, used = time * width, (time + 1) * width
-    cache = {'keys': _write(cache['keys'], keys_BNWK, start), 'values': _write(cache['values'], values_BNWK, start)}
-    # Positions that no step has written yet are cut off, not just masked.
-    y_BWM = self.attend(theta, x_BWM, cache['keys'][:, :, :used], cache['values'][:, :, :used], mask_BWU[..., :used])
-    return y_BWM, cache
+    write = _select if is_static(sizes(x_BWM)[1], sizes(cache['keys'])[2]) else _write
+    cache = {
+      'keys': write(cache['keys'], keys_BNWK, now.start),
+      'values': write(cache['values'], values_BNWK, now.start),
+    }
+    return self.attend(theta, x_BWM, cache['keys'], cache['values'], now.mask_BWU), cache
 
 
 def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
@@ -152,12 +150,12 @@ def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
   return tf.einsum('BTNK->BNTK', x_BTNK)
 
 
-def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
-  """buffer_BNUK with x at positions time * W .. of U, for static U: elementwise, which XLA fuses and partitions."""
+def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """buffer_BNUK with x at positions start .. of U, for static U: elementwise, which XLA fuses and partitions."""
   rows, num_heads, num_slots, head_dim = sizes(buffer_BNUK)
   width = x_BNWK.shape[2]
   buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_slots // width, width, head_dim])
-  at_T11 = (tf.range(num_slots // width) == time)[:, tf.newaxis, tf.newaxis]
+  at_T11 = (tf.range(0, num_slots, width) == start)[:, tf.newaxis, tf.newaxis]
   return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
 
 

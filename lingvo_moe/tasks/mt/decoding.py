@@ -57,8 +57,8 @@ def search(
 ) -> beam_search.Hypotheses:
   """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
 
-  With a batch of static shape it lowers to XLA; there is then room for config.max_length steps, else for as many as
-  the longest source allows.
+  With a batch of static shape it lowers to XLA; there are then config.max_length steps, and room for all of them, else
+  as many as the longest source allows, and room as it is needed.
 
   Args:
     model: of the configuration.
@@ -71,13 +71,14 @@ def search(
     beam_search.Hypotheses.
   """
   shape = sizes(batch['src_ids'])
+  static = is_static(*shape)
   max_lengths_B = max_lengths(batch['src_segments'], config)
-  max_steps = config.max_length if is_static(*shape) else tf.reduce_max(max_lengths_B)
+  max_steps = config.max_length if static else tf.reduce_max(max_lengths_B)
   memory_BUM, _ = model.encode(theta, batch)
-  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size)
+  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size if static else 1)
 
-  def step(ids_BW, time, mask_BWU, cache):
-    return model.decode_step(theta, ids_BW, time, mask_BWU, batch['src_segments'], cache)
+  def step(ids_BW, now, cache):
+    return model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
 
   return beam_search.beam_search(
     step,
@@ -92,6 +93,7 @@ def search(
     vocab_size=model.target_embedding.vocab_size,
     length_norm_alpha=config.length_norm_alpha,
     n_best=n_best,
+    keep=None if static else model.keep_positions,
   )
 
 
