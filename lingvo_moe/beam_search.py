@@ -69,6 +69,7 @@ def beam_search(
   vocab_size: int,
   length_norm_alpha: float,
   n_best: int | None = None,
+  min_length: int = 1,
   early_stop: bool = True,
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
@@ -79,7 +80,8 @@ def beam_search(
   1. The beam begins with one live hypothesis, bos, of log-probability 0.
   2. A step ranks all continuations of the live hypotheses by one symbol, by log-probability, and
      takes the 2 W best (as tensor2tensor does). Pad and bos are not among them, though the softmax
-     counts them. A hypothesis of max_length - 1 symbols can only be continued by eos.
+     counts them; nor is eos before min_length - 1 symbols. A hypothesis of max_length - 1 symbols
+     can only be continued by eos.
   3. Those of the 2 W that end in eos are finished: they are scored and join those finished so far,
      of which the n_best by score are kept.
   4. The W best of the 2 W that do not end in eos are the live hypotheses of the next step.
@@ -111,6 +113,7 @@ def beam_search(
     eos_id: ends a hypothesis.
     vocab_size: V.
     length_norm_alpha: GNMT's alpha, at least 0. With 0 the score is the log-probability.
+    min_length: the least |Y|, counting eos, of a sentence that may have as many.
     n_best: how many to return, beam_size unless told. Fewer stop earlier; the first stay the same.
     early_stop: stop a sentence as soon as its result is certain.
     pad_id: fills ids after eos.
@@ -126,6 +129,7 @@ def beam_search(
   n_best = beam_size if n_best is None else n_best
   _check(beam_size, n_best, length_norm_alpha, vocab_size, pad=pad_id, bos=bos_id, eos=eos_id)
   max_lengths_B = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)
+  min_lengths_B = tf.minimum(min_length, max_lengths_B)
   max_penalty_B1 = length_penalty(max_lengths_B, length_norm_alpha)[:, tf.newaxis]
 
   def alive(live, finished):
@@ -137,7 +141,8 @@ def beam_search(
     length = now.time + 1
     logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
-    best = _continue(live, logits_BWV, length >= max_lengths_B, pad_id, bos_id, eos_id)
+    ends = length >= min_lengths_B, length >= max_lengths_B
+    best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
     finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))
     parents_BW, live = _go_on(live, best, length, eos_id)
     if early_stop:
@@ -191,19 +196,23 @@ def _none_finished(ids_1T, batch_size, n_best):
   return _Finished(tf.tile(ids_1T[tf.newaxis], [batch_size, n_best, 1]), lengths_BW, scores_BW, scores_BW)
 
 
-def _continue(live, logits_BWV, must_end_B, pad_id, bos_id, eos_id):
+def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
   """The 2 W best continuations by one symbol, of all live hypotheses of a sentence together."""
   beam_size, vocab_size = logits_BWV.shape[1:]
   # Eos has a place of its own, so that a hypothesis can be made to end. Of the rest the 2 W best of
   # a row are enough; pad, bos and eos may be among what top_k gives.
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
-  best_BW1 = logits_BWJ[:, :, :1]
+  best_BW1, best_symbol_BW1 = logits_BWJ[:, :, :1], symbols_BWJ[:, :, :1]
   barred_BWJ = (symbols_BWJ == pad_id) | (symbols_BWJ == bos_id) | (symbols_BWJ == eos_id)
   barred_BWJ |= must_end_B[:, tf.newaxis, tf.newaxis]
-  logits_BWJ = tf.concat([logits_BWV[:, :, eos_id : eos_id + 1], tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
+  eos_BW1 = tf.where(may_end_B[:, tf.newaxis, tf.newaxis], logits_BWV[:, :, eos_id : eos_id + 1], NEG_INF)
+  logits_BWJ = tf.concat([eos_BW1, tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
   symbols_BWJ = tf.concat([tf.fill(tf.shape(symbols_BWJ[:, :, :1]), eos_id), symbols_BWJ], axis=-1)
 
-  log_probs_BWJ = logits_BWJ - _log_normaliser(logits_BWV, best_BW1)
+  # Log Z by way of the likeliest symbol, whose probability is 1 / V at least, so that nothing cancels: the softmax is
+  # one kernel, where tf.reduce_logsumexp is four.
+  best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), best_symbol_BW1, batch_dims=2)
+  log_probs_BWJ = logits_BWJ - (best_BW1 - tf.math.log(best_prob_BW1))
   log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # lest by rounding a hypothesis gain by going on
   live_BW1 = live.log_probs_BW[:, :, tf.newaxis]
   log_probs_BWJ = tf.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
@@ -213,14 +222,6 @@ def _continue(live, logits_BWV, must_end_B, pad_id, bos_id, eos_id):
   log_probs_BJ, chosen_BJ = tf.math.top_k(tf.reshape(log_probs_BWJ, shape), 2 * beam_size)
   symbols_BJ = tf.gather(tf.reshape(symbols_BWJ, shape), chosen_BJ, batch_dims=1)
   return _Continuations(log_probs_BJ, symbols_BJ, chosen_BJ // per_row)
-
-
-def _log_normaliser(logits_BWV, best_BW1):
-  """log Z [B, W, 1], given the largest logits: by their probability, which is 1 / V at least, so nothing cancels.
-
-  The softmax is one kernel, where tf.reduce_logsumexp is four.
-  """
-  return best_BW1 - tf.math.log(tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1, keepdims=True))
 
 
 def _top_k(logits_BWV, k, block=32):

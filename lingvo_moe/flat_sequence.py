@@ -91,15 +91,11 @@ def loop(
     start, positions_BU, mask_BWU = _owned(mask_BWU, ROOM * beam_size)
     return tf.while_loop(has_room, make_step, (time, start, mask_BWU, state, keep(cache, positions_BU)))
 
-  # The sizes that depend on the number of positions stay open.
-  two_positions = keep(cache, tf.zeros([batch_size, 2], tf.int32))
-  open_mask = tf.TensorSpec([*begin[2].shape[:2], None])
-  specs = (
-    *tf.nest.map_structure(tf.type_spec_from_value, begin[:2]),
-    open_mask,
-    tf.nest.map_structure(tf.type_spec_from_value, begin[3]),
-    tf.nest.map_structure(_in_common, cache, two_positions),
-  )
+  # The sizes that depend on the number of positions stay open, all others as they are.
+  time, start, mask_BWU, state, _ = tf.nest.map_structure(lambda _: None, begin)
+  mask_BWU = tf.TensorSpec([*begin[2].shape[:2], None])
+  of_two = keep(cache, tf.zeros([batch_size, 2], tf.int32))
+  specs = time, start, mask_BWU, state, tf.nest.map_structure(_in_common, cache, of_two)
   steps, _, _, state, _ = tf.while_loop(unfinished, make_steps, begin, shape_invariants=specs)
   return steps, state
 

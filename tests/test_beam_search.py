@@ -86,7 +86,7 @@ def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
 
-def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop):
+def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop, min_length=1):
   """An ordinary beam search for one sentence, on lists: returns [(score, log_prob, Y)], steps."""
   live, finished, steps = [(0.0, (BOS,))], [], 0
   while live and steps < max_length:
@@ -96,7 +96,7 @@ def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_
         (log_prob + p, prefix + (y,))
         for log_prob, prefix in live
         for y, p in enumerate(toy.log_probs(source, prefix))
-        if y not in (PAD, BOS) and (y == EOS or steps < max_length)
+        if y not in (PAD, BOS) and (steps >= min(min_length, max_length) if y == EOS else steps < max_length)
       ),
       reverse=True,
     )
@@ -157,6 +157,18 @@ def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop,
     assert_found(found, source, expected)
     all_steps.append(steps)
   assert found.steps == max(all_steps)
+
+
+def test_no_translation_is_shorter_than_asked_for_where_its_limit_allows():
+  toy = Toy(2, num_sources=4, max_steps=8, eos_bias=2.0)
+  max_lengths, shortest = [8, 6, 4, 1], []
+  for min_length in (1, 5):
+    found = toy.search(max_lengths, 3, 0.6, min_length=min_length)
+    for source, max_length in enumerate(max_lengths):
+      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, n_best=3, early_stop=True, min_length=min_length)
+      assert_found(found, source, expected)
+    shortest.append(found.lengths_BW[:, 0].numpy().tolist())
+  assert max(shortest[0]) < 5 and shortest[1][2:] == [4, 1] and min(shortest[1][:2]) >= 5
 
 
 def test_the_toy_has_hypotheses_that_cross():

@@ -162,18 +162,29 @@ def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.T
 def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
   """buffer_BNUK with x at positions start .. of U, which need not be static.
 
-  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. As a
-  matrix, which is copied faster than an array of four axes.
+  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. The kernel
+  goes element by element, so where it can 16 bytes pass for one.
   """
   shape, width, head_dim = tf.shape(buffer_BNUK), tf.shape(x_BNWK)[2], buffer_BNUK.shape[3]
-  rows = shape[0] * shape[1]
+  rows, together = shape[0] * shape[1], tf.complex128.size // buffer_BNUK.dtype.size
+  if head_dim % together:
+    together = 1
+  size = head_dim // together
+
+  def matrix(x, positions):
+    if together == 1:
+      return tf.reshape(x, [rows, positions * size])
+    return tf.bitcast(tf.reshape(x, [rows, positions * size, together]), tf.complex128)
+
   written = tf.raw_ops.TensorStridedSliceUpdate(
-    input=tf.reshape(buffer_BNUK, [rows, shape[2] * head_dim]),
-    begin=[0, start * head_dim],
-    end=[0, (start + width) * head_dim],
+    input=matrix(buffer_BNUK, shape[2]),
+    begin=[0, start * size],
+    end=[0, (start + width) * size],
     strides=[1, 1],
-    value=tf.reshape(x_BNWK, [rows, width * head_dim]),
+    value=matrix(x_BNWK, width),
     begin_mask=0b01,  # every row
     end_mask=0b01,
   )
+  if together > 1:
+    written = tf.bitcast(written, buffer_BNUK.dtype)
   return tf.ensure_shape(tf.reshape(written, shape), buffer_BNUK.shape)

@@ -53,7 +53,12 @@ class Scored(NamedTuple):
 
 
 def search(
-  model: TranslationModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: MtConfig, n_best: int = 1
+  model: TranslationModel,
+  theta: Theta,
+  batch: Mapping[str, tf.Tensor],
+  config: MtConfig,
+  n_best: int = 1,
+  min_length: int = 1,
 ) -> beam_search.Hypotheses:
   """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
 
@@ -66,6 +71,7 @@ def search(
     batch: src_ids, src_segments, src_positions, one sentence a row. A row without any gets no hypothesis.
     config: its beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra are used.
     n_best: hypotheses returned.
+    min_length: the fewest symbols of a translation, its end included, where its source allows as many.
 
   Returns:
     beam_search.Hypotheses.
@@ -93,6 +99,7 @@ def search(
     vocab_size=model.target_embedding.vocab_size,
     length_norm_alpha=config.length_norm_alpha,
     n_best=n_best,
+    min_length=min_length,
     keep=None if static else model.keep_positions,
   )
 
