@@ -1,13 +1,8 @@
-"""Flat beam search: a beam is one sequence that is written once, and a mask.
+"""Flat beam search (GShard, arXiv:2006.16668, appendix A.1): which hypotheses go on, which end, and which are best.
 
-GShard (arXiv:2006.16668), appendix A.1. An ordinary beam search moves the keys and values of its
-hypotheses at every step, to where the survivors are. Here the symbols of all hypotheses of a beam
-interleave in one flat sequence: at step `time` hypothesis w writes flat position time * W + w, and
-nothing is ever moved. A hypothesis is the row of a 0/1 mask over these positions, one position for
-each of its symbols; only masks are gathered.
+What the decoder keeps of their symbols lies in one flat sequence a beam, under a mask: see flat_sequence.py.
 
-Axes: `W` hypotheses of a beam (or of the result), `U` = T * W flat positions, `J` candidates among
-which the best are chosen.
+Axes: `W` hypotheses of a beam (or of the result), `U` flat positions, `J` candidates among which the best are chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe import flat_sequence
 from lingvo_moe.errors import UserError
 
 NEG_INF = float('-inf')
@@ -35,17 +31,18 @@ class Hypotheses(NamedTuple):
 class _Live(NamedTuple):
   """Hypotheses that go on. A sentence that has stopped has none: all its log_probs are -inf."""
 
-  ids_BW: tf.Tensor  # int32; the last symbol
+  last_BW: tf.Tensor  # int32; the last symbol: bos, or the last of its ids
+  ids_BWT: tf.Tensor  # int32; y1.. so far, then pad
   log_probs_BW: tf.Tensor  # float32; -inf where there is no hypothesis
-  mask_BWU: tf.Tensor  # float32 0/1; its flat positions, its last symbol's included
 
 
 class _Finished(NamedTuple):
-  """Hypotheses that ended, best first, W = n_best. A mask holds bos y1..yn-1: |Y| ones."""
+  """Hypotheses that ended, best first, W = n_best: as in Hypotheses."""
 
-  scores_BW: tf.Tensor
+  ids_BWT: tf.Tensor
+  lengths_BW: tf.Tensor
   log_probs_BW: tf.Tensor
-  mask_BWU: tf.Tensor
+  scores_BW: tf.Tensor
 
 
 class _Continuations(NamedTuple):
@@ -56,7 +53,7 @@ class _Continuations(NamedTuple):
   parents_BJ: tf.Tensor  # int32; which live hypothesis each continues
 
 
-StepFn = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
+StepFn = Callable[[tf.Tensor, flat_sequence.Now, Any], tuple[tf.Tensor, Any]]
 
 
 def beam_search(
@@ -72,8 +69,10 @@ def beam_search(
   vocab_size: int,
   length_norm_alpha: float,
   n_best: int | None = None,
+  min_length: int = 1,
   early_stop: bool = True,
   pad_id: int = 0,
+  keep: flat_sequence.Keep | None = None,
 ) -> Hypotheses:
   """Searches the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
@@ -81,7 +80,8 @@ def beam_search(
   1. The beam begins with one live hypothesis, bos, of log-probability 0.
   2. A step ranks all continuations of the live hypotheses by one symbol, by log-probability, and
      takes the 2 W best (as tensor2tensor does). Pad and bos are not among them, though the softmax
-     counts them. A hypothesis of max_length - 1 symbols can only be continued by eos.
+     counts them; nor is eos before min_length - 1 symbols. A hypothesis of max_length - 1 symbols
+     can only be continued by eos.
   3. Those of the 2 W that end in eos are finished: they are scored and join those finished so far,
      of which the n_best by score are kept.
   4. The W best of the 2 W that do not end in eos are the live hypotheses of the next step.
@@ -95,14 +95,15 @@ def beam_search(
   depend on its neighbours, which may keep the loop running. With W = 1 the result scores no less
   than greedy search's.
 
-  With static shapes (Python ints throughout) the whole search lowers to XLA.
+  With static shapes (Python ints throughout) and without `keep` the whole search lowers to XLA.
 
   Args:
-    step_fn: (ids_BW, time, mask_BWU, cache) -> (logits_BWV, cache). Takes the last symbol of each
-      live hypothesis (bos at time 0), writes what attention needs of it at flat positions time * W
-      to time * W + W - 1, and attends where the float mask is 1, the symbol's own position
-      included. It is asked for rows without a live hypothesis too; their logits are not used.
-    cache: any nest of tensors, whose shapes step_fn keeps. Sized for U = max_steps * W.
+    step_fn: (ids_BW, now, cache) -> (logits_BWV, cache). Takes the last symbol of each live
+      hypothesis (bos at time 0), writes what attention needs of it at flat positions now.start to
+      now.start + W - 1, and attends where now.mask_BWU is 1, the symbol's own position included.
+      It is asked for rows without a live hypothesis too; their logits are not used.
+    cache: any nest of tensors, whose shapes step_fn keeps: of max_steps * W flat positions, or, if
+      `keep` is given, of one.
     batch_size: B.
     beam_size: W, the live hypotheses kept for each sentence.
     max_steps: T, the most steps to run.
@@ -112,9 +113,12 @@ def beam_search(
     eos_id: ends a hypothesis.
     vocab_size: V.
     length_norm_alpha: GNMT's alpha, at least 0. With 0 the score is the log-probability.
+    min_length: the least |Y|, counting eos, of a sentence that may have as many.
     n_best: how many to return, beam_size unless told. Fewer stop earlier; the first stay the same.
     early_stop: stop a sentence as soon as its result is certain.
     pad_id: fills ids after eos.
+    keep: (cache, positions_BU) -> a cache of the values at these flat positions, so that those
+      which no live hypothesis owns can be dropped; see flat_sequence.loop.
 
   Returns:
     Hypotheses with W = n_best and T = max_steps.
@@ -125,31 +129,36 @@ def beam_search(
   n_best = beam_size if n_best is None else n_best
   _check(beam_size, n_best, length_norm_alpha, vocab_size, pad=pad_id, bos=bos_id, eos=eos_id)
   max_lengths_B = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)
+  min_lengths_B = tf.minimum(min_length, max_lengths_B)
   max_penalty_B1 = length_penalty(max_lengths_B, length_norm_alpha)[:, tf.newaxis]
 
-  def unfinished(time, symbols_BTW, live, finished, cache):
-    del symbols_BTW, finished, cache
-    return tf.logical_and(time < max_steps, tf.reduce_any(live.log_probs_BW > NEG_INF))
+  def alive(live, finished):
+    del finished
+    return live.log_probs_BW > NEG_INF
 
-  def step(time, symbols_BTW, live, finished, cache):
-    symbols_BTW = tf.where(_at(time, max_steps), live.ids_BW[:, tf.newaxis, :], symbols_BTW)
-    logits_BWV, cache = step_fn(live.ids_BW, time, live.mask_BWU, cache)
+  def step(now, state, cache):
+    live, finished = state
+    length = now.time + 1
+    logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
-    best = _continue(live, logits_BWV, time + 1 >= max_lengths_B, pad_id, bos_id, eos_id)
-    finished = _finish(finished, live, best, eos_id, length_penalty(time + 1, length_norm_alpha))
-    live = _go_on(live, best, time + 1, eos_id)
+    ends = length >= min_lengths_B, length >= max_lengths_B
+    best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
+    finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))
+    parents_BW, live = _go_on(live, best, length, eos_id)
     if early_stop:
       best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
       live = _stop(live, where_B1=best_attainable_B1 <= finished.scores_BW[:, -1:])
-    return time + 1, symbols_BTW, live, finished, cache
+    return parents_BW, (live, finished), cache
 
-  symbols_BTW = tf.zeros([batch_size, max_steps, beam_size], tf.int32)
-  live = _first_live(batch_size, beam_size, max_steps, bos_id, max_lengths_B)
-  finished = _none_finished(batch_size, n_best, max_steps * beam_size)
-  steps, symbols_BTW, _, finished, _ = tf.while_loop(
-    unfinished, step, (tf.constant(0), symbols_BTW, live, finished, cache)
+  ids_1T = tf.fill([1, max_steps], pad_id)
+  begin = (
+    _first_live(ids_1T, batch_size, beam_size, bos_id, max_lengths_B),
+    _none_finished(ids_1T, batch_size, n_best),
   )
-  return _read_out(symbols_BTW, finished, steps, eos_id, pad_id)
+  steps, (_, finished) = flat_sequence.loop(
+    step, begin, cache, alive=alive, batch_size=batch_size, beam_size=beam_size, max_steps=max_steps, keep=keep
+  )
+  return Hypotheses(*finished, steps)
 
 
 def length_penalty(length: int | tf.Tensor, alpha: float) -> tf.Tensor:
@@ -171,43 +180,39 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
       raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
 
 
-def _at(time, max_steps):
-  """True at `time`, [T, 1]."""
-  return (tf.range(max_steps) == time)[:, tf.newaxis]
-
-
-def _first_live(batch_size, beam_size, max_steps, bos_id, max_lengths_B):
+def _first_live(ids_1T, batch_size, beam_size, bos_id, max_lengths_B):
   """One hypothesis, bos, for each sentence that may have a symbol at all."""
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
   return _Live(
-    ids_BW=tf.fill([batch_size, beam_size], bos_id),
+    last_BW=tf.fill([batch_size, beam_size], bos_id),
+    ids_BWT=tf.tile(ids_1T[tf.newaxis], [batch_size, beam_size, 1]),
     log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
-    mask_BWU=tf.zeros([batch_size, 1, 1]) + _own_positions(0, beam_size, beam_size * max_steps),
   )
 
 
-def _none_finished(batch_size, n_best, num_slots):
+def _none_finished(ids_1T, batch_size, n_best):
   scores_BW = tf.fill([batch_size, n_best], NEG_INF)
-  return _Finished(scores_BW, scores_BW, tf.zeros([batch_size, n_best, num_slots]))
+  lengths_BW = tf.zeros([batch_size, n_best], tf.int32)
+  return _Finished(tf.tile(ids_1T[tf.newaxis], [batch_size, n_best, 1]), lengths_BW, scores_BW, scores_BW)
 
 
-def _own_positions(time, beam_size, num_slots):
-  """The mask [W, U] of the flat positions that the hypotheses write at `time`."""
-  return tf.one_hot(time * beam_size + tf.range(beam_size), num_slots)
-
-
-def _continue(live, logits_BWV, must_end_B, pad_id, bos_id, eos_id):
+def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
   """The 2 W best continuations by one symbol, of all live hypotheses of a sentence together."""
   beam_size, vocab_size = logits_BWV.shape[1:]
   # Eos has a place of its own, so that a hypothesis can be made to end. Of the rest the 2 W best of
   # a row are enough; pad, bos and eos may be among what top_k gives.
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
+  best_BW1, best_symbol_BW1 = logits_BWJ[:, :, :1], symbols_BWJ[:, :, :1]
   barred_BWJ = (symbols_BWJ == pad_id) | (symbols_BWJ == bos_id) | (symbols_BWJ == eos_id)
   barred_BWJ |= must_end_B[:, tf.newaxis, tf.newaxis]
-  logits_BWJ = tf.concat([logits_BWV[:, :, eos_id : eos_id + 1], tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
+  eos_BW1 = tf.where(may_end_B[:, tf.newaxis, tf.newaxis], logits_BWV[:, :, eos_id : eos_id + 1], NEG_INF)
+  logits_BWJ = tf.concat([eos_BW1, tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
   symbols_BWJ = tf.concat([tf.fill(tf.shape(symbols_BWJ[:, :, :1]), eos_id), symbols_BWJ], axis=-1)
 
-  log_probs_BWJ = logits_BWJ - tf.reduce_logsumexp(logits_BWV, axis=-1, keepdims=True)
+  # Log Z by way of the likeliest symbol, whose probability is 1 / V at least, so that nothing cancels: the softmax is
+  # one kernel, where tf.reduce_logsumexp is four.
+  best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), best_symbol_BW1, batch_dims=2)
+  log_probs_BWJ = logits_BWJ - (best_BW1 - tf.math.log(best_prob_BW1))
   log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # lest by rounding a hypothesis gain by going on
   live_BW1 = live.log_probs_BW[:, :, tf.newaxis]
   log_probs_BWJ = tf.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
@@ -240,49 +245,38 @@ def _top_k(logits_BWV, k, block=32):
   return logits_BWJ, block_BWJ * block + index_BWJ % block
 
 
-def _finish(finished, live, best, eos_id, penalty):
-  """Keeps the best, by score, of what had finished and of the continuations that end in eos."""
+def _finish(finished, live, best, length, eos_id, penalty):
+  """Keeps the best, by score, of what had finished and of the continuations that end in eos, of `length` symbols."""
   n_best = finished.scores_BW.shape[1]
   ended_BJ = tf.where(best.symbols_BJ == eos_id, best.log_probs_BJ, NEG_INF)
   log_probs_BJ = tf.concat([finished.log_probs_BW, ended_BJ], axis=1)
   scores_BJ = tf.concat([finished.scores_BW, ended_BJ / penalty], axis=1)
-  # A hypothesis that ends has its parent's mask: eos itself is never attended to.
-  old_BJ = tf.zeros_like(finished.scores_BW, tf.int32) + tf.range(n_best)
+  lengths_BJ = tf.concat([finished.lengths_BW, tf.fill(tf.shape(ended_BJ), length)], axis=1)
+  # Those that had finished, and the live ones with an end.
+  old_BJ = tf.zeros_like(finished.lengths_BW) + tf.range(n_best)
   source_BJ = tf.concat([old_BJ, n_best + best.parents_BJ], axis=1)
-  masks_BJU = tf.concat([finished.mask_BWU, live.mask_BWU], axis=1)
+  ids_BJT = tf.concat([finished.ids_BWT, _with_symbol(live.ids_BWT, length, eos_id)], axis=1)
 
   scores_BW, chosen_BW = tf.math.top_k(scores_BJ, n_best)
-  source_BW = tf.gather(source_BJ, chosen_BW, batch_dims=1)
-  log_probs_BW = tf.gather(log_probs_BJ, chosen_BW, batch_dims=1)
-  mask_BWU = tf.gather(masks_BJU, source_BW, batch_dims=1)
-  return _Finished(scores_BW, log_probs_BW, mask_BWU)
+  take = lambda of_BJ: tf.gather(of_BJ, chosen_BW, batch_dims=1)
+  ids_BWT = tf.gather(ids_BJT, take(source_BJ), batch_dims=1)
+  return _Finished(ids_BWT, take(lengths_BJ), take(log_probs_BJ), scores_BW)
 
 
-def _go_on(live, best, time, eos_id):
-  """The W best continuations that do not end: the mask of the parent and a position of `time`."""
-  beam_size, num_slots = live.ids_BW.shape[1], tf.shape(live.mask_BWU)[2]
+def _go_on(live, best, length, eos_id):
+  """The W best continuations that do not end, now of `length` symbols, and their parents."""
   log_probs_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.log_probs_BJ)
-  log_probs_BW, chosen_BW = tf.math.top_k(log_probs_BJ, beam_size)
+  log_probs_BW, chosen_BW = tf.math.top_k(log_probs_BJ, live.last_BW.shape[1])
   parents_BW = tf.gather(best.parents_BJ, chosen_BW, batch_dims=1)
-  mask_BWU = tf.gather(live.mask_BWU, parents_BW, batch_dims=1)
-  mask_BWU += _own_positions(time, beam_size, num_slots)
-  return _Live(tf.gather(best.symbols_BJ, chosen_BW, batch_dims=1), log_probs_BW, mask_BWU)
+  symbols_BW = tf.gather(best.symbols_BJ, chosen_BW, batch_dims=1)
+  ids_BWT = tf.gather(live.ids_BWT, parents_BW, batch_dims=1)
+  return parents_BW, _Live(symbols_BW, _with_symbol(ids_BWT, length, symbols_BW[:, :, tf.newaxis]), log_probs_BW)
+
+
+def _with_symbol(ids_BWT, length, symbol):
+  """Hypotheses with a last symbol, their length-th."""
+  return tf.where(tf.range(tf.shape(ids_BWT)[2]) == length - 1, symbol, ids_BWT)
 
 
 def _stop(live, where_B1):
   return live._replace(log_probs_BW=tf.where(where_B1, NEG_INF, live.log_probs_BW))
-
-
-def _read_out(symbols_BTW, finished, steps, eos_id, pad_id):
-  """Spells the finished hypotheses: a mask has one position of each time and holds bos y1..yn-1."""
-  n_best = finished.scores_BW.shape[1]
-  batch_size, max_steps, beam_size = tf.unstack(tf.shape(symbols_BTW))
-  mask_BWTW = tf.reshape(finished.mask_BWU, [batch_size, n_best, max_steps, beam_size])
-  inputs_BWT = tf.reduce_sum(tf.cast(mask_BWTW, tf.int32) * symbols_BTW[:, tf.newaxis], axis=-1)
-  lengths_BW = tf.cast(tf.reduce_sum(finished.mask_BWU, axis=-1), tf.int32)
-
-  position_T = tf.range(max_steps)
-  last_BW1 = lengths_BW[:, :, tf.newaxis] - 1
-  ids_BWT = tf.where(position_T < last_BW1, tf.roll(inputs_BWT, -1, axis=-1), pad_id)
-  ids_BWT = tf.where(position_T == last_BW1, eos_id, ids_BWT)
-  return Hypotheses(ids_BWT, lengths_BW, finished.log_probs_BW, finished.scores_BW, steps)

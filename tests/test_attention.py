@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
@@ -108,8 +109,8 @@ def test_dropout_hits_the_attention_weights_and_needs_a_key():
   np.testing.assert_array_equal(dropped, layer(THETA, x, x, causal_mask(6), prng.key(1)))
 
 
-def extend(x_BWM, time, mask_BWU, cache):
-  return LAYER.extend(THETA, x_BWM, time, mask_BWU, cache)
+def extend(x_BWM, start, mask_BWU, cache):
+  return LAYER.extend(THETA, x_BWM, Now(start // 2, start, mask_BWU), cache)
 
 
 ANY_CACHE = {name: tf.TensorSpec([None, 2, None, 4]) for name in ('keys', 'values')}
@@ -140,7 +141,7 @@ def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
   for time in range(steps):
     for w in range(width):
       mask_BWU[:, w, time * width + w] = 1
-    y, cache = EXTEND[shapes](x_BWTM[:, :, time], tf.constant(time), tf.constant(mask_BWU), cache)
+    y, cache = EXTEND[shapes](x_BWTM[:, :, time], tf.constant(time * width), tf.constant(mask_BWU), cache)
     got.append(y)
   whole = tf.reshape(x_BWTM, [rows * width, steps, 6])
   expected = tf.reshape(LAYER(THETA, whole, whole, causal_mask(steps)), [rows, width, steps, 6])
@@ -152,8 +153,8 @@ def test_hypotheses_share_the_past_that_the_mask_gives_them():
   x = some_input(1, 4)
   mask = lambda *rows: tf.constant([rows], tf.float32)
   cache = LAYER.empty_cache(1, 4)
-  _, cache = LAYER.extend(THETA, x[:, :2], tf.constant(0), mask([1, 0, 0, 0], [0, 1, 0, 0]), cache)
-  y, _ = LAYER.extend(THETA, x[:, 2:], tf.constant(1), mask([0, 1, 1, 0], [0, 1, 0, 1]), cache)
+  _, cache = extend(x[:, :2], tf.constant(0), mask([1, 0, 0, 0], [0, 1, 0, 0]), cache)
+  y, _ = extend(x[:, 2:], tf.constant(2), mask([0, 1, 1, 0], [0, 1, 0, 1]), cache)
   for w in range(2):
     row = tf.gather(x, [1, 2 + w], axis=1)
     np.testing.assert_allclose(y[:, w], LAYER(THETA, row, row, causal_mask(2))[:, 1], atol=1e-6)

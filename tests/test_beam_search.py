@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import beam_search as bs
+from lingvo_moe import flat_sequence
 from lingvo_moe.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2
@@ -37,29 +38,38 @@ class Toy:
     logits = context @ self.readout_BMV[source] + self.readout_bias_V
     return logits - np.logaddexp.reduce(logits)
 
-  def step(self, ids_BW, time, mask_BWU, cache):
+  def cache(self, batch_size, num_slots):
+    """Values, and when each was written. Positions not yet written hold what would be noticed."""
+    values_BUM = tf.fill([batch_size, num_slots, self.embedding_VM.shape[1]], 1e3)
+    return values_BUM, tf.zeros([batch_size, num_slots], tf.int32)
+
+  @staticmethod
+  def keep(cache, positions_BU):
+    *flat, readout_BMV = cache
+    return *(tf.gather(x, positions_BU, batch_dims=1) for x in flat), readout_BMV
+
+  def step(self, ids_BW, now, cache):
     """The same through flat caches."""
-    values_BUM, readout_BMV = cache
-    beam_size, num_slots = ids_BW.shape[1], tf.shape(values_BUM)[1]
-    when_U = tf.range(num_slots) // beam_size
+    values_BUM, when_BU, readout_BMV = cache
+    own_WU = tf.one_hot(now.start + tf.range(ids_BW.shape[1]), tf.shape(when_BU)[1])
+    new_U = tf.reduce_any(own_WU > 0, axis=0)
     new_BWM = tf.gather(tf.constant(self.embedding_VM, tf.float32), ids_BW)
-    new_BUM = tf.tile(new_BWM, [1, num_slots // beam_size, 1])
-    values_BUM = tf.where((when_U == time)[:, tf.newaxis], new_BUM, values_BUM)
-    weight_U = tf.gather(tf.constant(self.weight_TT, tf.float32)[time], when_U)
-    context_BWM = tf.tanh(tf.einsum('BWU,U,BUM->BWM', mask_BWU, weight_U, values_BUM))
+    values_BUM = tf.where(new_U[:, tf.newaxis], tf.einsum('WU,BWM->BUM', own_WU, new_BWM), values_BUM)
+    when_BU = tf.where(new_U, now.time, when_BU)
+    weight_BU = tf.gather(tf.constant(self.weight_TT, tf.float32)[now.time], when_BU)
+    context_BWM = tf.tanh(tf.einsum('BWU,BU,BUM->BWM', now.mask_BWU, weight_BU, values_BUM))
     logits_BWV = tf.einsum('BWM,BMV->BWV', context_BWM, readout_BMV)
-    return logits_BWV + tf.constant(self.readout_bias_V, tf.float32), (values_BUM, readout_BMV)
+    return logits_BWV + tf.constant(self.readout_bias_V, tf.float32), (values_BUM, when_BU, readout_BMV)
 
   def search(self, max_lengths, beam_size, alpha, *, sources=None, max_steps=None, **kwargs):
     """Flat beam search over this model."""
     readout_BMV = self.readout_BMV if sources is None else self.readout_BMV[sources]
     readout_BMV = tf.constant(readout_BMV, tf.float32)
     max_steps = self.max_steps if max_steps is None else max_steps
-    # Positions not yet written hold a value that would be noticed.
-    values_BUM = tf.fill([len(max_lengths), max_steps * beam_size, self.embedding_VM.shape[1]], 1e3)
+    cache = self.cache(len(max_lengths), 1 if 'keep' in kwargs else max_steps * beam_size)
     return bs.beam_search(
       kwargs.pop('step_fn', self.step),
-      (values_BUM, readout_BMV),
+      (*cache, readout_BMV),
       batch_size=len(max_lengths),
       beam_size=beam_size,
       max_steps=max_steps,
@@ -76,7 +86,7 @@ def penalty(length, alpha):
   return ((5 + length) / 6) ** alpha
 
 
-def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop):
+def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_stop, min_length=1):
   """An ordinary beam search for one sentence, on lists: returns [(score, log_prob, Y)], steps."""
   live, finished, steps = [(0.0, (BOS,))], [], 0
   while live and steps < max_length:
@@ -86,7 +96,7 @@ def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_
         (log_prob + p, prefix + (y,))
         for log_prob, prefix in live
         for y, p in enumerate(toy.log_probs(source, prefix))
-        if y not in (PAD, BOS) and (y == EOS or steps < max_length)
+        if y not in (PAD, BOS) and (steps >= min(min_length, max_length) if y == EOS else steps < max_length)
       ),
       reverse=True,
     )
@@ -131,14 +141,16 @@ def assert_same(a, b):
     np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize('keeps', [{}, {'keep': Toy.keep}])
 @pytest.mark.parametrize('early_stop', [True, False])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 @pytest.mark.parametrize('beam_size', [1, 2, 3, 4, 5])
-def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop):
+def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop, keeps, monkeypatch):
+  monkeypatch.setattr(flat_sequence, 'ROOM', 3)
   max_lengths = [8, 5, 7, 1, 8, 6, 2, 8]
   n_best = (beam_size + 1) // 2 if early_stop else beam_size
   toy = Toy(beam_size, num_sources=8, max_steps=8, eos_bias=1.0)
-  found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stop=early_stop)
+  found = toy.search(max_lengths, beam_size, alpha, n_best=n_best, early_stop=early_stop, **keeps)
   all_steps = []
   for source, max_length in enumerate(max_lengths):
     expected, steps = ordinary_search(toy, source, max_length, beam_size, alpha, n_best=n_best, early_stop=early_stop)
@@ -147,14 +159,26 @@ def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop)
   assert found.steps == max(all_steps)
 
 
+def test_no_translation_is_shorter_than_asked_for_where_its_limit_allows():
+  toy = Toy(2, num_sources=4, max_steps=8, eos_bias=2.0)
+  max_lengths, shortest = [8, 6, 4, 1], []
+  for min_length in (1, 5):
+    found = toy.search(max_lengths, 3, 0.6, min_length=min_length)
+    for source, max_length in enumerate(max_lengths):
+      expected, _ = ordinary_search(toy, source, max_length, 3, 0.6, n_best=3, early_stop=True, min_length=min_length)
+      assert_found(found, source, expected)
+    shortest.append(found.lengths_BW[:, 0].numpy().tolist())
+  assert max(shortest[0]) < 5 and shortest[1][2:] == [4, 1] and min(shortest[1][:2]) >= 5
+
+
 def test_the_toy_has_hypotheses_that_cross():
   # Otherwise the test above would not notice a beam that forgets to gather its masks.
   toy, crossings = Toy(0), []
 
-  def step(ids_BW, time, mask_BWU, cache):
-    mask_BWTW = mask_BWU.numpy().reshape([3, 4, 12, 4])
-    crossings.append((mask_BWTW[:, :, :time, :] * (1 - np.eye(4)[:, np.newaxis])).sum())
-    return toy.step(ids_BW, time, mask_BWU, cache)
+  def step(ids_BW, now, cache):
+    mask_BWTW = now.mask_BWU.numpy().reshape([3, 4, 12, 4])
+    crossings.append((mask_BWTW[:, :, : now.time, :] * (1 - np.eye(4)[:, np.newaxis])).sum())
+    return toy.step(ids_BW, now, cache)
 
   toy.search([12, 12, 12], 4, 1.0, step_fn=step)
   assert sum(crossings) > 50
@@ -163,12 +187,12 @@ def test_the_toy_has_hypotheses_that_cross():
 def test_a_mask_has_one_position_of_each_time_and_its_own():
   toy = Toy(1)
 
-  def step(ids_BW, time, mask_BWU, cache):
-    mask_BWTW = mask_BWU.numpy().reshape([3, 4, 12, 4])
-    past_T = np.arange(12) <= time
+  def step(ids_BW, now, cache):
+    mask_BWTW = now.mask_BWU.numpy().reshape([3, 4, 12, 4])
+    past_T = np.arange(12) <= now.time
     np.testing.assert_array_equal(mask_BWTW.sum(-1), np.broadcast_to(past_T, [3, 4, 12]))
-    np.testing.assert_array_equal(mask_BWTW[:, :, time], np.broadcast_to(np.eye(4), [3, 4, 4]))
-    return toy.step(ids_BW, time, mask_BWU, cache)
+    np.testing.assert_array_equal(mask_BWTW[:, :, now.time], np.broadcast_to(np.eye(4), [3, 4, 4]))
+    return toy.step(ids_BW, now, cache)
 
   toy.search([12, 3, 7], 4, 0.6, step_fn=step)
 
@@ -224,9 +248,8 @@ def fixed_step(*probs_TV):
   """A model that ignores its input: probs_TV[t] at time t."""
   logits_TV = tf.math.log(tf.constant(probs_TV))
 
-  def step(ids_BW, time, mask_BWU, cache):
-    del mask_BWU
-    return tf.zeros([*ids_BW.shape, 1]) + logits_TV[time], cache
+  def step(ids_BW, now, cache):
+    return tf.zeros([*ids_BW.shape, 1]) + logits_TV[now.time], cache
 
   return step
 
@@ -332,17 +355,18 @@ def test_eager_graph_and_xla_agree(jit_compile):
   assert compiled.steps == eager.steps
 
 
-def test_batch_and_steps_may_be_unknown_while_tracing():
+@pytest.mark.parametrize('keep', [None, Toy.keep])
+def test_batch_and_steps_may_be_unknown_while_tracing(keep, monkeypatch):
+  monkeypatch.setattr(flat_sequence, 'ROOM', 2)
   toy = Toy(6, eos_bias=1.0)
 
   @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32)])
   def search(max_lengths_B, max_steps):
     batch_size = tf.shape(max_lengths_B)[0]
     readout_BMV = tf.constant(toy.readout_BMV, tf.float32)[:batch_size]
-    values_BUM = tf.zeros([batch_size, max_steps * 4, toy.embedding_VM.shape[1]])
     return bs.beam_search(
       toy.step,
-      (values_BUM, readout_BMV),
+      (*toy.cache(batch_size, 1 if keep else max_steps * 4), readout_BMV),
       batch_size=batch_size,
       beam_size=4,
       max_steps=max_steps,
@@ -351,6 +375,7 @@ def test_batch_and_steps_may_be_unknown_while_tracing():
       eos_id=EOS,
       vocab_size=toy.vocab_size,
       length_norm_alpha=0.8,
+      keep=keep,
     )
 
   for max_lengths, max_steps in [([12, 5, 9], 12), ([7, 4], 8)]:
@@ -364,10 +389,10 @@ def test_nonsense_from_rows_without_a_hypothesis_is_not_used(jit_compile):
   toy = Toy(7)
   empty_B11 = tf.constant([False, True, False])[:, tf.newaxis, tf.newaxis]
 
-  def step(ids_BW, time, mask_BWU, cache):
-    logits_BWV, cache = toy.step(ids_BW, time, mask_BWU, cache)
+  def step(ids_BW, now, cache):
+    logits_BWV, cache = toy.step(ids_BW, now, cache)
     not_first_W1 = (tf.range(3) > 0)[:, tf.newaxis]
-    return tf.where(empty_B11 | (time == 0) & not_first_W1, np.nan, logits_BWV), cache
+    return tf.where(empty_B11 | (now.time == 0) & not_first_W1, np.nan, logits_BWV), cache
 
   search = tf.function(lambda: toy.search([6, 0, 6], 3, 0.6, step_fn=step), jit_compile=jit_compile)
   found, expected = search(), toy.search([6, 0, 6], 3, 0.6)

@@ -13,6 +13,7 @@ from random_theta import theta_of
 
 from lingvo_moe import prng
 from lingvo_moe import weights
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
@@ -129,8 +130,8 @@ def test_decoding_step_by_step_over_a_flat_cache_equals_teacher_forcing(width):
       mask_BWU[:, w, time * width + w] = 1
     # Hypothesis 0 follows the target; the others say something else and must not be heard.
     ids_BW = tf.stack([batch['tgt_inputs'][:, time], *[tf.fill([rows], 3 + w) for w in range(1, width)]], axis=1)
-    args = ids_BW, tf.constant(time), tf.constant(mask_BWU), batch['src_segments'], cache
-    logits, cache = MODEL.decode_step(THETA, *args)
+    now = Now(tf.constant(time), tf.constant(time * width), tf.constant(mask_BWU))
+    logits, cache = MODEL.decode_step(THETA, ids_BW, now, batch['src_segments'], cache)
     real = batch['tgt_segments'][:, time] > 0
     np.testing.assert_allclose(logits[:, 0][real], expected[:, time][real], atol=1e-5)
 
@@ -210,8 +211,9 @@ def test_bfloat16_activations_keep_float32_scores_and_gradients():
     assert grad.dtype == tf.float32 and np.all(np.isfinite(grad)), name
   memory, _ = low.encode(THETA, batch)
   cache = low.init_cache(THETA, memory, 1)
-  first = batch['tgt_inputs'][:, :1], tf.constant(0), tf.ones([2, 1, 1]), batch['src_segments'], cache
-  np.testing.assert_allclose(low.decode_step(THETA, *first)[0][:, 0], logits[:, 0], atol=0.1)
+  now = Now(tf.constant(0), tf.constant(0), tf.ones([2, 1, 1]))
+  first, _ = low.decode_step(THETA, batch['tgt_inputs'][:, :1], now, batch['src_segments'], cache)
+  np.testing.assert_allclose(first[:, 0], logits[:, 0], atol=0.1)
 
 
 def test_losses_of_parts_of_a_batch_add_up_to_its_own():

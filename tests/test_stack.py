@@ -11,6 +11,7 @@ from random_theta import theta_of
 
 from lingvo_moe import prng
 from lingvo_moe import weights
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
@@ -165,7 +166,8 @@ def test_a_scanned_decoder_decodes_as_the_unrolled_one():
     cache = stack.init_cache(weights_, memory, 6)
     for time in range(2):
       x, mask = some_input(2, 3, seed=time), tf.ones([2, 3, 6]) * tf.cast(tf.range(6) < 3 * (time + 1), tf.float32)
-      y, cache = stack.extend(weights_, x, tf.constant(time), mask, segments, cache)
+      now = Now(tf.constant(time), tf.constant(3 * time), mask)
+      y, cache = stack.extend(weights_, x, now, segments, cache)
     outputs.append(y)
   np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from lingvo_moe import registry
 from lingvo_moe import weights as weights_lib
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.tasks.mt import sizes
 
 NAMES = registry.names()
@@ -240,7 +241,8 @@ def test_bfloat16_activations_decode_with_a_bfloat16_cache():
   cache = model.init_cache(theta, memory, 2)
   first = batch['tgt_inputs'][:, :1]
 
-  logits, cache = model.decode_step(theta, first, 0, tf.constant([[[1.0, 0.0]]]), batch['src_segments'], cache)
+  now = Now(tf.constant(0), tf.constant(0), tf.constant([[[1.0, 0.0]]]))
+  logits, cache = model.decode_step(theta, first, now, batch['src_segments'], cache)
 
   whole, _ = model.logits(theta, batch)
   assert logits.dtype == whole.dtype == tf.float32

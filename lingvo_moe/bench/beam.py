@@ -1,8 +1,9 @@
 """What flat beam search pays in attention for never moving keys and values: beside the form that moves them.
 
-In the flat form (GShard, appendix A.1) a hypothesis attends, under a mask, to the positions of all W hypotheses of its
-beam: W times the keys. In the reordering form, that of most systems, every hypothesis has keys and values of its own,
-which follow it from parent to child at every step: attention is W times smaller, and all that was written is copied.
+In the flat form (GShard, appendix A.1; flat_sequence.py) a hypothesis attends, under a mask, to the positions of all W
+hypotheses of its beam: to W times the keys, were it not that positions which nobody owns any more are dropped. In the
+reordering form, that of most systems, every hypothesis has keys and values of its own, which follow it from parent to
+child at every step: attention is to as few keys as can be, and all that was written is copied.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe import flat_sequence
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
@@ -72,57 +74,63 @@ def random_beams(length: int, rows: int, beam_size: int, model_dim: int) -> tupl
 
 
 def flat(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor, parents_TBW: tf.Tensor) -> tf.Tensor:
-  """What all steps answer, [T, B, W, M]: masks are gathered."""
-  steps, rows, width, _ = sizes(x_TBWM)
-  num_slots = steps * width
-  caches = [attention.empty_cache(rows, num_slots) for _ in thetas]
+  """What all steps answer, [T, B, W, M]: masks are gathered, and now and then what is still owned."""
+  continued_TBW = tf.roll(parents_TBW, -1, axis=0)
 
-  def step(time, mask_BWU, caches, y_TBWM):
-    own_WU = tf.one_hot(time * width + tf.range(width), num_slots)
-    mask_BWU = tf.gather(mask_BWU, parents_TBW[time], batch_dims=1) + own_WU
-    x_BWM, caches = _layers(attention, thetas, x_TBWM[time], time, mask_BWU, caches)
-    return time + 1, mask_BWU, caches, y_TBWM.write(time, x_BWM)
+  def step(now, answers, caches):
+    x_BWM, caches = _layers(attention, thetas, x_TBWM[now.time], now, caches)
+    return continued_TBW[now.time], [answers[0].write(now.time, x_BWM)], caches
 
-  return _loop(step, x_TBWM, tf.zeros([rows, width, num_slots]), caches)
+  return _loop(attention, thetas, step, x_TBWM)
 
 
 def reordering(attention: Attention, thetas: Sequence[Theta], x_TBWM: tf.Tensor, parents_TBW: tf.Tensor) -> tf.Tensor:
   """The same, [T, B, W, M]: keys and values are gathered; a hypothesis is a row of its own, of a beam of one."""
   steps, rows, width, model_dim = sizes(x_TBWM)
   first_B1 = tf.range(rows)[:, tf.newaxis] * width
-  caches = [attention.empty_cache(rows * width, steps) for _ in thetas]
+  itself_B1 = tf.zeros([rows * width, 1], tf.int32)
 
-  def step(time, mask_11U, caches, y_TBWM):
-    parents = tf.reshape(first_B1 + parents_TBW[time], [-1])
+  def step(now, answers, caches):
+    parents = tf.reshape(first_B1 + parents_TBW[now.time], [-1])
     caches = tf.nest.map_structure(lambda cache_BNUK: tf.gather(cache_BNUK, parents), caches)
-    mask_11U += tf.one_hot(time, steps)
-    x_B1M = tf.reshape(x_TBWM[time], [rows * width, 1, model_dim])
-    x_B1M, caches = _layers(attention, thetas, x_B1M, time, mask_11U, caches)
-    return time + 1, mask_11U, caches, y_TBWM.write(time, tf.reshape(x_B1M, [rows, width, model_dim]))
+    x_B1M, caches = _layers(attention, thetas, x_TB1M[now.time], now, caches)
+    return itself_B1, [answers[0].write(now.time, x_B1M)], caches
 
-  return _loop(step, x_TBWM, tf.zeros([1, 1, steps]), caches)
+  x_TB1M = tf.reshape(x_TBWM, [steps, rows * width, 1, model_dim])
+  return tf.reshape(_loop(attention, thetas, step, x_TB1M), tf.shape(x_TBWM))
 
 
-def _layers(attention, thetas, x_BWM, time, mask_BWU, caches):
+def _layers(attention, thetas, x_BWM, now, caches):
   """A step of all layers, each on what those before it answered."""
   extended = []
   for number, (theta, cache) in enumerate(zip(thetas, caches, strict=True)):
     own = next(iter(weights_lib.unflatten(theta).values()))
     with tf.name_scope(weights_lib.layer_name(number)):
-      y_BWM, cache = attention.extend(own, x_BWM, time, mask_BWU, cache)
+      y_BWM, cache = attention.extend(own, x_BWM, now, cache)
     x_BWM += y_BWM
     extended.append(cache)
   return x_BWM, extended
 
 
-def _loop(step, x_TBWM, mask, caches):
-  answers = tf.TensorArray(x_TBWM.dtype, tf.shape(x_TBWM)[0], element_shape=x_TBWM.shape[1:])
-  begin = tf.constant(0), mask, caches, answers
-  return tf.while_loop(lambda time, *_: time < tf.shape(x_TBWM)[0], step, begin)[-1].stack()
+def _loop(attention, thetas, step, x_TBWM):
+  """Both forms run in the loop that decoding runs in."""
+  steps, rows, width, _ = sizes(x_TBWM)
+  answers = tf.TensorArray(x_TBWM.dtype, steps, element_shape=x_TBWM.shape[1:])
+  _, (answers,) = flat_sequence.loop(
+    step,
+    [answers],
+    [attention.empty_cache(rows, 1) for _ in thetas],
+    alive=lambda answers: tf.fill([rows, width], True),
+    batch_size=rows,
+    beam_size=width,
+    max_steps=steps,
+    keep=lambda caches, positions_BU: [attention.keep_positions(cache, positions_BU) for cache in caches],
+  )
+  return answers.stack()
 
 
 def traced(form: Form, attention: Attention, thetas: Sequence[Theta], config: MtConfig) -> Callable:
-  """A form as decoding runs in plain TensorFlow: steps and sentences are open, and attention sees what is written."""
+  """A form as decoding runs in plain TensorFlow: steps and sentences are open, and the cache grows."""
   x_TBWM = tf.TensorSpec([None, None, config.beam_size, config.model_dim], tf.float32)
   parents_TBW = tf.TensorSpec([None, None, config.beam_size], tf.int32)
   function = lambda x, parents: form(attention, thetas, x, parents)

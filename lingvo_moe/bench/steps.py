@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from lingvo_moe.bench import profile as profile_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
@@ -16,19 +14,9 @@ from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt import flops
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.model import TranslationModel
 from lingvo_moe.tasks.mt.random_batch import random_batch
-from lingvo_moe.tasks.mt.vocab import EOS
 
 MakeRuntime = Callable[[Program], Runtime]
-
-
-class Endless(TranslationModel):
-  """A model that never ends a translation, so that every one is as long as it may be."""
-
-  def decode_step(self, *args):
-    logits_BWV, cache = super().decode_step(*args)
-    return logits_BWV - 1e4 * tf.one_hot(EOS, logits_BWV.shape[-1]), cache
 
 
 def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
@@ -80,8 +68,11 @@ def _search(config, clock, make, batch) -> Timing:
       f'the rows of a batch must be a multiple of the {runtime.row_multiple} parts that the mesh splits them into; '
       f'there {"is" if rows == 1 else "are"} {rows}: take another mesh, or none'
     )
-  model = Endless(**vars(program.task))
-  search = runtime.function(lambda weights, batch: decoding.search(model, program.theta(weights), batch, config))
+  search = runtime.function(
+    lambda weights, batch: decoding.search(
+      program.task, program.theta(weights), batch, config, min_length=config.max_length
+    )
+  )
   sources = {name: value for name, value in batch.items() if name in assembly.SOURCE_KEYS}
   steps = []
   found = clock.time(lambda: steps.append(search(sources).steps))

@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.linear import linear
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
@@ -119,34 +120,31 @@ class Attention:
     zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
     return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
 
-  def extend(
-    self, theta: Theta, x_BWM: tf.Tensor, time: tf.Tensor, mask_BWU: tf.Tensor, cache: Cache
-  ) -> tuple[tf.Tensor, Cache]:
-    """One step of W hypotheses a row: writes their keys and values at flat positions time * W .., then attends.
+  def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
+    """A cache of what `cache` has at these flat positions."""
+    return {name: tf.gather(buffer, positions_BU, axis=2, batch_dims=1) for name, buffer in cache.items()}
 
-    GShard, appendix A.1: what is written is never reordered; the mask says which positions a hypothesis owns. Where W
-    and U are static all of it lowers to XLA; else the step costs only what has been written so far.
+  def extend(self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache) -> tuple[tf.Tensor, Cache]:
+    """One step of W hypotheses a row: writes their keys and values at flat positions now.start .., then attends.
+
+    See flat_sequence.py. Where W and U are static all of it lowers to XLA.
 
     Args:
       theta: this layer's weights.
       x_BWM: the last symbol of each hypothesis.
-      time: int32 scalar, the steps made before.
-      mask_BWU: 1 (true) where a hypothesis attends, its own position included; never where no step has written.
-      cache: from `empty_cache` or the step before, U a multiple of W.
+      now: where to write, and what each hypothesis owns. Static shapes ask for U and start to be multiples of W.
+      cache: from `empty_cache`, `keep_positions` or the step before.
 
     Returns:
       ([B, W, M], the cache with the step's positions written).
     """
     keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
-    width, num_slots = sizes(x_BWM)[1], sizes(cache['keys'])[2]
-    if is_static(width, num_slots):
-      cache = {'keys': _select(cache['keys'], keys_BNWK, time), 'values': _select(cache['values'], values_BNWK, time)}
-      return self.attend(theta, x_BWM, cache['keys'], cache['values'], mask_BWU), cache
-    start, used = time * width, (time + 1) * width
-    cache = {'keys': _write(cache['keys'], keys_BNWK, start), 'values': _write(cache['values'], values_BNWK, start)}
-    # Positions that no step has written yet are cut off, not just masked.
-    y_BWM = self.attend(theta, x_BWM, cache['keys'][:, :, :used], cache['values'][:, :, :used], mask_BWU[..., :used])
-    return y_BWM, cache
+    write = _select if is_static(sizes(x_BWM)[1], sizes(cache['keys'])[2]) else _write
+    cache = {
+      'keys': write(cache['keys'], keys_BNWK, now.start),
+      'values': write(cache['values'], values_BNWK, now.start),
+    }
+    return self.attend(theta, x_BWM, cache['keys'], cache['values'], now.mask_BWU), cache
 
 
 def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
@@ -154,30 +152,41 @@ def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
   return tf.einsum('BTNK->BNTK', x_BTNK)
 
 
-def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, time: tf.Tensor) -> tf.Tensor:
-  """buffer_BNUK with x at positions time * W .. of U, for static U: elementwise, which XLA fuses and partitions."""
+def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """buffer_BNUK with x at positions start .. of U, for static U: elementwise, which XLA fuses and partitions."""
   rows, num_heads, num_slots, head_dim = sizes(buffer_BNUK)
   width = x_BNWK.shape[2]
   buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_slots // width, width, head_dim])
-  at_T11 = (tf.range(num_slots // width) == time)[:, tf.newaxis, tf.newaxis]
+  at_T11 = (tf.range(0, num_slots, width) == start)[:, tf.newaxis, tf.newaxis]
   return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
 
 
 def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
   """buffer_BNUK with x at positions start .. of U, which need not be static.
 
-  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. As a
-  matrix, which is copied faster than an array of four axes.
+  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. The kernel
+  goes element by element, so where it can 16 bytes pass for one.
   """
   shape, width, head_dim = tf.shape(buffer_BNUK), tf.shape(x_BNWK)[2], buffer_BNUK.shape[3]
-  rows = shape[0] * shape[1]
+  rows, together = shape[0] * shape[1], tf.complex128.size // buffer_BNUK.dtype.size
+  if head_dim % together:
+    together = 1
+  size = head_dim // together
+
+  def matrix(x, positions):
+    if together == 1:
+      return tf.reshape(x, [rows, positions * size])
+    return tf.bitcast(tf.reshape(x, [rows, positions * size, together]), tf.complex128)
+
   written = tf.raw_ops.TensorStridedSliceUpdate(
-    input=tf.reshape(buffer_BNUK, [rows, shape[2] * head_dim]),
-    begin=[0, start * head_dim],
-    end=[0, (start + width) * head_dim],
+    input=matrix(buffer_BNUK, shape[2]),
+    begin=[0, start * size],
+    end=[0, (start + width) * size],
     strides=[1, 1],
-    value=tf.reshape(x_BNWK, [rows, width * head_dim]),
+    value=matrix(x_BNWK, width),
     begin_mask=0b01,  # every row
     end_mask=0b01,
   )
+  if together > 1:
+    written = tf.bitcast(written, buffer_BNUK.dtype)
   return tf.ensure_shape(tf.reshape(written, shape), buffer_BNUK.shape)

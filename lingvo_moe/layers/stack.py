@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
@@ -189,12 +190,15 @@ class Stack:
       for number, (name, layer) in enumerate(self.layers.items())
     }
 
+  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
+    """A cache of what `cache` has at these flat positions; see flat_sequence.loop."""
+    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in self.layers.items()}
+
   def extend(
     self,
     theta: Theta,
     x_BWM: tf.Tensor,
-    time: tf.Tensor,
-    mask_BWU: tf.Tensor,
+    now: Now,
     memory_segments_BU: tf.Tensor,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
@@ -203,8 +207,7 @@ class Stack:
     Args:
       theta: the stack's weights.
       x_BWM: the embedded last symbol of each hypothesis.
-      time: int32 scalar, the steps made before.
-      mask_BWU: 1 at the flat positions that a hypothesis owns; see Attention.extend.
+      now: where the step writes and what each hypothesis owns; see Attention.extend.
       memory_segments_BU: segments of the encoder's output: one sentence a row, 0 at padding.
       cache: from `init_cache` or the step before.
 
@@ -218,7 +221,8 @@ class Stack:
     cache = dict(cache)
     for number, (name, layer) in enumerate(self.layers.items()):
       own = self._theta_of(number, theta, x_BWM.dtype)
-      x_BWM, cache[name] = layer.extend(own, x_BWM, time, mask_BWU, memory_mask_B1U, paddings_BW, cache[name])
+      with tf.name_scope(name):
+        x_BWM, cache[name] = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
     return self.norm(theta['norm'], x_BWM), cache
 
   def _layer(self, number: int) -> Layer:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import Cache
 from lingvo_moe.layers.ffn import FeedForward
@@ -90,12 +91,15 @@ class Layer:
     empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_slots, keys.dtype)
     return {'self': empty, 'memory': {'keys': keys, 'values': values}}
 
+  def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
+    """A cache of what `cache` has at these flat positions, and the same memory."""
+    return {**cache, 'self': self.attention.keep_positions(cache['self'], positions_BU)}
+
   def extend(
     self,
     theta: Theta,
     x_BWM: tf.Tensor,
-    time: tf.Tensor,
-    mask_BWU: tf.Tensor,
+    now: Now,
     memory_mask_B1U: tf.Tensor,
     paddings_BW: tf.Tensor,
     cache: LayerCache,
@@ -105,8 +109,7 @@ class Layer:
     Args:
       theta: the layer's weights.
       x_BWM: input.
-      time: int32 scalar, the steps made before.
-      mask_BWU: 1 at the flat positions that a hypothesis owns; see Attention.extend.
+      now: where the step writes and what each hypothesis owns; see Attention.extend.
       memory_mask_B1U: where the encoder's output may be attended to.
       paddings_BW: 1.0 where there is no hypothesis.
       cache: from `init_cache` or the step before.
@@ -115,8 +118,9 @@ class Layer:
       ([B, W, M], the cache with the step's keys and values).
     """
     own = theta['attention']
-    y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), time, mask_BWU, cache['self'])
-    x_BWM += y_BWM
+    with tf.name_scope('attention'):
+      y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), now, cache['self'])
+      x_BWM += y_BWM
     cross, memory = theta['cross_attention'], cache['memory']
     attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
     x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')

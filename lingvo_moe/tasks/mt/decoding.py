@@ -53,12 +53,17 @@ class Scored(NamedTuple):
 
 
 def search(
-  model: TranslationModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: MtConfig, n_best: int = 1
+  model: TranslationModel,
+  theta: Theta,
+  batch: Mapping[str, tf.Tensor],
+  config: MtConfig,
+  n_best: int = 1,
+  min_length: int = 1,
 ) -> beam_search.Hypotheses:
   """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
 
-  With a batch of static shape it lowers to XLA; there is then room for config.max_length steps, else for as many as
-  the longest source allows.
+  With a batch of static shape it lowers to XLA; there are then config.max_length steps, and room for all of them, else
+  as many as the longest source allows, and room as it is needed.
 
   Args:
     model: of the configuration.
@@ -66,18 +71,20 @@ def search(
     batch: src_ids, src_segments, src_positions, one sentence a row. A row without any gets no hypothesis.
     config: its beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra are used.
     n_best: hypotheses returned.
+    min_length: the fewest symbols of a translation, its end included, where its source allows as many.
 
   Returns:
     beam_search.Hypotheses.
   """
   shape = sizes(batch['src_ids'])
+  static = is_static(*shape)
   max_lengths_B = max_lengths(batch['src_segments'], config)
-  max_steps = config.max_length if is_static(*shape) else tf.reduce_max(max_lengths_B)
+  max_steps = config.max_length if static else tf.reduce_max(max_lengths_B)
   memory_BUM, _ = model.encode(theta, batch)
-  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size)
+  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size if static else 1)
 
-  def step(ids_BW, time, mask_BWU, cache):
-    return model.decode_step(theta, ids_BW, time, mask_BWU, batch['src_segments'], cache)
+  def step(ids_BW, now, cache):
+    return model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
 
   return beam_search.beam_search(
     step,
@@ -92,6 +99,8 @@ def search(
     vocab_size=model.target_embedding.vocab_size,
     length_norm_alpha=config.length_norm_alpha,
     n_best=n_best,
+    min_length=min_length,
+    keep=None if static else model.keep_positions,
   )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe import prng
+from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.softmax import softmax_loss
@@ -142,19 +143,23 @@ class TranslationModel:
     """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
     return self.decoder.init_cache(theta['decoder'], memory_BUM, num_slots)
 
+  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
+    """A cache of what `cache` has at these flat positions; see flat_sequence.loop."""
+    return self.decoder.keep_positions(cache, positions_BU)
+
   def decode_step(
     self,
     theta: Theta,
     ids_BW: tf.Tensor,
-    time: tf.Tensor,
-    mask_BWU: tf.Tensor,
+    now: Now,
     src_segments_BU: tf.Tensor,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
     """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
     own = theta['target_embedding']
-    x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.fill(sizes(ids_BW), time), None)
-    x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, time, mask_BWU, src_segments_BU, cache)
+    with tf.name_scope('decoder'):
+      x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.reshape(now.time, [1, 1]), None)
+      x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, src_segments_BU, cache)
     return self.target_embedding.logits(own, x_BWM), cache
 
   def _embed(
