@@ -97,6 +97,7 @@ class GatherDispatcher:
 
     @tf.custom_gradient
     def copy(x_GSM):
+      @_of_this_scope
       def grad(dx_EGCM):
         rows_GSRM = tf.gather(tf.reshape(dx_EGCM, [-1, model_dim]), slot_GSR)
         return tf.einsum('GSRM,GSR->GSM', rows_GSRM, kept_GSR)
@@ -114,6 +115,7 @@ class GatherDispatcher:
     def weigh(y_EGCM, weight_GSR):
       rows_GSRM = tf.gather(tf.reshape(y_EGCM, [-1, model_dim]), slot_GSR)
 
+      @_of_this_scope
       def grad(dy_GSM):
         dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
         dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
@@ -148,6 +150,18 @@ class GatherDispatcher:
     token_X = tf.scatter_nd(address_GSR1, token_GSR, [num_slots + 1])[:num_slots] - 1
     weight_X = tf.scatter_nd(address_GSR1, tf.stop_gradient(r.weight_GSR), [num_slots + 1])[:num_slots]
     return slot_GSR, token_X, weight_X
+
+
+def _of_this_scope(grad: Callable) -> Callable:
+  """A custom gradient with its operations named after the scope that it is defined in, as other gradients have it."""
+  scope = tf.get_current_name_scope()
+
+  @functools.wraps(grad)
+  def named(*args):
+    with tf.name_scope('gradient_tape/' + (scope and f'{scope}/')):
+      return grad(*args)
+
+  return named
 
 
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher}
