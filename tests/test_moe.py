@@ -43,33 +43,57 @@ def test_owns_a_gate_and_two_matrices_of_every_expert():
   assert weights.count(specs) == 6 * 4 + 4 * 2 * 6 * 8
 
 
-def test_inference_is_the_weighted_sum_of_two_experts():
+def in_slots(layer, theta=THETA):
+  """Inference as where shapes are static."""
+  return lambda x, paddings: layer(theta, x, paddings)
+
+
+def in_rows(layer, theta=THETA):
+  """Inference as where shapes are dynamic."""
+  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
+  return tf.function(in_slots(layer, theta), input_signature=any_shape)
+
+
+WAYS = pytest.mark.parametrize('way', [in_slots, in_rows])
+
+
+@WAYS
+def test_inference_is_the_weighted_sum_of_two_experts(way):
   x = some_input()
-  y, routing = LAYER(THETA, x, tf.zeros([4, 5]))
+  y, routing = way(LAYER)(x, tf.zeros([4, 5]))
   np.testing.assert_allclose(y, dense_sum(x), atol=1e-5)
   assert float(routing.stats.first_dropped + routing.stats.second_dropped + routing.stats.second_skipped) == 0
 
 
-def test_inference_drops_nothing_even_where_all_want_one_expert():
+@WAYS
+def test_inference_drops_nothing_even_where_all_want_one_expert(way):
   theta = {**THETA, 'gate': THETA['gate'] * [[1, 0, 0, 0]] + [[9, 0, 0, 0]]}
   x = tf.abs(some_input())
-  y, routing = LAYER(theta, x, tf.zeros([4, 5]))
+  y, routing = way(LAYER, theta)(x, tf.zeros([4, 5]))
   assert int(tf.reduce_max(routing.stats.tokens_E)) == 20
   np.testing.assert_allclose(y, dense_sum(x, theta), atol=1e-5)
 
 
-def test_inference_depends_on_the_token_alone():
-  x = some_input()
-  together = LAYER(THETA, x, tf.zeros([4, 5]))[0].numpy()
-  alone = [LAYER(THETA, x[b : b + 1, t : t + 1], tf.zeros([1, 1]))[0][0, 0] for b, t in np.ndindex(4, 5)]
+@WAYS
+def test_inference_depends_on_the_token_alone(way):
+  x, infer = some_input(), way(LAYER)
+  together = infer(x, tf.zeros([4, 5]))[0].numpy()
+  alone = [infer(x[b : b + 1, t : t + 1], tf.zeros([1, 1]))[0][0, 0] for b, t in np.ndindex(4, 5)]
   np.testing.assert_allclose(together.reshape(20, 6), alone, atol=1e-6)
-  other_groups = dataclasses.replace(LAYER, num_groups=1)(THETA, x, tf.zeros([4, 5]))[0]
+  other_groups = way(dataclasses.replace(LAYER, num_groups=1))(x, tf.zeros([4, 5]))[0]
   np.testing.assert_array_equal(together, other_groups)
   padded = tf.pad(x, [[0, 2], [0, 3], [0, 0]], constant_values=7)
   paddings = tf.pad(tf.zeros([4, 5]), [[0, 2], [0, 3]], constant_values=1)
-  y = LAYER(THETA, padded, paddings)[0]
+  y = infer(padded, paddings)[0]
   np.testing.assert_allclose(y[:4, :5], together, atol=1e-6)
   np.testing.assert_array_equal(y[4:], tf.zeros([2, 8, 6]))
+
+
+@WAYS
+def test_inference_on_padding_alone_gives_zeros(way):
+  y, routing = way(LAYER)(some_input(), tf.ones([4, 5]))
+  np.testing.assert_array_equal(y, tf.zeros([4, 5, 6]))
+  assert float(tf.reduce_sum(routing.stats.tokens_E)) == 0
 
 
 def test_with_room_for_all_training_equals_inference_but_for_skipped_second_choices():
@@ -135,8 +159,7 @@ def test_either_dispatch_compiled_or_not_trains_alike(way, compiled):
 def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(way):
   layer = dataclasses.replace(LAYER, dispatch=way)
   x, paddings = some_input(), tf.constant([[0.0] * 5] * 3 + [[0.0] * 2 + [1.0] * 3])
-  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  expected, expected_routing = tf.function(lambda x, p: layer(THETA, x, p), input_signature=any_shape)(x, paddings)
+  expected, expected_routing = in_rows(layer)(x, paddings)
   got, routing = tf.function(lambda x, p: layer(THETA, x, p), jit_compile=True)(x, paddings)
   np.testing.assert_allclose(got, expected, atol=1e-6)
   np.testing.assert_array_equal(routing.stats.tokens_E, expected_routing.stats.tokens_E)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.gradient import custom_gradient
 from lingvo_moe.shapes import sizes
 from lingvo_moe.xla_sharding import shard
 
@@ -95,7 +96,7 @@ class GatherDispatcher:
     full_X1 = tf.cast(token_X >= 0, x_GSM.dtype)[:, tf.newaxis]
     groups, size, model_dim = sizes(x_GSM)
 
-    @tf.custom_gradient
+    @custom_gradient
     def copy(x_GSM):
       def grad(dx_EGCM):
         rows_GSRM = tf.gather(tf.reshape(dx_EGCM, [-1, model_dim]), slot_GSR)
@@ -110,7 +111,7 @@ class GatherDispatcher:
     slot_GSR, token_X, weight_X = self._index
     model_dim = sizes(y_EGCM)[-1]
 
-    @tf.custom_gradient
+    @custom_gradient
     def weigh(y_EGCM, weight_GSR):
       rows_GSRM = tf.gather(tf.reshape(y_EGCM, [-1, model_dim]), slot_GSR)
 

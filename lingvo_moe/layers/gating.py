@@ -118,13 +118,15 @@ def top2_gating(
   slot_of = lambda position_GSE, mask_GSE: tf.cast(tf.reduce_sum(position_GSE * mask_GSE, axis=-1), tf.int32)
   slot1_GS, slot2_GS = slot_of(position1_GSE, first_GSE), slot_of(position2_GSE, second_GSE)
   taken2_GS = tf.reduce_sum(second_GSE, axis=-1)
-  if capacity is None:
+  kept1_GS, kept2_GS = real_GS, taken2_GS
+  if capacity is not None:
+    kept1_GS *= tf.cast(slot1_GS < capacity, tf.float32)
+    kept2_GS *= tf.cast(slot2_GS < capacity, tf.float32)
+  elif logits_GSE.shape[1] is not None:
     capacity = logits_GSE.shape[1]
-  if capacity is None:
+  else:
     taken_GE = tf.reduce_sum(first_GSE + second_GSE, axis=1)
     capacity = tf.maximum(1, tf.cast(tf.reduce_max(taken_GE), tf.int32))
-  kept1_GS = real_GS * tf.cast(slot1_GS < capacity, tf.float32)
-  kept2_GS = taken2_GS * tf.cast(slot2_GS < capacity, tf.float32)
 
   tokens_G = tf.reduce_sum(real_GS, axis=1)
   tokens = tf.reduce_sum(tokens_G)

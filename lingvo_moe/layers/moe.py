@@ -10,6 +10,7 @@ from lingvo_moe import prng
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.linear import product
+from lingvo_moe.layers.ragged import RaggedDispatcher
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
@@ -27,8 +28,7 @@ class MoE:
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so a token's answer
   depends on that token alone, and how tokens are grouped and carried is a matter of cost: where shapes are not
-  static, one group of any number of rows by gather, with as many slots as the fullest expert needs; where they are, as
-  XLA asks, as in training but with C = S.
+  static, expert by expert (see ragged.py); where they are, as XLA asks, as in training but with C = S.
 
   Experts carry no biases, as in equations 2 and 3 of the paper.
   """
@@ -78,16 +78,30 @@ class MoE:
         noise_GS = regroup(prng.uniform(key, [rows, length]))
       logits_GSE = shard(logits_GSE, 'GSE')
       routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
-    by_choice = key is not None or is_static(rows, length)
-    dispatcher = dispatch.DISPATCHERS[self.dispatch if by_choice else 'gather'](routing)
+    run = self._in_slots if key is not None or is_static(rows, length) else self._in_rows
+    y_GSM = run(theta, x_GSM, routing)
+    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
+
+  def _in_slots(self, theta: Theta, x_GSM: tf.Tensor, routing: gating.Routing) -> tf.Tensor:
+    """Every expert at once, on C slots of each group, full or not."""
+    dispatcher = dispatch.DISPATCHERS[self.dispatch](routing)
     # Between a tensor split on G and the same split on E lies the paper's AllToAll.
     with tf.name_scope('dispatch'):
       x_EGCM = shard(dispatcher.dispatch(x_GSM), 'EGCM')
     h_EGCH = tf.nn.relu(shard(product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
     y_EGCM = shard(product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
     with tf.name_scope('combine'):
-      y_GSM = shard(dispatcher.combine(y_EGCM), 'GSM')
-    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
+      return shard(dispatcher.combine(y_EGCM), 'GSM')
+
+  def _in_rows(self, theta: Theta, x_GSM: tf.Tensor, routing: gating.Routing) -> tf.Tensor:
+    """One expert after the other, each on the rows of its own tokens."""
+    dispatcher = RaggedDispatcher(routing)
+    expert = lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e])
+    with tf.name_scope('dispatch'):
+      x_XM = dispatcher.dispatch(x_GSM)
+    y_XM = dispatcher.visit(expert, x_XM)
+    with tf.name_scope('combine'):
+      return dispatcher.combine(y_XM)
 
   def _groups(self, rows: Size, length: Size, training: bool) -> int:
     """G. At inference any will do: num_groups, so that shards stay where they are, if it divides the rows."""
