@@ -137,6 +137,7 @@ def _measure(config, what: str) -> list[dict]:
 
 
 def _measured(config, what, clock) -> list[dict]:
+  from lingvo_moe import cores
   from lingvo_moe.bench import beam
   from lingvo_moe.bench import inputs
   from lingvo_moe.bench import moe_layer
@@ -150,6 +151,8 @@ def _measured(config, what, clock) -> list[dict]:
     return beam.measure(config, clock)
   if what == 'train':
     return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
+  if runtime_flags.Choice.from_flags().runtime == 'local':
+    cores.one_each()  # as the decoder does
   return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]
 
 
