@@ -1,8 +1,8 @@
 """How TensorFlow's own kernels share the cores of a CPU.
 
-Unless told otherwise, the threads of every kernel do. That suits the large products of training. The products of a
-decoding step are so small that their threads mostly wait for each other: there it is better that a kernel has one core,
-and that parts of a batch are decoded side by side.
+Unless told otherwise, the threads of every kernel do, and wait for each other at its end. The smaller the kernels, the
+more of the time goes there, and the better it is that each has one core, and that as many parts of a batch as there are
+cores are computed side by side: in decoding, and in training with micro-batches.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
+
+
+def count() -> int:
+  """The cores that this process may use."""
+  return len(os.sched_getaffinity(0))
 
 
 def one_each() -> None:
@@ -24,4 +29,4 @@ def side_by_side() -> int:
   """How many kernels had better run at once: as many as there are cores if each has one; else, or with a GPU, 1."""
   if tf.config.threading.get_intra_op_parallelism_threads() != 1 or tf.config.list_physical_devices('GPU'):
     return 1
-  return len(os.sched_getaffinity(0))
+  return count()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe import optimizer as optimizer_lib
 from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
@@ -59,7 +60,8 @@ class Program:
     seed: of initial weights and of training's random numbers.
     num_groups: a batch is made of so many groups of rows, which stay together.
     micro_batches: so many parts of a batch are computed one after the other and their gradients added up: the same
-      numbers to rounding, in less memory. It divides num_groups.
+      numbers to rounding, in less memory; or side by side, sooner, where kernels have one core each: see cores.py. It
+      divides num_groups.
   """
 
   task: Task
@@ -146,7 +148,8 @@ class Program:
       return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
-    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
+    together = cores.side_by_side()
+    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=together)[1:]
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""

@@ -141,7 +141,7 @@ def test_a_profile_tells_parts_by_name_scopes():
     with tf.name_scope('update'):
       return tf.sin(x)
 
-  x = tf.ones([400, 400])
+  x = tf.ones([1000, 1000])
   step(x)
   found = profile.by_part(lambda: step(x), times=2)
   assert found['attention'] > found['optimiser'] > 0 and found['gating'] == found['softmax'] == 0

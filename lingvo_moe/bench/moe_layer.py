@@ -41,7 +41,8 @@ class Step:
 
   def __init__(self, config: MtConfig, kind: str, jit: bool):
     layers = config.task().encoder.layers.values()
-    self._layer = dataclasses.replace(next(layer.ffn for layer in layers if layer.is_moe), dispatch=kind)
+    layer = next(layer.ffn for layer in layers if layer.is_moe)
+    self._layer = dataclasses.replace(layer, dispatch=kind, num_groups=config.num_groups)  # of the whole batch at once
     self._aux_loss_weight = config.aux_loss_weight
     rows = config.batcher().rows(config.max_length)
     x_BTM = np.random.default_rng(config.seed).normal(size=[rows, config.max_length, config.model_dim])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe.checkpoint import Piece
 from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.program import Program
@@ -36,6 +37,8 @@ class LocalRuntime:
   def __init__(self, program: Program, jit: bool = False):
     self.program = program
     self._trained = program
+    if program.micro_batches > 1 and program.micro_batches % cores.count() == 0:
+      cores.one_each()
     if not jit and not tf.config.list_physical_devices('GPU'):
       self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
     self._step: tf.Variable | None = None

@@ -1,7 +1,8 @@
 """bench-S: one fixed size at which speed is compared, with other systems and between commits; tools/bench.py times it.
 
 M=256, H=1024, 4 heads of 64, 4 + 4 layers, vocabularies of 8000, float32, no dropout; a batch is 32 pairs of 64 tokens
-a side. The models are not meant to be trained on text.
+a side, in two micro-batches, which two cores compute side by side; in one where there are so many experts that reading
+their weights twice takes longer. The models are not meant to be trained on text.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Dense(MtConfig):
   source_vocab_size: int = 8000
   target_vocab_size: int = 8000
   batch_tokens: int = 2048
+  num_groups: int = 2
+  micro_batches: int = 2
   max_length: int = 64
   model_dim: int = 256
   ff_dim: int = 1024
@@ -62,6 +65,8 @@ class Moe128(Dense):
   """
 
   num_experts: int = 128
+  num_groups: int = 1
+  micro_batches: int = 1
 
 
 @registry.register
@@ -75,6 +80,8 @@ class Moe512(Dense):
   """
 
   num_experts: int = 512
+  num_groups: int = 1
+  micro_batches: int = 1
 
 
 @registry.register
