@@ -98,6 +98,7 @@ class Tiny(Moe16):
   batch_tokens: int = 128
   max_length: int = 16
   num_groups: int = 4
+  micro_batches: int = 1
   model_dim: int = 32
   ff_dim: int = 64
   head_dim: int = 8
