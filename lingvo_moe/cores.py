@@ -27,6 +27,6 @@ def one_each() -> None:
 
 def side_by_side() -> int:
   """How many kernels had better run at once: as many as there are cores if each has one; else, or with a GPU, 1."""
-  if tf.config.threading.get_intra_op_parallelism_threads() != 1 or tf.config.list_physical_devices('GPU'):
+  if tf.config.threading.get_intra_op_parallelism_threads() != 1 or tf.config.get_visible_devices('GPU'):
     return 1
   return count()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe import weights as weights_lib
 from lingvo_moe.errors import UserError
 from lingvo_moe.runtime.local import LocalRuntime
@@ -142,6 +143,21 @@ def test_a_translation_depends_on_its_source_alone_and_has_the_log_probability_o
   best = {tuple(found[0][0]) for found in together}
   assert len(best) > 3 and max(map(len, best)) > 6  # or the test would say nothing
   assert padded[6:] == [[], [], []]
+
+
+@pytest.mark.parametrize('rows', [1, 6, 10])  # and an empty one: a part of 2 rows, 2 of 4 and 3 of 4
+def test_parts_of_a_batch_that_are_searched_side_by_side_are_translated_alike(rows, monkeypatch):
+  plain = Search(CONFIG, 1, n_best=2)
+  sentences = random_sentences(np.random.default_rng(rows), [2 + i for i in range(rows)])
+  expected = plain(sentences, 12, empty_rows=1)
+  monkeypatch.setattr(cores, 'side_by_side', lambda: 3)
+  monkeypatch.setattr(decoding, '_ROWS_OF_A_PART', 3)
+  in_parts, calls = decoding._in_parts, []
+  monkeypatch.setattr(decoding, '_in_parts', lambda *args: calls.append(args) or in_parts(*args))
+  found = Search(CONFIG, 1, n_best=2)(sentences, 12, empty_rows=1)
+  assert len(calls) == 1
+  for got, hypotheses in zip(found, expected, strict=True):
+    assert_same(got, hypotheses)
 
 
 @pytest.mark.parametrize('dispatch', ['gather', 'einsum'])

@@ -147,12 +147,12 @@ def _measured(config, what, clock) -> list[dict]:
     return moe_layer.measure(config, clock, jit=_JIT.value)
   if what == 'input':
     return inputs.measure(config, clock, _DATA_DIR.value)
-  if what == 'beam':
-    return beam.measure(config, clock)
   if what == 'train':
     return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
   if runtime_flags.Choice.from_flags().runtime == 'local':
     cores.one_each()  # as the decoder does
+  if what == 'beam':
+    return beam.measure(config, clock)
   return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]
 
 
