@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -15,6 +15,14 @@ from lingvo_moe.weights import WeightSpec
 Slots = Mapping[str, tf.Tensor]
 
 
+class Update(NamedTuple):
+  """A weight and its slots after an update."""
+
+  weight: tf.Tensor
+  slots: Slots
+  square: tf.Tensor  # float32 scalar: the sum of the squares of the gradient, of which every optimiser makes use anyway
+
+
 class Optimizer(Protocol):
   """How one weight is updated."""
 
@@ -23,8 +31,17 @@ class Optimizer(Protocol):
 
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> tuple[tf.Tensor, Slots]:
-    """(new weight, new slots); `step` counts the updates made before, `rate` is the schedule's."""
+  ) -> Update:
+    """The update by one gradient; `step` counts the updates made before, `rate` is the schedule's."""
+
+
+class Measured(NamedTuple):
+  """What Adafactor asks of a weight and its gradient before it takes a step."""
+
+  slots: Slots  # the new ones
+  grad: tf.Tensor  # means of squares over each logical weight, whose axes are kept: of the gradient,
+  update: tf.Tensor  # of the gradient over the root of the second moment,
+  weight: tf.Tensor  # and of the weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,29 +70,42 @@ class Adafactor:
 
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> tuple[tf.Tensor, Slots]:
+  ) -> Update:
+    return self.step(grad, weight, self.measure(grad, slots, weight, spec, step), spec, rate)
+
+  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
+    """The first half of an update. Of a part of a weight, such as one expert, it is that part's."""
     t = tf.cast(step, tf.float32) + 1.0
     beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
     grad = tf.cast(grad, tf.float32)
-    mix = lambda old, new: beta2 * old + (1.0 - beta2) * new
+    logical = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
+    mix = lambda old, new: beta2 * old + (1.0 - beta2) * (new + self.epsilon1)
     if spec.factored:
       first, second = (spec.dims.index(letter) for letter in spec.factored)
-      mean = lambda axis: tf.squeeze(self.mean_square(grad, [axis]), axis) + self.epsilon1
-      row, column = mix(slots['row'], mean(second)), mix(slots['column'], mean(first))
-      # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
-      row_kept, column_kept = tf.expand_dims(row, second), tf.expand_dims(column, first)
-      relative = row_kept / tf.reduce_mean(row_kept, axis=first, keepdims=True)
-      update = grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column_kept)
-      slots = {'row': row, 'column': column}
+      row, column = (self.mean_square(grad, [axis]) for axis in (second, first))
+      mean = tf.reduce_mean(row, axis=logical, keepdims=True)
+      slots = {
+        'row': mix(slots['row'], tf.squeeze(row, second)),
+        'column': mix(slots['column'], tf.squeeze(column, first)),
+      }
     else:
-      moment = mix(slots['moment'], tf.square(grad) + self.epsilon1)
-      update = grad * tf.math.rsqrt(moment)
-      slots = {'moment': moment}
-    logical = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
-    rms = lambda x: tf.sqrt(self.mean_square(x, logical))
-    scale = rate * tf.maximum(self.epsilon2, rms(tf.cast(weight, tf.float32)))
-    scale /= tf.maximum(1.0, rms(update) / self.clip)
-    return weight - tf.cast(scale * update, weight.dtype), slots
+      square = tf.square(grad)
+      mean = tf.reduce_mean(square, axis=logical, keepdims=True)
+      slots = {'moment': mix(slots['moment'], square)}
+    return Measured(
+      slots=slots,
+      grad=mean,
+      update=self.mean_square(_over_root(grad, slots, spec), logical),
+      weight=self.mean_square(tf.cast(weight, tf.float32), logical),
+    )
+
+  def step(self, grad: tf.Tensor, weight: tf.Tensor, measured: Measured, spec: WeightSpec, rate: tf.Tensor) -> Update:
+    """The second half."""
+    scale = rate * tf.maximum(self.epsilon2, tf.sqrt(measured.weight))
+    scale /= tf.maximum(1.0, tf.sqrt(measured.update) / self.clip)
+    update = scale * _over_root(tf.cast(grad, tf.float32), measured.slots, spec)
+    square = spec.size * tf.reduce_mean(measured.grad)
+    return Update(weight - tf.cast(update, weight.dtype), measured.slots, square)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,23 +121,22 @@ class Adam:
 
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> tuple[tf.Tensor, Slots]:
+  ) -> Update:
     del spec
     t = tf.cast(step, tf.float32) + 1.0
     grad = tf.cast(grad, tf.float32)
+    square = tf.square(grad)
     mean = self.beta1 * slots['mean'] + (1.0 - self.beta1) * grad
-    moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * tf.square(grad)
+    moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * square
     rate *= tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
     # Kingma and Ba's epsilon is added to the corrected root; scaling it here is the same thing.
     update = rate * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
-    return weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}
+    return Update(weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}, tf.reduce_sum(square))
 
 
 def clip_by_global_norm(grads: dict[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-  """Scales all gradients down to a global norm of `limit` (0: no limit); returns them and the norm before."""
+  """Scales all gradients down to a global norm of `limit`; returns them and the norm before."""
   norm = tf.linalg.global_norm(list(grads.values()))
-  if not limit:
-    return grads, norm
   scale = limit / tf.maximum(norm, limit)
   return {name: g * tf.cast(scale, g.dtype) for name, g in grads.items()}, norm
 
@@ -115,3 +144,14 @@ def clip_by_global_norm(grads: dict[str, tf.Tensor], limit: float) -> tuple[dict
 def _zeros(spec: WeightSpec, drop: str) -> WeightSpec:
   kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
   return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))
+
+
+def _over_root(grad: tf.Tensor, slots: Slots, spec: WeightSpec) -> tf.Tensor:
+  """grad / sqrt(v), of Adafactor's slots."""
+  if not spec.factored:
+    return grad * tf.math.rsqrt(slots['moment'])
+  first, second = (spec.dims.index(letter) for letter in spec.factored)
+  # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
+  row, column = tf.expand_dims(slots['row'], second), tf.expand_dims(slots['column'], first)
+  relative = row / tf.reduce_mean(row, axis=first, keepdims=True)
+  return grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column)

