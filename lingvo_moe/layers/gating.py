@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.layers.queues import queue
 from lingvo_moe.shapes import Size
 
 
@@ -91,65 +93,70 @@ def top2_gating(
     )
   logits_GSE = tf.cast(logits_GSE, tf.float32)
   real_GS = 1.0 - tf.cast(paddings_GS, tf.float32)
-  one_hot = lambda expert_GS: tf.one_hot(expert_GS, num_experts) * real_GS[..., tf.newaxis]
 
   # Lines 3-4, 14-15: the softmax and its two largest entries, normalised over the chosen two.
   gates_GSE = tf.nn.softmax(logits_GSE)
   first_GS = tf.argmax(logits_GSE, axis=-1, output_type=tf.int32)
-  first_GSE = one_hot(first_GS)
   rest_GSE = tf.where(tf.one_hot(first_GS, num_experts, on_value=True, off_value=False), -math.inf, logits_GSE)
   second_GS = tf.argmax(rest_GSE, axis=-1, output_type=tf.int32)
-  chosen_GSE = one_hot(second_GS)
-  gate1_GS = tf.reduce_sum(gates_GSE * first_GSE, axis=-1)
-  gate2_GS = tf.reduce_sum(gates_GSE * chosen_GSE, axis=-1)
+  one_hot = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)  # of padding: zeros
+  first_GSE = one_hot(first_GS)
+  gate1_GS, gate2_GS = _entry(gates_GSE, first_GSE), _entry(gates_GSE, one_hot(second_GS))
   total_GS = gate1_GS + gate2_GS + tf.cast(real_GS == 0, tf.float32)  # padding divides by 1, not by 0
   gate1_GS, gate2_GS = gate1_GS / total_GS, gate2_GS / total_GS
 
   # Lines 18-20: the second choice is taken with probability 2 * gate. One that is skipped takes no slot: a departure
   # from line 22, as in Lingvo, since saving slots is what skipping is for.
-  second_GSE = chosen_GSE
+  taken2_GS = real_GS
   if noise_GS is not None:
-    second_GSE *= tf.cast(2.0 * gate2_GS > noise_GS, tf.float32)[..., tf.newaxis]
+    taken2_GS *= tf.cast(2.0 * gate2_GS > noise_GS, tf.float32)
 
   # Lines 5-11, 21-22: every first choice takes the next slot of its expert, whether or not that still exists, and
   # second choices queue behind all first choices of their group.
-  position1_GSE = tf.cumsum(first_GSE, axis=1, exclusive=True)
-  position2_GSE = tf.cumsum(second_GSE, axis=1, exclusive=True) + tf.reduce_sum(first_GSE, axis=1, keepdims=True)
-  slot_of = lambda position_GSE, mask_GSE: tf.cast(tf.reduce_sum(position_GSE * mask_GSE, axis=-1), tf.int32)
-  slot1_GS, slot2_GS = slot_of(position1_GSE, first_GSE), slot_of(position2_GSE, second_GSE)
-  taken2_GS = tf.reduce_sum(second_GSE, axis=-1)
-  kept1_GS, kept2_GS = real_GS, taken2_GS
+  expert_GSR = tf.stack([first_GS, second_GS], axis=-1)
+  taken_GSR = tf.stack([real_GS, taken2_GS], axis=-1)
+  slot_GSR, served_GE = queue(expert_GSR, taken_GSR > 0, num_experts)
+  kept_GSR = taken_GSR
   if capacity is not None:
-    kept1_GS *= tf.cast(slot1_GS < capacity, tf.float32)
-    kept2_GS *= tf.cast(slot2_GS < capacity, tf.float32)
+    kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
+    served_GE = tf.minimum(served_GE, capacity)
   elif logits_GSE.shape[1] is not None:
     capacity = logits_GSE.shape[1]
   else:
-    taken_GE = tf.reduce_sum(first_GSE + second_GSE, axis=1)
-    capacity = tf.maximum(1, tf.cast(tf.reduce_max(taken_GE), tf.int32))
+    capacity = tf.maximum(1, tf.reduce_max(served_GE))
 
   tokens_G = tf.reduce_sum(real_GS, axis=1)
-  tokens = tf.reduce_sum(tokens_G)
-  served_GSE = first_GSE * kept1_GS[..., tf.newaxis] + second_GSE * kept2_GS[..., tf.newaxis]
+  tokens, taken2 = tf.reduce_sum(tokens_G), tf.reduce_sum(taken2_GS)
+  kept_R = tf.reduce_sum(kept_GSR, axis=[0, 1])
   stats = RoutingStats(
     aux_loss=_auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G),
     groups=tf.reduce_sum(tf.cast(tokens_G > 0, tf.float32)),
     tokens=tokens,
-    first_dropped=tokens - tf.reduce_sum(kept1_GS),
-    second_dropped=tf.reduce_sum(taken2_GS - kept2_GS),
-    second_skipped=tokens - tf.reduce_sum(taken2_GS),
-    tokens_E=tf.reduce_sum(served_GSE, axis=[0, 1]),
+    first_dropped=tokens - kept_R[0],
+    second_dropped=taken2 - kept_R[1],
+    second_skipped=tokens - taken2,
+    tokens_E=tf.reduce_sum(tf.cast(served_GE, tf.float32), axis=0),
     entropy=_entropy(logits_GSE, gates_GSE, real_GS),
   )
   return Routing(
-    expert_GSR=tf.stack([first_GS, second_GS], axis=-1),
-    slot_GSR=tf.stack([slot1_GS, slot2_GS], axis=-1),
-    weight_GSR=tf.stack([gate1_GS * kept1_GS, gate2_GS * kept2_GS], axis=-1),
+    expert_GSR=expert_GSR,
+    slot_GSR=slot_GSR,
+    weight_GSR=tf.stack([gate1_GS, gate2_GS], axis=-1) * kept_GSR,
     margin_GS=_margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS),
     num_experts=num_experts,
     capacity=capacity,
     stats=stats,
   )
+
+
+def _entry(x_GSE: tf.Tensor, mask_GSE: tf.Tensor) -> tf.Tensor:
+  """The one entry of each row that is not masked."""
+
+  @custom_gradient
+  def run(x_GSE):
+    return tf.reduce_sum(x_GSE * mask_GSE, axis=-1), lambda dy_GS: dy_GS[..., tf.newaxis] * mask_GSE
+
+  return run(x_GSE)
 
 
 def _margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS) -> tf.Tensor:
@@ -174,5 +181,7 @@ def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
 
 
 def _entropy(logits_GSE, gates_GSE, real_GS) -> tf.Tensor:
-  entropy_GS = tf.reduce_logsumexp(logits_GSE, axis=-1) - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
+  # The largest gate is exp(largest logit - log Z), and never so small that it vanishes.
+  log_z_GS = tf.reduce_max(logits_GSE, axis=-1) - tf.math.log(tf.reduce_max(gates_GSE, axis=-1))
+  entropy_GS = log_z_GS - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
   return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS))

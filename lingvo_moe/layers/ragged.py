@@ -10,6 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.queues import sort
 from lingvo_moe.shapes import sizes
 
 Expert = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (int32 scalar e, x_CM) -> y_CM
@@ -68,14 +69,12 @@ class RaggedDispatcher:
     groups, size, ranks = sizes(r.expert_GSR)
     # Choices of weight 0 are sorted behind the last expert, where they are cut off.
     expert_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR, r.num_experts)
-    expert = tf.reshape(expert_GSR, [-1])
-    order = tf.argsort(expert, stable=True)
-    begin_E = tf.searchsorted(tf.gather(expert, order), tf.range(r.num_experts + 1))
+    by_expert = sort(tf.reshape(expert_GSR, [-1]), r.num_experts)
+    begin_E = by_expert.begin
     num_slots = begin_E[-1]
-    slot_GSR = tf.reshape(tf.math.invert_permutation(order), [groups, size, ranks])
     return _Index(
-      token_X=order[:num_slots] // ranks,
-      slot_GSR=tf.minimum(slot_GSR, num_slots),
+      token_X=by_expert.order[:num_slots] // ranks,
+      slot_GSR=tf.minimum(tf.reshape(by_expert.place, [groups, size, ranks]), num_slots),
       begin_E=begin_E,
       busy_J=tf.cast(tf.where(begin_E[1:] > begin_E[:-1])[:, 0], tf.int32),
     )
