@@ -94,7 +94,10 @@ class Program:
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
+    """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate').
+
+    A state of variables is read for the gradients; whether for the update is for the optimizer to say.
+    """
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     with tf.name_scope('update'):
       state, applied = self.apply(state, grads)
@@ -104,7 +107,7 @@ class Program:
     self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
   ) -> tuple[dict[str, tf.Tensor], Metrics]:
     """(the gradient of the loss for each weight, the task's metrics)."""
-    weights = self._stored(weights, self.weight_specs)
+    weights = self._stored({n: tf.convert_to_tensor(w) for n, w in weights.items()}, self.weight_specs)
     key = prng.key(self.seed, 'train', step)
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 

@@ -36,28 +36,38 @@ def test_a_fused_update_is_the_update(optimizer, shape, dims, factored, monkeypa
   monkeypatch.setattr(fused_updates, '_LARGE', 0)
   spec = WeightSpec(shape, dims, Constant(0.0), factored=factored)
   rng = np.random.default_rng(0)
-  weight = tf.constant(rng.normal(size=shape), tf.float32)
-  plain = fused = (weight, {name: tf.zeros(s.shape) for name, s in optimizer.slots(spec).items()})
   compiled = FusedUpdates(optimizer)
   assert compiled.slots(spec) == optimizer.slots(spec)
+  plain = (
+    tf.constant(rng.normal(size=shape), tf.float32),
+    {n: tf.zeros(s.shape) for n, s in optimizer.slots(spec).items()},
+  )
+  weight, slots = tf.nest.map_structure(tf.Variable, plain)
   for step in range(3):
     grad = tf.constant(rng.normal(size=shape) * 10.0**step, tf.float32)
     of_step = spec, tf.constant(step, tf.int64), tf.constant(0.1)
-    plain = optimizer.update(grad, plain[1], plain[0], *of_step)
-    fused = compiled.update(grad, fused[1], fused[0], *of_step)
-    for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten(fused), strict=True):
+    want = optimizer.update(grad, plain[1], plain[0], *of_step)
+    plain = want.weight, want.slots
+    before = weight.read_value()
+    copy = before.numpy()
+    got = compiled.update(grad, slots, weight, *of_step)
+    assert got.weight is weight and all(got.slots[name] is slots[name] for name in slots)
+    for a, b in zip(tf.nest.flatten(want), tf.nest.flatten(got), strict=True):
       np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
+    np.testing.assert_array_equal(before, copy)  # what has been read, by a saver perhaps, is not written to
 
 
 def test_small_weights_are_left_to_tensorflow():
   spec = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH')
   optimizer = Adafactor()
+  slots = {name: tf.Variable(tf.zeros(s.shape)) for name, s in optimizer.slots(spec).items()}
+  weight = tf.Variable(tf.ones([4, 5]))
 
   @tf.function
   def update():
-    slots = {name: tf.zeros(s.shape) for name, s in optimizer.slots(spec).items()}
-    ones = tf.ones([4, 5])
-    return FusedUpdates(optimizer).update(ones, slots, ones, spec, tf.constant(0), tf.constant(0.1))
+    return FusedUpdates(optimizer).update(tf.ones([4, 5]), slots, weight, spec, tf.constant(0), tf.constant(0.1))
 
   calls = [op for op in update.get_concrete_function().graph.get_operations() if 'PartitionedCall' in op.type]
   assert not calls
+  assert np.all(update().weight < 1)
+  np.testing.assert_array_equal(weight, np.ones([4, 5]))  # the new values are the caller's to assign

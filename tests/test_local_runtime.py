@@ -14,6 +14,7 @@ from lingvo_moe import schedule
 from lingvo_moe.checkpoint import Checkpoints
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.program import Program
+from lingvo_moe.runtime import fused_updates
 from lingvo_moe.runtime.local import LocalRuntime
 
 
@@ -70,6 +71,22 @@ def test_steps_are_those_of_the_pure_program(run):
     state, metrics = PROGRAM.train_step(state, tensors)
     np.testing.assert_allclose(metrics['loss'], losses[step], rtol=1e-5)
   assert final['step'] == 4
+
+
+def test_large_weights_are_updated_in_place_to_the_same_numbers(run, monkeypatch):
+  losses, final = run
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  runtime = LocalRuntime(PROGRAM)
+  runtime.init()
+  read = []
+  for step, loss in enumerate(losses):
+    read.append((runtime.state(), state_arrays(runtime)))
+    assert float(runtime.train_step(batch_at(step))['loss']) == pytest.approx(loss, rel=1e-5)
+  for name, value in state_arrays(runtime).items():
+    np.testing.assert_allclose(value, final[name], rtol=2e-5, atol=1e-6, err_msg=name)
+  for state, arrays in read:  # as a saver beside training holds them
+    for name, value in state['weights'].items():
+      np.testing.assert_array_equal(value, arrays[name], err_msg=name)
 
 
 def test_a_run_interrupted_and_restored_continues_bit_for_bit(run, tmp_path):

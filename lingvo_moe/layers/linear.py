@@ -60,10 +60,12 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   def run(x, weight):
     def grad(dy):
       dx = tf.einsum(f'{y_axes},{weight_axes}->{x_axes}', dy, weight)
-      # Of what is kept of either operand the first one's axes come first in the result.
-      if weight_axes[-1] in y_axes:
-        return dx, tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
-      return dx, tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
+      # First dx, which other layers wait for: with its gradient known the weight is not in use, and can be written to.
+      with tf.control_dependencies([dx]):
+        # Of what is kept of either operand the first one's axes come first in the result.
+        if weight_axes[-1] in y_axes:
+          return dx, tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
+        return dx, tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
 
     return tf.einsum(equation, x, weight), grad
 

@@ -1,8 +1,8 @@
-"""Updates of large weights on a CPU: each compiled by XLA, and of experts what can be is done in the cache, one by one.
+"""Updates of large weights on a CPU: in place, each compiled by XLA, which does in the cache what can be done there.
 
 TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
-for. Compiled, an update reads the gradients twice and the weights twice. The shape of a weight never changes, so each is
-compiled once.
+for. Compiled, an update reads gradients and weights twice and writes weights once. The shape of a weight never changes,
+so each is compiled once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not wort
 
 @dataclasses.dataclass(frozen=True)
 class FusedUpdates:
-  """An optimiser that makes the same updates as another, to rounding."""
+  """An optimiser that makes the same updates as another, to rounding, of slots and weights that are variables.
+
+  Large ones are assigned to and returned as they are; what has been read of them before stays what it was.
+  """
 
   optimizer: Optimizer
 
@@ -37,12 +40,12 @@ class FusedUpdates:
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:
-    if spec.size < _LARGE:
-      return self.optimizer.update(grad, slots, weight, spec, step, rate)
-    return self._compiled(spec)(grad, slots, weight, step, rate)
+    if spec.size >= _LARGE:
+      return Update(weight, slots, self._compiled(spec)(grad, slots, weight, step, rate))
+    return self.optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
 
   @functools.cached_property
-  def _compiled(self) -> Callable[[WeightSpec], Callable]:
+  def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
     """Of a specification, one function for all weights that have it, so that XLA compiles it once."""
     optimizer = self.optimizer
     if isinstance(optimizer, Adafactor):
@@ -50,10 +53,21 @@ class FusedUpdates:
 
     @functools.cache
     def of(spec):
-      update = lambda grad, slots, weight, step, rate: optimizer.update(grad, slots, weight, spec, step, rate)
-      return tf.function(update, autograph=False, jit_compile=True)
+      @functools.partial(tf.function, autograph=False, jit_compile=True)
+      def update(grad, slots, weight, step, rate):
+        update = optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
+        weight.assign(update.weight)
+        for name, slot in slots.items():
+          slot.assign(update.slots[name])
+        return update.square
+
+      return update
 
     return of
+
+
+def _read(variables):
+  return tf.nest.map_structure(lambda v: v.read_value(), variables)
 
 
 class _MatrixByMatrix(Adafactor):

@@ -104,11 +104,14 @@ class LocalRuntime:
     """f of a batch, in which the state may be read and assigned."""
     return _AnyShape(f, jit)
 
+  def _variables(self):
+    return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
+
   def _read_state(self):
-    return {'step': self._step.read_value(), 'weights': self._read(self._weights), 'slots': self._read(self._slots)}
+    return self._read(self._variables())
 
   def _read(self, variables):
-    return {name: v.read_value() for name, v in variables.items()}
+    return tf.nest.map_structure(lambda v: v.read_value(), variables)
 
   def _adopt(self, state):
     if self._step is None:
@@ -123,10 +126,12 @@ class LocalRuntime:
     self._step.assign(tf.cast(state['step'], tf.int64))
     for variables, values in ((self._weights, state['weights']), (self._slots, state['slots'])):
       for name, value in values.items():
-        variables[name].assign(value)
+        if value is not variables[name]:
+          variables[name].assign(value)
 
   def _train_step(self, batch):
-    state, metrics = self._trained.train_step(self._read_state(), batch)
+    in_place = isinstance(self._trained.optimizer, FusedUpdates)
+    state, metrics = self._trained.train_step(self._variables() if in_place else self._read_state(), batch)
     self._assign(state)
     return metrics
 

@@ -193,7 +193,7 @@ class TpuRuntime(LocalRuntime):
     rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
     self.row_multiple = mesh.size(rows[0])
     self._rows = rows
-    super().__init__(program)
+    super().__init__(program, jit=True)
     finite = lambda weights, _: {name: tf.reduce_all(tf.math.is_finite(w)) for name, w in weights.items()}
     self._finite = self.function(finite)
     self._initial = self._compiled(lambda _: self._assign(self.program.init()))
