@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -126,7 +127,7 @@ class Program:
     return self._sum_over_parts(of_part, rows_B, batch)
 
   def _sum_over_parts(self, of_part, rows_B, batch):
-    """of_part's gradients and metrics, of one part after the other."""
+    """The sum of of_part's gradients and metrics: of parts side by side where there are cores for it, else one by one."""
     # The parts take turns at the groups, so that each device has as much of every part.
     per_part = self.num_groups // self.micro_batches
 
@@ -142,17 +143,22 @@ class Program:
     )
     totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
     of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
-    results = results_of(lambda: of_part(*part(0), **of_whole))
+    together = math.gcd(cores.side_by_side(), self.micro_batches)
+
+    def add(some, others):
+      grads = {name: g + others[0][name] for name, g in some[0].items()}
+      return self._stored(grads, self.weight_specs), tf.nest.map_structure(tf.add, some[1], others[1])
+
+    def of_some(i):
+      return functools.reduce(add, [of_part(*part(i + j), **of_whole) for j in range(together)])
+
+    if together == self.micro_batches:
+      return of_some(0)
+    results = results_of(lambda: of_some(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
-
-    def body(i, grads, metrics):
-      more_grads, more_metrics = of_part(*part(i), **of_whole)
-      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
-      return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
-
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
-    together = cores.side_by_side()
-    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=together)[1:]
+    body = lambda i, *summed: (i + together, *add(summed, of_some(i)))
+    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""
