@@ -149,8 +149,12 @@ class Program:
       grads = {name: g + others[0][name] for name, g in some[0].items()}
       return self._stored(grads, self.weight_specs), tf.nest.map_structure(tf.add, some[1], others[1])
 
+    once = (
+      tf.function(of_part, autograph=False) if together > 1 else of_part
+    )  # traced once, however often it is laid out
+
     def of_some(i):
-      return functools.reduce(add, [of_part(*part(i + j), **of_whole) for j in range(together)])
+      return functools.reduce(add, [once(*part(i + j), **of_whole) for j in range(together)])
 
     if together == self.micro_batches:
       return of_some(0)
