@@ -104,7 +104,7 @@ class Adafactor:
     scale = rate * tf.maximum(self.epsilon2, tf.sqrt(measured.weight))
     scale /= tf.maximum(1.0, tf.sqrt(measured.update) / self.clip)
     update = scale * _over_root(tf.cast(grad, tf.float32), measured.slots, spec)
-    square = spec.size * tf.reduce_mean(measured.grad)
+    square = float(spec.size) * tf.reduce_mean(measured.grad)
     return Update(weight - tf.cast(update, weight.dtype), measured.slots, square)
 
 

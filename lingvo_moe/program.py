@@ -97,7 +97,8 @@ class Program:
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate').
 
-    A state of variables is read for the gradients; whether for the update is for the optimizer to say.
+    A state may also be of variables. They are read for the gradients; the optimizer reads them too, or updates them in
+    place and returns them.
     """
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     with tf.name_scope('update'):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
 
 
@@ -36,6 +37,11 @@ def linear(
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
   lead = sizes(x)[: x.shape.rank - inputs]
+  if is_static(*lead):
+    # XLA's shapes. It lays out a product with all its axes as what follows wants it, but a matrix that is reshaped it copies.
+    a, i, o = 'abcd'[: len(lead)], 'ijk'[:inputs], 'opq'[: len(outer)]
+    y = tf.einsum(f'{a}{i},{i}{o}->{a}{o}', x, weight)
+    return activation(y if bias is None else y + bias)
   y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
   if bias is not None:
     y = tf.nn.bias_add(y, tf.reshape(bias, [-1]))

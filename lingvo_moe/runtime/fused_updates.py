@@ -74,16 +74,16 @@ class _MatrixByMatrix(Adafactor):
   """Measures each matrix of a weight by itself, so that it comes from memory once for all that is asked of it."""
 
   def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
-    lead = len(spec.dims) - 2
+    measure, lead = super().measure, len(spec.dims) - 2
     if not lead or spec.dims[lead:] != spec.factored:
-      return super().measure(grad, slots, weight, spec, step)
+      return measure(grad, slots, weight, spec, step)
     matrix = dataclasses.replace(spec, shape=spec.shape[lead:], dims=spec.dims[lead:])
     flat = lambda x: tf.reshape(x, [-1, *x.shape[lead:]])
     flat_grad, flat_slots, flat_weight = tf.nest.map_structure(flat, (grad, slots, weight))
 
     def of(i):
       one = {name: slot[i] for name, slot in flat_slots.items()}
-      return super(_MatrixByMatrix, self).measure(flat_grad[i], one, flat_weight[i], matrix, step)
+      return measure(flat_grad[i], one, flat_weight[i], matrix, step)
 
     shape = lambda x: tf.TensorSpec(x.shape[lead:], tf.float32)
     number = tf.TensorSpec([1, 1], tf.float32)
