@@ -82,9 +82,16 @@ def _values_and_gradients(way, seed, **kwargs):
   return run(x_GSM, y_EGCM, weight_GSR, routing.expert_GSR, routing.slot_GSR)
 
 
+def _of_any_size():
+  floats, ids = (tf.TensorSpec([None, None, 2], dtype) for dtype in (tf.float32, tf.int32))
+  return [tf.TensorSpec([None, None, 5]), tf.TensorSpec([4, None, None, 5]), floats, ids, ids]
+
+
+@pytest.mark.parametrize('signature', [None, _of_any_size()], ids=['static', 'any size'])
 @pytest.mark.parametrize('seed', range(3))
-def test_both_ways_agree_forward_and_in_every_gradient(seed):
-  for a, b in zip(_values_and_gradients('einsum', seed), _values_and_gradients('gather', seed), strict=True):
+def test_both_ways_agree_forward_and_in_every_gradient(seed, signature):
+  gathered = _values_and_gradients('gather', seed, input_signature=signature)
+  for a, b in zip(_values_and_gradients('einsum', seed), gathered, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
