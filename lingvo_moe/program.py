@@ -147,12 +147,12 @@ class Program:
     together = math.gcd(cores.side_by_side(), self.micro_batches)
 
     def add(some, others):
-      grads = {name: g + others[0][name] for name, g in some[0].items()}
-      return self._stored(grads, self.weight_specs), tf.nest.map_structure(tf.add, some[1], others[1])
+      (grads, metrics), (more_grads, more_metrics) = some, others
+      grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
+      return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
-    once = (
-      tf.function(of_part, autograph=False) if together > 1 else of_part
-    )  # traced once, however often it is laid out
+    # Traced once, however often it is laid out.
+    once = tf.function(of_part, autograph=False) if together > 1 else of_part
 
     def of_some(i):
       return functools.reduce(add, [once(*part(i + j), **of_whole) for j in range(together)])

@@ -1,9 +1,11 @@
-"""What is decoded side by side depends on how kernels share the cores, which is settled once in a process."""
+"""What is computed side by side depends on how kernels share the cores, which is settled once in a process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import tensorflow as tf
 
 SCRIPT = """
 import os
@@ -26,13 +28,33 @@ cores.one_each()
 print(cores.side_by_side())
 """
 
+RUNTIME = """
+import sys
+import tensorflow as tf
+from lingvo_moe import cores, optimizer, schedule
+from lingvo_moe.program import Program
+from lingvo_moe.runtime.local import LocalRuntime
+tf.config.set_visible_devices([], 'GPU')
+cores.count = lambda: 2
+program = Program(None, optimizer.Adafactor(), schedule.Constant(0.1), num_groups=2, micro_batches=2)
+LocalRuntime(program, jit=sys.argv[1] == 'jit')
+print(cores.side_by_side())
+"""
 
-def run(script):
-  return subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, check=True).stdout.split()
+
+def run(script, *args):
+  return subprocess.run(
+    [sys.executable, '-c', script, *args], capture_output=True, text=True, check=True
+  ).stdout.split()
 
 
 def test_where_kernels_have_a_core_each_all_cores_are_used_side_by_side():
   assert run(SCRIPT) == ['1', 'True', 'True']
+
+
+def test_micro_batches_run_side_by_side_as_kernels_of_tensorflow_but_not_as_a_program_of_xla():
+  assert run(RUNTIME, 'kernels') == ['1' if tf.config.list_physical_devices('GPU') else '2']
+  assert run(RUNTIME, 'jit') == ['1']
 
 
 def test_once_tensorflow_has_computed_it_is_too_late():

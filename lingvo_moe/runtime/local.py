@@ -37,10 +37,10 @@ class LocalRuntime:
   def __init__(self, program: Program, jit: bool = False):
     self.program = program
     self._trained = program
-    if program.micro_batches > 1 and program.micro_batches % cores.count() == 0:
-      cores.one_each()
-    if not jit and not tf.config.list_physical_devices('GPU'):
+    if not jit and not tf.config.list_physical_devices('GPU'):  # TensorFlow's own kernels on a CPU
       self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
+      if program.micro_batches > 1 and program.micro_batches % cores.count() == 0:
+        cores.one_each()
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
