@@ -61,7 +61,7 @@ class Moe128(Dense):
   """128 experts in every other layer: 278M weights, 11.6M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Moe128 --what=train,decode
-  Result:  not yet run
+  Result:  see README
   """
 
   num_experts: int = 128
@@ -76,7 +76,7 @@ class Moe512(Dense):
   """512 experts in every other layer: 1.08B weights, 12M used by a token.
 
   Run:     python tools/bench.py --model=mt.bench_s.Moe512 --what=train,decode
-  Result:  not yet run
+  Result:  see README
   """
 
   num_experts: int = 512
