@@ -2,7 +2,7 @@
 
 Unless told otherwise, the threads of every kernel do, and wait for each other at its end. The smaller the kernels, the
 more of the time goes there, and the better it is that each has one core, and that as many parts of a batch as there are
-cores are computed side by side: in decoding, and in training with micro-batches.
+cores are computed side by side: see layers/rows.py and, for decoding, tasks/mt/decoding.py.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lingvo_moe import cores
 from lingvo_moe import optimizer as optimizer_lib
 from lingvo_moe import prng
 from lingvo_moe import weights as weights_lib
@@ -61,8 +59,7 @@ class Program:
     seed: of initial weights and of training's random numbers.
     num_groups: a batch is made of so many groups of rows, which stay together.
     micro_batches: so many parts of a batch are computed one after the other and their gradients added up: the same
-      numbers to rounding, in less memory; or side by side, sooner, where kernels have one core each: see cores.py. It
-      divides num_groups.
+      numbers to rounding, in less memory. It divides num_groups.
   """
 
   task: Task
@@ -128,7 +125,7 @@ class Program:
     return self._sum_over_parts(of_part, rows_B, batch)
 
   def _sum_over_parts(self, of_part, rows_B, batch):
-    """The sum of of_part's gradients and metrics: of parts side by side where there are cores for it, else one by one."""
+    """The sum of of_part's gradients and metrics, of one part after the other."""
     # The parts take turns at the groups, so that each device has as much of every part.
     per_part = self.num_groups // self.micro_batches
 
@@ -144,25 +141,15 @@ class Program:
     )
     totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
     of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
-    together = math.gcd(cores.side_by_side(), self.micro_batches)
 
-    def add(some, others):
-      (grads, metrics), (more_grads, more_metrics) = some, others
+    def body(i, grads, metrics):
+      more_grads, more_metrics = of_part(*part(i), **of_whole)
       grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
-      return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
+      return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
-    # Traced once, however often it is laid out.
-    once = tf.function(of_part, autograph=False) if together > 1 else of_part
-
-    def of_some(i):
-      return functools.reduce(add, [once(*part(i + j), **of_whole) for j in range(together)])
-
-    if together == self.micro_batches:
-      return of_some(0)
-    results = results_of(lambda: of_some(0))
+    results = results_of(lambda: of_part(*part(0), **of_whole))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
-    body = lambda i, *summed: (i + together, *add(summed, of_some(i)))
     return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:

@@ -35,9 +35,8 @@ from lingvo_moe import cores, optimizer, schedule
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.local import LocalRuntime
 tf.config.set_visible_devices([], 'GPU')
-cores.count = lambda: 2
-program = Program(None, optimizer.Adafactor(), schedule.Constant(0.1), num_groups=2, micro_batches=2)
-LocalRuntime(program, jit=sys.argv[1] == 'jit')
+cores.count = lambda: int(sys.argv[2])
+LocalRuntime(Program(None, optimizer.Adafactor(), schedule.Constant(0.1)), jit=sys.argv[1] == 'jit')
 print(cores.side_by_side())
 """
 
@@ -52,9 +51,10 @@ def test_where_kernels_have_a_core_each_all_cores_are_used_side_by_side():
   assert run(SCRIPT) == ['1', 'True', 'True']
 
 
-def test_micro_batches_run_side_by_side_as_kernels_of_tensorflow_but_not_as_a_program_of_xla():
-  assert run(RUNTIME, 'kernels') == ['1' if tf.config.list_physical_devices('GPU') else '2']
-  assert run(RUNTIME, 'jit') == ['1']
+def test_a_runtime_gives_kernels_one_core_each_where_cores_are_few_and_the_step_is_no_program_of_xla():
+  assert run(RUNTIME, 'kernels', '2') == ['1' if tf.config.list_physical_devices('GPU') else '2']
+  assert run(RUNTIME, 'kernels', '64') == ['1']
+  assert run(RUNTIME, 'jit', '2') == ['1']
 
 
 def test_once_tensorflow_has_computed_it_is_too_late():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe.layers.gradient import custom_gradient
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
@@ -52,7 +53,9 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """tf.einsum of activations and a weight, whose gradient for the weight has the weight's axes in their order.
 
   TensorFlow derives one that has them in another, and transposes it: of 512 experts that takes four times as long as the
-  arithmetic.
+  arithmetic. Where kernels have one core each, parts of the experts, a first axis that all three have, are computed side
+  by side; but not for the weight's gradient, which for so large a weight must not be copied together and which nothing but
+  its update waits for.
 
   Args:
     equation: 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all.
@@ -65,7 +68,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   @custom_gradient
   def run(x, weight):
     def grad(dy):
-      dx = tf.einsum(f'{y_axes},{weight_axes}->{x_axes}', dy, weight)
+      dx = _in_parts(f'{y_axes},{weight_axes}->{x_axes}', dy, weight)
       # First dx, which other layers wait for: with its gradient known the weight is not in use, and can be written to.
       with tf.control_dependencies([dx]):
         # Of what is kept of either operand the first one's axes come first in the result.
@@ -73,9 +76,19 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
           return dx, tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
         return dx, tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
 
-    return tf.einsum(equation, x, weight), grad
+    return _in_parts(equation, x, weight), grad
 
   return run(x, weight)
+
+
+def _in_parts(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  parts = cores.side_by_side()
+  shared = equation[0] == equation.partition(',')[2][0] == equation.partition('->')[2][0]
+  if not shared or is_static(*sizes(x)) or weight.shape[0] % parts:
+    parts = 1
+  pairs = zip(tf.split(x, parts), tf.split(weight, parts))
+  products = [tf.einsum(equation, *pair) for pair in pairs]
+  return products[0] if parts == 1 else tf.concat(products, axis=0)
 
 
 def sum_to_features(x: tf.Tensor) -> tf.Tensor:

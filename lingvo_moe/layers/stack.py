@@ -22,6 +22,7 @@ from lingvo_moe.layers.gating import RoutingStats
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
+from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
@@ -143,7 +144,7 @@ class Stack:
       x_BTM, routed = self._scanned(run, theta, x_BTM, shared)
     else:
       x_BTM, routed = self._unrolled(run, theta, x_BTM, shared, remat=self.remat == 'block' and key is not None)
-    return self.norm(theta['norm'], x_BTM), routed
+    return in_parts(lambda x: self.norm(theta['norm'], x), x_BTM), routed
 
   def _unrolled(self, run, theta, x_BTM, shared, remat):
     routed = {}

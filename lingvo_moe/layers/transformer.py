@@ -16,6 +16,7 @@ from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
+from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.shapes import Size
 from lingvo_moe.shapes import sizes
 from lingvo_moe.weights import Specs
@@ -77,13 +78,18 @@ class Layer:
     Returns:
       ([B, T, M], the Routing of its experts, or None).
     """
-    own = theta['attention']
-    x_BTM = self._residual(own, x_BTM, lambda x, k: self._attend(own, x, x, mask_BTT, k), key, 'attention')
-    if self.cross_attention:
-      cross = theta['cross_attention']
-      attend = lambda x, k: self._attend(cross, x, memory_BUM, memory_mask_BTU, k)
-      x_BTM = self._residual(cross, x_BTM, attend, key, 'cross_attention')
-    return self._feed_forward(theta, x_BTM, paddings_BT, key)
+
+    def before_experts(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
+      own = theta['attention']
+      x_BTM = self._residual(own, x_BTM, lambda x, k: self._attend(own, x, x, mask_BTT, k), key, 'attention')
+      if self.cross_attention:
+        cross = theta['cross_attention']
+        attend = lambda x, k: self._attend(cross, x, memory_BUM, memory_mask_BTU, k)
+        x_BTM = self._residual(cross, x_BTM, attend, key, 'cross_attention')
+      return x_BTM if self.is_moe else self._feed_forward(theta, x_BTM, key)
+
+    x_BTM = in_parts(before_experts, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
+    return self._experts(theta, x_BTM, paddings_BT, key) if self.is_moe else (x_BTM, None)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> LayerCache:
     """Room for a decoder layer's own keys and values, and those of the encoder's output, computed once."""
@@ -124,7 +130,7 @@ class Layer:
     cross, memory = theta['cross_attention'], cache['memory']
     attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
     x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
-    x_BWM, _ = self._feed_forward(theta, x_BWM, paddings_BW, None)
+    x_BWM = self._experts(theta, x_BWM, paddings_BW, None)[0] if self.is_moe else self._feed_forward(theta, x_BWM, None)
     return x_BWM, {'self': self_cache, 'memory': memory}
 
   def _attend(
@@ -135,16 +141,19 @@ class Layer:
       return rematerialised(attend, theta, x_BTM, memory_BUM)
     return attend(theta, x_BTM, memory_BUM)
 
-  def _feed_forward(
+  def _feed_forward(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
+    return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn')
+
+  def _experts(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
-  ) -> tuple[tf.Tensor, Routing | None]:
-    if not self.is_moe:
-      return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn'), None
+  ) -> tuple[tf.Tensor, Routing]:
     own = theta['moe']
     gate_key = None if key is None else prng.fold(key, 'gate')
     with tf.name_scope('moe'):
-      y_BTM, routing = self.ffn(own, self.norm(own['norm'], x_BTM), paddings_BT, gate_key)
-    return x_BTM + self._dropout(y_BTM, key, 'moe'), routing
+      normalised_BTM = in_parts(lambda x: self.norm(own['norm'], x), x_BTM)
+      y_BTM, routing = self.ffn(own, normalised_BTM, paddings_BT, gate_key)
+    add = lambda x, y, key: x + self._dropout(y, key, 'moe')
+    return in_parts(add, x_BTM, y_BTM, key), routing
 
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
     inner = None if key is None else prng.fold(key, name)

@@ -1,8 +1,7 @@
 """bench-S: one fixed size at which speed is compared, with other systems and between commits; tools/bench.py times it.
 
 M=256, H=1024, 4 heads of 64, 4 + 4 layers, vocabularies of 8000, float32, no dropout; a batch is 32 pairs of 64 tokens
-a side, in two micro-batches, which two cores compute side by side; in one where there are so many experts that reading
-their weights twice takes longer. The models are not meant to be trained on text.
+a side. The models are not meant to be trained on text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Dense(MtConfig):
   target_vocab_size: int = 8000
   batch_tokens: int = 2048
   num_groups: int = 2
-  micro_batches: int = 2
   max_length: int = 64
   model_dim: int = 256
   ff_dim: int = 1024
@@ -66,7 +64,6 @@ class Moe128(Dense):
 
   num_experts: int = 128
   num_groups: int = 1
-  micro_batches: int = 1
 
 
 @registry.register
@@ -81,7 +78,6 @@ class Moe512(Dense):
 
   num_experts: int = 512
   num_groups: int = 1
-  micro_batches: int = 1
 
 
 @registry.register
@@ -98,7 +94,6 @@ class Tiny(Moe16):
   batch_tokens: int = 128
   max_length: int = 16
   num_groups: int = 4
-  micro_batches: int = 1
   model_dim: int = 32
   ff_dim: int = 64
   head_dim: int = 8

@@ -43,8 +43,7 @@ class MtConfig(DataConfig):
       not grow with depth; its blocks are rematerialised.
     remat: what is made again for its gradient and not kept: 'none', 'block' (of a layer all but its input), or
       'attention' (what it makes inside).
-    micro_batches: parts of a batch that are computed one after the other, their gradients added up; side by side with
-      TensorFlow's own kernels, where it is a multiple of the cores.
+    micro_batches: parts of a batch that are computed one after the other, their gradients added up.
     input_dropout: on the embedded input.
     residual_dropout: on every residual branch.
     attention_dropout: on the attention weights.

@@ -14,6 +14,7 @@ from lingvo_moe import beam_search
 from lingvo_moe import cores
 from lingvo_moe.errors import UserError
 from lingvo_moe.errors import closest
+from lingvo_moe.layers.rows import undivided
 from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -104,7 +105,8 @@ def _in_parts(search_rows, batch, most, n_best) -> beam_search.Hypotheses:
     scores_BW=tf.TensorSpec([None, n_best]),
     steps=tf.TensorSpec([], tf.int32),
   )
-  *found, steps = tf.map_fn(search_rows, split, parallel_iterations=most, fn_output_signature=specs)
+  with undivided():
+    *found, steps = tf.map_fn(search_rows, split, parallel_iterations=most, fn_output_signature=specs)
   join = lambda x: tf.reshape(x, tf.concat([[parts * each], tf.shape(x)[2:]], axis=0))[:rows]
   return beam_search.Hypotheses(*map(join, found), tf.reduce_max(steps))
 

@@ -12,6 +12,7 @@ from lingvo_moe import prng
 from lingvo_moe.flat_sequence import Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.stack import Routed
 from lingvo_moe.layers.stack import Stack
@@ -69,6 +70,11 @@ class TranslationModel:
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Scores of every next symbol given the target so far: (float32 [B, T, V], Routed by layer)."""
+    x_BTM, routing = self._decode(theta, batch, key)
+    return self.target_embedding.logits(theta['target_embedding'], x_BTM), routing
+
+  def _decode(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
+    """All of the model but the output softmax."""
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
@@ -82,7 +88,7 @@ class TranslationModel:
       for stack, named in (('encoder', encoder_routing), ('decoder', decoder_routing))
       for name, r in named.items()
     }
-    return self.target_embedding.logits(own, x_BTM), routing
+    return x_BTM, routing
 
   def totals(self, batch: Batch) -> Totals:
     """What losses of a batch are divided by; those of parts of a batch add up."""
@@ -111,13 +117,18 @@ class TranslationModel:
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the smoothed mean over target tokens,
       with z-loss added, and the auxiliary losses, each a mean over groups and their sum over layers `aux_loss`.
     """
-    logits_BTV, routing = self.logits(theta, batch, key)
+    x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
     target_tokens = _count(batch['tgt_segments'])
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
-    with tf.name_scope('softmax'):
-      xent_BT, loss_BT = softmax_loss(logits_BTV, batch['tgt_labels'], smoothing, self.z_loss_weight)
+
+    def output_loss(x_BTM, label_BT):
+      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
+      with tf.name_scope('softmax'):
+        return softmax_loss(logits_BTV, label_BT, smoothing, self.z_loss_weight)
+
+    xent_BT, loss_BT = in_parts(output_loss, x_BTM, batch['tgt_labels'])
     aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
     aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
@@ -165,10 +176,13 @@ class TranslationModel:
   def _embed(
     self, embedding: Embedding, theta: Theta, ids_BT: tf.Tensor, positions_BT: tf.Tensor, key: tf.Tensor | None
   ) -> tf.Tensor:
-    x_BTM = embedding.lookup(theta, ids_BT)
-    x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
-    x_BTM = tf.cast(x_BTM, self.activation_dtype)
-    return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
+    def embed(ids_BT, positions_BT, key):
+      x_BTM = embedding.lookup(theta, ids_BT)
+      x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
+      x_BTM = tf.cast(x_BTM, self.activation_dtype)
+      return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
+
+    return in_parts(embed, ids_BT, positions_BT, key)
 
 
 def _count(segments_BT: tf.Tensor) -> tf.Tensor:
