@@ -11,6 +11,8 @@ import os
 
 import tensorflow as tf
 
+FEW = 4  # to lay out as many parts of a batch in a traced program; with more it becomes long and the parts small
+
 
 def count() -> int:
   """The cores that this process may use."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe.layers.linear import linear
 from lingvo_moe.layers.linear import product
 from lingvo_moe.layers.linear import sum_to_features
@@ -60,6 +61,18 @@ def test_product_is_einsum_forward_and_backward(equation):
   x, weight = (tf.random.normal([sizes[a] for a in axes]) for axes in equation.split('->')[0].split(','))
   ours = value_and_gradients(lambda x, weight: product(equation, x, weight), x, weight)
   assert_equal(ours, value_and_gradients(lambda x, weight: tf.einsum(equation, x, weight), x, weight))
+
+
+@pytest.mark.parametrize('experts, products', [(6, 3), (5, 1)])  # three parts; or one, where three are not to be had
+def test_parts_of_the_experts_are_computed_side_by_side(experts, products, monkeypatch):
+  monkeypatch.setattr(cores, 'side_by_side', lambda: 3)
+  x, weight = tf.random.normal([experts, 1, 4, 2]), tf.random.normal([experts, 2, 3])
+  specs = [tf.TensorSpec([experts, None, None, 2]), tf.TensorSpec([experts, 2, 3])]
+  traced = tf.function(lambda x, weight: product('EGCM,EMH->EGCH', x, weight), specs, autograph=False)
+  einsums = [op for op in traced.get_concrete_function().graph.get_operations() if op.type == 'Einsum']
+  assert len(einsums) == products
+  want = value_and_gradients(lambda x, weight: tf.einsum('EGCM,EMH->EGCH', x, weight), x, weight)
+  assert_equal(value_and_gradients(traced, x, weight), want)
 
 
 @pytest.mark.parametrize('equation', ['EGCM,EMH->EGCH', 'BTM,VM->BTV'])

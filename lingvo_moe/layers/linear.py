@@ -82,7 +82,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def _in_parts(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  parts = cores.side_by_side()
+  parts = min(cores.side_by_side(), cores.FEW)
   shared = equation[0] == equation.partition(',')[2][0] == equation.partition('->')[2][0]
   if not shared or is_static(*sizes(x)) or weight.shape[0] % parts:
     parts = 1

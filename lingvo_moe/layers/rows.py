@@ -42,7 +42,7 @@ def in_parts(f: Callable[..., Any], *args: Any) -> Any:
       key, a scalar, that is not of each row.
   """
   flat = [t for t in tf.nest.flatten(args) if t is not None]
-  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in flat) else cores.side_by_side()
+  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in flat) else min(cores.side_by_side(), cores.FEW)
   rows = sizes(flat[0])[0]
   if parts == 1 or is_static(rows):
     return f(*args)

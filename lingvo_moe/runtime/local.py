@@ -15,8 +15,6 @@ from lingvo_moe.checkpoint import WholeState
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.fused_updates import FusedUpdates
 
-_FEW_CORES = 4  # with more, parts of a batch become small and the traced program long, and kernels share the cores
-
 
 def to_numpy(metrics) -> dict:
   """Nested metrics off the device, in one go."""
@@ -41,7 +39,7 @@ class LocalRuntime:
     self._trained = program
     if not jit and not tf.config.list_physical_devices('GPU'):  # TensorFlow's own kernels on a CPU
       self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
-      if cores.count() <= _FEW_CORES:
+      if cores.count() <= cores.FEW:
         cores.one_each()
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
