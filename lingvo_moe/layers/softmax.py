@@ -5,6 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.shapes import is_static
+from lingvo_moe.shapes import sizes
 
 
 def softmax_loss(
@@ -42,11 +44,18 @@ def softmax_loss(
       loss_BT += z_weight * tf.square(log_z_BT)
 
     def grad(_, dloss_BT):
-      vocab_size = tf.shape(p_BTV)[-1]
-      spread = smoothing / tf.cast(vocab_size, tf.float32)
-      target_BTV = tf.one_hot(label_BT, vocab_size, 1.0 - smoothing + spread, spread)
+      rows, length, vocab_size = sizes(p_BTV)
       pull_BTV = p_BTV * (1.0 + 2.0 * z_weight * log_z_BT)[..., tf.newaxis] if z_weight else p_BTV
-      return (pull_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
+      if smoothing:
+        pull_BTV -= smoothing / tf.cast(vocab_size, tf.float32)
+      if is_static(rows, length):  # XLA's shapes: it makes the target as it goes
+        target_BTV = tf.one_hot(label_BT, vocab_size, 1.0 - smoothing)
+        return (pull_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
+      # The target has one entry a row, at the label. The difference is written where the product was.
+      dlogits_XV = tf.reshape(pull_BTV * dloss_BT[..., tf.newaxis], [-1, vocab_size])
+      label_X2 = tf.stack([tf.range(rows * length), tf.reshape(label_BT, [-1])], axis=-1)
+      dlabel_X = (1.0 - smoothing) * tf.reshape(dloss_BT, [-1])
+      return tf.reshape(tf.tensor_scatter_nd_sub(dlogits_XV, label_X2, dlabel_X), sizes(p_BTV))
 
     return (xent_BT, loss_BT), grad
 
