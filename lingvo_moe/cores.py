@@ -11,7 +11,7 @@ import os
 
 import tensorflow as tf
 
-FEW = 4  # to lay out as many parts of a batch in a traced program; with more it becomes long and the parts small
+FEW = 4  # parts of a batch that are laid out in a traced program, at most: with more it becomes long, and they small
 
 
 def count() -> int:
@@ -25,6 +25,12 @@ def one_each() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
   except RuntimeError:
     pass
+
+
+def one_each_of_few() -> None:
+  """The same, where there are so few that a traced program can have a part of its batch for each."""
+  if count() <= FEW:
+    one_each()
 
 
 def side_by_side() -> int:

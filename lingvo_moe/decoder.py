@@ -93,7 +93,7 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
-  if choice.runtime == 'local' and not options.score:  # what is scored goes through the model in large products
+  if choice.runtime == 'local' and not options.score:  # what is scored is divided as in training, on few cores only
     cores.one_each()
   choice.connect()
   run = RunDir(options.logdir)

@@ -53,6 +53,7 @@ def _limit_threads() -> None:
 
   tf.config.threading.set_intra_op_parallelism_threads(THREADS)
   tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+  tf.zeros([])  # settles it: a runtime that is made by a test would have one core a kernel, on a machine of few
 
 
 @pytest.fixture(autouse=True)

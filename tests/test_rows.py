@@ -41,6 +41,7 @@ def test_a_batch_is_divided_only_where_its_rows_are_not_known_while_tracing_and_
   monkeypatch.setattr(cores, 'side_by_side', lambda: 3)
   assert calls_of(in_parts, [None, 2]) == 3
   assert calls_of(lambda f, x: in_parts(f, x, None), [None, 2]) == 3
+  assert calls_of(in_parts, [None, 2], [1, 2]) == 3  # a row that all parts have
   assert calls_of(in_parts, [6, 2]) == 1
   assert calls_of(in_parts, [None, 2], []) == 1  # one random key for all rows
 
@@ -77,12 +78,17 @@ def test_parts_are_the_whole_forward_and_backward(rows, monkeypatch):
 def test_what_stays_divided_is_not_put_together(monkeypatch):
   monkeypatch.setattr(cores, 'side_by_side', lambda: 2)
 
-  @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
-  def f(x):
-    return in_parts(tf.exp, in_parts(tf.sin, x))
+  @tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None])], autograph=False)
+  def f(x, key):
+    between = in_parts(tf.sin, x)
+    return in_parts(lambda x, key: tf.exp(x), between, key), between
 
-  exps = [op for op in f.get_concrete_function().graph.get_operations() if op.type == 'Exp']
+  graph = f.get_concrete_function().graph
+  exps = [op for op in graph.get_operations() if op.type == 'Exp']
   assert [op.inputs[0].op.type for op in exps] == ['Sin', 'Sin']
+  _, between = graph.outputs
+  (joined,) = [t.op.inputs[0] for t in [between]] if between.op.type == 'Identity' else [between]
+  assert [op.type for op in joined.consumers() if op.type != 'Identity'] == []
 
 
 STACK = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1)

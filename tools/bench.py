@@ -144,6 +144,8 @@ def _measured(config, what, clock) -> list[dict]:
   from lingvo_moe.bench import steps
 
   if what == 'moe_layer':
+    if not _JIT.value:
+      cores.one_each_of_few()  # as the trainer's runtime does
     return moe_layer.measure(config, clock, jit=_JIT.value)
   if what == 'input':
     return inputs.measure(config, clock, _DATA_DIR.value)

@@ -53,9 +53,9 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """tf.einsum of activations and a weight, whose gradient for the weight has the weight's axes in their order.
 
   TensorFlow derives one that has them in another, and transposes it: of 512 experts that takes four times as long as the
-  arithmetic. Where kernels have one core each, parts of the experts, a first axis that all three have, are computed side
-  by side; but not for the weight's gradient, which for so large a weight must not be copied together and which nothing but
-  its update waits for.
+  arithmetic. Where kernels have one core each and sizes are open, equal parts of the experts, a first axis that all three
+  have, are computed side by side; but not for the weight's gradient: that of so large a weight had better not be copied
+  together, and nothing but its update waits for it.
 
   Args:
     equation: 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all.
@@ -84,11 +84,10 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 def _in_parts(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   parts = min(cores.side_by_side(), cores.FEW)
   shared = equation[0] == equation.partition(',')[2][0] == equation.partition('->')[2][0]
-  if not shared or is_static(*sizes(x)) or weight.shape[0] % parts:
-    parts = 1
+  if parts == 1 or not shared or is_static(*sizes(x)) or weight.shape[0] % parts:
+    return tf.einsum(equation, x, weight)
   pairs = zip(tf.split(x, parts), tf.split(weight, parts))
-  products = [tf.einsum(equation, *pair) for pair in pairs]
-  return products[0] if parts == 1 else tf.concat(products, axis=0)
+  return tf.concat([tf.einsum(equation, *pair) for pair in pairs], axis=0)
 
 
 def sum_to_features(x: tf.Tensor) -> tf.Tensor:

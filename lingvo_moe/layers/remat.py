@@ -34,7 +34,8 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
     structure[:] = [results]
 
     def grad(*dresults):
-      # The second run waits for the gradient; else the first one's results would serve, and be kept.
+      # The second run waits for the gradient; else the first one's results would serve, and be kept. What it runs on is
+      # new, and knows no parts of rows that the first one made.
       later = xla_sharding.barrier([*flat, *dresults])
       return pull_back(call, later[: len(flat)], later[len(flat) :])
 

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe import cores
-from lingvo_moe.shapes import is_static
 from lingvo_moe.shapes import sizes
 
 _undivided = contextvars.ContextVar('undivided', default=False)
@@ -34,33 +33,44 @@ def in_parts(f: Callable[..., Any], *args: Any) -> Any:
   """f(*args), of as many parts of the rows as had better be computed at once; the same numbers to rounding.
 
   What comes out of one call and goes into the next stays divided on the way: a result knows its parts, and is not put
-  together unless somebody else asks for it. (So no gradient passes through it but through them.)
+  together unless somebody else asks for it. (So a gradient passes through them and not through it: watch it on no tape.)
 
   Args:
     f: of nested tensors [B, ...], giving nested tensors [B, ...]; none of its rows depends on another.
-    *args: its arguments, or None. Sizes known while tracing are XLA's, and stay whole; as does all of it with a random
-      key, a scalar, that is not of each row.
+    *args: its arguments, or None; one row ([1, ...], known while tracing) is every part's. Where other sizes are known
+      while tracing they are XLA's, and all stays whole; as it does with a random key, a scalar, that is not of each row.
   """
-  flat = [t for t in tf.nest.flatten(args) if t is not None]
-  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in flat) else min(cores.side_by_side(), cores.FEW)
-  rows = sizes(flat[0])[0]
-  if parts == 1 or is_static(rows):
+  flat = tf.nest.flatten(args)
+  tensors = [t for t in flat if t is not None]
+  divisible = [t for t in tensors if t.shape.rank and t.shape[0] is None]
+  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in tensors) else min(cores.side_by_side(), cores.FEW)
+  if parts == 1 or not divisible:
     return f(*args)
-  ends = [rows * (part + 1) // parts for part in range(parts)]
-  counts = tf.stack([end - begin for begin, end in zip([0, *ends], ends)])
-  divided = zip(*([t] * parts if t is None else _divided(t, counts, parts) for t in tf.nest.flatten(args)))
-  results = [f(*tf.nest.pack_sequence_as(args, part)) for part in divided]
+  # Not asked of a result that knows its parts: that would put it together.
+  together = [t for t in divisible if _parts_of(t) is None]
+  counts = _counts(sizes(together[0])[0], parts) if together else None
+
+  def divided(t):
+    if t is None or t.shape[0] == 1:
+      return [t] * parts
+    return _parts_of(t) or tf.split(t, counts, num=parts)
+
+  results = [f(*tf.nest.pack_sequence_as(args, part)) for part in zip(*map(divided, flat))]
   return tf.nest.map_structure(_joined, *results)
 
 
-def _divided(x, counts, parts):
-  known = getattr(x, '_parts', None)
-  if known is not None and known[0].graph is tf.compat.v1.get_default_graph():
-    return known
-  return tf.split(x, counts, num=parts)
+def _counts(rows, parts):
+  ends = [rows * (part + 1) // parts for part in range(parts)]
+  return tf.stack([end - begin for begin, end in zip([0, *ends], ends)])
 
 
 def _joined(*parts):
   x = tf.concat(parts, axis=0)
   x._parts = parts
   return x
+
+
+def _parts_of(x):
+  """The parts of a result, in the graph that they are in; else None."""
+  parts = getattr(x, '_parts', None)
+  return parts if parts and parts[0].graph is tf.compat.v1.get_default_graph() else None

@@ -25,7 +25,8 @@ class LocalRuntime:
   """Runs a Program's steps where its variables are.
 
   A step is traced once for batches of all shapes, so buckets of many lengths cost one trace; with `jit` it is
-  compiled by XLA for each shape by itself.
+  compiled by XLA for each shape by itself. Without, on a CPU of few cores, it settles for the whole process that a kernel
+  has one core: see cores.py.
   """
 
   process_index = 0
@@ -39,8 +40,7 @@ class LocalRuntime:
     self._trained = program
     if not jit and not tf.config.list_physical_devices('GPU'):  # TensorFlow's own kernels on a CPU
       self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
-      if cores.count() <= cores.FEW:
-        cores.one_each()
+      cores.one_each_of_few()
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}

@@ -146,9 +146,14 @@ class TranslationModel:
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """log p of each row's target given its source: float32 [B], summed over its symbols, the end included."""
-    logits_BTV, _ = self.logits(theta, batch)
-    label_BT = tf.gather(tf.nn.log_softmax(logits_BTV), batch['tgt_labels'], batch_dims=2)
-    return tf.reduce_sum(label_BT * tf.cast(batch['tgt_segments'] > 0, tf.float32), axis=1)
+    x_BTM, _ = self._decode(theta, batch, None)
+
+    def of_labels(x_BTM, label_BT, segments_BT):
+      log_p_BTV = tf.nn.log_softmax(self.target_embedding.logits(theta['target_embedding'], x_BTM))
+      log_p_BT = tf.gather(log_p_BTV, label_BT, batch_dims=2)
+      return tf.reduce_sum(log_p_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
+
+    return in_parts(of_labels, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
     """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
