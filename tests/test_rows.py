@@ -42,6 +42,7 @@ def test_a_batch_is_divided_only_where_its_rows_are_not_known_while_tracing_and_
   assert calls_of(in_parts, [None, 2]) == 3
   assert calls_of(lambda f, x: in_parts(f, x, None), [None, 2]) == 3
   assert calls_of(in_parts, [None, 2], [1, 2]) == 3  # a row that all parts have
+  assert calls_of(lambda f, x: in_parts(f, in_parts(lambda x: 2.0 * x, x), tf.ones([6])), [None, 2]) == 3
   assert calls_of(in_parts, [6, 2]) == 1
   assert calls_of(in_parts, [None, 2], []) == 1  # one random key for all rows
 
