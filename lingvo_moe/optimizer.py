@@ -23,8 +23,16 @@ class Update(NamedTuple):
   square: tf.Tensor  # float32 scalar: the sum of the squares of the gradient, of which every optimiser makes use anyway
 
 
+class Updates(NamedTuple):
+  """Those of some weights, by name."""
+
+  weights: dict[str, tf.Tensor]
+  slots: dict[str, Slots]
+  square: tf.Tensor  # float32 scalar, of all gradients
+
+
 class Optimizer(Protocol):
-  """How one weight is updated."""
+  """How weights are updated. Subclasses say how one is."""
 
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     """What it keeps for a weight."""
@@ -33,6 +41,23 @@ class Optimizer(Protocol):
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:
     """The update by one gradient; `step` counts the updates made before, `rate` is the schedule's."""
+
+  def update_all(
+    self,
+    grads: Mapping[str, tf.Tensor],
+    slots: Mapping[str, Slots],
+    weights: Mapping[str, tf.Tensor],
+    specs: Mapping[str, WeightSpec],
+    step: tf.Tensor,
+    rate: tf.Tensor,
+  ) -> Updates:
+    """The updates of all weights, by name, each by its gradient."""
+    updates = {n: self.update(grads[n], slots[n], weights[n], spec, step, rate) for n, spec in specs.items()}
+    return Updates(
+      {name: update.weight for name, update in updates.items()},
+      {name: update.slots for name, update in updates.items()},
+      tf.add_n([update.square for update in updates.values()]),
+    )
 
 
 class Measured(NamedTuple):
@@ -45,7 +70,7 @@ class Measured(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Adafactor:
+class Adafactor(Optimizer):
   """Adafactor (Shazeer and Stern, 2018) without momentum, as GShard trains with.
 
   The second moment of a weight with `factored` axes is kept as its means over either axis (`row` over the second,
@@ -109,7 +134,7 @@ class Adafactor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
   """Adam (Kingma and Ba, 2015), with bias correction."""
 
   beta1: float = 0.9

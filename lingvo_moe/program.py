@@ -160,14 +160,15 @@ class Program:
     if self.clip_norm:
       grads, norm = optimizer_lib.clip_by_global_norm(dict(grads), self.clip_norm)
     rate = self.schedule(step)
-    updates, new_slots = {}, {}
-    for name, spec in self.weight_specs.items():
-      slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
-      updates[name] = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
-      new_slots.update({f'{name}/{slot}': value for slot, value in updates[name].slots.items()})
+    slots = {
+      name: {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
+      for name, spec in self.weight_specs.items()
+    }
+    updates = self.optimizer.update_all(grads, slots, weights, self.weight_specs, step, rate)
     if norm is None:
-      norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
-    new_weights = self._stored({name: update.weight for name, update in updates.items()}, self.weight_specs)
+      norm = tf.sqrt(updates.square)
+    new_weights = self._stored(updates.weights, self.weight_specs)
+    new_slots = {f'{name}/{slot}': value for name, of in updates.slots.items() for slot, value in of.items()}
     new_slots = self._stored(new_slots, self.slot_specs)
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 

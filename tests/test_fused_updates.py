@@ -71,3 +71,37 @@ def test_small_weights_are_left_to_tensorflow():
   assert not calls
   assert np.all(update().weight < 1)
   np.testing.assert_array_equal(weight, np.ones([4, 5]))  # the new values are the caller's to assign
+
+
+@pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
+def test_small_weights_that_are_alike_are_updated_as_one(optimizer):
+  matrix = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH')
+  vector = WeightSpec((5,), 'M', Constant(0.0))
+  specs = {
+    'a': matrix,
+    'b': vector,
+    'c': matrix,
+    'd': matrix,
+    'e': vector,
+    'transposed': WeightSpec((4, 5), 'HM', Constant(0.0), factored='HM'),
+    'unfactored': WeightSpec((4, 5), 'MH', Constant(0.0)),
+    **{name: WeightSpec((2, 5), 'LM', Constant(0.0)) for name in ('stack', 'other_stack')},
+  }
+  rng = np.random.default_rng(0)
+  draw = lambda scale: {n: tf.constant(scale * rng.normal(size=s.shape), tf.float32) for n, s in specs.items()}
+  weights, slots = draw(1.0), {n: optimizer.slots(s) for n, s in specs.items()}
+  slots = {n: {slot: tf.zeros(s.shape) for slot, s in of.items()} for n, of in slots.items()}
+  variables = tf.nest.map_structure(tf.Variable, (slots, weights))
+  alike = [list(names) for names in fused_updates._alike(specs)]
+  assert alike == [['a', 'c', 'd'], ['b', 'e'], ['transposed'], ['unfactored'], ['stack'], ['other_stack']]
+  for step in range(2):
+    grads, of_step = draw(10.0**step), (specs, tf.constant(step, tf.int64), tf.constant(0.1))
+    want = optimizer.update_all(grads, slots, weights, *of_step)
+    got = FusedUpdates(optimizer).update_all(grads, *variables, *of_step)
+    weights, slots = want.weights, want.slots
+    tf.nest.assert_same_structure(want._asdict(), got._asdict())
+    for name in specs:
+      for a, b in zip(*(tf.nest.flatten((u.weights[name], u.slots[name])) for u in (want, got)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(want.square, got.square, rtol=1e-6)
+    tf.nest.map_structure(lambda v, x: v.assign(x), variables, (got.slots, got.weights))

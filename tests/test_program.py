@@ -39,7 +39,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent:
+class Descent(optimizer.Optimizer):
   """weight - rate * gradient, counting updates in a slot."""
 
   def slots(self, spec):

@@ -1,32 +1,37 @@
-"""Updates of large weights on a CPU: in place, each compiled by XLA, which does in the cache what can be done there.
+"""Updates on a CPU: of large weights in place, each compiled by XLA, which does in the cache what can be done there.
 
 TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
 for. Compiled, an update reads gradients and weights twice and writes weights once. The shape of a weight never changes,
-so each is compiled once.
+so each is compiled once. Of small weights, which are most, the many operations are what takes time, and more of it while
+they are traced: those that are alike are updated as one.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from lingvo_moe import mean_square
+from lingvo_moe import weights as weights_lib
 from lingvo_moe.optimizer import Adafactor
 from lingvo_moe.optimizer import Measured
 from lingvo_moe.optimizer import Optimizer
 from lingvo_moe.optimizer import Slots
 from lingvo_moe.optimizer import Update
+from lingvo_moe.optimizer import Updates
 from lingvo_moe.weights import WeightSpec
 
+_SMALL = 1 << 17  # elements; to copy larger ones together takes longer than what it saves
 _LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not worth compiling for
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedUpdates:
+class FusedUpdates(Optimizer):
   """An optimiser that makes the same updates as another, to rounding, of slots and weights that are variables.
 
   Large ones are assigned to and returned as they are; what has been read of them before stays what it was.
@@ -43,6 +48,39 @@ class FusedUpdates:
     if spec.size >= _LARGE:
       return Update(weight, slots, self._compiled(spec)(grad, slots, weight, step, rate))
     return self.optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
+
+  def update_all(
+    self,
+    grads: Mapping[str, tf.Tensor],
+    slots: Mapping[str, Slots],
+    weights: Mapping[str, tf.Tensor],
+    specs: Mapping[str, WeightSpec],
+    step: tf.Tensor,
+    rate: tf.Tensor,
+  ) -> Updates:
+    """As one by one; but small weights that are alike are stacked, as an update has eighty operations whatever its size."""
+    found = Updates({}, {}, tf.zeros([]))
+    for names in _alike(specs):
+      if len(names) == 1:
+        update = super().update_all(grads, slots, weights, {names[0]: specs[names[0]]}, step, rate)
+      else:
+        update = self._stacked(names, (grads, slots, weights), specs[names[0]], step, rate)
+      found = Updates(
+        {**found.weights, **update.weights}, {**found.slots, **update.slots}, found.square + update.square
+      )
+    return found
+
+  def _stacked(self, names, values, spec, step, rate):
+    """The updates of weights that share a specification, as of one with an axis of layers; values are by name."""
+    stack = weights_lib.stack({'all': spec}, len(names))['all']
+    together = (tf.nest.map_structure(lambda *x: tf.stack(x), *(of[name] for name in names)) for of in values)
+    update = self.optimizer.update(*together, stack, step, rate)
+    unstacked = tf.nest.map_structure(tf.unstack, (update.weight, dict(update.slots)))
+    return Updates(
+      dict(zip(names, unstacked[0], strict=True)),
+      {name: {slot: x[i] for slot, x in unstacked[1].items()} for i, name in enumerate(names)},
+      update.square,
+    )
 
   @functools.cached_property
   def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
@@ -64,6 +102,15 @@ class FusedUpdates:
       return update
 
     return of
+
+
+def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:
+  """The names of weights that may be stacked together, and of each other one by itself."""
+  alike = collections.defaultdict(list)
+  for name, spec in specs.items():
+    stackable = spec.size <= _SMALL and 'L' not in spec.dims
+    alike[(spec.shape, spec.dims, spec.factored, spec.dtype) if stackable else name].append(name)
+  return list(alike.values())
 
 
 def _read(variables):
