@@ -35,6 +35,14 @@ def one_each_of_few() -> None:
 
 def side_by_side() -> int:
   """How many kernels had better run at once: as many as there are cores if each has one; else, or with a GPU, 1."""
-  if tf.config.threading.get_intra_op_parallelism_threads() != 1 or tf.config.get_visible_devices('GPU'):
-    return 1
-  return count()
+  return count() if tf.config.threading.get_intra_op_parallelism_threads() == 1 and on_cpu() else 1
+
+
+def traced_side_by_side() -> int:
+  """The same, for parts that are laid out in one traced program."""
+  return min(side_by_side(), FEW)
+
+
+def on_cpu() -> bool:
+  """Whether TensorFlow's kernels run on the CPU."""
+  return not tf.config.get_visible_devices('GPU')

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,12 +32,14 @@ class Updates(NamedTuple):
   square: tf.Tensor  # float32 scalar, of all gradients
 
 
-class Optimizer(Protocol):
-  """How weights are updated. Subclasses say how one is."""
+class Optimizer(abc.ABC):
+  """How weights are updated."""
 
+  @abc.abstractmethod
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     """What it keeps for a weight."""
 
+  @abc.abstractmethod
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:

@@ -1,4 +1,4 @@
-"""Updates that XLA compiles for a CPU, against those of TensorFlow's kernels; and both ways to take a mean of squares."""
+"""Updates that XLA compiles for a CPU, or that are made as one, against those one by one; and both ways to take a mean of squares."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_small_weights_are_left_to_tensorflow():
 
 
 @pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
-def test_small_weights_that_are_alike_are_updated_as_one(optimizer):
+def test_small_weights_that_are_alike_are_updated_as_one(optimizer, monkeypatch):
+  monkeypatch.setattr(fused_updates, '_SMALL', 20)
   matrix = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH')
   vector = WeightSpec((5,), 'M', Constant(0.0))
   specs = {
@@ -86,6 +87,7 @@ def test_small_weights_that_are_alike_are_updated_as_one(optimizer):
     'transposed': WeightSpec((4, 5), 'HM', Constant(0.0), factored='HM'),
     'unfactored': WeightSpec((4, 5), 'MH', Constant(0.0)),
     **{name: WeightSpec((2, 5), 'LM', Constant(0.0)) for name in ('stack', 'other_stack')},
+    **{name: WeightSpec((3, 7), 'MH', Constant(0.0), factored='MH') for name in ('large', 'other_large')},
   }
   rng = np.random.default_rng(0)
   draw = lambda scale: {n: tf.constant(scale * rng.normal(size=s.shape), tf.float32) for n, s in specs.items()}
@@ -93,7 +95,16 @@ def test_small_weights_that_are_alike_are_updated_as_one(optimizer):
   slots = {n: {slot: tf.zeros(s.shape) for slot, s in of.items()} for n, of in slots.items()}
   variables = tf.nest.map_structure(tf.Variable, (slots, weights))
   alike = [list(names) for names in fused_updates._alike(specs)]
-  assert alike == [['a', 'c', 'd'], ['b', 'e'], ['transposed'], ['unfactored'], ['stack'], ['other_stack']]
+  assert alike == [
+    ['a', 'c', 'd'],
+    ['b', 'e'],
+    ['transposed'],
+    ['unfactored'],
+    ['stack'],
+    ['other_stack'],
+    ['large'],
+    ['other_large'],
+  ]
   for step in range(2):
     grads, of_step = draw(10.0**step), (specs, tf.constant(step, tf.int64), tf.constant(0.1))
     want = optimizer.update_all(grads, slots, weights, *of_step)

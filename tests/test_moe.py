@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe import prng
 from lingvo_moe import weights
+from lingvo_moe.layers import moe
 from lingvo_moe.layers.moe import MoE
 
 LAYER = MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2)
@@ -153,6 +155,45 @@ def test_either_dispatch_compiled_or_not_trains_alike(way, compiled):
   got = step(dataclasses.replace(tight, dispatch=way), x, paddings, prng.key(0))
   for a, b in zip(got, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'way, most, on_cpu, in_rows',
+  [('gather', 4, True, True), ('gather', 3, True, False), ('gather', 4, False, False), ('einsum', 4, True, False)],
+)
+@pytest.mark.parametrize('real', [20, 12, 1, 0])
+def test_training_in_rows_of_each_expert_s_tokens_is_training_in_slots(way, most, on_cpu, in_rows, real, monkeypatch):
+  monkeypatch.setattr(moe, '_MOST_TRACED', most)
+  monkeypatch.setattr(cores, 'on_cpu', lambda: on_cpu)
+  tight = dataclasses.replace(LAYER, capacity_factor=0.8)
+  x, paddings = some_input(), tf.reshape(tf.cast(tf.range(20) >= real, tf.float32), [4, 5])
+  expected = train(tight, x, paddings, prng.key(0))
+  assert (float(expected[1]) > 0) == (real > 1)
+  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
+  run = tf.function(lambda x, p: train(dataclasses.replace(tight, dispatch=way), x, p, prng.key(0)), any_shape)
+  traced = run.get_concrete_function()
+  assert ('SplitV' in {op.type for op in traced.graph.get_operations()}) == in_rows
+  for a, b in zip(traced(x, paddings), expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_training_in_rows_takes_bfloat16_activations():
+  x, paddings = tf.cast(some_input(), tf.bfloat16), tf.zeros([4, 5])
+  halves = {'gate': THETA['gate'], **{name: tf.cast(THETA[name], tf.bfloat16) for name in ('wi', 'wo')}}
+
+  def step(x, paddings):
+    with tf.GradientTape() as tape:
+      tape.watch([x, halves])
+      y, _ = LAYER(halves, x, paddings, prng.key(0))
+      value = tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
+    return y, *tf.nest.flatten(tape.gradient(value, [x, halves]))
+
+  any_shape = [tf.TensorSpec([None, None, 6], tf.bfloat16), tf.TensorSpec([None, None])]
+  got, expected = tf.function(step, any_shape)(x, paddings), step(x, paddings)
+  assert [t.dtype for t in got] == [tf.bfloat16, tf.bfloat16, tf.float32, tf.bfloat16, tf.bfloat16]
+  for a, b in zip(got, expected, strict=True):
+    b = tf.cast(b, tf.float32)
+    np.testing.assert_allclose(tf.cast(a, tf.float32), b, atol=0.03 * np.max(np.abs(b)))
 
 
 @pytest.mark.parametrize('way', ['einsum', 'gather'])

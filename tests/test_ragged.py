@@ -33,7 +33,9 @@ def times(e, x_CM):
 def test_three_tokens_by_hand():
   dispatcher = RaggedDispatcher(BY_HAND)
   x_XM = dispatcher.dispatch(tf.constant([[[1.0, 2], [3, 4], [5, 6]]]))
-  np.testing.assert_array_equal(x_XM, [[1, 2], [1, 2], [3, 4]])  # token 0 in expert 0; tokens 0 and 1 in expert 2
+  # Token 0 in expert 0; tokens 0 and 1 in expert 2; and one that is no expert's.
+  np.testing.assert_array_equal(x_XM, [[1, 2], [1, 2], [3, 4], [1, 2]])
+  np.testing.assert_array_equal(dispatcher.count_E, [1, 0, 2, 0])
   y_XM = dispatcher.visit(times, x_XM)
   np.testing.assert_array_equal(y_XM, [[1, 2], [3, 6], [9, 12], [0, 0]])
   y_GSM = dispatcher.combine(y_XM)

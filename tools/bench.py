@@ -15,6 +15,7 @@ begins sooner). A line tells tokens a second, the median over the calls after wa
 products by formula, and their share of what a large matrix product reaches on this machine; then everything as JSON:
 first call (trace or compile), peak memory and what of it the bare imports had taken before, groups and dropped choices,
 and other_cores, how many cores other processes kept busy meanwhile: only figures with next to none are worth comparing.
+GFLOP/s count all slots of the experts, also those that are empty and so not computed in training on a CPU.
 
 --runtime=spmd --mesh=expert:2 times a mesh. --against=FILE sets each figure beside those of an earlier run (--json), or
 of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.

@@ -82,7 +82,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def _in_parts(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  parts = min(cores.side_by_side(), cores.FEW)
+  parts = cores.traced_side_by_side()
   shared = equation[0] == equation.partition(',')[2][0] == equation.partition('->')[2][0]
   if parts == 1 or not shared or is_static(*sizes(x)) or weight.shape[0] % parts:
     return tf.einsum(equation, x, weight)

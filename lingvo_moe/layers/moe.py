@@ -6,8 +6,10 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe import cores
 from lingvo_moe import prng
 from lingvo_moe.layers import dispatch
+from lingvo_moe.layers import experts
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.linear import product
 from lingvo_moe.layers.ragged import RaggedDispatcher
@@ -20,6 +22,10 @@ from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
+_MOST_TRACED = (
+  128  # experts, at most, of which each is traced by itself; more have so few rows each that it does not pay
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class MoE:
@@ -27,8 +33,11 @@ class MoE:
 
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so a token's answer
-  depends on that token alone, and how tokens are grouped and carried is a matter of cost: where shapes are not
-  static, expert by expert (see ragged.py); where they are, as XLA asks, as in training but with C = S.
+  depends on that token alone, and how tokens are grouped and carried is a matter of cost.
+
+  An expert computes all of its slots, full or not, where shapes are static, as XLA asks (at inference with C = S). Where
+  they are not it computes those of its own tokens (see ragged.py): always at inference; in training with 'gather' on a CPU
+  if the experts are not too many. The answers are the same to rounding.
 
   Experts carry no biases, as in equations 2 and 3 of the paper.
   """
@@ -78,8 +87,11 @@ class MoE:
         noise_GS = regroup(prng.uniform(key, [rows, length]))
       logits_GSE = shard(logits_GSE, 'GSE')
       routing = gating.top2_gating(logits_GSE, regroup(paddings_BT), capacity=capacity, noise_GS=noise_GS)
-    run = self._in_slots if key is not None or is_static(rows, length) else self._in_rows
-    y_GSM = run(theta, x_GSM, routing)
+    training = key is not None
+    if is_static(rows, length) or (training and not self._trains_in_rows):
+      y_GSM = self._in_slots(theta, x_GSM, routing)
+    else:
+      y_GSM = self._in_rows(theta, x_GSM, routing, training)
     return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
 
   def _in_slots(self, theta: Theta, x_GSM: tf.Tensor, routing: gating.Routing) -> tf.Tensor:
@@ -93,15 +105,24 @@ class MoE:
     with tf.name_scope('combine'):
       return shard(dispatcher.combine(y_EGCM), 'GSM')
 
-  def _in_rows(self, theta: Theta, x_GSM: tf.Tensor, routing: gating.Routing) -> tf.Tensor:
-    """One expert after the other, each on the rows of its own tokens."""
+  def _in_rows(self, theta: Theta, x_GSM: tf.Tensor, routing: gating.Routing, training: bool) -> tf.Tensor:
+    """Each expert on the rows of its own tokens."""
     dispatcher = RaggedDispatcher(routing)
-    expert = lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e])
     with tf.name_scope('dispatch'):
       x_XM = dispatcher.dispatch(x_GSM)
-    y_XM = dispatcher.visit(expert, x_XM)
+    if training:
+      y_XM = experts.in_rows(x_XM, dispatcher.count_E, theta['wi'], theta['wo'])
+    else:
+      y_XM = dispatcher.visit(
+        lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e]), x_XM
+      )
     with tf.name_scope('combine'):
       return dispatcher.combine(y_XM)
+
+  @property
+  def _trains_in_rows(self) -> bool:
+    """Whether training in open shapes is by rows. On a GPU the host would have to be told how many there are."""
+    return self.dispatch == 'gather' and self.num_experts <= _MOST_TRACED and cores.on_cpu()
 
   def _groups(self, rows: Size, length: Size, training: bool) -> int:
     """G. At inference any will do: num_groups, so that shards stay where they are, if it divides the rows."""

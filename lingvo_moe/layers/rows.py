@@ -43,7 +43,7 @@ def in_parts(f: Callable[..., Any], *args: Any) -> Any:
   flat = tf.nest.flatten(args)
   tensors = [t for t in flat if t is not None]
   of_rows = [t for t in tensors if t.shape.rank and t.shape[0] != 1]
-  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in tensors) else min(cores.side_by_side(), cores.FEW)
+  parts = 1 if _undivided.get() or any(t.shape.rank == 0 for t in tensors) else cores.traced_side_by_side()
   if parts == 1 or all(t.shape[0] is not None for t in of_rows):
     return f(*args)
   # Not asked of a result that knows its parts: that would put it together.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from lingvo_moe import mean_square
-from lingvo_moe import weights as weights_lib
 from lingvo_moe.optimizer import Adafactor
 from lingvo_moe.optimizer import Measured
 from lingvo_moe.optimizer import Optimizer
@@ -59,23 +58,24 @@ class FusedUpdates(Optimizer):
     rate: tf.Tensor,
   ) -> Updates:
     """As one by one; but small weights that are alike are stacked, as an update has eighty operations whatever its size."""
-    found = Updates({}, {}, tf.zeros([]))
+    found = []
     for names in _alike(specs):
       if len(names) == 1:
-        update = super().update_all(grads, slots, weights, {names[0]: specs[names[0]]}, step, rate)
+        found.append(super().update_all(grads, slots, weights, {names[0]: specs[names[0]]}, step, rate))
       else:
-        update = self._stacked(names, (grads, slots, weights), specs[names[0]], step, rate)
-      found = Updates(
-        {**found.weights, **update.weights}, {**found.slots, **update.slots}, found.square + update.square
-      )
-    return found
+        found.append(self._stacked(names, (grads, slots, weights), specs[names[0]], step, rate))
+    return Updates(
+      {name: weight for updates in found for name, weight in updates.weights.items()},
+      {name: of for updates in found for name, of in updates.slots.items()},
+      tf.add_n([updates.square for updates in found]),
+    )
 
   def _stacked(self, names, values, spec, step, rate):
     """The updates of weights that share a specification, as of one with an axis of layers; values are by name."""
-    stack = weights_lib.stack({'all': spec}, len(names))['all']
+    stack = dataclasses.replace(spec, shape=(len(names), *spec.shape), dims='L' + spec.dims)
     together = (tf.nest.map_structure(lambda *x: tf.stack(x), *(of[name] for name in names)) for of in values)
     update = self.optimizer.update(*together, stack, step, rate)
-    unstacked = tf.nest.map_structure(tf.unstack, (update.weight, dict(update.slots)))
+    unstacked = tf.nest.map_structure(tf.unstack, (update.weight, update.slots))
     return Updates(
       dict(zip(names, unstacked[0], strict=True)),
       {name: {slot: x[i] for slot, x in unstacked[1].items()} for i, name in enumerate(names)},

@@ -38,7 +38,7 @@ class LocalRuntime:
   def __init__(self, program: Program, jit: bool = False):
     self.program = program
     self._trained = program
-    if not jit and not tf.config.list_physical_devices('GPU'):  # TensorFlow's own kernels on a CPU
+    if not jit and cores.on_cpu():  # TensorFlow's own kernels on a CPU
       self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
       cores.one_each_of_few()
     self._step: tf.Variable | None = None

@@ -36,7 +36,7 @@ class MtConfig(DataConfig):
     num_experts: E of each layer with experts; 0 makes a dense model.
     moe_every: every moe_every-th layer carries experts.
     capacity_factor: C = capacity_factor * S / E; 2 gives both choices of every token a slot at perfect balance.
-    dispatch: how tokens get to experts: 'gather' or 'einsum' (neither at inference in dynamic shapes: see ragged.py).
+    dispatch: how tokens get to experts: 'gather' or 'einsum'; where shapes are dynamic MoE tells when it is by neither.
     activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, norms, softmaxes and the output scores are
       float32 in both; attention scores are products in this type, of which the softmax is taken in float32.
     scan_layers: whether each stack is one loop over its blocks of moe_every layers, so that the size of the program does

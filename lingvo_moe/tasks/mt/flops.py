@@ -23,8 +23,8 @@ def train_step(config: MtConfig) -> Parts:
   """Of a train step on a full batch, over all devices: every product once forward and twice backward.
 
   The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows, and sum two a
-  token, which counts nothing. All slots of the experts count, taken or not. What is rematerialised counts again, but for the product that
-  comes last in what is made again: no gradient needs its result.
+  token, which counts nothing. All slots of the experts count, taken or not, computed or not (see MoE). What is
+  rematerialised counts again, but for the product that comes last in what is made again: no gradient needs its result.
   """
   tokens, length = _tokens(config), config.max_length
   blocks = config.remat == 'block'
