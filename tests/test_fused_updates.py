@@ -1,4 +1,4 @@
-"""Updates that XLA compiles for a CPU, or that are made as one, against those one by one; and both ways to take a mean of squares."""
+"""Updates that XLA compiles for a CPU, or that are made as one, against those one by one; and means of squares."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ seeds and batches in float32, and prints how far apart they are: the loss, every
 optimiser slots (max|a - b| over max|a|, the worst tensor of the worst step; a tensor whose entries are all below 1e-4
 of the model's largest gradient is held against that instead), whether every token went to the same experts, the
 decoder's symbols and scores, and which collectives the partitioned train step contains. The devices are virtual ones of
-this CPU, or what JAX finds. 'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is 1 where a
-difference is above --tolerance, a symbol differs, or a token was routed otherwise by a decision that was not within
-1e-6 of tipping.
+this CPU, or what JAX finds. 'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is
+1 where a difference is above --tolerance, that of scores above 3e-5, a symbol differs, or a token was routed otherwise by
+a decision that was not within 1e-6 of tipping.
 """
 
 from __future__ import annotations

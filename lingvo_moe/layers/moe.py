@@ -22,9 +22,8 @@ from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
-_MOST_TRACED = (
-  128  # experts, at most, of which each is traced by itself; more have so few rows each that it does not pay
-)
+# So many experts at most are traced each by itself; more have so few rows each that it does not pay.
+_MOST_TRACED = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +112,8 @@ class MoE:
     if training:
       y_XM = experts.in_rows(x_XM, dispatcher.count_E, theta['wi'], theta['wo'])
     else:
-      y_XM = dispatcher.visit(
-        lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e]), x_XM
-      )
+      expert = lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e])
+      y_XM = dispatcher.visit(expert, x_XM)
     with tf.name_scope('combine'):
       return dispatcher.combine(y_XM)
 
