@@ -57,6 +57,73 @@ def test_a_fused_update_is_the_update(optimizer, shape, dims, factored, monkeypa
     np.testing.assert_array_equal(before, copy)  # what has been read, by a saver perhaps, is not written to
 
 
+def ancestors(graph):
+  """Types of the operations that a traced function runs: those that its results and its side effects need."""
+  found, left = {}, [t.op for t in graph.outputs] + list(graph.control_outputs)
+  while left:
+    op = left.pop()
+    if op.name not in found:
+      found[op.name] = op.type
+      left += [t.op for t in op.inputs] + list(op.control_inputs)
+  return set(found.values())
+
+
+EXPERTS = WeightSpec((3, 8, 6), 'EMH', Constant(0.0), factored='MH')
+
+
+def product_updates(optimizer, equation='EGCM,EGCH->EMH'):
+  """(the traced update of experts by a product, its weight, its slots)."""
+  rng = np.random.default_rng(0)
+  weight = tf.Variable(tf.constant(rng.normal(size=EXPERTS.shape), tf.float32))
+  slots = {n: tf.Variable(tf.zeros(s.shape)) for n, s in optimizer.slots(EXPERTS).items()}
+  fused = FusedUpdates(optimizer)
+
+  @tf.function(
+    input_signature=[tf.TensorSpec([None] * 3 + [8]), tf.TensorSpec([None] * 3 + [6]), tf.TensorSpec([], tf.int64)]
+  )
+  def update(x, dy, step):
+    with tf.control_dependencies([weight.read_value()]):
+      grad = tf.einsum(equation, x, dy)
+    return fused.update(grad, slots, weight, EXPERTS, step, tf.constant(0.1)).square
+
+  return update, weight, slots
+
+
+@pytest.mark.parametrize('rows', [(1, 0), (1, 1), (2, 2), (1, 5), (2, 31), (1, 64), (5, 13), (3, 30)])
+def test_an_update_by_a_product_that_is_not_multiplied_out(rows, monkeypatch):
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  update, weight, slots = product_updates(Adafactor())
+  assert 'Einsum' not in ancestors(update.get_concrete_function().graph)
+  rng = np.random.default_rng(1)
+  plain = (weight.numpy(), {name: slot.numpy() for name, slot in slots.items()})
+  for step in range(3):
+    x, dy = (rng.normal(size=(3, *rows, size)).astype(np.float32) for size in (8, 6))
+    x[1] = 0  # an expert without tokens
+    grad = np.einsum('EGCM,EGCH->EMH', x, dy)
+    want = Adafactor().update(
+      tf.constant(grad), plain[1], plain[0], EXPERTS, tf.constant(step, tf.int64), tf.constant(0.1)
+    )
+    before = weight.read_value()
+    copy = before.numpy()
+    square = update(x, dy, tf.constant(step, tf.int64))
+    np.testing.assert_array_equal(before, copy)
+    np.testing.assert_allclose(square, np.sum(grad**2), rtol=1e-5)
+    np.testing.assert_allclose(weight, want.weight, rtol=1e-5, atol=1e-6)
+    for name, slot in slots.items():
+      np.testing.assert_allclose(slot, want.slots[name], rtol=1e-5)
+    plain = want.weight, want.slots
+
+
+@pytest.mark.parametrize('optimizer, equation', [(Adam(), 'EGCM,EGCH->EMH'), (Adafactor(), 'EGCM,eGCH->EMH')])
+def test_other_gradients_and_other_optimisers_have_it_multiplied_out(optimizer, equation, monkeypatch):
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  update, weight, _ = product_updates(optimizer, equation)
+  assert 'Einsum' in ancestors(update.get_concrete_function().graph)
+  before = weight.numpy()
+  update(tf.ones([3, 1, 2, 8]), tf.ones([3, 1, 2, 6]), tf.constant(0, tf.int64))
+  assert np.all(weight.numpy() < before)
+
+
 def test_small_weights_are_left_to_tensorflow():
   spec = WeightSpec((4, 5), 'MH', Constant(0.0), factored='MH')
   optimizer = Adafactor()

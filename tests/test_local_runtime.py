@@ -12,10 +12,12 @@ from lingvo_moe import optimizer
 from lingvo_moe import prng
 from lingvo_moe import schedule
 from lingvo_moe.checkpoint import Checkpoints
+from lingvo_moe.layers import experts
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import fused_updates
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.matrix_updates import MatrixByMatrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +89,36 @@ def test_large_weights_are_updated_in_place_to_the_same_numbers(run, monkeypatch
   for state, arrays in read:  # as a saver beside training holds them
     for name, value in state['weights'].items():
       np.testing.assert_array_equal(value, arrays[name], err_msg=name)
+
+
+def test_products_that_are_not_multiplied_out_make_the_same_numbers(monkeypatch):
+  program = dataclasses.replace(PROGRAM, clip_norm=0.0)
+
+  def trained():
+    runtime = LocalRuntime(program)
+    runtime.init()
+    metrics = [runtime.train_step(batch_at(step)) for step in range(4)]
+    return [(m['loss'], m['grad_norm']) for m in metrics], state_arrays(runtime)
+
+  numbers, state = trained()
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  monkeypatch.setattr(experts, '_MOST_TRACED', 3)
+  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 3)
+  taken = []
+  monkeypatch.setattr(MatrixByMatrix, 'update_by_product', spy(MatrixByMatrix.update_by_product, taken))
+  same_numbers, same_state = trained()
+  assert {spec.dims for spec in taken} == {'EMH', 'EHM'}
+  np.testing.assert_allclose(same_numbers, numbers, rtol=1e-5)
+  for name, value in state.items():
+    np.testing.assert_allclose(same_state[name], value, rtol=1e-4, atol=1e-6)
+
+
+def spy(update, taken):
+  def run(self, grad, slots, weight, spec, step, rate):
+    taken.append(spec)
+    return update(self, grad, slots, weight, spec, step, rate)
+
+  return run
 
 
 def test_a_run_interrupted_and_restored_continues_bit_for_bit(run, tmp_path):

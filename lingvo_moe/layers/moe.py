@@ -22,9 +22,6 @@ from lingvo_moe.weights import WeightSpec
 from lingvo_moe.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
-# So many experts at most are traced each by itself; more have so few rows each that it does not pay.
-_MOST_TRACED = 128
-
 
 @dataclasses.dataclass(frozen=True)
 class MoE:
@@ -35,8 +32,8 @@ class MoE:
   depends on that token alone, and how tokens are grouped and carried is a matter of cost.
 
   An expert computes all of its slots, full or not, where shapes are static, as XLA asks (at inference with C = S). Where
-  they are not it computes those of its own tokens (see ragged.py): always at inference; in training with 'gather' on a CPU
-  if the experts are not too many. The answers are the same to rounding.
+  they are not it computes those of its own tokens (see experts.py): always at inference; in training with 'gather' on a CPU.
+  The answers are the same to rounding.
 
   Experts carry no biases, as in equations 2 and 3 of the paper.
   """
@@ -109,18 +106,15 @@ class MoE:
     dispatcher = RaggedDispatcher(routing)
     with tf.name_scope('dispatch'):
       x_XM = dispatcher.dispatch(x_GSM)
-    if training:
-      y_XM = experts.in_rows(x_XM, dispatcher.count_E, theta['wi'], theta['wo'])
-    else:
-      expert = lambda e, x_CM: tf.matmul(tf.nn.relu(tf.matmul(x_CM, theta['wi'][e])), theta['wo'][e])
-      y_XM = dispatcher.visit(expert, x_XM)
+    answers = experts.trained_answers if training else experts.answers
+    y_XM = answers(x_XM, dispatcher.begin_E, theta['wi'], theta['wo'])
     with tf.name_scope('combine'):
       return dispatcher.combine(y_XM)
 
   @property
   def _trains_in_rows(self) -> bool:
     """Whether training in open shapes is by rows. On a GPU the host would have to be told how many there are."""
-    return self.dispatch == 'gather' and self.num_experts <= _MOST_TRACED and cores.on_cpu()
+    return self.dispatch == 'gather' and cores.on_cpu()
 
   def _groups(self, rows: Size, length: Size, training: bool) -> int:
     """G. At inference any will do: num_groups, so that shards stay where they are, if it divides the rows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -14,15 +13,13 @@ from lingvo_moe.layers.gradient import custom_gradient
 from lingvo_moe.layers.queues import sort
 from lingvo_moe.shapes import sizes
 
-Expert = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (int32 scalar e, x_CM) -> y_CM
-
 
 class _Index(NamedTuple):
   """Both directions of 'choice sits in slot', and which slots are whose: int32."""
 
   choice_X: tf.Tensor  # each slot's flat choice (g, s, r)
   slot_GSR: tf.Tensor  # each choice's slot; the last where its weight is 0
-  begin_E: tf.Tensor  # where the slots of expert e begin; as those of e - 1 end there, it has E + 1 entries
+  begin_E: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +34,9 @@ class RaggedDispatcher:
   routing: Routing
 
   @property
-  def count_E(self) -> tf.Tensor:
-    """int32: how many slots each expert has."""
-    begin_E = self._index.begin_E
-    return begin_E[1:] - begin_E[:-1]
+  def begin_E(self) -> tf.Tensor:
+    """int32: where the slots of expert e begin; as those of e - 1 end there, it has E + 1 entries."""
+    return self._index.begin_E
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     """x_XM: the token of each slot, and in the last one some token. The gradient of that one must be zeros."""
@@ -54,24 +50,6 @@ class RaggedDispatcher:
       return tf.gather(_rows(x_GSM), token_X), grad
 
     return copy(x_GSM)
-
-  def visit(self, expert: Expert, x_XM: tf.Tensor) -> tf.Tensor:
-    """y_XM: the answers of every expert that has slots, which alone are asked, and a last row of zeros."""
-    begin_E = self._index.begin_E
-    busy_J = tf.cast(tf.where(begin_E[1:] > begin_E[:-1])[:, 0], tf.int32)
-    num_busy = tf.size(busy_J)
-
-    def ask(i, y_JCM):
-      e = tf.gather(busy_J, i)
-      x_CM = x_XM[tf.gather(begin_E, e) : tf.gather(begin_E, e + 1)]
-      return i + 1, y_JCM.write(i, expert(e, x_CM))
-
-    model_dim = x_XM.shape[-1]
-    y_JCM = tf.TensorArray(x_XM.dtype, num_busy + 1, infer_shape=False, element_shape=[None, model_dim])
-    y_JCM = y_JCM.write(num_busy, tf.zeros([1, model_dim], x_XM.dtype))
-    # No expert waits for another: several are asked at once.
-    _, y_JCM = tf.while_loop(lambda i, _: i < num_busy, ask, (0, y_JCM))
-    return y_JCM.concat()
 
   def combine(self, y_XM: tf.Tensor) -> tf.Tensor:
     """y_GSM: each token's answers, summed with its weights; zeros where it has none.

@@ -1,8 +1,8 @@
 """Updates on a CPU: of large weights in place, each compiled by XLA, which does in the cache what can be done there.
 
 TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
-for. Compiled, an update reads gradients and weights twice and writes weights once. The shape of a weight never changes,
-so each is compiled once. Of small weights, which are most, the many operations are what takes time, and more of it while
+for. Compiled, an update reads gradients and weights twice and writes weights once; a gradient that is the product of few
+rows is not even written. Of small weights, which are most, the many operations are what takes time, and more of it while
 they are traced: those that are alike are updated as one.
 """
 
@@ -11,18 +11,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from lingvo_moe import mean_square
 from lingvo_moe.optimizer import Adafactor
-from lingvo_moe.optimizer import Measured
 from lingvo_moe.optimizer import Optimizer
 from lingvo_moe.optimizer import Slots
 from lingvo_moe.optimizer import Update
 from lingvo_moe.optimizer import Updates
+from lingvo_moe.runtime.matrix_updates import MatrixByMatrix
+from lingvo_moe.runtime.thin_products import ThinProduct
 from lingvo_moe.weights import WeightSpec
 
 _SMALL = 1 << 17  # elements; to copy larger ones together takes longer than what it saves
@@ -45,7 +44,7 @@ class FusedUpdates(Optimizer):
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:
     if spec.size >= _LARGE:
-      return Update(weight, slots, self._compiled(spec)(grad, slots, weight, step, rate))
+      return Update(weight, slots, self._in_place(grad, slots, weight, spec, step, rate))
     return self.optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
 
   def update_all(
@@ -82,18 +81,33 @@ class FusedUpdates(Optimizer):
       update.square,
     )
 
+  def _in_place(self, grad, slots, weight, spec, step, rate):
+    """Updates variables; returns the sum of the squares of the gradient."""
+    values = slots, weight, step, rate
+    takes_products = isinstance(self._for_xla, MatrixByMatrix) and spec.dims[1:] == spec.factored
+    thin = ThinProduct.behind(grad) if takes_products else None
+    if thin is None:
+      return self._compiled(spec)(grad, *values)
+    update = lambda grad: lambda: self._compiled(spec)(grad(), *values)
+    return tf.cond(thin.worth_it, update(thin.padded), update(thin.multiplied))
+
+  @functools.cached_property
+  def _for_xla(self) -> Optimizer:
+    return MatrixByMatrix.of(self.optimizer) if isinstance(self.optimizer, Adafactor) else self.optimizer
+
   @functools.cached_property
   def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
-    """Of a specification, one function for all weights that have it, so that XLA compiles it once."""
-    optimizer = self.optimizer
-    if isinstance(optimizer, Adafactor):
-      optimizer = _MatrixByMatrix(**{**vars(optimizer), 'mean_square': mean_square.for_xla_on_cpus})
+    """Of a specification, one function for all weights that have it, so that XLA compiles it once.
+
+    It takes the gradient, or the ThinProduct that is the gradient: compiled once for each number of rows.
+    """
 
     @functools.cache
     def of(spec):
       @functools.partial(tf.function, autograph=False, jit_compile=True)
       def update(grad, slots, weight, step, rate):
-        update = optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
+        by = self._for_xla.update_by_product if isinstance(grad, ThinProduct) else self._for_xla.update
+        update = by(grad, *_read((slots, weight)), spec, step, rate)
         weight.assign(update.weight)
         for name, slot in slots.items():
           slot.assign(update.slots[name])
@@ -115,31 +129,3 @@ def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:
 
 def _read(variables):
   return tf.nest.map_structure(lambda v: v.read_value(), variables)
-
-
-class _MatrixByMatrix(Adafactor):
-  """Measures each matrix of a weight by itself, so that it comes from memory once for all that is asked of it."""
-
-  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
-    measure, lead = super().measure, len(spec.dims) - 2
-    if not lead or spec.dims[lead:] != spec.factored:
-      return measure(grad, slots, weight, spec, step)
-    matrix = dataclasses.replace(spec, shape=spec.shape[lead:], dims=spec.dims[lead:])
-    flat = lambda x: tf.reshape(x, [-1, *x.shape[lead:]])
-    flat_grad, flat_slots, flat_weight = tf.nest.map_structure(flat, (grad, slots, weight))
-
-    def of(i):
-      one = {name: slot[i] for name, slot in flat_slots.items()}
-      return measure(flat_grad[i], one, flat_weight[i], matrix, step)
-
-    shape = lambda x: tf.TensorSpec(x.shape[lead:], tf.float32)
-    number = tf.TensorSpec([1, 1], tf.float32)
-    found = tf.map_fn(
-      of,
-      tf.range(math.prod(spec.shape[:lead])),
-      fn_output_signature=Measured({name: shape(slot) for name, slot in slots.items()}, number, number, number),
-    )
-    found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
-    logical = [axis for axis in range(lead) if spec.dims[axis] != 'L']
-    mean = lambda x: tf.reduce_mean(x, axis=logical, keepdims=True)
-    return Measured(found.slots, mean(found.grad), mean(found.update), mean(found.weight))

@@ -1,0 +1,56 @@
+"""Gradients of experts' weights before they are multiplied out.
+
+The gradient is x^T dy of the few rows that an expert saw: two thin matrices, which a cache holds, and a product as large as
+the weight. A traced program computes what is asked for: who takes the two instead is spared the product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.shapes import sizes
+
+# Numbers of rows to pad to: of each, XLA compiles an update of its own. With more, to multiply twice takes longer than to
+# write a product to memory once.
+_ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class ThinProduct(NamedTuple):
+  """x^T dy of each expert; R rows each."""
+
+  x_ERM: tf.Tensor
+  dy_ERH: tf.Tensor
+
+  @classmethod
+  def behind(cls, grad: tf.Tensor) -> ThinProduct | None:
+    """What a traced [E, M, H] is the product of, there when that would be; None if it is something else."""
+    op = None if tf.executing_eagerly() else grad.op
+    if op is None or op.type != 'Einsum':
+      return None
+    operands, result = op.get_attr('equation').decode().split('->')
+    x, _, dy = operands.partition(',')
+    rows = x[1:-1]
+    if not rows or dy[:-1] != x[0] + rows or result != x[0] + x[-1] + dy[-1:]:
+      return None
+    with tf.control_dependencies(op.control_inputs):
+      return cls(*(tf.reshape(of, [sizes(of)[0], -1, sizes(of)[-1]]) for of in op.inputs))
+
+  @property
+  def worth_it(self) -> tf.Tensor:
+    """Whether there are so few rows that the product had better be made where it is used."""
+    return self._rows <= _ROWS[-1]
+
+  def padded(self) -> ThinProduct:
+    """The same product, if it is worth it, with rows of zeros to one of a few numbers."""
+    rows = tf.gather(_ROWS, tf.searchsorted(_ROWS, [self._rows])[0])
+    return ThinProduct(*(tf.pad(of, [[0, 0], [0, rows - self._rows], [0, 0]]) for of in self))
+
+  def multiplied(self) -> tf.Tensor:
+    """[E, M, H]."""
+    return tf.matmul(self.x_ERM, self.dy_ERH, transpose_a=True)
+
+  @property
+  def _rows(self):
+    return tf.shape(self.x_ERM)[1]
