@@ -9,8 +9,10 @@ import tensorflow as tf
 from lingvo_moe import mean_square
 from lingvo_moe.optimizer import Adafactor
 from lingvo_moe.optimizer import Adam
+from lingvo_moe.optimizer import Update
 from lingvo_moe.runtime import fused_updates
 from lingvo_moe.runtime.fused_updates import FusedUpdates
+from lingvo_moe.runtime.matrix_updates import MatrixByMatrix
 from lingvo_moe.weights import Constant
 from lingvo_moe.weights import WeightSpec
 
@@ -114,14 +116,56 @@ def test_an_update_by_a_product_that_is_not_multiplied_out(rows, monkeypatch):
     plain = want.weight, want.slots
 
 
+@pytest.mark.parametrize('rows, thin', [(3, True), (64, True), (65, False)])
+def test_it_is_multiplied_out_where_there_are_too_many_rows(rows, thin, monkeypatch):
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  marked = lambda self, grad, slots, weight, *_: Update(weight, slots, tf.constant(-1.0))
+  monkeypatch.setattr(MatrixByMatrix, 'update_by_product', marked)
+  update, weight, _ = product_updates(Adafactor())
+  square = update(tf.ones([3, 1, rows, 8]), tf.ones([3, 1, rows, 6]), tf.constant(0, tf.int64))
+  assert (float(square) == -1.0) == thin
+
+
 @pytest.mark.parametrize('optimizer, equation', [(Adam(), 'EGCM,EGCH->EMH'), (Adafactor(), 'EGCM,eGCH->EMH')])
 def test_other_gradients_and_other_optimisers_have_it_multiplied_out(optimizer, equation, monkeypatch):
   monkeypatch.setattr(fused_updates, '_LARGE', 0)
   update, weight, _ = product_updates(optimizer, equation)
   assert 'Einsum' in ancestors(update.get_concrete_function().graph)
-  before = weight.numpy()
-  update(tf.ones([3, 1, 2, 8]), tf.ones([3, 1, 2, 6]), tf.constant(0, tf.int64))
-  assert np.all(weight.numpy() < before)
+  x, dy = (tf.constant(np.random.default_rng(1).normal(size=(3, 1, 2, size)), tf.float32) for size in (8, 6))
+  step = tf.constant(0, tf.int64)
+  zeros = {n: tf.zeros(s.shape) for n, s in optimizer.slots(EXPERTS).items()}
+  want = optimizer.update(tf.einsum(equation, x, dy), zeros, weight.numpy(), EXPERTS, step, tf.constant(0.1))
+  update(x, dy, step)
+  np.testing.assert_allclose(weight, want.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_of_a_stack_have_steps_of_their_own_whatever_their_gradient_is_made_of(monkeypatch):
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  layers = WeightSpec((3, 8, 6), 'LMH', Constant(0.0), factored='MH')
+  weight = tf.Variable(tf.ones(layers.shape))
+  slots = {n: tf.Variable(tf.zeros(s.shape)) for n, s in Adafactor().slots(layers).items()}
+  values = tf.constant(0, tf.int64), tf.constant(0.1)
+  scales = tf.constant([1.0, 10.0, 100.0])[:, tf.newaxis, tf.newaxis]
+  x, dy = (tf.constant(np.random.default_rng(1).normal(size=(3, 2, size)), tf.float32) for size in (8, 6))
+  want = (
+    Adafactor()
+    .update(
+      tf.einsum('ECM,ECH->EMH', x * scales, dy),
+      {n: tf.zeros_like(s) for n, s in slots.items()},
+      weight * scales,
+      layers,
+      *values,
+    )
+    .weight
+  )
+  weight.assign(weight * scales)
+
+  @tf.function
+  def update(x, dy):
+    FusedUpdates(Adafactor()).update(tf.einsum('ECM,ECH->EMH', x, dy), slots, weight, layers, *values)
+
+  update(x * scales, dy)
+  np.testing.assert_allclose(weight, want, rtol=1e-5)
 
 
 def test_small_weights_are_left_to_tensorflow():

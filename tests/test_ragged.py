@@ -1,4 +1,4 @@
-"""Choices sorted by expert: by hand, against a plain loop, and which experts are asked."""
+"""Choices sorted by expert: by hand, and against a plain loop."""
 
 from __future__ import annotations
 

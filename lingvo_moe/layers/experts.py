@@ -1,4 +1,4 @@
-"""Experts on rows: each on those of its own tokens, as many as chose it. For where no XLA asks for equal numbers.
+"""Experts asked about rows, each about those of its own tokens, as many as chose it: XLA would want equal numbers.
 
 Rows come sorted by expert, with one more behind them that is no expert's.
 """
@@ -19,8 +19,8 @@ from lingvo_moe.layers.gradient import custom_gradient
 # asked as well, and a program of thousands of operations takes long to trace.
 _MOST_TRACED = 128
 
-# Of so many at most each gradient is multiplied out by itself. More have few rows each, and few rows are worth more than
-# their product: see runtime/thin_products.py.
+# Of so many at most the gradients of weights are products of their own. More have few rows each: their gradient is one
+# einsum 'ECM,ECH->EMH', with as many rows of each expert as any has, which an optimiser can take the factors of.
 _MOST_MULTIPLIED = 64
 
 
@@ -43,7 +43,7 @@ def answers(x_XM: tf.Tensor, begin_E: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.T
 def trained_answers(x_XM: tf.Tensor, begin_E: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
   """The same with a gradient. That for the last row of x is zeros, whatever gradient comes in for its answer."""
   num_experts, model_dim, hidden_dim = wi_EMH.shape
-  on_rows = _Traced(begin_E) if num_experts <= _MOST_TRACED else Looped(begin_E)
+  on_rows = Traced(begin_E) if num_experts <= _MOST_TRACED else Looped(begin_E)
   features = [hidden_dim, model_dim]
 
   def forward(wi, wo, x):
@@ -72,8 +72,8 @@ def trained_answers(x_XM: tf.Tensor, begin_E: tf.Tensor, wi_EMH: tf.Tensor, wo_E
   return run(x_XM, wi_EMH, wo_EHM)
 
 
-class _OnRows(abc.ABC):
-  """How experts are asked about their rows, which it has in a form of its own."""
+class OnRows(abc.ABC):
+  """How experts are asked about their rows. Each way keeps rows in a form of its own."""
 
   @abc.abstractmethod
   def divided(self, x_XM: tf.Tensor) -> Any:
@@ -93,7 +93,7 @@ class _OnRows(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Traced(_OnRows):
+class Traced(OnRows):
   """Every expert by itself, some of them side by side. Rows are a list with those of each."""
 
   begin_E: tf.Tensor
@@ -109,7 +109,8 @@ class _Traced(_OnRows):
     return tf.concat([*rows, tf.zeros([1, rows[0].shape[-1]], rows[0].dtype)], axis=0)
 
   def products(self, *factors):
-    if self.begin_E.shape[0] > _MOST_MULTIPLIED + 1:
+    num_experts = self.begin_E.shape[0] - 1
+    if num_experts > _MOST_MULTIPLIED:
       return Looped(self.begin_E).products(*((self.joined(x), self.joined(dy)) for x, dy in factors))
     products = []
     for pair in factors:
@@ -120,7 +121,7 @@ class _Traced(_OnRows):
 
 
 @dataclasses.dataclass(frozen=True)
-class Looped(_OnRows):
+class Looped(OnRows):
   """In a loop over those that have rows, several at once, for none waits for another. Rows are [X, ...]."""
 
   begin_E: tf.Tensor
@@ -134,8 +135,8 @@ class Looped(_OnRows):
     def ask(i, *found):
       e = tf.gather(self._busy_J, i)
       own = slice(tf.gather(self.begin_E, e), tf.gather(self.begin_E, e + 1))
-      answers = f(*(w[e] for w in weights), *(x_XM[own] for x_XM in rows))
-      return i + 1, *(y_JCM.write(i, y_CM) for y_JCM, y_CM in zip(found, answers, strict=True))
+      found_CM = f(*(w[e] for w in weights), *(x_XM[own] for x_XM in rows))
+      return i + 1, *(y_JCM.write(i, y_CM) for y_JCM, y_CM in zip(found, found_CM, strict=True))
 
     def array(size):
       y_JCM = tf.TensorArray(rows[0].dtype, num_busy + 1, infer_shape=False, element_shape=[None, size])

@@ -1,4 +1,4 @@
-"""A Routing carried out without empty slots: each expert is asked about the tokens that chose it, and no others."""
+"""A Routing carried out without empty slots: each expert has those of the tokens that chose it, and no others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Index(NamedTuple):
 class RaggedDispatcher:
   """Sorts the choices by expert: X are the slots of all experts, each with as many as it was chosen, one after the other.
 
-  One more slot is no expert's: its answer is zeros, for choices of weight 0. Work is in proportion to the choices, however
-  unevenly they fall on the experts. How many slots an expert has is known when it runs, not when it is traced: neither XLA
+  One more slot is no expert's: its answer is zeros, for choices of weight 0. What experts answer costs in proportion to
+  the choices, however unevenly they fall. How many slots an expert has is known when it runs, not when it is traced: neither XLA
   nor a mesh can have it so.
   """
 

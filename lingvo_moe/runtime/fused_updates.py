@@ -32,7 +32,9 @@ _LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not wort
 class FusedUpdates(Optimizer):
   """An optimiser that makes the same updates as another, to rounding, of slots and weights that are variables.
 
-  Large ones are assigned to and returned as they are; what has been read of them before stays what it was.
+  Large ones are assigned to and returned as they are; what has been read of them before stays what it was. Adafactor's
+  gradients of experts that are products of few rows are not multiplied out, if they come here as they were made: in
+  float32, not clipped, not summed over micro-batches and not of a scanned stack.
   """
 
   optimizer: Optimizer
@@ -84,12 +86,12 @@ class FusedUpdates(Optimizer):
   def _in_place(self, grad, slots, weight, spec, step, rate):
     """Updates variables; returns the sum of the squares of the gradient."""
     values = slots, weight, step, rate
-    takes_products = isinstance(self._for_xla, MatrixByMatrix) and spec.dims[1:] == spec.factored
+    takes_products = isinstance(self._for_xla, MatrixByMatrix) and self._for_xla.takes_products(spec)
     thin = ThinProduct.behind(grad) if takes_products else None
     if thin is None:
       return self._compiled(spec)(grad, *values)
-    update = lambda grad: lambda: self._compiled(spec)(grad(), *values)
-    return tf.cond(thin.worth_it, update(thin.padded), update(thin.multiplied))
+    by = lambda made: lambda: self._compiled(spec)(made(), *values)
+    return tf.cond(thin.worth_it, by(thin.padded), by(thin.multiplied))
 
   @functools.cached_property
   def _for_xla(self) -> Optimizer:
@@ -99,7 +101,7 @@ class FusedUpdates(Optimizer):
   def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
     """Of a specification, one function for all weights that have it, so that XLA compiles it once.
 
-    It takes the gradient, or the ThinProduct that is the gradient: compiled once for each number of rows.
+    It takes a gradient, or a ThinProduct that is one, of which it is compiled for each number of rows as that first comes.
     """
 
     @functools.cache
@@ -107,11 +109,11 @@ class FusedUpdates(Optimizer):
       @functools.partial(tf.function, autograph=False, jit_compile=True)
       def update(grad, slots, weight, step, rate):
         by = self._for_xla.update_by_product if isinstance(grad, ThinProduct) else self._for_xla.update
-        update = by(grad, *_read((slots, weight)), spec, step, rate)
-        weight.assign(update.weight)
+        updated = by(grad, *_read((slots, weight)), spec, step, rate)
+        weight.assign(updated.weight)
         for name, slot in slots.items():
-          slot.assign(update.slots[name])
-        return update.square
+          slot.assign(updated.slots[name])
+        return updated.square
 
       return update
 

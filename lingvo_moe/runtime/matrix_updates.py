@@ -1,4 +1,7 @@
-"""Adafactor matrix by matrix: each expert comes from memory once for all that is asked of it. XLA compiles it for a CPU."""
+"""Adafactor matrix by matrix, for XLA to compile for a CPU: what is measured of an expert is measured in the cache.
+
+By a product of few rows, experts take their steps one by one as well.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,10 @@ class MatrixByMatrix(Adafactor):
     found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
     return _of_all(found, [axis for axis in range(lead) if spec.dims[axis] != 'L'])
 
+  def takes_products(self, spec: WeightSpec) -> bool:
+    """Whether a weight is one of experts, [E, M, H], each of them factored."""
+    return spec.dims[:-2] == 'E' and spec.dims[-2:] == spec.factored
+
   def update_by_product(
     self,
     grad: ThinProduct,
@@ -45,7 +52,7 @@ class MatrixByMatrix(Adafactor):
     rate: tf.Tensor,
   ) -> Update:
     """`update` of experts' weights [E, M, H] by a product that is made twice in the cache, and never written to memory."""
-    product = lambda i: ThinProduct(_one(grad.x_ERM, i), _one(grad.dy_ERH, i)).multiplied()
+    product = lambda i: ThinProduct(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
     of_all = _of_all(measured, [0])
     one = _matrix(spec)
@@ -85,7 +92,7 @@ def _matrix(spec: WeightSpec) -> WeightSpec:
 
 
 def _one(x: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-  """x[i : i + 1]; said so, XLA need not ask whether i is negative, and writes to where it has read from at full speed."""
+  """x[i : i + 1], as tf.slice: XLA then need not ask whether i is negative, and updates in place at full speed."""
   return tf.slice(x, tf.stack([i, *[0] * (x.shape.rank - 1)]), [1, *sizes(x)[1:]])
 
 

@@ -18,14 +18,14 @@ _ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class ThinProduct(NamedTuple):
-  """x^T dy of each expert; R rows each."""
+  """x^T dy of each expert; C rows each."""
 
-  x_ERM: tf.Tensor
-  dy_ERH: tf.Tensor
+  x_ECM: tf.Tensor
+  dy_ECH: tf.Tensor
 
   @classmethod
   def behind(cls, grad: tf.Tensor) -> ThinProduct | None:
-    """What a traced [E, M, H] is the product of, there when that would be; None if it is something else."""
+    """What a traced [E, M, H] is the product of, to be had no sooner than that; None if it is something else."""
     op = None if tf.executing_eagerly() else grad.op
     if op is None or op.type != 'Einsum':
       return None
@@ -49,8 +49,8 @@ class ThinProduct(NamedTuple):
 
   def multiplied(self) -> tf.Tensor:
     """[E, M, H]."""
-    return tf.matmul(self.x_ERM, self.dy_ERH, transpose_a=True)
+    return tf.matmul(self.x_ECM, self.dy_ECH, transpose_a=True)
 
   @property
   def _rows(self):
-    return tf.shape(self.x_ERM)[1]
+    return tf.shape(self.x_ECM)[1]
