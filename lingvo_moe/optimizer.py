@@ -45,6 +45,20 @@ class Optimizer(abc.ABC):
   ) -> Update:
     """The update by one gradient; `step` counts the updates made before, `rate` is the schedule's."""
 
+  def clipped(self, grads: Mapping[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """(all gradients scaled down to a global norm of `limit`, the norm before)."""
+    norm = tf.linalg.global_norm([self.of_same_norm(grad) for grad in grads.values()])
+    scale = limit / tf.maximum(norm, limit)
+    return {name: self.scaled(grad, scale) for name, grad in grads.items()}, norm
+
+  def of_same_norm(self, grad: tf.Tensor) -> tf.Tensor:
+    """A tensor with the norm of a gradient."""
+    return grad
+
+  def scaled(self, grad: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """grad * scale, in a form that `update` takes."""
+    return grad * tf.cast(scale, grad.dtype)
+
   def update_all(
     self,
     grads: Mapping[str, tf.Tensor],
@@ -160,13 +174,6 @@ class Adam(Optimizer):
     # Kingma and Ba's epsilon is added to the corrected root; scaling it here is the same thing.
     update = rate * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
     return Update(weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}, tf.reduce_sum(square))
-
-
-def clip_by_global_norm(grads: dict[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-  """Scales all gradients down to a global norm of `limit`; returns them and the norm before."""
-  norm = tf.linalg.global_norm(list(grads.values()))
-  scale = limit / tf.maximum(norm, limit)
-  return {name: g * tf.cast(scale, g.dtype) for name, g in grads.items()}, norm
 
 
 def _zeros(spec: WeightSpec, drop: str) -> WeightSpec:

@@ -158,7 +158,7 @@ class Program:
     old_slots = self._stored(state['slots'], self.slot_specs)
     norm = None
     if self.clip_norm:
-      grads, norm = optimizer_lib.clip_by_global_norm(dict(grads), self.clip_norm)
+      grads, norm = self.optimizer.clipped(grads, self.clip_norm)
     rate = self.schedule(step)
     slots = {
       name: {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}

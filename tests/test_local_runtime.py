@@ -91,8 +91,9 @@ def test_large_weights_are_updated_in_place_to_the_same_numbers(run, monkeypatch
       np.testing.assert_array_equal(value, arrays[name], err_msg=name)
 
 
-def test_products_that_are_not_multiplied_out_make_the_same_numbers(monkeypatch):
-  program = dataclasses.replace(PROGRAM, clip_norm=0.0)
+@pytest.mark.parametrize('clip_norm', [0.0, 1.0])
+def test_products_that_are_not_multiplied_out_make_the_same_numbers(clip_norm, monkeypatch):
+  program = dataclasses.replace(PROGRAM, clip_norm=clip_norm)
 
   def trained():
     runtime = LocalRuntime(program)

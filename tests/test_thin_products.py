@@ -42,6 +42,11 @@ def test_nothing_else_is(make):
   assert behind(make) is None
 
 
+def test_a_product_times_a_number_is_a_product():
+  thin = behind(lambda x, dy: ThinProduct.behind(tf.einsum('EGCM,EGCH->EMH', x, dy)).scaled(2.0))
+  assert thin is not None
+
+
 def test_no_product_is_found_where_it_is_there_already():
   assert ThinProduct.behind(tf.einsum('ECM,ECH->EMH', tf.ones([3, 2, 8]), tf.ones([3, 2, 6]))) is None
 
@@ -69,6 +74,8 @@ def test_rows_are_padded_to_one_of_a_few_numbers_or_are_not_few(rows, padded):
   assert bool(thin.worth_it) == (padded is not None)
   want = np.einsum('ECM,ECH->EMH', *thin)
   np.testing.assert_allclose(thin.multiplied(), want, atol=1e-5)
+  np.testing.assert_allclose(thin.norm(), np.linalg.norm(want), rtol=1e-5)
+  np.testing.assert_allclose(thin.scaled(0.5), want / 2, atol=1e-5)
   if padded:
     assert [factor.shape for factor in thin.padded()] == [(3, padded, 8), (3, padded, 6)]
     np.testing.assert_allclose(thin.padded().multiplied(), want, atol=1e-5)

@@ -23,7 +23,8 @@ def by_part(call: Callable[[], object], times: int = 3) -> dict[str, float]:
   """Seconds that the kernels of each part take in a call, by the names of PARTS.
 
   They add up over threads: where two kernels run at once both count, so the sum may exceed the time of the call. What
-  is outside of all name scopes, such as assignments to variables, is 'other'.
+  is outside of all name scopes, such as assignments to variables, is 'other'. What XLA compiles, as updates of large
+  weights on a CPU, is not told.
 
   Args:
     call: runs TensorFlow's own kernels, and has done so before: what it traces first would be counted too.

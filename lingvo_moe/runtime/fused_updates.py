@@ -34,7 +34,7 @@ class FusedUpdates(Optimizer):
 
   Large ones are assigned to and returned as they are; what has been read of them before stays what it was. Adafactor's
   gradients of experts that are products of few rows are not multiplied out, if they come here as they were made: in
-  float32, not clipped, not summed over micro-batches and not of a scanned stack.
+  float32, not summed over micro-batches and not of a scanned stack. Clipped here they stay so.
   """
 
   optimizer: Optimizer
@@ -48,6 +48,14 @@ class FusedUpdates(Optimizer):
     if spec.size >= _LARGE:
       return Update(weight, slots, self._in_place(grad, slots, weight, spec, step, rate))
     return self.optimizer.update(grad, *_read((slots, weight)), spec, step, rate)
+
+  def of_same_norm(self, grad: tf.Tensor) -> tf.Tensor:
+    thin = ThinProduct.behind(grad)
+    return super().of_same_norm(grad) if thin is None else thin.norm()
+
+  def scaled(self, grad: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    thin = ThinProduct.behind(grad)
+    return super().scaled(grad, scale) if thin is None else thin.scaled(scale)
 
   def update_all(
     self,

@@ -25,7 +25,8 @@ class LocalRuntime:
   """Runs a Program's steps where its variables are.
 
   A step is traced once for batches of all shapes, so buckets of many lengths cost one trace; with `jit` it is
-  compiled by XLA for each shape by itself. Without, on a CPU of few cores, it settles for the whole process that a kernel
+  compiled by XLA for each shape by itself. Without, on a CPU, only updates of large weights are, and of many experts' for
+  each of a few numbers of rows as it first comes; and on a CPU of few cores it settles for the whole process that a kernel
   has one core: see cores.py.
   """
 

@@ -47,6 +47,17 @@ class ThinProduct(NamedTuple):
     rows = tf.gather(_ROWS, tf.searchsorted(_ROWS, [self._rows])[0])
     return ThinProduct(*(tf.pad(of, [[0, 0], [0, rows - self._rows], [0, 0]]) for of in self))
 
+  def norm(self) -> tf.Tensor:
+    """The root of the sum of all squares: that sum is the inner product of x x^T and dy dy^T, which are small."""
+    gram = lambda of: tf.matmul(of, of, transpose_b=True)
+    small = lambda: tf.reduce_sum(gram(self.x_ECM) * gram(self.dy_ECH))
+    square = tf.cond(self.worth_it, small, lambda: 2.0 * tf.nn.l2_loss(self.multiplied()))
+    return tf.sqrt(tf.maximum(square, 0.0))
+
+  def scaled(self, scale: tf.Tensor) -> tf.Tensor:
+    """The product times a scalar, traced as a product again."""
+    return tf.einsum('ECM,ECH->EMH', self.x_ECM, self.dy_ECH * scale)
+
   def multiplied(self) -> tf.Tensor:
     """[E, M, H]."""
     return tf.matmul(self.x_ECM, self.dy_ECH, transpose_a=True)
