@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_moe import cores
 from lingvo_moe import prng
 from lingvo_moe import weights
+from lingvo_moe.layers import experts
 from lingvo_moe.layers.moe import MoE
 
 LAYER = MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2)
@@ -174,7 +175,10 @@ def test_training_in_rows_of_each_expert_s_tokens_is_training_in_slots(way, on_c
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_training_in_rows_takes_bfloat16_activations():
+@pytest.mark.parametrize('most', [1, 4])
+def test_training_in_rows_takes_bfloat16_activations(most, monkeypatch):
+  monkeypatch.setattr(experts, '_MOST_TRACED', most)
+  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', most)
   x, paddings = tf.cast(some_input(), tf.bfloat16), tf.zeros([4, 5])
   halves = {'gate': THETA['gate'], **{name: tf.cast(THETA[name], tf.bfloat16) for name in ('wi', 'wo')}}
 

@@ -12,6 +12,7 @@ from random_theta import theta_of
 from lingvo_moe import prng
 from lingvo_moe import weights
 from lingvo_moe.flat_sequence import Now
+from lingvo_moe.layers import experts
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
@@ -89,12 +90,11 @@ def stacked(theta, stack):
   return weights.unflatten(found)
 
 
-def output_and_gradients(stack, theta, key, dtype=tf.float32):
-  """Of x, memory and every weight, by unrolled names; traced, as a runtime does."""
+def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
+  """Of x, memory and every weight, by unrolled names; traced, as a runtime does, for shapes that are known or not."""
   segments, memory_segments = tf.constant([[1] * 5, [1] * 3 + [0] * 2]), tf.ones([2, 4], tf.int32)
   flat = weights.flatten(theta)
 
-  @tf.function(autograph=False)
   def run(x, memory, flat):
     with tf.GradientTape() as tape:
       tape.watch([x, memory, *flat.values()])
@@ -105,7 +105,9 @@ def output_and_gradients(stack, theta, key, dtype=tf.float32):
     return y, routed, dx, dmemory, dict(zip(flat, dweights, strict=True))
 
   x, memory = tf.cast(some_input(2, 5), dtype), tf.cast(some_input(2, 4, seed=1), dtype)
-  y, routed, dx, dmemory, dweights = run(x, memory, flat)
+  specs = [tf.TensorSpec([None, None, 8], dtype)] * 2 + [{name: tf.TensorSpec(w.shape) for name, w in flat.items()}]
+  traced = tf.function(run, autograph=False, input_signature=None if static else specs)
+  y, routed, dx, dmemory, dweights = traced(x, memory, flat)
   by_layer = {'x': dx, 'memory': dmemory}
   for name, gradient in dweights.items():
     layers = weights.names_by_layer(name, gradient.shape[0]) if gradient.shape.rank else None
@@ -140,6 +142,19 @@ def test_rematerialising_changes_no_number(remat):
   theta, key = theta_of(DEEP), prng.key(3)
   expected = output_and_gradients(DEEP, theta, key)
   assert_same(output_and_gradients(dataclasses.replace(DEEP, remat=remat), theta, key), expected)
+
+
+@pytest.mark.parametrize('looped', [False, True])
+@pytest.mark.parametrize('how', [{'remat': 'block'}, {'scan': True}])
+def test_experts_on_rows_of_their_own_change_no_number(how, looped, monkeypatch):
+  unrolled = dataclasses.replace(DEEP, num_layers=4)
+  theta, key = theta_of(unrolled), prng.key(3)
+  expected = output_and_gradients(unrolled, theta, key)
+  if looped:
+    monkeypatch.setattr(experts, '_MOST_TRACED', 1)
+    monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 1)
+  stack = dataclasses.replace(unrolled, **how)
+  assert_same(output_and_gradients(stack, stacked(theta, stack) if stack.scan else theta, key, static=False), expected)
 
 
 def test_a_dense_stack_is_scanned_layer_by_layer():
