@@ -56,13 +56,24 @@ def state_arrays(runtime):
   }
 
 
-@pytest.fixture(scope='module')
-def run():
-  """Four steps in one go: the losses, and the final state."""
-  runtime = LocalRuntime(PROGRAM)
+def in_one_go(program=PROGRAM):
+  """Four steps: the losses, and the final state."""
+  runtime = LocalRuntime(program)
   runtime.init()
   losses = [float(runtime.train_step(batch_at(step))['loss']) for step in range(4)]
   return losses, state_arrays(runtime)
+
+
+@pytest.fixture(scope='module')
+def run():
+  return in_one_go()
+
+
+def by_products(monkeypatch):
+  """From now on large weights are updated in place, and experts' by products that are not multiplied out."""
+  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  monkeypatch.setattr(experts, '_MOST_TRACED', 3)
+  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 3)
 
 
 def test_steps_are_those_of_the_pure_program(run):
@@ -102,9 +113,7 @@ def test_products_that_are_not_multiplied_out_make_the_same_numbers(clip_norm, m
     return [(m['loss'], m['grad_norm']) for m in metrics], state_arrays(runtime)
 
   numbers, state = trained()
-  monkeypatch.setattr(fused_updates, '_LARGE', 0)
-  monkeypatch.setattr(experts, '_MOST_TRACED', 3)
-  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 3)
+  by_products(monkeypatch)
   taken = []
   monkeypatch.setattr(MatrixByMatrix, 'update_by_product', spy(MatrixByMatrix.update_by_product, taken))
   same_numbers, same_state = trained()
@@ -122,8 +131,11 @@ def spy(update, taken):
   return run
 
 
-def test_a_run_interrupted_and_restored_continues_bit_for_bit(run, tmp_path):
-  losses, final = run
+@pytest.mark.parametrize('large', [False, True])
+def test_a_run_interrupted_and_restored_continues_bit_for_bit(large, tmp_path, monkeypatch):
+  if large:
+    by_products(monkeypatch)
+  losses, final = in_one_go()
   checkpoints = Checkpoints(str(tmp_path))
   first = LocalRuntime(PROGRAM)
   first.init()
