@@ -53,9 +53,10 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """tf.einsum of activations and a weight, whose gradient for the weight has the weight's axes in their order.
 
   TensorFlow derives one that has them in another, and transposes it: of 512 experts that takes four times as long as the
-  arithmetic. This one is a single einsum, so that an optimiser can take its factors instead. Where kernels have one core each and sizes are open, equal parts of the experts, a first axis that all three
-  have, are computed side by side; but not for the weight's gradient: that of so large a weight had better not be copied
-  together, and nothing but its update waits for it.
+  arithmetic. This one is a single einsum, so that an optimiser can take its factors instead. Where kernels have one core
+  each and sizes are open, equal parts of the experts, a first axis that all three have, are computed side by side; but not
+  for the weight's gradient: that of so large a weight had better not be copied together, and nothing but its update waits
+  for it.
 
   Args:
     equation: 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all.

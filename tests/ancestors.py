@@ -1,0 +1,18 @@
+"""What a tensor or a traced function takes to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+
+def ancestors(ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+  """Some operations, and all that must run before them."""
+  found, left = {}, list(ops)
+  while left:
+    op = left.pop()
+    if op.name not in found:
+      found[op.name] = op
+      left += [*op.control_inputs, *(t.op for t in op.inputs)]
+  return list(found.values())
