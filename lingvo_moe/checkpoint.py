@@ -139,10 +139,12 @@ class Checkpoints:
   Attributes:
     directory: where they are.
     keep: how many of the newest to keep beside the best.
+    keep_every: checkpoints of steps that are multiples of it are kept as well; 0: none.
   """
 
   directory: str
   keep: int = 3
+  keep_every: int = 0
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""
@@ -248,7 +250,8 @@ class Checkpoints:
   def _drop_old(self):
     best = self.best()
     for step in self.steps()[: -self.keep]:
-      if best is None or step != best[0]:
+      for_good = self.keep_every and step % self.keep_every == 0
+      if not for_good and (best is None or step != best[0]):
         going = os.path.join(self.directory, f'.partial_{step:08d}')
         os.rename(os.path.dirname(self.path(step)), going)  # first out of sight, so that no half of it is ever seen
         shutil.rmtree(going, ignore_errors=True)

@@ -38,6 +38,7 @@ _MAY_CHANGE = (
   'eval_every',
   'save_every',
   'keep_checkpoints',
+  'keep_every',
   'patience',
   'eval_sentences',
   'eval_batch_tokens',
@@ -67,8 +68,8 @@ class RunDir:
   def vocab_dir(self) -> str:
     return self.file('vocab')
 
-  def checkpoints(self, keep: int = 3) -> Checkpoints:
-    return Checkpoints(self.file('checkpoints'), keep)
+  def checkpoints(self, keep: int = 3, keep_every: int = 0) -> Checkpoints:
+    return Checkpoints(self.file('checkpoints'), keep, keep_every)
 
   @property
   def exists(self) -> bool:

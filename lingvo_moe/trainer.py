@@ -73,7 +73,7 @@ def main(argv):
   begin = lambda: (run.lock(), run.begin(FLAGS.model, config))  # locked until the process ends
   lock, begun = choice.together(lambda: begin() if choice.leads else (None, None))
   config = begun if choice.leads else run.load()[1]
-  checkpoints = run.checkpoints(config.keep_checkpoints)
+  checkpoints = run.checkpoints(config.keep_checkpoints, config.keep_every)
   vocabs = run.vocabs(config)
   cache_dir = FLAGS.cache_dir or run.file('cache')
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)

@@ -97,6 +97,13 @@ def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
   assert read_all(kept.restore(3, SHAPES))['decoder/layer_01/moe/wi'].max() == 4
 
 
+def test_checkpoints_of_round_steps_are_kept_for_good(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=1, keep_every=4)
+  for step in range(1, 11):
+    kept.save(state_at(step), dev_loss={3: 1.0}.get(step, 2.0))
+  assert kept.steps() == [3, 4, 8, 10]  # the best, those kept for good, the newest
+
+
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
 def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   kept = Checkpoints(str(tmp_path))

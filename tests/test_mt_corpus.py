@@ -49,6 +49,15 @@ def test_names_and_globs_choose(folders):
   assert names(corpus.find_pairs(str(folders), 'fra-en, en-*')) == ['en-deu', 'fra-en']
 
 
+def test_a_folder_serves_the_other_direction_where_that_has_none_of_its_own(folders):
+  (pair,) = corpus.find_pairs(str(folders), 'en-fra')
+  assert (pair.name, pair.source, pair.target) == ('en-fra', 'en', 'fra')
+  assert pair.source_files == (str(folders / 'fra-en' / 'train.en.gz'),)
+  (own,) = corpus.find_pairs(str(folders), 'en-deu')
+  assert own.source_files == (str(folders / 'en-deu' / 'train.en.gz'),)
+  assert names(corpus.find_pairs(str(folders), 'en-f*')) == ['en-fra']
+
+
 def test_plain_files_make_a_pair_in_either_direction(plain):
   (pair,) = corpus.find_pairs(str(plain), 'en-de')
   assert (pair.source, pair.target) == ('en', 'de')

@@ -214,6 +214,21 @@ def test_dev_is_read_once_in_order(world):
   assert sum(1 for batch in few for _ in pairs_in(batch)) == 6
 
 
+def test_evaluation_tells_the_pair_of_every_row(world):
+  config, cache_dir = world
+  dev = EvalInput(config, cache_dir, quiet=True)
+  assert dev.pairs == ['de-en', 'fr-en']
+  rows = np.zeros(2, int)
+  for batch in dev:
+    filled = batch['src_segments'].any(axis=1)
+    np.testing.assert_array_equal(batch['pairs'].sum(axis=1), filled)
+    rows += batch['pairs'].sum(axis=0)
+  assert rows.tolist() == [20, 20]
+  halves = [EvalInput(config, cache_dir, quiet=True, process_index=i, process_count=2) for i in (0, 1)]
+  for whole, *parts in zip(dev, *halves, strict=True):
+    np.testing.assert_array_equal(whole['pairs'], np.concatenate([part['pairs'] for part in parts]))
+
+
 def test_given_sentences_come_back_by_number(world):
   config = world[0]
   vocab = Vocab(config.source_vocab)

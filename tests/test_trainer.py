@@ -65,6 +65,13 @@ def train(corpus, logdir, max_steps, bindings=(), **values):
         signal.signal(number, handler)
 
 
+SO_FAR = ('seconds_so_far', 'source_tokens_so_far', 'target_tokens_so_far')
+
+
+def lines_of(logdir):
+  return [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+
+
 def losses(logdir):
   lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
   return [(line['step'], line['loss']) for line in lines if 'loss' in line]
@@ -106,7 +113,24 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
     for stack in ('encoder', 'decoder')
     for what in ('aux_loss', 'second_dropped', 'entropy')
   } <= lines[0].keys()
-  assert lines[4].keys() == {'step', 'dev_loss', 'dev_perplexity'}
+  assert lines[4].keys() == {'step', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair'}
+
+
+def test_every_line_has_the_seconds_and_tokens_since_the_run_began_over_its_restarts(corpus, whole, tmp_path):
+  train(corpus, tmp_path, 4)
+  train(corpus, tmp_path, 8)
+  lines = lines_of(tmp_path)
+  seconds = [line['seconds_so_far'] for line in lines]
+  assert seconds == sorted(seconds) and seconds[0] > 0
+  steps = [line for line in lines if 'loss' in line]
+  assert [line['target_tokens_so_far'] for line in steps] == np.cumsum([s['target_tokens'] for s in steps]).tolist()
+  for name in SO_FAR[1:]:
+    assert [line[name] for line in lines] == [line[name] for line in lines_of(whole)]
+
+
+def test_the_dev_loss_of_the_only_pair_is_the_dev_loss(whole):
+  line = lines_of(whole)[4]
+  assert line['dev_loss_by_pair'] == {'xx-en': pytest.approx(line['dev_loss'])}
 
 
 def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, whole, tmp_path):

@@ -1,8 +1,12 @@
-"""m4mini: 100 languages into English at a size for one small GPU or a patient CPU, M4 in little.
+"""m4mini: 100 languages into English and out of it, M4 in little; every model trains on one core of a CPU.
 
 The corpus lies in <data_dir>/<iso639-3>-en/{train,dev,test}.{<iso639-3>,en}[.gz]. Sizes of the languages follow a power
 law (29,000 pairs to a few hundred in the set these values were chosen for), hence the temperature. Many scripts share
-the source vocabulary: 32k pieces cover 99.95 % of all characters, the others are spelt in bytes.
+a vocabulary: characters that have no piece are spelt in bytes.
+
+All but Tiny are of one size, S: 4 + 4 layers, M=128, experts of H=512 in every other layer. Two experts a token cost
+what 1.5 x H costs in every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule
+has no horizon, so that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
 """
 
 from __future__ import annotations
@@ -19,10 +23,7 @@ from lingvo_moe.tasks.mt.config import MtConfig
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Dense(MtConfig):
-  """The experts' dense twin: 19.7M weights, 11.5M used by a token.
-
-  Two experts of H=1024 a token in every other layer cost what 1.5 x H costs in every layer: so ff_dim is 1536, and a
-  token costs the same FLOPs in all models of this file but Tiny.
+  """Into English, without experts: 6.98M weights, 2.89M used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.m4mini.Dense --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
@@ -30,33 +31,39 @@ class Dense(MtConfig):
 
   pairs: str = '*-en'
   source_vocab_size: int = 32_000
-  target_vocab_size: int = 8000
-  temperature: float = 5.0
+  target_vocab_size: int = 4000
+  temperature: float = 2.0
   batch_tokens: int = 8192
-  max_length: int = 192
-  num_groups: int = 8
-  model_dim: int = 256
-  ff_dim: int = 1536
+  max_length: int = 128
+  model_dim: int = 128
+  ff_dim: int = 768
   num_heads: int = 4
-  head_dim: int = 64
+  head_dim: int = 32
   encoder_layers: int = 4
   decoder_layers: int = 4
-  max_steps: int = 100_000
-  eval_sentences: int = 50
-  patience: int = 10
+  capacity_factor: float = 4.0
+  optimizer: str = 'adam'
+  schedule: str = 'warmup_inverse_sqrt'
+  learning_rate: float = 4e-3
+  warmup_steps: int = 1500
+  clip_norm: float = 1.0
+  max_steps: int = 6920  # two epochs
+  eval_every: int = 173
+  keep_every: int = 865
+  eval_sentences: int = 20
 
 
 @registry.register
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class MoE8E(Dense):
-  """8 experts in every other layer: 32.3M weights, 11.5M used by a token.
+  """Into English, 8 experts in every other layer: 10.1M weights, 2.89M used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE8E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
-  ff_dim: int = 1024
+  ff_dim: int = 512
   num_experts: int = 8
 
 
@@ -64,28 +71,104 @@ class MoE8E(Dense):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class MoE32E(Dense):
-  """32 experts in every other layer: 82.7M weights, 11.5M used by a token.
+  """Into English, 32 experts in every other layer: 22.7M weights, 2.9M used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE32E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
-  ff_dim: int = 1024
+  ff_dim: int = 512
   num_experts: int = 32
 
 
 @registry.register
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
-class MoE64E(Dense):
-  """64 experts in every other layer: 150M weights, 11.6M used by a token.
+class MoE128E(Dense):
+  """Into English, 128 experts in every other layer: 73.1M weights, 2.95M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE64E --logdir=DIR --data_dir=M4MINI
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE128E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
-  ff_dim: int = 1024
-  num_experts: int = 64
+  ff_dim: int = 512
+  num_experts: int = 128
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class FromEnglishDense(Dense):
+  """Out of English, without experts: 4.95M weights, 4.42M used by a token.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishDense --logdir=DIR --data_dir=M4MINI
+  Result:  not yet run
+  """
+
+  pairs: str = 'en-*'
+  source_vocab_size: int = 4100
+  target_vocab_size: int = 16_000
+  max_steps: int = 7800  # two epochs
+  eval_every: int = 195
+  keep_every: int = 975
+  eval_sentences: int = 10
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class FromEnglishMoE8E(FromEnglishDense):
+  """Out of English, 8 experts in every other layer: 8.09M weights, 4.42M used by a token.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE8E --logdir=DIR --data_dir=M4MINI
+  Result:  not yet run
+  """
+
+  ff_dim: int = 512
+  num_experts: int = 8
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class FromEnglishMoE32E(FromEnglishDense):
+  """Out of English, 32 experts in every other layer: 20.7M weights, 4.44M used by a token.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE32E --logdir=DIR --data_dir=M4MINI
+  Result:  not yet run
+  """
+
+  ff_dim: int = 512
+  num_experts: int = 32
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class FromEnglishMoE128E(FromEnglishDense):
+  """Out of English, 128 experts in every other layer: 71.1M weights, 4.49M used by a token.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE128E --logdir=DIR --data_dir=M4MINI
+  Result:  not yet run
+  """
+
+  ff_dim: int = 512
+  num_experts: int = 128
+
+
+@registry.register
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class FromEnglishMoE32E16L(FromEnglishMoE32E):
+  """Out of English, 32 experts, 8 + 8 layers: 38.8M weights, 6.82M used by a token.
+
+  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE32E16L --logdir=DIR --data_dir=M4MINI
+  Result:  not yet run
+  """
+
+  encoder_layers: int = 8
+  decoder_layers: int = 8
+  max_steps: int = 3900  # one epoch
 
 
 @registry.register
@@ -98,7 +181,6 @@ class Tiny(Dense):
   """
 
   source_vocab_size: int = 8000
-  target_vocab_size: int = 4000
   batch_tokens: int = 1024
   num_groups: int = 4
   model_dim: int = 32
@@ -108,3 +190,4 @@ class Tiny(Dense):
   decoder_layers: int = 2
   num_experts: int = 8
   max_steps: int = 1000
+  eval_every: int = 500

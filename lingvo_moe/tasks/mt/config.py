@@ -61,6 +61,7 @@ class MtConfig(DataConfig):
     eval_every: steps between evaluations of dev cross-entropy, each of which also saves.
     save_every: steps between checkpoints; 0: only when evaluating.
     keep_checkpoints: how many of the newest are kept, beside the best.
+    keep_every: checkpoints of steps that are multiples of it are kept for good; 0: none.
     patience: evaluations without a gain on dev after which training ends; 0: never before max_steps.
     eval_sentences: dev sentences of a pair that are evaluated; 0: all.
     beam_size: W, hypotheses kept while decoding.
@@ -99,6 +100,7 @@ class MtConfig(DataConfig):
   eval_every: int = 1000
   save_every: int = 0
   keep_checkpoints: int = 3
+  keep_every: int = 0
   patience: int = 0
   eval_sentences: int = 0
   beam_size: int = 4
@@ -132,6 +134,7 @@ class MtConfig(DataConfig):
       'clip_norm',
       'max_steps',
       'save_every',
+      'keep_every',
       'patience',
       'eval_sentences',
       'length_norm_alpha',

@@ -2,6 +2,7 @@
 
 Two layouts, told apart by looking:
 - folders: `<data_dir>/<source>-<target>/<split>.<language>[.gz]`, e.g. `deu-en/train.deu.gz` with `deu-en/train.en.gz`;
+  `en-deu` names the same files in the other direction, unless it has a folder of its own;
 - plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a
   pair, in either direction.
 
@@ -47,8 +48,9 @@ def find_pairs(
 
   Args:
     data_dir: a folder in one of the two layouts.
-    pairs: names and globs with commas between, 'deu-en,fra-en' or '*-en'. Empty takes every folder; plain files
-      give no direction, so there a pair must be named.
+    pairs: names and globs with commas between, 'deu-en,fra-en' or '*-en'. Empty takes every folder. A pattern that
+      matches no folder may match folders the other way round: 'en-*'. Plain files give no direction, so there a pair
+      must be named.
     split: 'train', 'dev', 'test' or any file prefix.
     split_files: other prefixes for splits, e.g. {'dev': 'val'}.
 
@@ -61,6 +63,7 @@ def find_pairs(
   folders = _pair_folders(data_dir)
   patterns = [p.strip() for p in pairs.split(',') if p.strip()]
   if folders:
+    folders |= _reversed(folders, patterns)
     chosen = _choose(folders, patterns, data_dir)
     found = [_pair(name, *folders[name], split, prefix) for name in chosen]
   else:
@@ -101,6 +104,13 @@ def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
         if name[:cut] in languages and name[cut + 1 :] in languages:
           break
   return found
+
+
+def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[str]) -> dict[str, tuple[str, str, str]]:
+  """The folders the other way round that patterns ask for which match none as it is called."""
+  reverse = {f'{target}-{source}': (folder, target, source) for folder, source, target in folders.values()}
+  lacking = [pattern for pattern in patterns if not fnmatch.filter(folders, pattern)]
+  return {name: way for name, way in reverse.items() if any(fnmatch.fnmatchcase(name, p) for p in lacking)}
 
 
 def _plain_pairs(data_dir, patterns, split, prefix) -> list[Pair]:

@@ -2,7 +2,8 @@
 
 A batch is a dict of int32 arrays [B, T]: src_ids, src_segments, src_positions, tgt_inputs, tgt_labels, tgt_segments,
 tgt_positions. Segments are 0 at padding and else the number of the pair within its row; positions count from 0 in
-each segment; sources and labels end with eos, inputs begin with bos.
+each segment; sources and labels end with eos, inputs begin with bos. Evaluation adds 'pairs' [B, P], 1 at the number of
+a row's pair (0 everywhere in a row that is filler), by which losses are told apart.
 """
 
 from __future__ import annotations
@@ -237,12 +238,19 @@ class EvalInput:
       plans = [_trimmed(plan, config.num_groups) for plan in plans]
     self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
 
+  @property
+  def pairs(self) -> list[str]:
+    """The names of the pairs, by number."""
+    return [pair.name for pair in self._examples.pairs]
+
   def __len__(self) -> int:
     return len(self._plans)
 
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
-      yield self._examples.batch(plan, self._pair, self._line)
+      pairs_BP = np.zeros((plan.rows, len(self.pairs)), np.int32)
+      pairs_BP[plan.row, self._pair[plan.example]] = 1
+      yield {**self._examples.batch(plan, self._pair, self._line), 'pairs': pairs_BP}
 
 
 def _trimmed(plan: BatchPlan, multiple: int) -> BatchPlan:

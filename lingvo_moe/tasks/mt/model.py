@@ -108,14 +108,15 @@ class TranslationModel:
 
     Args:
       theta: nested weights.
-      batch: BATCH_KEYS.
+      batch: BATCH_KEYS; and 'pairs' [B, P] where losses are wanted by pair: 1 at the pair that a row is of.
       key: random key in training, or a key of each row; None at inference: no dropout, nothing dropped by the experts.
       totals: of the whole batch, when this is a part of it.
 
     Returns:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the smoothed mean over target tokens,
-      with z-loss added, and the auxiliary losses, each a mean over groups and their sum over layers `aux_loss`.
+      with z-loss added, and the auxiliary losses, each a mean over groups and their sum over layers `aux_loss`. With
+      'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
@@ -140,6 +141,9 @@ class TranslationModel:
       'aux_loss': aux_loss,
       'routing': {name: r.stats for name, r in routing.items()},
     }
+    if 'pairs' in batch:
+      by_pair = lambda x_BT: tf.einsum('B,BP->P', tf.reduce_sum(x_BT, axis=1), tf.cast(batch['pairs'], tf.float32))
+      metrics |= {'xent_by_pair': by_pair(xent_BT * real_BT), 'target_tokens_by_pair': by_pair(real_BT)}
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
