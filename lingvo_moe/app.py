@@ -11,9 +11,9 @@ from collections.abc import Callable
 from absl import app
 from absl import flags
 
-from lingvo_moe.errors import ProcessLostError
-from lingvo_moe.errors import ToldElsewhereError
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import ProcessLostError
+from lingvo_moe.core.errors import ToldElsewhereError
+from lingvo_moe.core.errors import UserError
 
 # TensorFlow's start-up chatter would bury the one line that matters.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

@@ -24,8 +24,8 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
-from lingvo_moe.errors import ProcessLostError
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import ProcessLostError
+from lingvo_moe.core.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +87,9 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
   Of several processes the one that leads looks at the run directory and writes; all of them translate.
   """
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe import cores
-  from lingvo_moe import inference
-  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.ops import cores
+  from lingvo_moe.run import inference
+  from lingvo_moe.run.rundir import RunDir
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
@@ -116,8 +116,8 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
 
 def _job(run, options: Options) -> tuple:
   """(configuration, vocabularies, job) as the options say."""
-  from lingvo_moe import held_out
-  from lingvo_moe import inference
+  from lingvo_moe.run import held_out
+  from lingvo_moe.run import inference
 
   overrides = {name: getattr(options, name) for name in ('beam_size', 'length_norm_alpha', 'data_dir', 'pairs')}
   config = inference.load_config(run, options.model, **overrides)
@@ -146,7 +146,7 @@ def _wait_for_run(run, poll_seconds: float, choice: runtime_flags.Choice) -> Non
 
 def _steps(run, options: Options, choice: runtime_flags.Choice) -> Iterator[int]:
   """The steps to decode: when waiting, each time the newest, if that is another than before, until training ends."""
-  from lingvo_moe import inference
+  from lingvo_moe.run import inference
 
   checkpoints = run.checkpoints()
   choose = lambda: inference.choose_step(checkpoints, options.step, options.best)
@@ -172,7 +172,7 @@ def _steps(run, options: Options, choice: runtime_flags.Choice) -> Iterator[int]
 
 def _load(runtime, run, step: int, options: Options, choice: runtime_flags.Choice) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
-  from lingvo_moe import inference
+  from lingvo_moe.run import inference
 
   checkpoints = run.checkpoints()
   try:

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lingvo_moe import optimizer as optimizer_lib
-from lingvo_moe import prng
-from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
-from lingvo_moe.schedule import Schedule
-from lingvo_moe.shapes import results_of
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
-from lingvo_moe.weights import WeightSpec
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.shapes import results_of
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim import optimizer as optimizer_lib
+from lingvo_moe.optim.schedule import Schedule
 
 State = dict[str, Any]
 Metrics = dict[str, Any]  # scalars, and a task's own nests of tensors

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
-from lingvo_moe.errors import ProcessLostError
-from lingvo_moe.errors import ToldElsewhereError
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import ProcessLostError
+from lingvo_moe.core.errors import ToldElsewhereError
+from lingvo_moe.core.errors import UserError
 
 if TYPE_CHECKING:
   from lingvo_moe.runtime.runtime import Runtime

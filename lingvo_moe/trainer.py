@@ -18,7 +18,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model', None, "A registered model's name; tools/models.py lists them.", required=True)
@@ -43,11 +43,11 @@ runtime_flags.define()
 def main(argv):
   del argv
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe import checkpoint
-  from lingvo_moe import configuration
-  from lingvo_moe import reporting
-  from lingvo_moe import warm_start
-  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.core import configuration
+  from lingvo_moe.run import checkpoint
+  from lingvo_moe.run import reporting
+  from lingvo_moe.run import warm_start
+  from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.tasks.mt import corpus
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput

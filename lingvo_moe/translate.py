@@ -20,7 +20,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
@@ -69,9 +69,9 @@ def translate(
   Of several processes the one that leads reads and answers; all of them translate.
   """
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe import cores
-  from lingvo_moe import inference
-  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.ops import cores
+  from lingvo_moe.run import inference
+  from lingvo_moe.run.rundir import RunDir
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
@@ -108,7 +108,7 @@ def translate(
 
 def _settings(run, options: Options) -> tuple:
   """(configuration, vocabularies, target language or None) as the options say."""
-  from lingvo_moe import inference
+  from lingvo_moe.run import inference
   from lingvo_moe.tasks.mt import decoding
 
   config = inference.load_config(

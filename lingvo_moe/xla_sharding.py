@@ -27,9 +27,10 @@ from tensorflow.compiler.tf2xla.python import xla as tf2xla
 from tensorflow.compiler.xla.xla_data_pb2 import OpSharding
 from tensorflow.core.framework import attr_value_pb2
 
-from lingvo_moe import dims as dims_lib
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.core.axes import AXES as LETTERS
+from lingvo_moe.core.axes import check as check_letters
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 
 AXES = {
   'data': 'rows of the batch, and with them groups; experts are copied along it',
@@ -144,7 +145,7 @@ class Mesh:
 
   def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
     """The mesh axes that split each axis of a tensor: letters claim those of `first` first, then left to right."""
-    dims_lib.check(dims)
+    check_letters(dims)
     there, taken, claimed = [name for name, size in self.axes if size > 1], set(), {}
     for letter in sorted(dims, key=lambda letter: letter not in first):
       claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in there and name not in taken)
@@ -176,7 +177,7 @@ class Mesh:
       if size is not None and size % parts:
         axes = ' x '.join(f'{name!r}' for name in names)
         raise UserError(
-          f'axis {letter} ({dims_lib.AXES[letter]}) has size {size}, which cannot be split over the {parts} devices of '
+          f'axis {letter} ({LETTERS[letter]}) has size {size}, which cannot be split over the {parts} devices of '
           f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._that_fits(size, names)}'
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe import weights
+from lingvo_moe.core import weights
 
 
 def theta_of(part: Any, seed: int = 0, scale: float = 0.5) -> weights.Theta:

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import configuration
 from lingvo_moe import decoder
 from lingvo_moe import launcher
 from lingvo_moe import translate
-from lingvo_moe.checkpoint import WholeState
-from lingvo_moe.rundir import RunDir
+from lingvo_moe.core import configuration
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.pieces import WholeState
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINDINGS = (
@@ -109,7 +109,7 @@ def launched(count, *command, **options):
 SHARING = """
 import sys
 from lingvo_moe import app, runtime_flags
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 def main(argv):
   choice = runtime_flags.Choice.from_flags()

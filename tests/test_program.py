@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import optimizer
-from lingvo_moe import prng
-from lingvo_moe import schedule
-from lingvo_moe.optimizer import Update
+from lingvo_moe.core import prng
+from lingvo_moe.core.weights import Constant
+from lingvo_moe.core.weights import Normal
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim import optimizer
+from lingvo_moe.optim import schedule
+from lingvo_moe.optim.optimizer import Update
 from lingvo_moe.program import Program
-from lingvo_moe.weights import Constant
-from lingvo_moe.weights import Normal
-from lingvo_moe.weights import WeightSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,10 @@ import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from lingvo_moe import reporting
 from lingvo_moe import trainer
-from lingvo_moe.errors import UserError
-from lingvo_moe.rundir import RunDir
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import reporting
+from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 
 MODEL = 'mt.cldr.Tiny'

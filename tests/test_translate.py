@@ -13,13 +13,13 @@ import sys
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import configuration
-from lingvo_moe import inference
 from lingvo_moe import translate
-from lingvo_moe.checkpoint import WholeState
-from lingvo_moe.errors import UserError
-from lingvo_moe.rundir import RunDir
+from lingvo_moe.core import configuration
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import inference
+from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.pieces import WholeState
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']

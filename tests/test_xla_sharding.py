@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.xla_sharding import ACTIVATIONS
 from lingvo_moe.xla_sharding import WEIGHTS
 from lingvo_moe.xla_sharding import WEIGHTS_SPLIT

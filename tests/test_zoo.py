@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import registry
-from lingvo_moe import weights as weights_lib
-from lingvo_moe.flat_sequence import Now
+from lingvo_moe.core import registry
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.layers.incremental import Now
 from lingvo_moe.tasks.mt import sizes
 
 NAMES = registry.names()

@@ -32,7 +32,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 _WHATS = ('train', 'decode', 'latency', 'moe_layer', 'input', 'beam')
 _ON_A_MESH = ('train', 'decode', 'latency')
@@ -101,7 +101,7 @@ def _check_flags() -> None:
 
 def _plan() -> list[tuple]:
   """(name, configuration, what) of every measurement, mistakes told."""
-  from lingvo_moe import configuration
+  from lingvo_moe.core import configuration
 
   for binding in _GIN_BINDINGS.value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
@@ -138,11 +138,11 @@ def _measure(config, what: str) -> list[dict]:
 
 
 def _measured(config, what, clock) -> list[dict]:
-  from lingvo_moe import cores
   from lingvo_moe.bench import beam
   from lingvo_moe.bench import inputs
   from lingvo_moe.bench import moe_layer
   from lingvo_moe.bench import steps
+  from lingvo_moe.ops import cores
 
   if what == 'moe_layer':
     if not _JIT.value:

@@ -16,7 +16,8 @@ import os
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime import pieces
 
 _PATH = flags.DEFINE_string('path', None, 'A log directory, a checkpoint folder or a prefix.', required=True)
 _STEP = flags.DEFINE_integer('step', None, 'Of a log directory, the checkpoint of this step and not the newest.')
@@ -61,8 +62,8 @@ def examine(stored) -> dict:
 
 def find(path: str, step: int | None) -> str:
   """The prefix of the checkpoint that is meant."""
-  from lingvo_moe import warm_start
-  from lingvo_moe.rundir import RunDir
+  from lingvo_moe.run import warm_start
+  from lingvo_moe.run.rundir import RunDir
 
   checkpoints = RunDir(path).checkpoints()
   if step is None and checkpoints.steps():
@@ -77,7 +78,7 @@ def find(path: str, step: int | None) -> str:
 
 def main(argv):
   del argv
-  from lingvo_moe import checkpoint
+  from lingvo_moe.run import checkpoint
 
   prefix = find(_PATH.value, _STEP.value)
   shapes = checkpoint.shapes(prefix)
@@ -89,14 +90,14 @@ def main(argv):
       damaged.append(name)
       print(f'{name}: {e}')
       continue
-    if not checkpoint.is_slot(name) or _SLOTS.value:
+    if not pieces.is_slot(name) or _SLOTS.value:
       shape = 'x'.join(map(str, found[name]['shape'])) or 'scalar'
       print(
         f'{name:60} {shape:>16} {found[name]["dtype"]:8} rms {found[name]["rms"]:9.3e} max {found[name]["max"]:9.3e}'
       )
   sizes = {False: 0, True: 0}
   for name, shape in shapes.items():
-    sizes[checkpoint.is_slot(name)] += math.prod(shape)
+    sizes[pieces.is_slot(name)] += math.prod(shape)
   bad = [name for name, values in found.items() if values['not_finite']]
   print(f'{prefix}: {len(shapes)} tensors, {sizes[False] - 1} weights, {sizes[True]} elements of slots')
   if _JSON.value:

@@ -22,7 +22,7 @@ import os
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.paper import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
@@ -129,7 +129,7 @@ def _verdict(report) -> list[str]:
 
 def main(argv):
   del argv
-  from lingvo_moe import configuration
+  from lingvo_moe.core import configuration
 
   bindings = list(_GIN_BINDINGS.value)
   if _BATCH_TOKENS.value:

@@ -24,7 +24,7 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'The step: train or eval.')
 
 def main(argv):
   del argv
-  from lingvo_moe import configuration
+  from lingvo_moe.core import configuration
   from lingvo_moe.runtime import export
   from lingvo_moe.tasks.mt.random_batch import random_batch
   from lingvo_moe.xla_sharding import Mesh

@@ -16,7 +16,7 @@ import math
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESH = flags.DEFINE_string('mesh', None, "Devices by axis, such as 'data:2,expert:2'.", required=True)
@@ -29,9 +29,9 @@ _JSON = flags.DEFINE_string('json', None, 'Where to write the findings for machi
 
 def main(argv):
   del argv
-  from lingvo_moe import configuration
   from lingvo_moe import runtime_flags
   from lingvo_moe.analysis import lint
+  from lingvo_moe.core import configuration
   from lingvo_moe.tasks.mt.random_batch import random_batch
   from lingvo_moe.xla_sharding import Mesh
 

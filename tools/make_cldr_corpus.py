@@ -10,7 +10,7 @@ from __future__ import annotations
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
 
 FLAGS = flags.FLAGS

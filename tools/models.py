@@ -19,9 +19,9 @@ import json
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe import configuration
-from lingvo_moe import registry
-from lingvo_moe.errors import UserError
+from lingvo_moe.core import configuration
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
@@ -32,7 +32,7 @@ _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
 def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   """Everything this command says of a model, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
-  from lingvo_moe import weights as weights_lib
+  from lingvo_moe.core import weights as weights_lib
   from lingvo_moe.tasks.mt import sizes
 
   config = configuration.resolve(name, gin_files, gin_bindings)

@@ -19,8 +19,8 @@ from importlib import metadata
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # for table4; read when JAX is first used

@@ -23,7 +23,7 @@ import tempfile
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESHES = flags.DEFINE_string('meshes', 'local;expert:2;expert:4;data:2,expert:2', 'Meshes, between semicolons.')
@@ -42,7 +42,7 @@ def config_of(name: str, bindings):
   """The model with dropout on, if it has none: masks must be the same on every mesh."""
   import dataclasses
 
-  from lingvo_moe import configuration
+  from lingvo_moe.core import configuration
 
   config = configuration.resolve(name, [], bindings)
   if not config.residual_dropout:

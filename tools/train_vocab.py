@@ -13,7 +13,7 @@ import time
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import vocab_training
 

@@ -24,9 +24,9 @@ from lingvo_moe.analysis.hlo import Array
 from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.parts import PARTS
-from lingvo_moe.parts import layer_of
-from lingvo_moe.parts import part_of
+from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.analysis.parts import layer_of
+from lingvo_moe.analysis.parts import part_of
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import hlo
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.analysis.parts import OUTSIDE
+from lingvo_moe.analysis.parts import layer_of
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import gating
 from lingvo_moe.layers import moe
-from lingvo_moe.parts import OUTSIDE
-from lingvo_moe.parts import layer_of
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.xla_sharding import Mesh

@@ -16,7 +16,7 @@ from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.parts import layer_of
+from lingvo_moe.analysis.parts import layer_of
 from lingvo_moe.runtime.chips import Chip
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.bench.clock import MAX_OTHER_CORES
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 Record = Mapping[str, Any]
 

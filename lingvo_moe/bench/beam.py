@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import flat_sequence
-from lingvo_moe import weights as weights_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
-from lingvo_moe.shapes import sizes
+from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.weights import Theta
 
 LENGTHS = (16, 64, 256)
 

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import prng
-from lingvo_moe import weights as weights_lib
+from lingvo_moe.analysis import flops
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.dispatch import DISPATCHERS
-from lingvo_moe.tasks.mt import flops
 from lingvo_moe.tasks.mt.config import MtConfig
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 
 def measure(size: int = 2048, seconds: float = 2.0) -> float:

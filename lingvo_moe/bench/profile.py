@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from lingvo_moe.errors import UserError
-from lingvo_moe.parts import PARTS
-from lingvo_moe.parts import part_of
+from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.analysis.parts import part_of
+from lingvo_moe.core.errors import UserError
 
 # How the profiler names the run of a kernel: 'encoder/layer_00/attention/einsum/Einsum:_MklEinsum'.
 _KERNEL = re.compile(r'([\w.+/>-]+):(\w+)')

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_moe.analysis import flops
 from lingvo_moe.bench import profile as profile_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt import flops
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 

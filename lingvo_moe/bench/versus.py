@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 _TOOL = os.path.join('tools', 'bench.py')
 # What tells one figure of a command from another.

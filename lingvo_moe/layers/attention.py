@@ -6,17 +6,17 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe import prng
-from lingvo_moe.flat_sequence import Now
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Constant
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import glorot_uniform
+from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.linear import linear
-from lingvo_moe.shapes import Size
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Constant
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
-from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
 # The keys and values [B, N, U, K] of flat positions, 'keys' and 'values'.

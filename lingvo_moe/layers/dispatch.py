@@ -15,10 +15,10 @@ from typing import Protocol
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.gradient import custom_gradient
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
 from lingvo_moe.xla_sharding import shard
 
 

@@ -7,11 +7,11 @@ import math
 
 import tensorflow as tf
 
+from lingvo_moe.core.weights import Normal
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.linear import product
-from lingvo_moe.weights import Normal
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
-from lingvo_moe.weights import WeightSpec
 from lingvo_moe.xla_sharding import shard
 
 

@@ -6,12 +6,12 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe.core.weights import Constant
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.linear import linear
-from lingvo_moe.weights import Constant
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
-from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.shapes import Size
 from lingvo_moe.layers.gradient import custom_gradient
 from lingvo_moe.layers.queues import queue
-from lingvo_moe.shapes import Size
 
 
 class RoutingStats(NamedTuple):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_moe import cores
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gradient import custom_gradient
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
+from lingvo_moe.ops import cores
 
 
 def linear(

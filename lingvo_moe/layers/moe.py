@@ -6,20 +6,20 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_moe import cores
-from lingvo_moe import prng
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts
 from lingvo_moe.layers import gating
 from lingvo_moe.layers.linear import product
 from lingvo_moe.layers.ragged import RaggedDispatcher
-from lingvo_moe.shapes import Size
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
-from lingvo_moe.weights import WeightSpec
-from lingvo_moe.weights import glorot_uniform
+from lingvo_moe.ops import cores
 from lingvo_moe.xla_sharding import shard
 
 

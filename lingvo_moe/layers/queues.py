@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
 
 
 class Queues(NamedTuple):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.gradient import custom_gradient
 from lingvo_moe.layers.queues import sort
-from lingvo_moe.shapes import sizes
 
 
 class _Index(NamedTuple):

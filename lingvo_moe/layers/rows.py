@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe import cores
-from lingvo_moe.shapes import sizes
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import cores
 
 _undivided = contextvars.ContextVar('undivided', default=False)
 

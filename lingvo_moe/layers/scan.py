@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core.shapes import results_of
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.remat import pull_back
-from lingvo_moe.shapes import results_of
-from lingvo_moe.weights import WeightSpec
 from lingvo_moe.xla_sharding import shard
 
 # (the block's number, x, shared, its weights by flat name) -> (x, nested tensors that it tells)

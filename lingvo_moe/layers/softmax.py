@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gradient import custom_gradient
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
 
 
 def softmax_loss(

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe import prng
-from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
-from lingvo_moe.flat_sequence import Now
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
@@ -19,6 +22,7 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gating import Decisions
 from lingvo_moe.layers.gating import Routing
 from lingvo_moe.layers.gating import RoutingStats
+from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
@@ -26,10 +30,6 @@ from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
-from lingvo_moe.shapes import Size
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
 
 StackCache = dict[str, LayerCache]  # by layer name
 

@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_moe import prng
-from lingvo_moe.flat_sequence import Now
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import Cache
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.rows import in_parts
-from lingvo_moe.shapes import Size
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
 
 LayerCache = dict[str, Cache]  # of a decoder layer: 'self', and 'memory', which does not change
 Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> what is added to x

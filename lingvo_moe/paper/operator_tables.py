@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.paper import partitioned
 from lingvo_moe.paper.markdown import table
 from lingvo_moe.paper.operators import COMMUNICATION

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.paper.operators import Operator
 from lingvo_moe.paper.operators import Split
 from lingvo_moe.runtime.chips import Topology

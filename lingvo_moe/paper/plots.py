@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 try:
   import matplotlib

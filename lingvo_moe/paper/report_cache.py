@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lingvo_moe import configuration
+from lingvo_moe.core import configuration
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.tasks.mt.config import MtConfig
 

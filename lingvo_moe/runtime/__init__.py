@@ -1,1 +1,4 @@
-"""Runtimes: how a program's pure functions are run. Each has the same small interface."""
+"""Runtimes: how the pure functions of a program are run. Each has the same small interface (runtime.py).
+
+Imports program.py and what is below it; knows no task, run directory or flag.
+"""

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 
 HOP_SECONDS = 1e-6  # for a message from a chip to the next; about what 'How to Scale Your Model' (2025) measures
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import cores
-from lingvo_moe.checkpoint import Piece
-from lingvo_moe.checkpoint import WholeState
+from lingvo_moe.ops import cores
+from lingvo_moe.optim.cpu.fused_updates import FusedUpdates
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.fused_updates import FusedUpdates
+from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.pieces import WholeState
 
 
 def to_numpy(metrics) -> dict:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
-from lingvo_moe.weights import WeightSpec
 from lingvo_moe.xla_sharding import Mesh
 
 try:

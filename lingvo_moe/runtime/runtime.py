@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lingvo_moe.checkpoint import Piece
 from lingvo_moe.program import Program
+from lingvo_moe.runtime.pieces import Piece
 
 Batch = Mapping[str, np.ndarray]  # the rows that this process feeds
 Function = Callable[[Batch], Any]  # of the current weights and a batch; returns a nest of numpy values

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe import weights as weights_lib
 from lingvo_moe import xla_sharding
-from lingvo_moe.checkpoint import Piece
-from lingvo_moe.checkpoint import slot_names
-from lingvo_moe.errors import ProcessLostError
-from lingvo_moe.errors import UserError
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import ProcessLostError
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
-from lingvo_moe.weights import WeightSpec
+from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.pieces import slot_names
 from lingvo_moe.xla_sharding import Mesh
 
 try:

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import checkpoint
 from lingvo_moe import xla_sharding
-from lingvo_moe.checkpoint import Piece
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
+from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.local import to_numpy
-from lingvo_moe.weights import WeightSpec
+from lingvo_moe.runtime.pieces import Piece
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import OpSharding
 
@@ -223,7 +223,7 @@ class TpuRuntime(LocalRuntime):
   def pieces(self) -> Iterator[Piece]:
     """The state, part by part, to be saved."""
     yield Piece('step', (), (), np.asarray(self.step, np.int64))
-    slots = dict(zip(checkpoint.slot_names(self._slots), self._slots.values(), strict=True))
+    slots = dict(zip(pieces.slot_names(self._slots), self._slots.values(), strict=True))
     for name, value in {**self._weights, **slots}.items():
       for begin, part in value.parts():
         yield Piece(name, value.shape, begin, part)

@@ -1,1 +1,4 @@
-"""Tasks: what is computed, with no loops and no devices."""
+"""Tasks: what is computed and on what text, with no loops and no devices.
+
+Imports layers, search, optim and program.py; knows no runtime and no flag.
+"""

@@ -25,7 +25,7 @@ import dataclasses
 
 import gin
 
-from lingvo_moe import registry
+from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 
 

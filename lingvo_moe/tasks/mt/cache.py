@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.lock import lock
 from lingvo_moe.tasks.mt.vocab import Vocab

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_moe import optimizer
-from lingvo_moe import schedule
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.embedding import Embedding
@@ -13,6 +11,8 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.optim import optimizer
+from lingvo_moe.optim import schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel

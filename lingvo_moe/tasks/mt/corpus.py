@@ -20,8 +20,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 
 _LINES_A_BATCH = 4096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import batching
 
 

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import beam_search
-from lingvo_moe import cores
-from lingvo_moe.errors import UserError
-from lingvo_moe.errors import closest
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
+from lingvo_moe.core.shapes import is_static
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.rows import undivided
-from lingvo_moe.shapes import is_static
-from lingvo_moe.shapes import sizes
+from lingvo_moe.ops import cores
+from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.model import TranslationModel
@@ -24,7 +25,6 @@ from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
 from lingvo_moe.tasks.mt.vocab import PAD
 from lingvo_moe.tasks.mt.vocab import Vocab
-from lingvo_moe.weights import Theta
 
 _ROWS_OF_A_PART = 8  # at least, where parts of a batch are searched side by side: of fewer, products are too small
 _BATCH_TOKENS = 2048  # source tokens of a batch, where neither caller nor configuration asks for fewer

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus

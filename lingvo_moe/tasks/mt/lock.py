@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 
 @contextlib.contextmanager

@@ -8,19 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe import prng
-from lingvo_moe.flat_sequence import Now
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.stack import Routed
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.shapes import Size
-from lingvo_moe.shapes import sizes
-from lingvo_moe.weights import Specs
-from lingvo_moe.weights import Theta
 
 # What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
 BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lingvo_moe import weights as weights_lib
-from lingvo_moe.weights import WeightSpec
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.weights import WeightSpec
 
 # Whatever the number of experts, a token visits two of each layer (its first and second choice).
 _CHOICES = 2

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import sentencepiece
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 
 if TYPE_CHECKING:
   import tensorflow as tf  # slow to import; making a vocabulary does not need it

@@ -12,7 +12,7 @@ import numpy as np
 import sentencepiece
 import tqdm
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import sampling
 from lingvo_moe.tasks.mt import vocab as vocab_lib

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 import babel
 import tqdm
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt.cldr.phrases import INVENTORY
 from lingvo_moe.tasks.mt.cldr.phrases import Phrases
 from lingvo_moe.tasks.mt.cldr.speaker import Speaker

@@ -1,0 +1,121 @@
+"""How much arithmetic a translation model asks for, by formula: multiplications and additions of its matrix products.
+
+A product of [a, b] and [b, c] counts 2 a b c. Everything else (normalisations, softmaxes, updates, copies) counts
+nothing: it is small, and bound by memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.layers.gating import expert_capacity
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.tasks.mt.config import MtConfig
+
+_CHOICES = 2  # experts that a token visits
+
+Parts = dict[str, int]  # by the names of PARTS
+
+
+def train_step(config: MtConfig) -> Parts:
+  """Of a train step on a full batch, over all devices: every product once forward and twice backward.
+
+  The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows, and sum two a
+  token, which counts nothing. All slots of the experts count, taken or not, computed or not (see MoE). What is
+  rematerialised counts again, but for the product that comes last in what is made again: no gradient needs its result.
+  """
+  tokens, length = _tokens(config), config.max_length
+  blocks = config.remat == 'block'
+  parts = dict.fromkeys(PARTS, 0)
+  task = config.task()
+  for stack in task.encoder, task.decoder:
+    for layer, is_last in _layers(stack):
+      once, out = _attention(config, tokens, length), _projection(config, tokens)
+      again = once if blocks else (once - out if config.remat == 'attention' else 0)
+      parts['attention'] += (3 * once + again) * (2 if layer.cross_attention else 1)
+      if layer.is_moe:
+        for name, flops in _experts(config, tokens, config.dispatch, again=blocks).items():
+          parts[name] += flops
+      else:
+        once = 2 * tokens * config.model_dim * config.ff_dim
+        parts['feed-forward'] += 3 * 2 * once + blocks * (once if is_last else 2 * once)
+  parts['softmax'] = 3 * _scores(config, tokens)
+  return parts
+
+
+def moe_layer(config: MtConfig, dispatch: str) -> Parts:
+  """Of one layer with experts, forward and backward, on one side of a full batch; see `train_step`."""
+  return dict.fromkeys(PARTS, 0) | _experts(config, _tokens(config), dispatch, again=False)
+
+
+def decode(config: MtConfig, rows: int) -> Parts:
+  """Of flat beam search on rows of max_length tokens for as many steps.
+
+  Of the experts, what tokens visit counts and not the slots that stay empty; of attention, the positions that steps
+  have written. A program of static shape does more.
+  """
+  length, width = config.max_length, config.beam_size
+  sources, symbols = rows * length, rows * width * length
+  parts = dict.fromkeys(PARTS, 0)
+  task = config.task()
+  for layer, _ in _layers(task.encoder):
+    parts['attention'] += _attention(config, sources, length)
+    _add_feed_forward(parts, config, layer, sources)
+  heads = config.num_heads * config.head_dim
+  for layer, _ in _layers(task.decoder):
+    parts['attention'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
+    parts['attention'] += (4 + 2) * _projection(config, symbols)  # to itself, and to those
+    written = width * length * (length + 1) // 2  # positions that a hypothesis looks at, summed over the steps
+    parts['attention'] += 2 * 2 * rows * width * (written + length * length) * heads
+    _add_feed_forward(parts, config, layer, symbols)
+  parts['softmax'] = _scores(config, symbols)
+  return parts
+
+
+def _tokens(config: MtConfig) -> int:
+  """Of one side of a full batch."""
+  return config.batcher().rows(config.max_length) * config.max_length
+
+
+def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
+  """(each layer, whether it is the last of what is rematerialised at once)."""
+  for number, layer in enumerate(stack.layers.values()):
+    yield layer, not stack.scan or (number + 1) % stack.period == 0
+
+
+def _projection(config: MtConfig, tokens: int) -> int:
+  """Model features to or from those of all heads."""
+  return 2 * tokens * config.model_dim * config.num_heads * config.head_dim
+
+
+def _attention(config: MtConfig, tokens: int, length: int) -> int:
+  """Queries, keys, values, answers; scores of `length` positions, and the sum that they weigh."""
+  return 4 * _projection(config, tokens) + 2 * 2 * tokens * length * config.num_heads * config.head_dim
+
+
+def _scores(config: MtConfig, tokens: int) -> int:
+  vocab_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
+  return 2 * tokens * config.model_dim * vocab_size
+
+
+def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Parts:
+  """Of a layer with experts in training, forward and backward."""
+  capacity = expert_capacity(tokens // config.num_groups, config.num_experts, config.capacity_factor)
+  slots = config.num_experts * capacity  # of a group
+  masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
+  return {
+    'gating': (3 + again) * 2 * tokens * config.model_dim * config.num_experts,
+    'feed-forward': (3 + again) * 2 * 2 * config.num_groups * slots * config.model_dim * config.ff_dim,
+    # Dispatch has one gradient, for the tokens; combine has two, for the answers and for the gates.
+    'dispatch/combine': (2 + again + 3) * masks,
+  }
+
+
+def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
+  """Of a layer at inference, forward."""
+  once = 2 * 2 * tokens * config.model_dim * config.ff_dim
+  parts['feed-forward'] += once * (_CHOICES if layer.is_moe else 1)
+  if layer.is_moe:
+    parts['gating'] += 2 * tokens * config.model_dim * config.num_experts

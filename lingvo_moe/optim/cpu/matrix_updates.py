@@ -1,0 +1,101 @@
+"""Adafactor matrix by matrix, for XLA to compile for a CPU: what is measured of an expert is measured in the cache.
+
+By a product of few rows, experts take their steps one by one as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim.cpu import mean_square
+from lingvo_moe.optim.cpu.thin_products import ThinProduct
+from lingvo_moe.optim.optimizer import Adafactor
+from lingvo_moe.optim.optimizer import Measured
+from lingvo_moe.optim.optimizer import Slots
+from lingvo_moe.optim.optimizer import Update
+
+
+class MatrixByMatrix(Adafactor):
+  """The same updates, to rounding. Matrices are the last two axes of a weight that has them factored."""
+
+  @classmethod
+  def of(cls, optimizer: Adafactor) -> MatrixByMatrix:
+    return cls(**{**vars(optimizer), 'mean_square': mean_square.for_xla_on_cpus})
+
+  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
+    lead = len(spec.dims) - 2
+    if not lead or spec.dims[lead:] != spec.factored:
+      return super().measure(grad, slots, weight, spec, step)
+    flat = lambda x: tf.reshape(x, [-1, *x.shape[lead:]])
+    flat_grad, flat_slots, flat_weight = tf.nest.map_structure(flat, (grad, slots, weight))
+    found = self._measure_each(lambda i: _one(flat_grad, i), flat_slots, flat_weight, spec, step)
+    found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
+    return _of_all(found, [axis for axis in range(lead) if spec.dims[axis] != 'L'])
+
+  def takes_products(self, spec: WeightSpec) -> bool:
+    """Whether a weight is one of experts, [E, M, H], each of them factored."""
+    return spec.dims[:-2] == 'E' and spec.dims[-2:] == spec.factored
+
+  def update_by_product(
+    self,
+    grad: ThinProduct,
+    slots: Slots,
+    weight: tf.Tensor,
+    spec: WeightSpec,
+    step: tf.Tensor,
+    rate: tf.Tensor,
+  ) -> Update:
+    """`update` of experts' weights [E, M, H] by a product that is made twice in the cache, and never written to memory."""
+    product = lambda i: ThinProduct(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
+    measured = self._measure_each(product, slots, weight, spec, step)
+    of_all = _of_all(measured, [0])
+    one = _matrix(spec)
+
+    def step_one(i, weight):
+      of_one = of_all._replace(slots=tf.nest.map_structure(lambda x: _one(x, i), dict(measured.slots)))
+      new = self.step(product(i), _one(weight, i), of_one, one, rate).weight
+      return i + 1, tf.tensor_scatter_nd_update(weight, [[i]], new)
+
+    weight = tf.while_loop(lambda i, _: i < spec.shape[0], step_one, (0, weight))[1]
+    return Update(weight, of_all.slots, float(spec.size) * tf.reduce_mean(of_all.grad))
+
+  def _measure_each(
+    self,
+    grad: Callable[[tf.Tensor], tf.Tensor],
+    slots: Slots,
+    weight: tf.Tensor,
+    spec: WeightSpec,
+    step: tf.Tensor,
+  ) -> Measured:
+    """What is measured of each matrix, on a first axis; grad(i) is [1, M, H]."""
+    one, measure = _matrix(spec), super().measure
+
+    def of(i):
+      found = measure(grad(i), {name: _one(slot, i) for name, slot in slots.items()}, _one(weight, i), one, step)
+      return tf.nest.map_structure(lambda x: x[0], found)
+
+    matrices = math.prod(weight.shape[:-2])
+    number = tf.TensorSpec([1, 1], tf.float32)
+    shapes = {name: tf.TensorSpec(slot.shape[1:], tf.float32) for name, slot in slots.items()}
+    return tf.map_fn(of, tf.range(matrices), fn_output_signature=Measured(shapes, number, number, number))
+
+
+def _matrix(spec: WeightSpec) -> WeightSpec:
+  """Of one matrix of a weight, with an axis of size 1 before it."""
+  return dataclasses.replace(spec, shape=(1, *spec.shape[-2:]), dims='E' + spec.dims[-2:])
+
+
+def _one(x: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+  """x[i : i + 1], as tf.slice: XLA then need not ask whether i is negative, and updates in place at full speed."""
+  return tf.slice(x, tf.stack([i, *[0] * (x.shape.rank - 1)]), [1, *sizes(x)[1:]])
+
+
+def _of_all(found: Measured, logical: list[int]) -> Measured:
+  mean = lambda x: tf.reduce_mean(x, axis=logical, keepdims=True)
+  return Measured(found.slots, mean(found.grad), mean(found.update), mean(found.weight))

@@ -1,0 +1,366 @@
+"""Checkpoints: TensorFlow's TensorBundle, one logical tensor per weight, committed whole or not at all.
+
+`<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
+and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. Each process
+of a run writes the pieces of tensors that its devices hold, and reads those that they need, so a checkpoint of any
+number of devices goes on with any other, and nobody ever holds more than its part. Weights that a scanned stack keeps
+as one, [L, ...], are written and read layer by layer under the names of the unrolled one. A checkpoint is written beside its
+place and renamed into it, so a crash at any point leaves the one before. Beside it lies `dev_loss.json`, where the step
+was evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.pieces import slice_spec
+
+_STATE = 'state'  # a checkpoint's prefix in its folder
+_STEP = re.compile(r'step_(\d+)$')
+_DEV_LOSS = 'dev_loss.json'
+# What TensorFlow's reader raises on a bad file; a file cut short is an IndexError.
+_READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+
+
+class Holder(Protocol):
+  """One of the processes that hold a state together, and save it together."""
+
+  process_index: int
+  process_count: int
+  step: int
+
+  def pieces(self) -> Iterable[Piece]:
+    """What this process is to save; together the processes give every element once."""
+
+  def agree(self, flag: bool) -> bool:
+    """Whether the flag is set in every process; waits for all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """A tensor in a checkpoint, of which any part can be read: stored[...] or stored[0:2, 3:4]."""
+
+  prefix: str
+  name: str
+  shape: tuple[int, ...]
+  dtype: tf.DType
+
+  def __getitem__(self, index) -> np.ndarray:
+    index = (index,) if not isinstance(index, tuple) else index
+    index = () if index == (...,) else index
+    ranges = [part.indices(size)[:2] for part, size in zip(index, self.shape)]
+    ranges += [(0, size) for size in self.shape[len(ranges) :]]
+    begin, sizes = tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)
+    try:
+      slices = [slice_spec(self.shape, begin, sizes)]
+      return tf.raw_ops.RestoreV2(
+        prefix=self.prefix, tensor_names=[self.name], shape_and_slices=slices, dtypes=[self.dtype]
+      )[0].numpy()
+    except _READ_ERRORS as e:
+      raise _damaged(self.prefix, e) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLayers:
+  """Tensors in a checkpoint that are one to a scanned stack, along a leading axis; read as Stored is."""
+
+  layers: tuple[Stored, ...]
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return (len(self.layers), *self.layers[0].shape)
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self.layers[0].dtype
+
+  def __getitem__(self, index) -> np.ndarray:
+    index = (index,) if not isinstance(index, tuple) else index
+    layers, rest = (slice(None), ...) if index == (...,) else (index[0], index[1:] or ...)
+    return np.stack([layer[rest] for layer in self.layers[layers]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """The checkpoints of a run.
+
+  Attributes:
+    directory: where they are.
+    keep: how many of the newest to keep beside the best.
+    keep_every: checkpoints of steps that are multiples of it are kept as well; 0: none.
+  """
+
+  directory: str
+  keep: int = 3
+  keep_every: int = 0
+
+  def path(self, step: int) -> str:
+    """The prefix that tf.train.load_checkpoint takes."""
+    return os.path.join(self.directory, f'step_{step:08d}', _STATE)
+
+  def steps(self) -> list[int]:
+    """Steps with a committed checkpoint, oldest first."""
+    if not os.path.isdir(self.directory):
+      return []
+    return sorted(int(m[1]) for m in map(_STEP.match, os.listdir(self.directory)) if m)
+
+  def latest(self) -> int | None:
+    return max(self.steps(), default=None)
+
+  def best(self) -> tuple[int, float] | None:
+    """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
+    losses = {step: loss for step in self.steps() if (loss := self.dev_loss(step)) is not None}
+    return min(losses.items(), key=lambda item: (item[1], item[0]), default=None)
+
+  def save(self, holder: Holder, *, dev_loss: float | None = None) -> str:
+    """Writes a state, then drops what is no longer kept; every process calls it. Returns the checkpoint's prefix.
+
+    Args:
+      holder: this process's part of the state.
+      dev_loss: dev cross-entropy at this step, where it is known; the lowest marks the best checkpoint.
+    """
+    step, leads = holder.step, holder.process_index == 0
+    final = os.path.dirname(self.path(step))
+    if not holder.agree(os.path.isdir(final)):
+      partial = os.path.join(self.directory, f'.partial_{step:08d}')
+      if leads:
+        self._sweep()
+        os.makedirs(partial)
+      holder.agree(True)
+      name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
+      reason = _write(os.path.join(partial, name), _by_layer(holder.pieces()))
+      if not holder.agree(not reason):
+        if leads:
+          self._sweep()
+        raise UserError(
+          f'the checkpoint of step {step} could not be written to {self.directory} ({reason or "by another process"}): '
+          'make room there; the one before is kept, and the same command goes on from it'
+        )
+      if leads:
+        if holder.process_count > 1:
+          parts = sorted(path.removesuffix('.index') for path in glob.glob(glob.escape(partial) + '/part_*.index'))
+          tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
+          )
+        self._write_dev_loss(partial, dev_loss)
+        for name in os.listdir(partial):
+          _fsync(os.path.join(partial, name))
+        os.rename(partial, final)
+        _fsync(self.directory)
+    elif leads:
+      self._write_dev_loss(final, dev_loss)
+    if leads:
+      self._drop_old()
+    holder.agree(True)
+    return self.path(step)
+
+  def fingerprint(self, step: int) -> str:
+    """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
+    try:
+      with open(self.path(step) + '.index', 'rb') as f:
+        return hashlib.sha256(f.read()).hexdigest()[:16]
+    except FileNotFoundError:
+      return 'gone'
+
+  def note_dev_loss(self, step: int, dev_loss: float) -> None:
+    """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
+    self._write_dev_loss(os.path.dirname(self.path(step)), dev_loss)
+    self._drop_old()
+
+  def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
+    """The named tensors of a checkpoint, whose shapes must be those given, to be read as they are needed."""
+    if step not in self.steps():
+      there = ', '.join(map(str, self.steps())) or 'none'
+      raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
+    return load(self.path(step), specs)
+
+  def _write_dev_loss(self, folder: str, dev_loss: float | None):
+    if dev_loss is None or not math.isfinite(dev_loss):
+      return
+    path = os.path.join(folder, _DEV_LOSS)
+    with open(path + '.partial', 'w', encoding='utf-8') as f:
+      json.dump({'dev_loss': dev_loss}, f)
+    os.replace(path + '.partial', path)
+
+  def dev_loss(self, step: int) -> float | None:
+    """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
+    try:
+      with open(os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS), encoding='utf-8') as f:
+        return float(json.load(f)['dev_loss'])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+      return None
+
+  def _sweep(self):
+    """Removes what a crash left half written or half removed."""
+    for path in glob.glob(os.path.join(glob.escape(self.directory), '.partial_*')):
+      shutil.rmtree(path, ignore_errors=True)
+
+  def _drop_old(self):
+    best = self.best()
+    for step in self.steps()[: -self.keep]:
+      for_good = self.keep_every and step % self.keep_every == 0
+      if not for_good and (best is None or step != best[0]):
+        going = os.path.join(self.directory, f'.partial_{step:08d}')
+        os.rename(os.path.dirname(self.path(step)), going)  # first out of sight, so that no half of it is ever seen
+        shutil.rmtree(going, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+  """A state as it was: what is trained on meanwhile does not change it."""
+
+  step: int
+  copied: tuple[Piece, ...]
+  process_index: int = 0
+  process_count: int = 1
+
+  @classmethod
+  def of(cls, holder: Holder) -> _Copy:
+    # A tensor of TensorFlow's does not change; an array may be a view of a device's memory.
+    copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.pieces())
+    return cls(holder.step, tuple(copied))
+
+  def pieces(self) -> Iterable[Piece]:
+    return self.copied
+
+  def agree(self, flag: bool) -> bool:
+    return flag
+
+
+class Saver:
+  """Saves a state beside the training that goes on: it is copied at once, and written by a thread.
+
+  Several processes save together before they go on: their threads could not wait for each other while the devices
+  are at work.
+  """
+
+  def __init__(self, checkpoints: Checkpoints, holder: Holder):
+    self.checkpoints = checkpoints
+    self._holder = holder
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._writing: futures.Future | None = None
+
+  def save(self) -> None:
+    """Begins to save the state of this moment, once the one before is written."""
+    self.wait()
+    if self._holder.process_count > 1:
+      self.checkpoints.save(self._holder)
+    else:
+      self._writing = self._thread.submit(self.checkpoints.save, _Copy.of(self._holder))
+
+  def wait(self) -> None:
+    """Returns when what was saved is on disk; raises what went wrong with it."""
+    if self._writing:
+      writing, self._writing = self._writing, None
+      writing.result()
+
+
+def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of everything in a checkpoint."""
+  return {name: tuple(shape) for name, shape in _reader(prefix).get_variable_to_shape_map().items()}
+
+
+def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
+  """Tensors by name, stacked ones too, to be read as they are needed.
+
+  Raises:
+    UserError: one is missing or has another shape; or, when it is read, fails its checksum.
+  """
+  there = shapes(prefix)
+  for name, shape in by_layer(specs).items():
+    if name not in there:
+      raise UserError(
+        f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
+        'use the --model and bindings that it was trained with'
+      )
+    if there[name] != tuple(shape):
+      raise UserError(
+        f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
+        'use the --model, bindings and vocabulary that it was trained with'
+      )
+  types = _reader(prefix).get_variable_to_dtype_map()
+  stored = lambda name: Stored(prefix, name, there[name], types[name])
+
+  def found(name, shape):
+    layers = weights_lib.names_by_layer(name, shape[0]) if shape else None
+    return stored(name) if layers is None else StoredLayers(tuple(map(stored, layers)))
+
+  return {name: found(name, shape) for name, shape in specs.items()}
+
+
+def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+  """Names and shapes as a checkpoint has them: those of stacked layers one by one."""
+  found = {}
+  for name, shape in specs.items():
+    layers = weights_lib.names_by_layer(name, shape[0]) if shape else None
+    found.update({name: tuple(shape)} if layers is None else dict.fromkeys(layers, tuple(shape[1:])))
+  return found
+
+
+def _by_layer(pieces: Iterable[Piece]) -> Iterator[Piece]:
+  """Pieces of stacked layers one by one."""
+  for piece in pieces:
+    layers = weights_lib.names_by_layer(piece.name, piece.shape[0]) if piece.shape else None
+    if layers is None:
+      yield piece
+    else:
+      for number, value in enumerate(piece.value, piece.begin[0]):
+        yield Piece(layers[number], piece.shape[1:], piece.begin[1:], value)
+
+
+def _write(prefix: str, pieces: Iterable[Piece]) -> str:
+  """Writes pieces to a bundle; returns why that failed, '' when it did not."""
+  pieces = list(pieces)
+  if not pieces:
+    return ''
+  try:
+    tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=[piece.name for piece in pieces],
+      shape_and_slices=[piece.slice_spec for piece in pieces],
+      tensors=[tf.convert_to_tensor(piece.value) for piece in pieces],
+    )
+  except tf.errors.OpError as e:
+    return e.message.splitlines()[0]
+  return ''
+
+
+def _reader(prefix: str):
+  if not os.path.exists(prefix + '.index'):
+    raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
+  try:
+    return tf.train.load_checkpoint(prefix)
+  except _READ_ERRORS as e:
+    raise _damaged(prefix, e) from None
+
+
+def _damaged(prefix: str, error: Exception) -> UserError:
+  reason = str(error).splitlines()[0]
+  return UserError(
+    f'checkpoint {prefix} is damaged or cut short ({reason}): restore it from a copy, or move '
+    f'{os.path.dirname(prefix)} away to go on from the one before'
+  )
+
+
+def _fsync(path: str) -> None:
+  fd = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)

@@ -1,0 +1,278 @@
+"""What a step costs: FLOPs by part against a formula, memory against the specs, communication by hand; TPUs compiled."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe.analysis import flops
+from lingvo_moe.analysis import hlo
+from lingvo_moe.analysis import hlo_collectives
+from lingvo_moe.analysis import hlo_loops
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.xla_sharding import Mesh
+
+pytest.importorskip('jax')
+cost = pytest.importorskip('lingvo_moe.analysis.cost')
+aot = pytest.importorskip('lingvo_moe.runtime.aot')
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'cost.py'
+SMALL = {
+  'source_vocab_size': 60,
+  'target_vocab_size': 50,
+  'max_length': 16,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'moe_every': 1,
+  'num_experts': 8,
+  'num_groups': 8,
+  'batch_tokens': 256,
+  'scan_layers': False,
+  'remat': 'none',
+}
+SCANNED = {'encoder_layers': 2, 'decoder_layers': 2, 'scan_layers': True, 'remat': 'block'}
+MOE = dataclasses.replace(registry.get('mt.m4.MoE2048E36LTiny')(), **SMALL)
+DENSE = dataclasses.replace(MOE, num_experts=0)
+MIXED = dataclasses.replace(MOE, encoder_layers=2, decoder_layers=2, moe_every=2)
+SCANNED_MOE = dataclasses.replace(MOE, **SCANNED)
+LIMIT = 600  # bytes, above which no tensor of these sizes may be gathered
+
+
+@pytest.fixture(scope='module')
+def on_cpu():
+  return {
+    'moe': cost.estimate('moe', MOE, Mesh.parse('expert:4')),
+    'dense': cost.estimate('dense', DENSE, Mesh.parse('data:4')),
+    'scanned': cost.estimate('scanned', SCANNED_MOE, Mesh.parse('expert:4')),
+    'mixed': cost.estimate('mixed', MIXED, Mesh.parse('expert:4')),
+  }
+
+
+@pytest.mark.parametrize('name, config', [('moe', MOE), ('dense', DENSE), ('scanned', SCANNED_MOE), ('mixed', MIXED)])
+def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
+  found = {name: 4 * part.flops for name, part in on_cpu[name].parts.items()}
+  assert found == flops.train_step(config)
+  assert 4 * on_cpu[name].flops == sum(found.values())
+
+
+def test_a_device_holds_its_part_of_the_experts_and_all_else(on_cpu):
+  specs = MOE.program().weight_specs
+  held = sum(4 * s.size // (4 if s.dims.startswith('E') else 1) for s in specs.values())
+  report = on_cpu['moe']
+  assert report.memory_per_device.weights == held and report.weights == sum(s.size for s in specs.values())
+  used = report.memory_per_device
+  assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
+  assert 0 < used.activations and 0 < used.temporaries and used.hbm is None and report.fits
+
+
+def test_collectives_name_axes_and_layers(on_cpu):
+  moved = [c for c in on_cpu['moe'].collectives if c.kind == 'all-to-all']
+  assert {c.layer for c in moved} == {'encoder/layer_00/moe', 'decoder/layer_00/moe'}
+  assert {(c.axes, c.part) for c in moved} == {(('expert',), 'dispatch/combine')}
+  assert on_cpu['moe'].collective_counts['all-to-all'] == sum(c.count for c in moved) == 2 * 4
+  # Slots of both choices of 64 tokens of a device, one float32 each feature.
+  assert {c.bytes for c in moved} == {2 * 64 * 32 * 4}
+  assert set(on_cpu['dense'].collective_counts) == {'all-reduce'}
+
+
+def test_without_a_chip_there_are_no_times(on_cpu):
+  report = on_cpu['dense']
+  assert report.step_seconds_roofline is None and report.flops_share_of_peak is None
+  assert all(part.compute_seconds is None for part in report.parts.values())
+
+
+def test_a_report_is_json(on_cpu):
+  told = json.loads(json.dumps(on_cpu['moe'].to_json()))
+  assert told['memory_per_device']['weights'] > 0 and told['collectives'][0]['kind'] in hlo.COLLECTIVES
+
+
+def test_decoding_is_compiled_too():
+  report = cost.estimate('moe', dataclasses.replace(MOE, max_length=4), Mesh.parse('expert:2'), program='decode')
+  assert report.memory_per_device.slots == 0 and report.parts['feed-forward'].flops > 0
+  assert report.parts['optimiser'].bytes == 0 and report.program == 'decode' and not report.uncounted_loops
+  # 64 rows of 4 hypotheses, of which each has 50 scores, for as many steps as a row is long.
+  assert 2 * report.parts['softmax'].flops == 2 * 64 * 4 * MOE.model_dim * 50 * 4
+
+
+FUSED = """
+%slices (p: f32[9,100], q: f32[9,100], r: f32[1,100]) -> f32[9,100] {
+  %p = f32[9,100]{1,0} parameter(0)
+  %q = f32[9,100]{1,0} parameter(1)
+  %r = f32[1,100]{1,0} parameter(2)
+  %z = s32[] constant(0)
+  %part = f32[1,100]{1,0} dynamic-slice(%p, %z, %z), dynamic_slice_sizes={1,100}
+  %sum = f32[1,100]{1,0} add(%part, %r)
+  ROOT %kept = f32[9,100]{1,0} dynamic-update-slice(%q, %sum, %z, %z)
+}
+
+ENTRY %main {
+  %x = f32[9,100]{1,0} parameter(0)
+  %y = f32[9,100]{1,0} parameter(1)
+  %r0 = f32[1,100]{1,0} parameter(2)
+  %fast = f32[1,100]{1,0:S(1)} parameter(3)
+  %plain = f32[1,100]{1,0} add(%r0, %fast)
+  ROOT %f = f32[9,100]{1,0} fusion(%x, %y, %plain), kind=kLoop, calls=%slices
+}
+"""
+
+
+def test_only_what_is_sliced_or_updated_is_moved():
+  module = hlo.parse(FUSED)
+  moved = {i.name: cost.traffic(module, module.entry, i) for i in module.entry.instructions}
+  assert moved['f'] == 4 * (100 + 100 + 100)  # the slice, r, and the update; neither of the stacks
+  assert moved['plain'] == 4 * (100 + 100)  # what is in the fast memory is not
+  assert moved['x'] == 0
+
+
+def test_axes_of_groups():
+  mesh = Mesh.parse('data:2,expert:4')
+  assert cost.axes_of(np.arange(8).reshape(2, 4), mesh) == ('expert',)
+  assert cost.axes_of(np.arange(8).reshape(2, 4).T, mesh) == ('data',)
+  assert cost.axes_of(np.arange(8)[None], mesh) == ('data', 'expert')
+
+
+def test_the_command_reports_on_cpu_devices(tmp_path):
+  bindings = [f'--gin_bindings=MoE2048E36LTiny.{k} = {v!r}' for k, v in SMALL.items() if k != 'batch_tokens']
+  flags = ['--model=mt.m4.MoE2048E36LTiny', '--platform=cpu', '--mesh=expert:2', '--batch_tokens=128', *bindings]
+  done = run(*flags, f'--json={tmp_path}/r.json', f'--markdown={tmp_path}/r.md')
+  assert done.returncode == 0, done.stderr
+  assert 'all-to-all' in done.stdout and done.stdout.rstrip().endswith('It fits.')
+  assert json.loads((tmp_path / 'r.json').read_text())['batch_tokens'] == 128
+  assert '| kind | times |' in (tmp_path / 'r.md').read_text()
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (['--platform=cpu'], '--platform=cpu takes --mesh'),
+    ([], '--topology says for which TPU'),
+    (['--topology=v9:4x4'], "there is no TPU 'v9'; closest: v"),
+  ],
+)
+def test_mistakes_get_one_line(flags, message):
+  done = run('--model=mt.m4.MoE2048E36LTiny', *flags)
+  assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+
+
+def run(*flags):
+  return subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, timeout=600)
+
+
+# Scanned, and of a size that 8 devices divide, and 128.
+LARGE = dataclasses.replace(SCANNED_MOE, num_experts=128, num_groups=128, batch_tokens=128 * 2 * MOE.max_length)
+
+
+@pytest.fixture(scope='module')
+def on_tpu():
+  """A tiny sibling on 8 cores and on 128, compiled by the TPU's own compiler."""
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  found = {}
+  for name in ('v3:2x2', 'v3:8x8'):
+    topology = Topology.parse(name)
+    mesh = Mesh((('expert', topology.num_devices),))
+    found[name] = LARGE, mesh, topology, cost.compile_step(LARGE, mesh, topology)
+  return found
+
+
+def test_the_program_is_as_large_for_128_cores_as_for_8(on_tpu):
+  (*_, small), (*_, large) = on_tpu.values()
+  kinds = [collections.Counter(c.kind for c in hlo_collectives.collectives(hlo.parse(c.text))) for c in (small, large)]
+  assert kinds[0] == kinds[1] and kinds[0]['all-to-all'] == 2 * 6  # in the loops of either stack
+  assert abs(len(large.text) - len(small.text)) <= 0.05 * len(small.text)
+
+
+def test_nothing_large_is_gathered_on_a_tpu(on_tpu):
+  for *_, compiled in on_tpu.values():
+    gathered = [c.bytes for c in hlo_collectives.collectives(hlo.parse(compiled.text)) if c.kind == 'all-gather']
+    assert all(size <= LIMIT for size in gathered)
+
+
+def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
+  for config, mesh, topology, compiled in on_tpu.values():
+    told = cost.analyze(compiled, config.program(), mesh, topology.chip)
+    found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
+    # Rows of a small table are looked up by a product.
+    assert found.pop('other') < 0.05 * told['flops'] * mesh.num_devices
+    expected = flops.train_step(config)
+    assert expected.pop('other') == 0 and found == expected  # though most are written as convolutions
+    used = told['memory_per_device']
+    assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
+    assert used.weights > 0 and used.total < used.hbm
+    assert 0 < told['step_seconds_roofline'] and 0 < told['flops_share_of_peak'] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', ['none', 'block', 'attention'])
+def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  config, topology = dataclasses.replace(MIXED, remat=remat), Topology.parse('v3:2x2')
+  mesh = Mesh((('expert', topology.num_devices),))
+  compiled = cost.compile_step(config, mesh, topology)
+  told = cost.analyze(compiled, config.program(), mesh, topology.chip)
+  found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
+  expected = flops.train_step(config)
+  # Rows of a small table are looked up by a product; the gradient of an attention made again has no name of its own.
+  lookups = found.pop('other') - (expected['attention'] - found.pop('attention'))
+  assert 0 <= lookups < 0.1 * sum(expected.values())
+  assert found == {name: n for name, n in expected.items() if name not in ('attention', 'other')}
+
+
+def test_what_does_not_fit_is_reported_with_a_way_out():
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  config = dataclasses.replace(DENSE, target_vocab_size=12000, batch_tokens=2**22, num_groups=8)
+  report = cost.estimate('dense', config, Mesh.parse('data:8'), Topology.parse('v3:2x2'))
+  assert not report.fits and 'exceeds available HBM (15.48G)' in report.refused
+  used = report.memory_per_device
+  assert used.total > used.hbm and used.activations > 2**32
+  assert report.largest[0].shape.endswith(',16,12000]') and report.largest[0].op.startswith('softmax/')
+  assert any(line.startswith("activation_dtype = 'bfloat16'") for line in report.advice)
+  assert any(line.startswith('--batch_tokens=2097152') for line in report.advice)
+  assert report.step_seconds_roofline > 0
+
+
+def test_a_compiler_that_is_not_installed_is_told(monkeypatch):
+  def refuse(**kwargs):
+    raise RuntimeError('JAX TPU support not installed')
+
+  monkeypatch.setattr(aot.topologies, 'get_topology_desc', refuse)
+  with pytest.raises(UserError, match=r'not installed \(JAX TPU .*pip install "lingvo_moe\[tpu-aot\]"'):
+    aot.devices_of(Topology.parse('v3:2x2'))
+
+
+def test_a_slice_that_does_not_exist_is_told():
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  with pytest.raises(UserError, match='the TPU compiler does not know --topology=v3:3x5'):
+    aot.devices_of(Topology.parse('v3:3x5'))
+
+
+def test_a_mesh_of_other_size_than_its_topology_is_told():
+  with pytest.raises(UserError, match='saw --mesh=expert:4 of 4 for v3:2x2 of 8: change either'):
+    cost.estimate('moe', MOE, Mesh.parse('expert:4'), Topology.parse('v3:2x2'))
+
+
+def test_the_loops_of_tensorflow_are_counted_forward_and_backward():
+  import jax
+  import tensorflow as tf
+  from jax.experimental.jax2tf import call_tf
+
+  def gradient(x_BM, w_LMM):
+    with tf.GradientTape() as tape:
+      tape.watch(w_LMM)
+      body = lambda i, x: (i + 1, tf.nn.relu(tf.einsum('BM,MK->BK', x, w_LMM[i])))
+      y = tf.while_loop(lambda i, _: i < 6, body, (0, x_BM), maximum_iterations=6)[1]
+      loss = tf.reduce_sum(tf.square(y))
+    return tape.gradient(loss, w_LMM)
+
+  shapes = jax.ShapeDtypeStruct((8, 4), np.float32), jax.ShapeDtypeStruct((6, 4, 4), np.float32)
+  module = hlo.parse(jax.jit(call_tf(gradient, has_side_effects=False)).lower(*shapes).compile().as_text())
+  total = sum(times * hlo.flops(computation, i) for computation, i, times in hlo_loops.executed(module))
+  assert total == 3 * 6 * 2 * 8 * 4 * 4

@@ -1,0 +1,76 @@
+"""Arithmetic by formula: sums worked out by hand. tests/test_cost.py holds train steps against compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.analysis import flops
+from lingvo_moe.core import registry
+
+TINY = registry.get('mt.bench_s.Tiny')()  # M=32, H=64, 4 heads of 8, 2 + 2 layers, the second of each with 16 experts
+TOKENS = 8 * 16  # of a side
+NOTHING = {'dispatch/combine': 0, 'optimiser': 0, 'other': 0}
+
+PROJECTION = 2 * TOKENS * 32 * 32
+ATTENTION = 4 * PROJECTION + 2 * 2 * TOKENS * 16 * 32
+SLOTS = 4 * 16 * 4  # 4 groups of 32 tokens: 2 * 32 / 16 = 4 slots of each of 16 experts
+
+
+def test_a_train_step():
+  # Every product thrice. 6 attentions, 2 of them to the encoder; 2 dense layers, 2 with experts.
+  assert flops.train_step(TINY) == NOTHING | {
+    'attention': 6 * 3 * ATTENTION,
+    'feed-forward': 3 * 2 * (2 * 2 * TOKENS * 32 * 64) + 3 * 2 * (2 * 2 * SLOTS * 32 * 64),
+    'gating': 2 * 3 * (2 * TOKENS * 32 * 16),
+    'softmax': 3 * (2 * TOKENS * 32 * 400),
+  }
+
+
+def test_masks_count_five_times_and_copies_do_not():
+  einsum = flops.train_step(dataclasses.replace(TINY, dispatch='einsum'))
+  assert einsum['dispatch/combine'] == 2 * 5 * (2 * TOKENS * (16 * 4) * 32)
+  assert einsum == flops.train_step(TINY) | {'dispatch/combine': einsum['dispatch/combine']}
+
+
+def test_what_is_rematerialised_counts_again_but_for_its_last_product():
+  plain = flops.train_step(TINY)
+  attention = flops.train_step(dataclasses.replace(TINY, remat='attention'))
+  assert attention == plain | {'attention': plain['attention'] + 6 * (ATTENTION - PROJECTION)}
+  block = flops.train_step(dataclasses.replace(TINY, remat='block'))
+  assert block['attention'] == 6 * 4 * ATTENTION
+  assert block['feed-forward'] == 2 * (6 + 1) * (2 * TOKENS * 32 * 64) + 2 * 4 * (2 * 2 * SLOTS * 32 * 64)
+  scanned = flops.train_step(dataclasses.replace(TINY, remat='block', scan_layers=True))
+  assert scanned['feed-forward'] == block['feed-forward'] + 2 * (2 * TOKENS * 32 * 64)  # the dense one is not the last
+
+
+def test_a_dense_model_has_no_gate():
+  dense = flops.train_step(dataclasses.replace(TINY, num_experts=0))
+  assert dense['gating'] == 0 and dense['feed-forward'] == 3 * 4 * (2 * 2 * TOKENS * 32 * 64)
+
+
+def test_one_layer_with_experts():
+  assert flops.moe_layer(TINY, 'einsum') == NOTHING | {
+    'attention': 0,
+    'softmax': 0,
+    'gating': 3 * (2 * TOKENS * 32 * 16),
+    'feed-forward': 3 * (2 * 2 * SLOTS * 32 * 64),
+    'dispatch/combine': 5 * (2 * TOKENS * (16 * 4) * 32),
+  }
+
+
+def test_decoding_step_by_step():
+  rows, width = 3, 4
+  found = flops.decode(TINY, rows)
+  sources = rows * 16
+  encoder = 2 * (4 * 2 * sources * 32 * 32 + 2 * 2 * sources * 16 * 32)
+  memory = 2 * 2 * (2 * sources * 32 * 32)
+  steps = 0
+  for step in range(16):
+    to_itself = 4 * 2 * 32 * 32 + 2 * 2 * (step + 1) * width * 32
+    to_memory = 2 * 2 * 32 * 32 + 2 * 2 * 16 * 32
+    steps += 2 * rows * width * (to_itself + to_memory)
+  assert found['attention'] == encoder + memory + steps
+  # A dense layer and one of which a token visits two experts, of either stack.
+  assert found['feed-forward'] == (1 + 2) * (2 * 2 * 32 * 64) * (sources + rows * width * 16)
+  assert found['gating'] == 2 * 32 * 16 * (sources + rows * width * 16)
+  assert found['softmax'] == 2 * 32 * 400 * rows * width * 16

@@ -1,0 +1,164 @@
+"""The parity matrix: a small MoE and its dense twin give the same numbers on every mesh, dropout and noise on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe import runtime_flags
+from lingvo_moe.analysis import parity
+from lingvo_moe.core import registry
+
+pytest.importorskip('jax')
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'parity.py'
+MESHES = ('expert:2', 'expert:4', 'data:2,expert:2', 'expert:2,model:2', 'data:2,expert:2,model:2')
+SMALL = {
+  'source_vocab_size': 60,
+  'target_vocab_size': 50,
+  'batch_tokens': 128,
+  'max_length': 16,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'moe_every': 1,
+  'input_dropout': 0.1,
+  'residual_dropout': 0.1,
+  'attention_dropout': 0.1,
+}
+MOE = registry.get('mt.cldr.Tiny')(**SMALL, optimizer='adafactor', schedule='constant', learning_rate=0.01)
+DENSE = dataclasses.replace(MOE, num_experts=0, ff_dim=96, optimizer='adam', learning_rate=1e-4)
+SCANNED = dataclasses.replace(
+  MOE, encoder_layers=2, decoder_layers=2, scan_layers=True, remat='block', num_groups=8, micro_batches=2
+)
+MODELS = {'moe': MOE, 'moe by einsum': dataclasses.replace(MOE, dispatch='einsum'), 'dense': DENSE, 'scanned': SCANNED}
+
+
+@functools.cache
+def observed(model, mesh, split_dense=False):
+  choice = runtime_flags.Choice('spmd', mesh, split_dense) if mesh else runtime_flags.LOCAL
+  return parity.observe(MODELS[model], choice.make)
+
+
+def assert_agree(model, mesh, split_dense=False, tolerance=1e-5):
+  row = parity.compare(observed(model, 'data:1'), observed(model, mesh, split_dense))
+  assert row.agrees(tolerance), row
+  return row
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+@pytest.mark.parametrize('model', ['moe', 'dense'])
+def test_every_mesh_agrees_with_one_device(model, mesh):
+  assert_agree(model, mesh)
+
+
+@pytest.mark.parametrize('model', ['moe', 'dense'])
+def test_plain_tensorflow_agrees_with_one_device(model):
+  assert_agree(model, '')
+
+
+def test_einsum_dispatch_agrees_too_and_has_as_many_all_to_alls():
+  by_einsum, by_gather = assert_agree('moe by einsum', 'expert:4'), assert_agree('moe', 'expert:4')
+  # Two layers with experts, each with two AllToAlls forward and two backward.
+  assert by_einsum.collectives['all-to-all'] == by_gather.collectives['all-to-all'] == 2 * 4
+
+
+def test_dense_weights_may_be_split():
+  assert_agree('moe', 'data:2,expert:2', split_dense=True)
+
+
+@pytest.mark.parametrize('split_dense', [False, True])
+def test_a_scanned_stack_in_micro_batches_agrees_with_one_device(split_dense):
+  # Of a bias that began at zero the weight is all updates, of gradients that rounding changes by this much.
+  row = assert_agree('scanned', 'data:2,expert:2', split_dense, tolerance=5e-5)
+  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+  # In the loop over each stack: two AllToAlls forward, and going back two to make that again and two of the gradient.
+  assert row.collectives['all-to-all'] == 2 * 6
+
+
+def test_the_matrix_is_not_of_nothing():
+  steps = observed('moe', 'data:1').steps
+  kept = [weight_GSR > 0 for s in steps for _, weight_GSR, _ in s['decisions'].values()]
+  assert all(0.2 < np.mean(k[..., 1]) < 0.95 for k in kept)  # some second choices are skipped or dropped
+  assert all(np.max(np.abs(g)) > 0 for g in steps[0]['grads'].values())
+  assert steps[0]['loss'] != steps[2]['loss']
+  assert len(np.unique(observed('moe', 'data:1').ids)) > 5
+
+
+@pytest.mark.parametrize('changed, all_to_alls', [({}, 2 * 4), ({'num_experts': 0}, 0)], ids=['moe', 'dense'])
+def test_two_processes_agree(changed, all_to_alls, tmp_path):
+  bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in {**SMALL, **changed}.items()]
+  done = subprocess.run(
+    [
+      sys.executable,
+      TOOL,
+      '--model=mt.cldr.Tiny',
+      '--meshes=data:2,expert:2@2',
+      f'--json={tmp_path}/t.json',
+      *bindings,
+    ],
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  row = json.loads((tmp_path / 't.json').read_text())['data:2,expert:2@2']
+  assert row['agrees'] and row['gradients'] <= 1e-5 and row['collectives'].get('all-to-all', 0) == all_to_alls
+
+
+def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score=-1.0):
+  decisions = {
+    'layer': (np.array([[[expert, 1], [1, 0]]]), np.array([[[0.7, 0.3], [1.0, 0.0]]]), np.array([[margin, 0.9]]))
+  }
+  told = {'loss': loss, 'grads': {'w': np.array(grad)}, 'weights': {'w': np.ones(2)}, 'slots': {'w/row': np.ones(2)}}
+  return parity.Observation([{**told, 'decisions': decisions}], np.array([[[ids, 2]]]), np.array([[score]]), {})
+
+
+def test_differences_by_hand():
+  row = parity.compare(an_observation(), an_observation(loss=1.5, grad=(2.0, 3.0), score=-1.25))
+  assert row.loss == 0.5 and row.gradients == 0.25 and row.weights == row.slots == 0 and row.scores == 0.25
+  assert row.worst == 'w' and not row.agrees(0.1) and not row.agrees(1.0)  # the score is held to 1e-5 in any case
+  assert parity.compare(an_observation(), an_observation()).agrees(0)
+
+
+def test_a_tiny_gradient_is_held_against_the_largest():
+  a, b = (an_observation(grad=(1000.0, 0.0)) for _ in range(2))
+  a.steps[0]['grads']['bias'], b.steps[0]['grads']['bias'] = np.array([1e-6]), np.array([2e-6])
+  assert parity.compare(a, b).gradients == pytest.approx(1e-6 / (1e-4 * 1000))
+
+
+def test_a_token_that_goes_elsewhere_is_told_with_its_margin():
+  row = parity.compare(an_observation(margin=0.5), an_observation(expert=2))
+  assert row.flips == 1 and row.flip_margin == 0.5 and not row.agrees(1)
+  assert parity.compare(an_observation(margin=1e-7), an_observation(expert=2)).agrees(0)
+
+
+def test_what_a_token_that_went_elsewhere_changes_in_later_layers_and_steps_is_not_held_against_them():
+  def two_steps_of_two_layers(first, second):
+    step = lambda margin, expert: an_observation(margin=margin, expert=expert).steps[0]
+    told = []
+    for encoder, decoder in (first, second):
+      decisions = {
+        'decoder/layer_00': step(*decoder)['decisions']['layer'],
+        'encoder/layer_00': step(*encoder)['decisions']['layer'],
+      }
+      told.append({**step(*encoder), 'decisions': decisions})
+    return an_observation()._replace(steps=told)
+
+  near, far = 1e-7, 0.5
+  a = two_steps_of_two_layers(((near, 0), (far, 0)), ((far, 0), (far, 0)))
+  tipped = two_steps_of_two_layers(((near, 2), (far, 2)), ((far, 2), (far, 0)))
+  row = parity.compare(a, tipped)
+  assert (row.flips, row.flip_margin) == (2, near)
+  later = two_steps_of_two_layers(((near, 0), (far, 2)), ((far, 0), (far, 0)))
+  assert parity.compare(a, later).flip_margin == far
+
+
+def test_other_symbols_do_not_agree():
+  assert not parity.compare(an_observation(), an_observation(ids=4)).agrees(1)

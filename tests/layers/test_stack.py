@@ -1,0 +1,220 @@
+"""Encoder and decoder stacks: where experts go, rows that keep to themselves, and scanning and rematerialising them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from random_theta import theta_of
+
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights
+from lingvo_moe.layers import experts
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.stack import Stack
+
+ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
+EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
+ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
+DECODER = dataclasses.replace(ENCODER, cross_attention=True)
+DEEP = dataclasses.replace(DECODER, num_layers=6, residual_dropout=0.1)
+
+
+def some_input(rows, length, seed=0):
+  return tf.random.stateless_normal([rows, length, 8], [seed, 77])
+
+
+@pytest.mark.parametrize(
+  'every, layers',
+  [(2, ['layer_01', 'layer_03']), (1, [f'layer_{i:02d}' for i in range(5)]), (3, ['layer_02']), (0, [])],
+)
+def test_experts_stand_in_every_kth_layer_the_last_of_each_k(every, layers):
+  stack = Stack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
+  assert [name for name, layer in stack.layers.items() if layer.is_moe] == layers
+  assert sorted({n.split('/')[0] for n in weights.flatten(stack.weights()) if '/moe/' in n}) == layers
+
+
+def test_a_stack_without_experts_is_dense():
+  assert not any(layer.is_moe for layer in Stack(4, ATTENTION, FFN, None).layers.values())
+
+
+def test_routing_statistics_come_by_layer_name():
+  _, routing = ENCODER(theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32))
+  assert list(routing) == ['layer_01']
+  assert float(routing['layer_01'].stats.tokens) == 6
+
+
+def test_packed_sentences_come_out_as_in_rows_of_their_own():
+  theta, x = theta_of(ENCODER), some_input(1, 8)
+  decoder_theta, y = theta_of(DECODER, seed=1), some_input(1, 6, seed=2)
+  memory, _ = ENCODER(theta, x, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]]))
+  out, _ = DECODER(decoder_theta, y, tf.constant([[1, 1, 2, 2, 2, 0]]), memory, tf.constant([[1, 1, 1, 2, 2, 2, 2, 0]]))
+  for x_range, y_range in ((slice(0, 3), slice(0, 2)), (slice(3, 7), slice(2, 5))):
+    ones = lambda part: tf.ones(part.shape[:2], tf.int32)
+    own_x, own_y = x[:, x_range], y[:, y_range]
+    own_memory, _ = ENCODER(theta, own_x, ones(own_x))
+    own_out, _ = DECODER(decoder_theta, own_y, ones(own_y), own_memory, ones(own_x))
+    np.testing.assert_allclose(memory[:, x_range], own_memory, atol=2e-5)
+    np.testing.assert_allclose(out[:, y_range], own_out, atol=2e-5)
+
+
+def test_residual_dropout_needs_a_key_and_differs_by_layer_and_branch():
+  theta, x, ones = theta_of(ENCODER), some_input(2, 3), tf.ones([2, 3], tf.int32)
+  stack = dataclasses.replace(ENCODER, residual_dropout=0.5)
+  np.testing.assert_array_equal(stack(theta, x, ones)[0], ENCODER(theta, x, ones)[0])
+  dropped = stack(theta, x, ones, key=prng.key(0))[0]
+  assert np.any(np.abs(dropped - ENCODER(theta, x, ones)[0]) > 0.01)
+  np.testing.assert_array_equal(dropped, stack(theta, x, ones, key=prng.key(0))[0])
+  key = prng.key(0)
+  masks = [
+    stack.layers['layer_00']._dropout(tf.ones([8, 8]), prng.fold(key, number), branch).numpy()
+    for number in range(2)
+    for branch in ('attention', 'ffn')
+  ]
+  assert len({mask.tobytes() for mask in masks}) == 4
+
+
+def stacked(theta, stack):
+  """The weights of an unrolled stack as the scanned one keeps them."""
+  flat = weights.flatten(theta)
+  by_layer = lambda name, spec: weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
+  found = {}
+  for name, spec in weights.flatten(stack.weights()).items():
+    layers = by_layer(name, spec)
+    found[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
+  return weights.unflatten(found)
+
+
+def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
+  """Of x, memory and every weight, by unrolled names; traced, as a runtime does, for shapes that are known or not."""
+  segments, memory_segments = tf.constant([[1] * 5, [1] * 3 + [0] * 2]), tf.ones([2, 4], tf.int32)
+  flat = weights.flatten(theta)
+
+  def run(x, memory, flat):
+    with tf.GradientTape() as tape:
+      tape.watch([x, memory, *flat.values()])
+      y, routed = stack(weights.unflatten(flat), x, segments, memory, memory_segments, key)
+      aux = tf.add_n([r.stats.aux_loss for r in routed.values()])
+      loss = tf.reduce_sum(tf.sin(tf.cast(y, tf.float32))) + 3.0 * aux
+    dx, dmemory, *dweights = tape.gradient(loss, [x, memory, *flat.values()])
+    return y, routed, dx, dmemory, dict(zip(flat, dweights, strict=True))
+
+  x, memory = tf.cast(some_input(2, 5), dtype), tf.cast(some_input(2, 4, seed=1), dtype)
+  specs = [tf.TensorSpec([None, None, 8], dtype)] * 2 + [{name: tf.TensorSpec(w.shape) for name, w in flat.items()}]
+  traced = tf.function(run, autograph=False, input_signature=None if static else specs)
+  y, routed, dx, dmemory, dweights = traced(x, memory, flat)
+  by_layer = {'x': dx, 'memory': dmemory}
+  for name, gradient in dweights.items():
+    layers = weights.names_by_layer(name, gradient.shape[0]) if gradient.shape.rank else None
+    by_layer.update({name: gradient} if layers is None else zip(layers, tf.unstack(gradient), strict=True))
+  return y, routed, by_layer
+
+
+def assert_same(got, expected, tolerance=2e-5):
+  (y, routed, grads), (expected_y, expected_routed, expected_grads) = got, expected
+  np.testing.assert_allclose(y, expected_y, rtol=tolerance, atol=tolerance)
+  assert routed.keys() == expected_routed.keys() and grads.keys() == expected_grads.keys()
+  for layer, of_layer in expected_routed.items():
+    for got_value, value in zip(tf.nest.flatten(routed[layer]), tf.nest.flatten(of_layer), strict=True):
+      np.testing.assert_allclose(got_value, value, rtol=1e-4, atol=1e-4)
+  largest = max(float(tf.reduce_max(tf.abs(g))) for g in expected_grads.values())
+  for name, value in expected_grads.items():
+    np.testing.assert_allclose(grads[name], value, atol=tolerance * largest, err_msg=name)
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('every', [2, 3, 1])
+def test_a_scanned_stack_equals_the_unrolled_one(every, training):
+  unrolled = dataclasses.replace(DEEP, moe_every=every)
+  scanned = dataclasses.replace(unrolled, scan=True)
+  theta, key = theta_of(unrolled), prng.key(3) if training else None
+  expected = output_and_gradients(unrolled, theta, key)
+  assert_same(output_and_gradients(scanned, stacked(theta, scanned), key), expected)
+
+
+@pytest.mark.parametrize('remat', ['block', 'attention'])
+def test_rematerialising_changes_no_number(remat):
+  theta, key = theta_of(DEEP), prng.key(3)
+  expected = output_and_gradients(DEEP, theta, key)
+  assert_same(output_and_gradients(dataclasses.replace(DEEP, remat=remat), theta, key), expected)
+
+
+@pytest.mark.parametrize('looped', [False, True])
+@pytest.mark.parametrize('how', [{'remat': 'block'}, {'scan': True}])
+def test_experts_on_rows_of_their_own_change_no_number(how, looped, monkeypatch):
+  unrolled = dataclasses.replace(DEEP, num_layers=4)
+  theta, key = theta_of(unrolled), prng.key(3)
+  expected = output_and_gradients(unrolled, theta, key)
+  if looped:
+    monkeypatch.setattr(experts, '_MOST_TRACED', 1)
+    monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 1)
+  stack = dataclasses.replace(unrolled, **how)
+  assert_same(output_and_gradients(stack, stacked(theta, stack) if stack.scan else theta, key, static=False), expected)
+
+
+def test_a_dense_stack_is_scanned_layer_by_layer():
+  unrolled = Stack(3, ATTENTION, FFN, residual_dropout=0.1)
+  scanned = dataclasses.replace(unrolled, scan=True)
+  theta, x, ones = theta_of(unrolled), some_input(2, 5), tf.ones([2, 5], tf.int32)
+  expected, _ = unrolled(theta, x, ones, key=prng.key(0))
+  np.testing.assert_allclose(scanned(stacked(theta, scanned), x, ones, key=prng.key(0))[0], expected, atol=2e-5)
+
+
+def test_scanned_activations_may_be_bfloat16():
+  scanned = dataclasses.replace(DEEP, scan=True)
+  theta, key = theta_of(DEEP), prng.key(3)
+  y, _, grads = output_and_gradients(scanned, stacked(theta, scanned), key, tf.bfloat16)
+  assert y.dtype == grads['x'].dtype == grads['memory'].dtype == tf.bfloat16
+  assert all(g.dtype == tf.float32 for name, g in grads.items() if name not in ('x', 'memory'))
+
+
+def test_a_scanned_decoder_decodes_as_the_unrolled_one():
+  scanned = dataclasses.replace(DEEP, scan=True)
+  theta, memory, segments = theta_of(DEEP), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
+  outputs = []
+  for stack, weights_ in ((DEEP, theta), (scanned, stacked(theta, scanned))):
+    cache = stack.init_cache(weights_, memory, 6)
+    for time in range(2):
+      x, mask = some_input(2, 3, seed=time), tf.ones([2, 3, 6]) * tf.cast(tf.range(6) < 3 * (time + 1), tf.float32)
+      now = Now(tf.constant(time), tf.constant(3 * time), mask)
+      y, cache = stack.extend(weights_, x, now, segments, cache)
+    outputs.append(y)
+  np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
+
+
+def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
+  def operations(depth):
+    stack = dataclasses.replace(DEEP, num_layers=depth, scan=True)
+    specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
+    segments = tf.ones([2, 5], tf.int32)
+
+    def run(flat):
+      with tf.GradientTape() as tape:
+        tape.watch(list(flat.values()))
+        y, _ = stack(weights.unflatten(flat), some_input(2, 5), segments, some_input(2, 5), segments, prng.key(0))
+      return tape.gradient(y, list(flat.values()))
+
+    graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()
+    return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
+
+  assert operations(12) < 1.05 * operations(4)  # what the gates tell comes out by layer, a few slices each
+
+
+def test_scanned_layers_begin_with_the_values_of_unrolled_ones():
+  scanned = dataclasses.replace(DEEP, scan=True)
+  alone, together = (weights.initialize({'decoder': s.weights()}, seed=5) for s in (DEEP, scanned))
+  for name, value in together.items():
+    layers = weights.names_by_layer(name, value.shape[0])
+    if layers is not None:
+      np.testing.assert_array_equal(value, tf.stack([alone.pop(layer) for layer in layers]))
+  assert sorted(alone) == ['decoder/norm/bias', 'decoder/norm/scale']
+
+
+def test_a_scanned_stack_is_made_of_whole_blocks():
+  with pytest.raises(ValueError, match='blocks of moe_every=2 layers; saw 5 layers: use a multiple'):
+    dataclasses.replace(DEEP, num_layers=5, scan=True)

@@ -1,0 +1,77 @@
+"""What one layer of a stack computes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+from random_theta import theta_of
+
+from lingvo_moe.core import weights
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.transformer import Layer
+
+ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
+EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
+ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
+DECODER = dataclasses.replace(ENCODER, cross_attention=True)
+
+
+def some_input(rows, length, seed=0):
+  return tf.random.stateless_normal([rows, length, 8], [seed, 77])
+
+
+def norm(theta, x):
+  x = x - x.mean(-1, keepdims=True)
+  return x / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * theta['scale'] + theta['bias']
+
+
+def test_a_decoder_layer_owns_these_weights():
+  names = set(weights.flatten(DECODER.layers['layer_01'].weights()))
+  attention = ('norm/scale', 'norm/bias', 'wq', 'bq', 'wk', 'wv', 'bv', 'wo', 'bo')
+  assert names == {f'{part}/{name}' for part in ('attention', 'cross_attention') for name in attention} | {
+    'moe/norm/scale',
+    'moe/norm/bias',
+    'moe/gate',
+    'moe/wi',
+    'moe/wo',
+  }
+
+
+def test_layer_norm_agrees_with_numpy():
+  layer, x = LayerNorm(8), some_input(2, 3) * 5 + 2
+  theta = theta_of(layer)
+  np.testing.assert_allclose(layer(theta, x), norm(theta, x.numpy()), atol=1e-5)
+
+
+def test_feed_forward_agrees_with_numpy():
+  theta, x = theta_of(FFN), some_input(2, 3)
+  hidden = np.maximum(x.numpy() @ theta['wi'] + theta['bi'], 0)
+  np.testing.assert_allclose(FFN(theta, x), hidden @ theta['wo'] + theta['bo'], atol=1e-5)
+
+
+def test_a_layer_adds_each_branch_of_its_normalised_input():
+  layer = Layer(ATTENTION, FFN, cross_attention=True)
+  theta, x, memory = theta_of(layer), some_input(2, 3), some_input(2, 4, seed=1)
+  mask, memory_mask = tf.ones([2, 3, 3]), tf.ones([2, 3, 4])
+  y, routing = layer(theta, x, mask, tf.zeros([2, 3]), memory, memory_mask)
+  assert routing is None
+  own, cross, ffn = theta['attention'], theta['cross_attention'], theta['ffn']
+  h = norm(own['norm'], x.numpy())
+  expected = x + ATTENTION(own, h, h, mask)
+  expected += ATTENTION(cross, norm(cross['norm'], expected.numpy()), memory, memory_mask)
+  expected += FFN(ffn, norm(ffn['norm'], expected.numpy()))
+  np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
+def test_positions_are_sines_and_cosines_of_falling_frequency():
+  table = sinusoidal_positions(tf.constant([[0, 1, 7]]), 4)[0]
+  expected = [[np.sin(p), np.sin(p * 1e-4), np.cos(p), np.cos(p * 1e-4)] for p in (0, 1, 7)]
+  np.testing.assert_allclose(table, expected, atol=1e-6)
+  assert sinusoidal_positions(tf.constant([[0, 1]]), 5).shape == [1, 2, 5]

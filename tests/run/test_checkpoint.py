@@ -1,0 +1,220 @@
+"""Checkpoints: read back, kept or dropped, committed whole, and plain about what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import checkpoint
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.pieces import WholeState
+
+SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer_01/moe/wi/row': (2, 3)}
+
+
+def state_at(step, value=1.0):
+  return WholeState(
+    {
+      'step': tf.constant(step, tf.int64),
+      'weights': {'decoder/layer_01/moe/wi': tf.fill([2, 3, 4], value + step)},
+      'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
+    }
+  )
+
+
+def read_all(tensors):
+  return {name: stored[...] for name, stored in tensors.items()}
+
+
+def the_data_file(prefix):
+  return prefix + '.data-00000-of-00001'
+
+
+def test_what_was_saved_is_read_back(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  prefix = kept.save(state_at(7))
+  assert prefix == str(tmp_path / 'step_00000007' / 'state')
+  read = read_all(kept.restore(7, SHAPES))
+  assert read['step'] == 7 and read['step'].dtype == np.int64
+  np.testing.assert_array_equal(read['decoder/layer_01/moe/wi'], np.full([2, 3, 4], 8.0))
+  np.testing.assert_array_equal(read['slots/decoder/layer_01/moe/wi/row'], np.ones([2, 3]))
+
+
+def test_tensorflow_reads_every_weight_by_its_name(tmp_path):
+  reader = tf.train.load_checkpoint(Checkpoints(str(tmp_path)).save(state_at(7)))
+  assert {name: tuple(shape) for name, shape in reader.get_variable_to_shape_map().items()} == SHAPES
+  np.testing.assert_array_equal(reader.get_tensor('decoder/layer_01/moe/wi'), np.full([2, 3, 4], 8.0))
+  assert checkpoint.shapes(str(tmp_path / 'step_00000007' / 'state')) == SHAPES
+
+
+def test_stacked_layers_are_saved_one_by_one_and_read_either_way(tmp_path):
+  stacked = np.arange(24, dtype=np.float32).reshape([2, 3, 4])
+  row = stacked[..., 0]
+  weights, slots = {'encoder/layers_1of2/wi': stacked}, {'encoder/layers_1of2/wi/row': row}
+  kept = Checkpoints(str(tmp_path))
+  kept.save(WholeState({'step': tf.constant(7, tf.int64), 'weights': weights, 'slots': slots}))
+  alone = {'encoder/layer_01/wi': (3, 4), 'encoder/layer_03/wi': (3, 4)}
+  there = {'step': (), **alone, 'slots/encoder/layer_01/wi/row': (3,), 'slots/encoder/layer_03/wi/row': (3,)}
+  assert checkpoint.shapes(kept.path(7)) == there
+  for name, layer in zip(alone, stacked, strict=True):
+    np.testing.assert_array_equal(kept.restore(7, alone)[name][...], layer)
+  asked = {'encoder/layers_1of2/wi': (2, 3, 4), 'slots/encoder/layers_1of2/wi/row': (2, 3)}
+  whole, rows = kept.restore(7, asked).values()
+  assert whole.shape == (2, 3, 4) and rows.shape == (2, 3)
+  np.testing.assert_array_equal(whole[...], stacked)
+  np.testing.assert_array_equal(whole[0:1, 1:3, 2:4], stacked[0:1, 1:3, 2:4])
+  np.testing.assert_array_equal(rows[1:2], row[1:2])
+  with pytest.raises(UserError, match="no tensor 'encoder/layer_05/wi'"):
+    kept.restore(7, {'encoder/layers_1of2/wi': (3, 3, 4)})
+
+
+def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path):
+  none = Checkpoints(str(tmp_path / 'nowhere'))
+  assert none.steps() == [] and none.latest() is None and none.best() is None
+
+
+def test_the_newest_are_kept_and_the_best(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=2)
+  for step, dev_loss in ((1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, 3.5)):
+    kept.save(state_at(step), dev_loss=dev_loss)
+  assert kept.steps() == [2, 4, 5] and kept.latest() == 5 and kept.best() == (2, 3.0)
+  kept.save(state_at(6), dev_loss=2.0)
+  assert kept.steps() == [5, 6] and kept.best() == (6, 2.0)
+
+
+def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(3))
+  kept.save(state_at(3, value=50.0), dev_loss=1.0)
+  assert kept.best() == (3, 1.0)
+  assert read_all(kept.restore(3, SHAPES))['decoder/layer_01/moe/wi'].max() == 4
+
+
+def test_checkpoints_of_round_steps_are_kept_for_good(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=1, keep_every=4)
+  for step in range(1, 11):
+    kept.save(state_at(step), dev_loss={3: 1.0}.get(step, 2.0))
+  assert kept.steps() == [3, 4, 8, 10]  # the best, those kept for good, the newest
+
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf')])
+def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1), dev_loss=bad)
+  assert kept.best() is None
+  kept.save(state_at(2), dev_loss=4.0)
+  kept.save(state_at(3), dev_loss=bad)
+  assert kept.best() == (2, 4.0)
+
+
+def test_a_write_that_did_not_finish_is_ignored_and_replaced(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1))
+  partial = tmp_path / '.partial_00000002'
+  partial.mkdir()
+  (partial / 'state.index').write_bytes(b'half a')
+  (partial / 'left_over').write_bytes(b'')
+  assert kept.steps() == [1] and kept.latest() == 1
+  kept.save(state_at(2))
+  assert not partial.exists()
+  assert sorted(os.listdir(tmp_path / 'step_00000002')) == ['state.data-00000-of-00001', 'state.index']
+  assert read_all(kept.restore(2, SHAPES))['step'] == 2
+
+
+def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1))
+  monkeypatch.setattr(os, 'rename', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+  with pytest.raises(KeyboardInterrupt):
+    kept.save(state_at(2))
+  monkeypatch.undo()
+  assert kept.steps() == [1]
+  kept.save(state_at(2))
+  assert kept.steps() == [1, 2]
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  with pytest.raises(UserError, match='has no checkpoint of step 9; there: none'):
+    read_all(kept.restore(9, SHAPES))
+  kept.save(state_at(1))
+  kept.save(state_at(4))
+  with pytest.raises(UserError, match='has no checkpoint of step 9; there: 1, 4'):
+    read_all(kept.restore(9, SHAPES))
+
+
+def test_another_models_checkpoint_is_refused_by_the_name_it_lacks(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1))
+  with pytest.raises(UserError, match="has no tensor 'encoder/norm/scale': it is a checkpoint of another model"):
+    kept.restore(1, {**SHAPES, 'encoder/norm/scale': (4,)})
+
+
+def test_another_shape_is_refused_with_both(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1))
+  message = (
+    r"'decoder/layer_01/moe/wi' has shape \(2, 3, 4\), but this model has \(8, 3, 4\); "
+    r'use the --model, bindings and vocabulary'
+  )
+  with pytest.raises(UserError, match=message):
+    kept.restore(1, {**SHAPES, 'decoder/layer_01/moe/wi': (8, 3, 4)})
+
+
+def test_a_missing_index_is_named(tmp_path):
+  prefix = Checkpoints(str(tmp_path)).save(state_at(1))
+  os.remove(prefix + '.index')
+  with pytest.raises(UserError, match=r'there is no checkpoint .*state \(no file .*state\.index\)'):
+    read_all(checkpoint.load(prefix, SHAPES))
+
+
+@pytest.mark.parametrize('harm', ['truncate', 'empty', 'flip', 'remove', 'index_truncate', 'index_empty', 'index_flip'])
+def test_a_damaged_file_is_told_from_a_good_one(tmp_path, harm):
+  prefix = Checkpoints(str(tmp_path)).save(state_at(1))
+  path = prefix + '.index' if harm.startswith('index') else the_data_file(prefix)
+  with open(path, 'rb') as f:
+    good = f.read()
+  bad = {'truncate': good[:-20], 'empty': b'', 'flip': bytes([good[0] ^ 1]) + good[1:], 'remove': b''}
+  os.remove(path)
+  if harm != 'remove':
+    with open(path, 'wb') as f:
+      f.write(bad[harm.removeprefix('index_')])
+  message = 'is damaged or cut short .*: restore it from a copy, or move .*step_00000001 away'
+  with pytest.raises(UserError, match=message):
+    read_all(checkpoint.load(prefix, SHAPES))
+
+
+def test_a_checkpoint_copied_elsewhere_is_whole(tmp_path):
+  prefix = Checkpoints(str(tmp_path / 'run')).save(state_at(1))
+  shutil.copytree(os.path.dirname(prefix), tmp_path / 'copy')
+  assert read_all(checkpoint.load(str(tmp_path / 'copy' / 'state'), SHAPES))['step'] == 1
+
+
+def test_saving_beside_training_keeps_what_was_then(tmp_path):
+  class Trained(WholeState):
+    def pieces(self):
+      yield Piece('step', (), (), np.int64(self.step))
+      yield Piece('w', (3,), (0,), weight)  # a view that the next step overwrites
+
+  weight = np.ones(3, np.float32)
+  saver = Saver(Checkpoints(str(tmp_path)), Trained({'step': 4}))
+  saver.save()
+  weight[:] = 7
+  saver.wait()
+  np.testing.assert_array_equal(saver.checkpoints.restore(4, {'w': (3,)})['w'][...], np.ones(3))
+
+
+def test_what_goes_wrong_beside_training_is_told_when_it_is_waited_for(tmp_path):
+  (tmp_path / 'file').write_text('')
+  saver = Saver(Checkpoints(str(tmp_path / 'file')), state_at(1))
+  saver.save()
+  with pytest.raises(OSError, match='file'):
+    saver.wait()
+  saver.wait()  # told once

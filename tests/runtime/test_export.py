@@ -1,0 +1,118 @@
+"""A step that was exported gives the runtime's numbers, with neither TensorFlow nor this package."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_moe import runtime_flags
+from lingvo_moe.core import configuration
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.xla_sharding import Mesh
+
+jax = pytest.importorskip('jax')
+export = pytest.importorskip('lingvo_moe.runtime.export')
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'export_step.py'
+SIZES = {
+  'source_vocab_size': 60,
+  'target_vocab_size': 50,
+  'max_length': 16,
+  'batch_tokens': 64,
+  'encoder_layers': 1,
+  'decoder_layers': 1,
+  'moe_every': 1,
+  'residual_dropout': 0.1,
+}
+CONFIG = configuration.resolve('mt.cldr.Tiny', **SIZES)
+STEPS = 3
+# None in place of a module is an ImportError for whoever imports it.
+ALONE = 'import runpy, sys; sys.modules.update(tensorflow=None, lingvo_moe=None); runpy.run_path("run.py", run_name="__main__")'
+
+
+def one_device():
+  runtime = runtime_flags.Choice('spmd', 'data:1').make(CONFIG.program())
+  runtime.init()
+  return runtime
+
+
+def run(folder, *arguments):
+  command = [sys.executable, '-c', ALONE, *arguments]
+  return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def losses(said):
+  return [float(loss) for loss in re.findall(r'^step \d+: loss (\S+), [0-9.]+ tokens/s$', said, re.MULTILINE)]
+
+
+@pytest.fixture(scope='module')
+def expected():
+  runtime = one_device()
+  return [float(runtime.train_step(random_batch(CONFIG))['loss']) for _ in range(STEPS)]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Of the train step on a mesh."""
+  folder = tmp_path_factory.mktemp('exported')
+  mesh = Mesh.parse('data:2,expert:2')
+  export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG))
+  return folder
+
+
+def test_the_command_exports_a_step_that_trains_to_the_same_losses(tmp_path, expected):
+  bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in SIZES.items()]
+  command = [sys.executable, TOOL, '--model=mt.cldr.Tiny', f'--out={tmp_path}/step', *bindings]
+  subprocess.run(command, check=True, capture_output=True, timeout=300)
+  done = run(tmp_path / 'step', str(STEPS))
+  assert done.returncode == 0, done.stderr
+  np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
+  assert done.stdout.startswith('mt.cldr.Tiny, train step on 1 x ')
+  assert float(re.search(r'compiled in .* s: (\S+) FLOPs a step', done.stdout)[1]) > 1e6
+  assert re.search(r'^median: [0-9.]+ tokens/s, \S+ TFLOP/s a device$', done.stdout, re.MULTILINE)
+
+
+def test_a_step_for_a_mesh_trains_to_the_same_losses(folder, expected):
+  done = run(folder, str(STEPS))
+  assert done.returncode == 0, done.stderr
+  assert 'train step on 4 x ' in done.stdout
+  np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
+
+
+def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
+  runtime, batch = one_device(), random_batch(CONFIG)
+  export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, 'eval')
+  loss = float(runtime.eval_step(batch)['loss'])
+  done = run(tmp_path, '2')
+  np.testing.assert_allclose(losses(done.stdout), [loss, loss], rtol=1e-5, err_msg=done.stderr)
+
+
+@pytest.mark.parametrize('platform', ['cuda', 'tpu'])
+def test_one_file_is_lowered_for_every_platform(folder, platform):
+  step = jax.export.deserialize(bytearray((folder / 'step.stablehlo').read_bytes()))
+  arguments = jax.tree.unflatten(step.in_tree, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in step.in_avals])
+  lowered = jax.jit(step.call).trace(*arguments[0]).lower(lowering_platforms=(platform,))
+  assert 'stablehlo.dot_general' in lowered.as_text()
+
+
+def test_too_few_devices_are_told(folder):
+  few = 'import jax; devices = jax.devices; jax.devices = lambda: devices()[:2]; ' + ALONE
+  done = subprocess.run([sys.executable, '-c', few], cwd=folder, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 1 and 'this step is for 4 devices, and JAX finds 2 (cpu)' in done.stderr, done.stderr
+
+
+def test_mistakes_are_told(tmp_path):
+  save = lambda mesh, kind: export.save(
+    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse(mesh), random_batch(CONFIG), kind
+  )
+  with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
+    save('data:1', 'tran')
+  with pytest.raises(UserError, match=r'axis B \(rows of a batch\) has size 4'):
+    save('data:3', 'train')
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,151 @@
+"""The runtime on a mesh: who holds what, checkpoints that any other mesh goes on from, and mistakes told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe import runtime_flags
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.tasks.mt.random_batch import random_batch
+
+jax = pytest.importorskip('jax')
+spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
+
+CONFIG = registry.get('mt.cldr.Tiny')(
+  source_vocab_size=60,
+  target_vocab_size=50,
+  batch_tokens=64,
+  max_length=16,
+  encoder_layers=1,
+  decoder_layers=1,
+  moe_every=1,
+)
+WI = 'encoder/layer_00/moe/wi'  # [8, 32, 64]
+
+
+def runtime_on(mesh, config=CONFIG, split_dense=False):
+  return runtime_flags.Choice('spmd', mesh, split_dense).make(config.program())
+
+
+def parts_of(runtime, name):
+  return {shard.data.shape for shard in runtime.state()['weights'][name].addressable_shards}
+
+
+def arrays(runtime):
+  state = runtime.state()
+  return {name: np.asarray(value) for kind in ('weights', 'slots') for name, value in state[kind].items()}
+
+
+@pytest.mark.parametrize(
+  'mesh, split_dense, expert_part, dense_part',
+  [
+    ('expert:4', False, (2, 32, 64), (32, 4, 8)),
+    ('data:2,expert:2', False, (4, 32, 64), (32, 4, 8)),
+    ('expert:2,model:2', False, (4, 32, 32), (32, 2, 8)),
+    ('data:2,expert:2', True, (4, 16, 64), (8, 4, 8)),
+  ],
+)
+def test_no_device_holds_more_than_the_rules_give_it(mesh, split_dense, expert_part, dense_part):
+  runtime = runtime_on(mesh, split_dense=split_dense)
+  runtime.init()
+  assert parts_of(runtime, WI) == {expert_part}
+  assert parts_of(runtime, 'encoder/layer_00/attention/wq') == {dense_part}
+  moments = runtime.state()['slots'][WI + '/mean'].addressable_shards
+  assert {shard.data.shape for shard in moments} == {expert_part}
+
+
+def test_initial_values_are_those_of_the_local_runtime():
+  there, here = runtime_on('data:2,expert:2'), LocalRuntime(CONFIG.program())
+  there.init()
+  here.init()
+  expected = arrays(here)
+  for name, value in arrays(there).items():
+    np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_checkpoint_goes_on_anywhere(tmp_path):
+  batches = [random_batch(CONFIG, seed, full=False) for seed in range(4)]
+  whole = runtime_on('expert:4')
+  whole.init()
+  losses = [float(whole.train_step(batch)['loss']) for batch in batches]
+
+  first = runtime_on('expert:4')
+  first.init()
+  for batch in batches[:2]:
+    first.train_step(batch)
+  checkpoints = Checkpoints(str(tmp_path))
+  checkpoints.save(first)
+  for make in (lambda: runtime_on('data:2,expert:2'), lambda: LocalRuntime(CONFIG.program())):
+    second = make()
+    warm_start.resume(second, checkpoints, 2)
+    assert second.step == 2
+    for name, value in arrays(second).items():
+      np.testing.assert_array_equal(value, arrays(first)[name], err_msg=name)
+    np.testing.assert_allclose([float(second.train_step(b)['loss']) for b in batches[2:]], losses[2:], rtol=1e-5)
+  again = runtime_on('expert:4')
+  warm_start.resume(again, checkpoints, 2)
+  assert [float(again.train_step(b)['loss']) for b in batches[2:]] == losses[2:]  # bit for bit on the same mesh
+
+
+def test_every_element_is_saved_once():
+  runtime = runtime_on('data:2,expert:2')
+  runtime.init()
+  saved = {}
+  for piece in runtime.pieces():
+    saved[piece.name] = saved.get(piece.name, 0) + piece.value.size
+  program = CONFIG.program()
+  sizes = {name: spec.size for name, spec in program.weight_specs.items()}
+  sizes |= {f'slots/{name}': spec.size for name, spec in program.slot_specs.items()}
+  assert saved == {'step': 1, **sizes}
+
+
+def test_weights_that_are_not_finite_are_named():
+  runtime = runtime_on('expert:2')
+  runtime.init()
+  assert runtime.not_finite() is None
+  bad = {name: value * np.nan if name == WI else value for name, value in runtime.state()['weights'].items()}
+  runtime.load({'step': np.asarray(0), 'weights': bad})
+  assert runtime.not_finite() == WI
+
+
+def test_a_mesh_that_does_not_divide_the_model_is_told_with_one_that_does():
+  odd = dataclasses.replace(CONFIG, num_experts=6)
+  with pytest.raises(UserError, match=r'moe/.*axis E \(experts\) has size 6.*use a multiple of 4, or --mesh=expert:2$'):
+    runtime_on('expert:4', odd).init()
+  three_groups = dataclasses.replace(CONFIG, num_groups=2, batch_tokens=128)
+  runtime = runtime_on('expert:4', three_groups)
+  runtime.init()
+  with pytest.raises(UserError, match=r'axis G .* has size 2.*--mesh=expert:2$'):
+    runtime.train_step(random_batch(three_groups))
+
+
+def test_more_devices_than_there_are_is_told():
+  with pytest.raises(UserError, match=r'--mesh=expert:64 needs 64 devices of each process; process 0 has \d+'):
+    runtime_on('expert:64')
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'runtime': 'spmd'}, '--runtime=spmd needs --mesh'),
+    ({'mesh': 'expert:2'}, '--mesh is for a mesh of devices; saw --runtime=local: add --runtime=spmd'),
+    ({'num_processes': 2}, '--num_processes is for a mesh of devices'),
+  ],
+)
+def test_flags_that_do_not_go_together_are_told(fields, message):
+  with pytest.raises(UserError, match=message):
+    runtime_flags.Choice(**fields)
+
+
+def test_processes_need_each_other():
+  with pytest.raises(UserError, match='several processes are told --coordinator'):
+    runtime_flags.Choice('spmd', 'expert:2', num_processes=2).connect()
+  with pytest.raises(UserError, match='every process holds as many devices; saw --mesh=expert:3 of 3 for 2'):
+    runtime_flags.Choice('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2).connect()

@@ -1,0 +1,170 @@
+"""Corpora: what is found on disk, in which layout, and what damaged text is answered with."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import pytest
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt import corpus
+
+
+def write(path, lines):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  data = ''.join(line + '\n' for line in lines).encode()
+  path.write_bytes(gzip.compress(data) if path.suffix == '.gz' else data)
+
+
+@pytest.fixture
+def folders(tmp_path):
+  for pair in ('deu-en', 'fra-en', 'en-deu'):
+    source, target = pair.split('-')
+    write(tmp_path / pair / f'train.{source}.gz', ['a', 'b'])
+    write(tmp_path / pair / f'train.{target}.gz', ['x', 'y'])
+  write(tmp_path / 'deu-en' / 'dev.deu', ['c'])
+  write(tmp_path / 'deu-en' / 'dev.en', ['z'])
+  return tmp_path
+
+
+@pytest.fixture
+def plain(tmp_path):
+  for language in ('cs', 'de', 'en'):
+    write(tmp_path / f'train.{language}.gz', ['a', 'b'])
+    write(tmp_path / f'val.{language}', ['c'])
+  return tmp_path
+
+
+def names(pairs):
+  return [pair.name for pair in pairs]
+
+
+def test_without_names_every_folder_is_a_pair(folders):
+  assert names(corpus.find_pairs(str(folders))) == ['deu-en', 'en-deu', 'fra-en']
+
+
+def test_names_and_globs_choose(folders):
+  assert names(corpus.find_pairs(str(folders), '*-en')) == ['deu-en', 'fra-en']
+  assert names(corpus.find_pairs(str(folders), 'fra-en, en-*')) == ['en-deu', 'fra-en']
+
+
+def test_a_folder_serves_the_other_direction_where_that_has_none_of_its_own(folders):
+  (pair,) = corpus.find_pairs(str(folders), 'en-fra')
+  assert (pair.name, pair.source, pair.target) == ('en-fra', 'en', 'fra')
+  assert pair.source_files == (str(folders / 'fra-en' / 'train.en.gz'),)
+  (own,) = corpus.find_pairs(str(folders), 'en-deu')
+  assert own.source_files == (str(folders / 'en-deu' / 'train.en.gz'),)
+  assert names(corpus.find_pairs(str(folders), 'en-f*')) == ['en-fra']
+
+
+def test_plain_files_make_a_pair_in_either_direction(plain):
+  (pair,) = corpus.find_pairs(str(plain), 'en-de')
+  assert (pair.source, pair.target) == ('en', 'de')
+  assert pair.source_files == (str(plain / 'train.en.gz'),) and pair.target_files == (str(plain / 'train.de.gz'),)
+  assert names(corpus.find_pairs(str(plain), '*-en')) == ['cs-en', 'de-en']
+
+
+def test_a_split_may_have_another_prefix_and_a_prefix_is_a_split(plain):
+  mapped = corpus.find_pairs(str(plain), 'de-en', 'dev', {'dev': 'val'})
+  direct = corpus.find_pairs(str(plain), 'de-en', 'val')
+  assert mapped[0].source_files == direct[0].source_files == (str(plain / 'val.de'),)
+
+
+def test_shards_are_taken_in_order(tmp_path):
+  for shard in ('train-1', 'train-0'):
+    write(tmp_path / f'{shard}.de.gz', [f'{shard} de'])
+    write(tmp_path / f'{shard}.en', [f'{shard} en'])
+  (pair,) = corpus.find_pairs(str(tmp_path), 'de-en')
+  assert corpus.read_pair(pair) == (['train-0 de', 'train-1 de'], ['train-0 en', 'train-1 en'])
+
+
+def test_a_language_code_may_hold_a_hyphen(tmp_path):
+  write(tmp_path / 'zh-Hant-en' / 'train.zh-Hant', ['a'])
+  write(tmp_path / 'zh-Hant-en' / 'train.en', ['b'])
+  (pair,) = corpus.find_pairs(str(tmp_path))
+  assert (pair.source, pair.target) == ('zh-Hant', 'en')
+
+
+def test_a_pair_without_the_split_is_passed_over(folders):
+  assert names(corpus.find_pairs(str(folders), '', 'dev')) == ['deu-en']
+
+
+def test_only_lf_ends_a_line(tmp_path):
+  (tmp_path / 'x.de').write_bytes('a\u2028b\x0bc\r\n\n last'.encode())
+  assert corpus.read_lines([str(tmp_path / 'x.de')]) == ['a\u2028b\x0bc', '', ' last']
+
+
+def test_lines_come_in_bounded_batches(tmp_path):
+  write(tmp_path / 'x.de.gz', [str(i) for i in range(10)])
+  seen = []
+  batches = list(corpus.line_batches(str(tmp_path / 'x.de.gz'), 4, seen.append))
+  assert [len(b) for b in batches] == [4, 4, 2]
+  assert sum(seen) == (tmp_path / 'x.de.gz').stat().st_size
+
+
+def refuses(message):
+  return pytest.raises(UserError, match=re.compile(message, re.DOTALL))
+
+
+def test_missing_folder():
+  with refuses("data_dir must be an existing folder; saw 'nowhere'"):
+    corpus.find_pairs('nowhere')
+
+
+def test_unknown_pair_names_the_closest(folders):
+  with refuses("matches 'deu-eng'; closest: deu-en"):
+    corpus.find_pairs(str(folders), 'fra-en,deu-eng')
+
+
+def test_unknown_split_names_the_closest(folders, plain):
+  with refuses(r'no file tset.deu\[.gz\] and tset.en\[.gz\] in .*deu-en; of the splits there, .*dev, train'):
+    corpus.find_pairs(str(folders), 'deu-en', 'tset')
+
+
+def test_a_named_pair_without_train_is_refused(folders):
+  (folders / 'deu-en' / 'train.deu.gz').unlink()
+  (folders / 'deu-en' / 'train.en.gz').unlink()
+  with refuses('no file train.deu'):
+    corpus.find_pairs(str(folders), 'deu-en,fra-en')
+  assert names(corpus.find_pairs(str(folders), '*-en')) == ['fra-en']
+
+
+def test_plain_files_need_a_direction(plain):
+  with refuses('a pair must be named; .* has train.* in cs, de, en'):
+    corpus.find_pairs(str(plain))
+
+
+def test_one_side_alone_is_refused(folders):
+  (folders / 'deu-en' / 'dev.en').unlink()
+  with refuses(r'saw .*dev.deu without dev.en\[.gz\] beside it'):
+    corpus.find_pairs(str(folders), '', 'dev')
+
+
+def test_unequal_line_counts_are_both_told(folders):
+  write(folders / 'deu-en' / 'dev.en', ['z', 'zz'])
+  (pair,) = corpus.find_pairs(str(folders), 'deu-en', 'dev')
+  with refuses('saw 1 in .*dev.deu and 2 in .*dev.en: align them'):
+    corpus.read_pair(pair)
+
+
+def test_invalid_utf8_is_told_by_file_and_line(tmp_path):
+  (tmp_path / 'x.de').write_bytes(b'gut\n' * 5000 + b'sch\xf6n\n')
+  with refuses(r'line 5001 of .*x.de is not \(byte 4'):
+    corpus.read_lines([str(tmp_path / 'x.de')])
+
+
+def test_empty_corpus_is_refused(folders):
+  write(folders / 'deu-en' / 'dev.deu', [])
+  write(folders / 'deu-en' / 'dev.en', [])
+  (pair,) = corpus.find_pairs(str(folders), 'deu-en', 'dev')
+  with refuses('a corpus must have lines; .*dev.deu is empty'):
+    corpus.read_pair(pair)
+
+
+def test_damaged_gzip_is_told(tmp_path):
+  (tmp_path / 'x.de.gz').write_bytes(gzip.compress(b'a\n' * 100_000)[:-20])
+  (tmp_path / 'y.de.gz').write_bytes(b'not gzip at all')
+  for name in ('x.de.gz', 'y.de.gz'):
+    with refuses(f'{name} is damaged or not gzip'):
+      corpus.read_lines([str(tmp_path / name)])

@@ -1,0 +1,412 @@
+"""Batches: what is in them, that they depend on (seed, step) alone, and the token cache they come from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt import cache
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import input as mt_input
+from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.input import EvalInput
+from lingvo_moe.tasks.mt.input import TextInput
+from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.mt.vocab_training import train_vocab
+
+LINES = {'de-en': 300, 'fr-en': 60}
+EXTRA = ['', 'very ' * 60]  # an empty line and one over the limit
+
+
+def write_pair(root, pair, split, sources, targets):
+  (root / pair).mkdir(parents=True, exist_ok=True)
+  source, target = pair.split('-')
+  (root / pair / f'{split}.{source}').write_text(''.join(s + '\n' for s in sources))
+  (root / pair / f'{split}.{target}').write_text(''.join(t + '\n' for t in targets))
+
+
+def sentence(language, i):
+  return f'{language} ' + ' '.join(str(i * k) for k in range(1, 2 + i % 5))
+
+
+@pytest.fixture(scope='module')
+def world(tmp_path_factory):
+  """A corpus of two pairs, a shared vocabulary, and a cache."""
+  root = tmp_path_factory.mktemp('world')
+  for pair, n in LINES.items():
+    source, target = pair.split('-')
+    sources = [sentence(source, i) for i in range(n)] + EXTRA
+    targets = [sentence(target, i) for i in range(n)] + ['x', 'x']
+    write_pair(root / 'data', pair, 'train', sources, targets)
+    write_pair(root / 'data', pair, 'dev', sources[:20], targets[:20])
+  vocab = train_vocab(corpus.find_pairs(str(root / 'data')), str(root / 'v'), 320, tags=True, quiet=True)
+  config = DataConfig(
+    data_dir=str(root / 'data'),
+    source_vocab=vocab,
+    target_vocab=vocab,
+    temperature=2.0,
+    batch_tokens=160,
+    max_length=40,
+    num_groups=2,
+    window=64,
+  )
+  return config, str(root / 'cache')
+
+
+def make(world, **changes):
+  config, cache_dir = world
+  inputs = {k: changes.pop(k) for k in ('process_index', 'process_count') if k in changes}
+  return TrainInput(dataclasses.replace(config, **changes), cache_dir, quiet=True, **inputs)
+
+
+def same(a, b):
+  assert a.keys() == b.keys()
+  for key in a:
+    np.testing.assert_array_equal(a[key], b[key])
+
+
+def pairs_in(batch):
+  """(source ids, target labels, target inputs) of every pair, having checked that both sides are whole."""
+  for row in range(len(batch['src_ids'])):
+    segments = sorted(set(batch['src_segments'][row]) - {0})
+    assert segments == sorted(set(batch['tgt_segments'][row]) - {0}) == list(range(1, len(segments) + 1))
+    for segment in segments:
+      found = []
+      for side, keys in (('src', ['src_ids']), ('tgt', ['tgt_labels', 'tgt_inputs'])):
+        where = np.flatnonzero(batch[f'{side}_segments'][row] == segment)
+        np.testing.assert_array_equal(np.diff(where), 1)
+        np.testing.assert_array_equal(batch[f'{side}_positions'][row, where], np.arange(len(where)))
+        found += [batch[key][row, where].tolist() for key in keys]
+      yield found
+
+
+@pytest.mark.parametrize('packing', [False, True])
+def test_a_batch_holds_whole_pairs_of_the_corpus(world, packing):
+  train = make(world, packing=packing)
+  vocab = Vocab(world[0].source_vocab)
+  expected = {}
+  for pair, n in LINES.items():
+    source, target = pair.split('-')
+    sources = vocab.encode([sentence(source, i) for i in range(n)])
+    targets = vocab.encode([sentence(target, i) for i in range(n)])
+    expected |= {(*s, 2): [*t, 2] for s, t in zip(sources, targets, strict=True)}
+  seen = 0
+  for step in range(10):
+    batch = train.batch(step)
+    rows, length = batch['src_ids'].shape
+    assert rows % 2 == 0 and rows * length <= 160
+    for key, value in batch.items():
+      assert value.shape == (rows, length) and value.dtype == np.int32
+      side = key[:3]
+      assert not value[batch[f'{side}_segments'] == 0].any()
+    for source, labels, inputs in pairs_in(batch):
+      assert expected[tuple(source)] == labels
+      assert inputs == [1, *labels[:-1]]
+      seen += 1
+  assert seen > 30
+  if packing:
+    assert batch['src_segments'].max() > 1
+
+
+@pytest.mark.parametrize('packing', [False, True])
+def test_a_batch_depends_on_its_step_alone(world, packing):
+  forward = make(world, packing=packing)
+  batches = [forward.batch(step) for step in range(60)]
+  resumed = make(world, packing=packing)
+  for step in (37, 5, 59, 0):
+    same(resumed.batch(step), batches[step])
+  assert any(not np.array_equal(make(world, seed=2).batch(s)['src_ids'], batches[s]['src_ids']) for s in range(3))
+
+
+@pytest.mark.parametrize('packing', [False, True])
+def test_processes_share_the_rows_of_the_same_batch(world, packing):
+  whole = make(world, packing=packing, batch_tokens=320)
+  parts = [make(world, packing=packing, batch_tokens=320, process_index=i, process_count=2) for i in range(2)]
+  for step in range(12):
+    pieces = [part.batch(step) for part in parts]
+    same({key: np.concatenate([p[key] for p in pieces]) for key in pieces[0]}, whole.batch(step))
+
+
+def test_processes_must_divide_the_rows(world):
+  with pytest.raises(UserError, match='saw num_groups=2 for 3 processes: use a multiple of 3'):
+    make(world, process_count=3)
+
+
+def test_the_dataset_gives_the_same_batches(world):
+  train = make(world)
+  for step, batch in zip(range(4, 9), train.dataset(4).as_numpy_iterator(), strict=False):
+    same(batch, train.batch(step))
+
+
+def test_counts_of_batches_are_kept_on_disk_and_may_be_lost(world, tmp_path, monkeypatch):
+  monkeypatch.setattr(mt_input, '_SAVE_EVERY', 2)
+  config = world[0]
+  expected = TrainInput(config, str(tmp_path), quiet=True).batch(80)
+  (path,) = tmp_path.glob('batches-*.npy')
+  assert len(np.load(path)) >= 4
+  fresh = TrainInput(config, str(tmp_path), quiet=True)
+  monkeypatch.setattr(fresh, '_make_window', lambda n, make=fresh._make_window: calls.append(n) or make(n))
+  calls = []
+  same(fresh.batch(80), expected)
+  assert len(calls) <= 3
+  path.write_bytes(path.read_bytes()[:-3])
+  same(TrainInput(config, str(tmp_path), quiet=True).batch(80), expected)
+
+
+def test_long_and_empty_lines_are_left_out_and_counted(world):
+  stats = make(world).stats
+  assert (stats.total('lines'), stats.total('too_long'), stats.total('empty')) == (364, 2, 2)
+  assert stats.total('kept') == 360
+  assert str(stats).startswith('2 pairs, 360 examples') and str(stats).endswith('left out: 2 too long, 2 empty')
+
+
+def test_shares_follow_the_temperature(world):
+  shares = make(world).shares
+  assert shares['de-en'] == pytest.approx(302**0.5 / (302**0.5 + 62**0.5))
+
+
+def test_a_limit_that_leaves_nothing_is_refused(world):
+  with pytest.raises(UserError, match='max_length=3 tokens; none of 364 pairs is: raise max_length'):
+    make(world, max_length=3)
+
+
+def test_a_tag_comes_first_and_counts_as_a_position(world):
+  tag = Vocab(world[0].source_vocab).tag_id('en')
+  plain = {tuple(s) for step in range(40) for s, _, _ in pairs_in(make(world).batch(step))}
+  for source, _, _ in pairs_in(make(world, tag_target=True).batch(0)):
+    assert source[0] == tag and tuple(source[1:]) in plain
+
+
+def test_several_target_languages_are_told_apart_by_tags(tmp_path):
+  for name in ('de-en', 'en-de'):
+    source, target = name.split('-')
+    write_pair(
+      tmp_path, name, 'train', [sentence(source, i) for i in range(80)], [sentence(target, i) for i in range(80)]
+    )
+  vocab_path = train_vocab(corpus.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310, quiet=True)
+  config = DataConfig(data_dir=str(tmp_path), source_vocab=vocab_path, target_vocab=vocab_path, max_length=40)
+  vocab = Vocab(vocab_path)
+  tags = {vocab.tag_id('en'): 'en', vocab.tag_id('de'): 'de'}
+  seen = set()
+  for source, labels, _ in pairs_in(TrainInput(config, str(tmp_path / 'c'), quiet=True).batch(0)):
+    assert vocab.detokenize([labels])[0].startswith(tags[source[0]])
+    seen.add(source[0])
+  assert seen == set(tags)
+
+
+def test_dev_is_read_once_in_order(world):
+  config, cache_dir = world
+  dev = EvalInput(config, cache_dir, quiet=True)
+  batches = list(dev)
+  assert len(batches) == len(dev)
+  assert sum(1 for batch in batches for _ in pairs_in(batch)) == 40
+  for a, b in zip(batches, dev, strict=True):
+    same(a, b)
+  few = EvalInput(config, cache_dir, max_sentences=3, trim=True, quiet=True)
+  assert sum(1 for batch in few for _ in pairs_in(batch)) == 6
+
+
+def test_evaluation_tells_the_pair_of_every_row(world):
+  config, cache_dir = world
+  dev = EvalInput(config, cache_dir, quiet=True)
+  assert dev.pairs == ['de-en', 'fr-en']
+  rows = np.zeros(2, int)
+  for batch in dev:
+    filled = batch['src_segments'].any(axis=1)
+    np.testing.assert_array_equal(batch['pairs'].sum(axis=1), filled)
+    rows += batch['pairs'].sum(axis=0)
+  assert rows.tolist() == [20, 20]
+  halves = [EvalInput(config, cache_dir, quiet=True, process_index=i, process_count=2) for i in (0, 1)]
+  for whole, *parts in zip(dev, *halves, strict=True):
+    np.testing.assert_array_equal(whole['pairs'], np.concatenate([part['pairs'] for part in parts]))
+
+
+def test_given_sentences_come_back_by_number(world):
+  config = world[0]
+  vocab = Vocab(config.source_vocab)
+  lines = ['de 1 2', '', 'very ' * 60, '   ', 'fr 7']
+  text = TextInput(config, vocab, lines)
+  assert text.empty == [1, 3] and text.truncated == [2]
+  seen = {}
+  for index, batch in text:
+    assert batch.keys() == {'src_ids', 'src_segments', 'src_positions'} and len(index) == len(batch['src_ids'])
+    for i, ids, segments in zip(index, batch['src_ids'], batch['src_segments'], strict=True):
+      if i >= 0:
+        seen[int(i)] = ids[segments > 0].tolist()
+      else:
+        assert not segments.any()
+  ids = vocab.encode(lines)
+  assert seen == {0: [*ids[0], 2], 4: [*ids[4], 2], 2: [*ids[2][:39], 2]}
+
+
+def test_given_sentences_may_be_tagged_and_scored(world):
+  config = world[0]
+  vocab = Vocab(config.source_vocab)
+  sources, targets = ['de 1', 'de 2 3'], ['en 1', '']
+  text = TextInput(config, vocab, sources, target_language='en', targets=targets)
+  rows = {}
+  for index, batch in text:
+    found = list(pairs_in(batch))
+    rows |= dict(zip([i for i in index if i >= 0], found, strict=True))
+  ids, labels = vocab.encode(sources), vocab.encode(targets)
+  for i in range(2):
+    assert rows[i] == [[vocab.tag_id('en'), *ids[i], 2], [*labels[i], 2], [1, *labels[i]]]
+  with pytest.raises(UserError, match='saw 2 sources and 1 targets'):
+    TextInput(config, vocab, sources, targets=['x'])
+
+
+def test_no_sentences_make_no_batches(world):
+  assert list(TextInput(world[0], Vocab(world[0].source_vocab), [])) == []
+  assert list(TextInput(world[0], Vocab(world[0].source_vocab), ['', ' '])) == []
+
+
+# The cache.
+
+
+@pytest.fixture
+def small(tmp_path, world):
+  write_pair(tmp_path / 'data', 'de-en', 'train', ['de 1', '', 'de 3'], ['en 1', 'en 2', 'en 3'])
+  pairs = corpus.find_pairs(str(tmp_path / 'data'))
+  vocab = Vocab(world[0].source_vocab)
+  return pairs, vocab, tmp_path / 'cache'
+
+
+def open_small(small):
+  pairs, vocab, folder = small
+  return cache.open_pairs(pairs, vocab, vocab, str(folder), quiet=True)[0]
+
+
+def entries(small):
+  return sorted(p.name for p in small[2].iterdir() if p.is_dir())
+
+
+def test_the_cache_keeps_the_lines_by_number(small):
+  source, _ = open_small(small)
+  ids, lengths = source.gather(np.array([2, 1, 0]))
+  expected = small[1].encode(['de 3', '', 'de 1'])
+  assert ids.tolist() == [i for line in expected for i in line] and lengths.tolist() == [len(e) for e in expected]
+  assert source.lengths(slice(0, 3)).tolist() == source.lengths(np.arange(3)).tolist()
+  assert source.tokens.dtype == np.uint16
+
+
+def test_the_cache_is_used_again_and_rebuilt_when_the_text_changes(small, monkeypatch):
+  open_small(small)
+  before = entries(small)
+  with monkeypatch.context() as m:
+    m.setattr(cache, '_build_all', lambda missing, quiet: pytest.fail('built again') if missing else {})
+    open_small(small)
+  path = small[0][0].source_files[0]
+  stat = os.stat(path)
+  with open(path, 'w') as f:
+    f.write('de 9\n\nde 3\n')
+  os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # same size and time: the content tells
+  source, _ = open_small(small)
+  assert source.gather(np.array([0]))[0].tolist() == small[1].encode(['de 9'])[0]
+  assert len(entries(small)) == len(before) + 1
+
+
+def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
+  open_small(small)
+  lines = [sentence('zz', i) for i in range(100)]
+  write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
+  other = Vocab(train_vocab(corpus.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300, quiet=True))
+  source, _ = cache.open_pairs(small[0], other, other, str(small[2]), quiet=True)[0]
+  assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
+
+
+def test_a_damaged_entry_is_built_again(small):
+  source, _ = open_small(small)
+  tokens = os.path.join(source.folder, 'tokens.bin')
+  with open(tokens, 'r+b') as f:
+    f.truncate(2)
+  again, _ = open_small(small)
+  assert again.gather(np.array([0]))[0].tolist() == small[1].encode(['de 1'])[0]
+
+
+def test_what_a_killed_builder_left_is_removed(small):
+  left = small[2] / f'de-en.train.de-0.tmp-{socket.gethostname()}-99999-abc'
+  left.mkdir(parents=True)
+  open_small(small)
+  assert not left.exists()
+
+
+def test_builders_at_the_same_time_do_no_harm(small, monkeypatch):
+  monkeypatch.setattr(cache, 'lock', lambda folder: contextlib.nullcontext())
+  monkeypatch.setattr(cache, '_remove_leftovers', lambda folder: None)
+  small[2].mkdir()
+  barrier, results = threading.Barrier(3), []
+
+  def build():
+    barrier.wait()
+    results.append(open_small(small)[0].gather(np.arange(3))[0].tolist())
+
+  threads = [threading.Thread(target=build) for _ in range(3)]
+  for t in threads:
+    t.start()
+  for t in threads:
+    t.join()
+  assert len(results) == 3 and results[0] == results[1] == results[2]
+  assert len(entries(small)) == 2
+
+
+def test_unequal_sides_and_bad_text_are_refused_while_tokenising(small):
+  pairs = small[0]
+  with open(pairs[0].target_files[0], 'a') as f:
+    f.write('en 4\n')
+  with pytest.raises(UserError, match='saw 3 in .* and 4 in'):
+    open_small(small)
+  with open(pairs[0].target_files[0], 'wb') as f:
+    f.write(b'en 1\nen \xff\nen 3\n')
+  with pytest.raises(UserError, match='line 2 of .*train.en is not'):
+    open_small(small)
+  assert not [name for name in entries(small) if '.tmp-' in name]
+
+
+def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='must be a folder that can be written to'):
+    open_small((small[0], small[1], tmp_path / 'file' / 'cache'))
+
+
+# The configuration.
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    (dict(batch_tokens='4096'), "batch_tokens must be an integer; saw '4096'"),
+    (dict(packing=1), 'packing must be True or False; saw 1'),
+    (dict(seed=True), 'seed must be an integer; saw True'),
+    (dict(temperature=0), 'temperature must be a positive number; saw 0.0: 1 keeps'),
+    (dict(num_groups=0), 'num_groups must be at least 1; saw 0'),
+    (dict(batch_tokens=100), 'saw batch_tokens=100 with 1 rows of 128: use at least 128'),
+    (dict(eval_batch_tokens=256, num_groups=4), 'eval_batch_tokens=256 with 4 rows of 128: use at least 512'),
+    (dict(boundaries=(8, 64)), 'ascending integers that end with max_length=128; saw'),
+    (dict(boundaries=(64, 8, 128)), 'ascending integers'),
+    (dict(split_files=('dev',)), 'split_files must be'),
+    (dict(max_length=2), 'max_length must be at least 3'),
+    (dict(character_coverage=1.5), 'character_coverage must be from 0.98 to 1'),
+  ],
+)
+def test_impossible_values_are_refused(values, message):
+  with pytest.raises(UserError) as caught:
+    DataConfig(**values)
+  assert message in str(caught.value)
+
+
+def test_split_files_may_be_a_dict_or_lists():
+  assert DataConfig(split_files={'dev': 'val'}).split_files == (('dev', 'val'),)
+  assert DataConfig(split_files=[['dev', 'val']]).split_files == (('dev', 'val'),)
+
+
+def test_vocabularies_must_be_named(world):
+  with pytest.raises(UserError, match='target_vocab must name a SentencePiece .model file'):
+    make(world, target_vocab='')

@@ -1,0 +1,111 @@
+"""tools/bench.py, as typed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.analysis import flops
+from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.core import registry
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'bench.py'
+FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
+
+
+def tool(*args):
+  return subprocess.run([sys.executable, TOOL, *args], capture_output=True, text=True, timeout=300)
+
+
+def records(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_measurement_has_a_process_of_its_own(tmp_path):
+  bindings = [f'--gin_bindings={cls}.num_groups = 2' for cls in ('Tiny', 'Dense')]
+  done = tool(
+    *FLAGS, '--model=mt.bench_s.Dense,mt.bench_s.Tiny', '--what=moe_layer', *bindings, f'--json={tmp_path}/out'
+  )
+  assert done.returncode == 0, done.stderr
+  found = records(tmp_path / 'out')  # of the one model with experts
+  assert [(f['model'], f['dispatch'], f['num_groups']) for f in found] == [
+    ('mt.bench_s.Tiny', 'einsum', 2),
+    ('mt.bench_s.Tiny', 'gather', 2),
+  ]
+  for f, line in zip(found, done.stdout.splitlines()[1:]):
+    assert 100 < f['peak_rss_before_mib'] <= f['peak_rss_mib'] and 0 < f['share_of_peak'] < 1
+    assert done.stdout.startswith(f'matrix products here reach {f["peak_gflop_per_s"]:.0f} GFLOP/s')
+    assert json.loads(line[line.index('{') :]) == f
+
+
+def test_everything_is_measured(tmp_path):
+  write_corpus(tmp_path / 'data')
+  (tmp_path / 'earlier').write_text(json.dumps({'model': 'mt.bench_s.Tiny', 'what': 'train', 'tokens_per_s': 100.0}))
+  done = tool(
+    *FLAGS,
+    '--what=train,decode,latency,moe_layer,input,beam',
+    '--profile',
+    '--in_this_process',
+    '--peak_gflop_per_s=50',
+    f'--data_dir={tmp_path}/data',
+    '--gin_bindings=Tiny.window = 64',
+    f'--against={tmp_path}/earlier',
+    f'--json={tmp_path}/out',
+  )
+  assert done.returncode == 0, done.stderr
+  train, decode, latency, einsum, gather, text, *beams = records(tmp_path / 'out')
+  config = registry.get('mt.bench_s.Tiny')()
+  assert train['flops'] == sum(flops.train_step(config).values())
+  assert train['gflop_per_s'] == pytest.approx(train['flops'] / train['median_s'] / 1e9, abs=1e-3)
+  assert train['share_of_peak'] == pytest.approx(train['gflop_per_s'] / 50, abs=1e-4)
+  assert train['tokens_per_s'] == round(2 * 128 / train['median_s'], 1)
+  assert train['num_groups'] == 4 and all(0 < train[f'{n}_dropped'] < 1 for n in ('first', 'second'))
+  assert set(train['parts_s']) == set(PARTS) and all(s > 0 for s in train['parts_s'].values())
+  assert train['against'] == {'mt.bench_s.Tiny': round(train['tokens_per_s'] / 100, 4)}
+  assert 'tokens/s of mt.bench_s.Tiny' in done.stdout and 'ms of kernels a step' in done.stdout
+  assert decode['tokens_per_s'] == round(128 / decode['median_s'], 1)
+  assert (decode['sentences'], latency['sentences'], latency['beam_size']) == (8, 1, 4)
+  assert latency['tokens_per_s'] == round(16 / latency['median_s'], 1)
+  assert (einsum['dispatch'], gather['dispatch']) == ('einsum', 'gather')
+  assert text['pairs'] == 2 and text['tokens_per_s'] > 0
+  assert [found['length'] for found in beams] == [16, 64, 256]
+  assert all(found['flat_over_reordering'] > 0 for found in beams)
+  assert 'times the reordering form at length 256' in done.stdout and ' s a sentence' in done.stdout
+
+
+def write_corpus(folder):
+  for pair in ('de-en', 'fr-en'):
+    (folder / pair).mkdir(parents=True)
+    for side in pair.split('-'):
+      lines = [f'{side} {i} {7 * i}\n' for i in range(200)]
+      (folder / pair / f'train.{side}').write_text(''.join(lines))
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (['--what=trian'], "--what must be of train, decode, latency, moe_layer, input, beam; saw 'trian'"),
+    (['--model=mt.bench_s.Dense', '--what=moe_layer'], '--what=moe_layer is of models with experts; saw --model='),
+    (
+      ['--gin_bindings=Moe8.num_groups = 2'],
+      "models timed, mt.bench_s.Dense, mt.bench_s.Moe16; saw 'Moe8.num_groups = 2'",
+    ),
+    (['--what=decode', '--profile'], '--profile is of the train step; saw --what=decode: add train'),
+    (['--what=beam', '--runtime=spmd', '--mesh=data:2'], '--runtime is for --what=train,decode,latency; saw'),
+    (['--versus=HEAD', '--against=results'], '--versus times a commit, --against reads figures: leave either out'),
+  ],
+)
+def test_mistakes_get_one_line(flags, message):
+  done = tool(*flags)
+  (line,) = done.stderr.splitlines()
+  assert done.returncode == 1 and message in line
+
+
+@pytest.mark.skipif(not (TOOL.parent.parent / '.git').exists(), reason='it is about a git checkout')
+def test_a_commit_that_does_not_exist_is_told():
+  done = tool('--versus=nonsense')
+  assert done.returncode == 1 and "saw 'nonsense', which git does not know: see git log" in done.stderr.splitlines()[-1]

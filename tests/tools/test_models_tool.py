@@ -1,0 +1,63 @@
+"""tools/models.py, as typed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_moe.core import registry
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'models.py'
+
+
+def run(*flags):
+  return subprocess.run([sys.executable, str(TOOL), *flags], capture_output=True, text=True)
+
+
+def test_without_a_model_it_lists_every_name_with_a_summary():
+  lines = run().stdout.splitlines()
+
+  assert [line.split()[0] for line in lines] == registry.names()
+  assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_json_tells_the_weights_of_the_1t_model():
+  found = json.loads(run('--model=mt.m4.MoE2048E60L', '--json').stdout)
+
+  assert found['model'] == 'mt.m4.MoE2048E60L'
+  assert found['weights'] == sum(found['parts'].values()) == 1_032_212_709_376
+  assert found['weights_per_token'] == 2_361_656_320
+  assert found['experts'] == 2048 * 30
+  assert found['parts']['encoder/experts'] == 15 * 2048 * 2 * 1024 * 8192
+  assert found['config']['activation_dtype'] == 'bfloat16'
+
+
+def test_bindings_and_files_are_resolved_before_counting(tmp_path):
+  gin_file = tmp_path / 'a.gin'
+  gin_file.write_text('Tiny.num_experts = 16\n')
+
+  done = run('--model=mt.m4mini.Tiny', f'--gin_file={gin_file}', '--gin_bindings=Tiny.ff_dim = 48')
+
+  lines = [' '.join(line.split()) for line in done.stdout.splitlines()]
+  assert lines[0] == 'mt.m4mini.Tiny'
+  assert {'num_experts = 16', 'ff_dim = 48', 'experts in all 32 32'} <= set(lines)
+  assert any(line.startswith(f'encoder/experts {16 * 2 * 32 * 48:,} ') for line in lines)
+
+
+@pytest.mark.parametrize(
+  'flags, answer',
+  [
+    (['--model=mt.m4mini.Tiny', '--gin_file=/no/such.gin'], 'error: --gin_file=/no/such.gin: there is no such file'),
+    (['--gin_bindings=Tiny.max_steps = 1'], 'error: bindings are of one model, and no --model was given'),
+    (['mt.m4.T96L'], "error: arguments are given as --flag=value; saw 'mt.m4.T96L'"),
+  ],
+)
+def test_a_mistake_gets_one_line_and_status_1(flags, answer):
+  done = run(*flags)
+
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr.splitlines()[-1].startswith(answer)
