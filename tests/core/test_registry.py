@@ -61,7 +61,7 @@ def test_a_class_outside_params_cannot_be_registered():
 
 def test_only_the_module_asked_for_is_imported():
   code = (
-    'import sys; from lingvo_moe import registry; registry.get("mt.m4mini.Tiny");'
+    'import sys; from lingvo_moe.core import registry; registry.get("mt.m4mini.Tiny");'
     'print([m for m in sys.modules if m.startswith("lingvo_moe.params.mt.")],'
     ' sorted(registry.siblings("mt.m4mini.Tiny")))'
   )
