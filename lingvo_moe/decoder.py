@@ -87,14 +87,14 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
   Of several processes the one that leads looks at the run directory and writes; all of them translate.
   """
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe.ops import cores
+  from lingvo_moe.ops.cpu import threads
   from lingvo_moe.run import inference
   from lingvo_moe.run.rundir import RunDir
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
   if choice.runtime == 'local' and not options.score:  # what is scored is divided as in training, on few cores only
-    cores.one_each()
+    threads.set_policy(decoding=True)
   choice.connect()
   run = RunDir(options.logdir)
   if options.waits:

@@ -21,7 +21,8 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim import optimizer as optimizer_lib
+from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.optimizer import clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
 
 State = dict[str, Any]
@@ -63,7 +64,7 @@ class Program:
   """
 
   task: Task
-  optimizer: optimizer_lib.Optimizer
+  optimizer: Optimizer
   schedule: Schedule
   clip_norm: float = 0.0
   seed: int = 0
@@ -92,11 +93,7 @@ class Program:
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate').
-
-    A state may also be of variables. They are read for the gradients; the optimizer reads them too, or updates them in
-    place and returns them.
-    """
+    """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     with tf.name_scope('update'):
       state, applied = self.apply(state, grads)
@@ -105,8 +102,11 @@ class Program:
   def gradients(
     self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
   ) -> tuple[dict[str, tf.Tensor], Metrics]:
-    """(the gradient of the loss for each weight, the task's metrics)."""
-    weights = self._stored({n: tf.convert_to_tensor(w) for n, w in weights.items()}, self.weight_specs)
+    """(the gradient of the loss for each weight, the task's metrics).
+
+    A gradient is a tensor, or what the backend made in its place; tf.convert_to_tensor makes it a tensor.
+    """
+    weights = self._stored(weights, self.weight_specs)
     key = prng.key(self.seed, 'train', step)
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 
@@ -117,16 +117,15 @@ class Program:
         tape.watch(list(weights.values()))
         loss, metrics = self.task.loss(self.theta(weights), batch, key_B, **totals)
       grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
-      grads = {n: tf.zeros_like(weights[n]) if g is None else tf.convert_to_tensor(g) for n, g in grads.items()}
-      return self._stored(grads, self.weight_specs), metrics
+      return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
     if self.micro_batches == 1:
       return of_part(rows_B, batch)
-    return self._sum_over_parts(of_part, rows_B, batch)
+    return self._sum_over_micro_batches(of_part, rows_B, batch)
 
-  def _sum_over_parts(self, of_part, rows_B, batch):
-    """The sum of of_part's gradients and metrics, of one part after the other."""
-    # The parts take turns at the groups, so that each device has as much of every part.
+  def _sum_over_micro_batches(self, of_part, rows_B, batch):
+    """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
+    # Micro-batches take turns at the groups, so that each device has as much of every one.
     per_part = self.num_groups // self.micro_batches
 
     def divided(x_B):
@@ -142,33 +141,36 @@ class Program:
     totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
     of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
 
+    def dense_part(i):
+      grads, metrics = of_part(*part(i), **of_whole)
+      return self._stored(grads, self.weight_specs), metrics
+
     def body(i, grads, metrics):
-      more_grads, more_metrics = of_part(*part(i), **of_whole)
+      more_grads, more_metrics = dense_part(i)
       grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
       return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
-    results = results_of(lambda: of_part(*part(0), **of_whole))
+    results = results_of(lambda: dense_part(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
     return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
-  def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """The state after an update by some gradients; and {'grad_norm', 'learning_rate'}."""
-    step, weights = state['step'], self._stored(state['weights'], self.weight_specs)
+  def apply(self, state: State, grads: Mapping[str, Any]) -> tuple[State, Metrics]:
+    """The state after an update by the gradients; and {'grad_norm', 'learning_rate'}."""
+    step, rate = state['step'], self.schedule(state['step'])
+    grads, weights = (self._stored(of, self.weight_specs) for of in (grads, state['weights']))
     old_slots = self._stored(state['slots'], self.slot_specs)
     norm = None
     if self.clip_norm:
-      grads, norm = self.optimizer.clipped(grads, self.clip_norm)
-    rate = self.schedule(step)
-    slots = {
-      name: {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
-      for name, spec in self.weight_specs.items()
-    }
-    updates = self.optimizer.update_all(grads, slots, weights, self.weight_specs, step, rate)
+      grads, norm = clip_by_global_norm(grads, self.clip_norm)
+    updates = {}
+    for name, spec in self.weight_specs.items():
+      slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
+      updates[name] = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
     if norm is None:
-      norm = tf.sqrt(updates.square)
-    new_weights = self._stored(updates.weights, self.weight_specs)
-    new_slots = {f'{name}/{slot}': value for name, of in updates.slots.items() for slot, value in of.items()}
+      norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
+    new_weights = self._stored({name: update.weight for name, update in updates.items()}, self.weight_specs)
+    new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
     new_slots = self._stored(new_slots, self.slot_specs)
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 
@@ -189,6 +191,8 @@ class Program:
     with tf.name_scope('weights'):
       return weights_lib.unflatten({name: used(name, weight) for name, weight in weights.items()})
 
-  def _stored(self, values: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
+  def _stored(self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
+    """Tensors split as devices store them."""
     with tf.name_scope('state'):
-      return {name: xla_sharding.store(value, specs[name].dims) for name, value in values.items()}
+      tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+      return {name: xla_sharding.store(value, specs[name].dims) for name, value in tensors.items()}

@@ -44,6 +44,7 @@ def main(argv):
   del argv
   # TensorFlow takes seconds to import: flags are checked before.
   from lingvo_moe.core import configuration
+  from lingvo_moe.ops.cpu import threads
   from lingvo_moe.run import checkpoint
   from lingvo_moe.run import reporting
   from lingvo_moe.run import warm_start
@@ -55,6 +56,8 @@ def main(argv):
   stop = _StopSignal()
   choice = runtime_flags.Choice.from_flags()
   choice.connect()
+  if choice.runtime == 'local' and not FLAGS.jit_compile:
+    threads.set_policy()
   run = RunDir(FLAGS.logdir)
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)

@@ -69,14 +69,14 @@ def translate(
   Of several processes the one that leads reads and answers; all of them translate.
   """
   # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe.ops import cores
+  from lingvo_moe.ops.cpu import threads
   from lingvo_moe.run import inference
   from lingvo_moe.run.rundir import RunDir
 
   if options.step is not None and options.best:
     raise UserError('--step and --best each choose a checkpoint: give one of them')
   if choice.runtime == 'local':
-    cores.one_each()
+    threads.set_policy(decoding=True)
   choice.connect()
   run = RunDir(options.logdir)
   config, vocabs, target = choice.together(lambda: _settings(run, options))

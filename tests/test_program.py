@@ -12,8 +12,9 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Normal
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim import optimizer
 from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.optimizer import Update
 from lingvo_moe.program import Program
 
@@ -39,7 +40,7 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class Descent(optimizer.Optimizer):
+class Descent(Optimizer):
   """weight - rate * gradient, counting updates in a slot."""
 
   def slots(self, spec):
@@ -57,7 +58,7 @@ def program(noise=0.0, **kwargs):
 
 
 def test_the_first_state_names_weights_slots_and_step():
-  state = Program(Line(), optimizer.Adafactor(), schedule.Constant(0.1)).init()
+  state = Program(Line(), Adafactor(), schedule.Constant(0.1)).init()
   assert state['step'].dtype == tf.int64 and int(state['step']) == 0
   assert {name: tuple(w.shape) for name, w in state['weights'].items()} == {'layer/w': (2, 3), 'unused': (4,)}
   assert {name: tuple(s.shape) for name, s in state['slots'].items()} == {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lingvo_moe.analysis.parts import PARTS
-from lingvo_moe.layers.gating import expert_capacity
+from lingvo_moe.layers.gates.top2 import expert_capacity
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig

@@ -20,14 +20,17 @@ from lingvo_moe.analysis.parts import layer_of
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import gating
+from lingvo_moe.layers import experts
 from lingvo_moe.layers import moe
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.gates.top2 import top2_gating
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import xla
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
-_TOP2_GATING = gating.top2_gating
 
 _AT_USE = 'weights/'  # a scope: weights that are stored in parts are gathered there, by the rules
 
@@ -63,7 +66,7 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
     'slots': specs(program.slot_specs),
   }
   batch = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
-  with xla_sharding.use(mesh), xla_sharding.recorded() as made:
+  with xla_sharding.use(mesh), backend.use(xla.BACKEND), xla_sharding.recorded() as made:
     tf.function(program.train_step, autograph=False).get_concrete_function(state, batch)
   found = {}
   for x, sharding in made:
@@ -113,20 +116,20 @@ def planted(plant: str) -> Iterator[None]:
   """Makes a mistake in the layers, for those who want to see it found: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = gating.top2_gating, moe.shard, dispatch.shard
+  saved = moe.top2_gating, moe.shard, dispatch.shard, experts.shard
   if plant == 'topk':
-    gating.top2_gating = _gating_by_top_k
+    moe.top2_gating = _gating_by_top_k
   elif plant == 'unsharded':
-    moe.shard = dispatch.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
+    moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
   try:
     yield
   finally:
-    gating.top2_gating, moe.shard, dispatch.shard = saved
+    moe.top2_gating, moe.shard, dispatch.shard, experts.shard = saved
 
 
-def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> gating.Routing:
+def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> Routing:
   """The same gates, taken by tf.math.top_k, whose gradient scatters into the gates of all groups by a flat index."""
-  routing = _TOP2_GATING(logits_GSE, paddings_GS, **options)
+  routing = top2_gating(logits_GSE, paddings_GS, **options)
   gate_GSR = tf.math.top_k(tf.nn.softmax(logits_GSE), 2).values
   gate_GSR /= tf.reduce_sum(gate_GSR, axis=-1, keepdims=True)
   return routing._replace(weight_GSR=gate_GSR * tf.cast(routing.weight_GSR > 0, tf.float32))

@@ -20,6 +20,8 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks.mt.config import MtConfig
 
@@ -133,5 +135,9 @@ def traced(form: Form, attention: Attention, thetas: Sequence[Theta], config: Mt
   """A form as decoding runs in plain TensorFlow: steps and sentences are open, and the cache grows."""
   x_TBWM = tf.TensorSpec([None, None, config.beam_size, config.model_dim], tf.float32)
   parents_TBW = tf.TensorSpec([None, None, config.beam_size], tf.int32)
-  function = lambda x, parents: form(attention, thetas, x, parents)
+
+  def function(x_TBWM, parents_TBW):
+    with backend.use(cpu.backend(training=False)):
+      return form(attention, thetas, x_TBWM, parents_TBW)
+
   return tf.function(function, input_signature=[x_TBWM, parents_TBW], autograph=False)

@@ -16,11 +16,6 @@ def sizes(x: tf.Tensor) -> list[Size]:
   return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
-def is_static(*axes: Size) -> bool:
-  """Whether all of these sizes are known while tracing."""
-  return all(isinstance(size, int) for size in axes)
-
-
 def results_of(function: Callable[[], Any]) -> Any:
   """TensorSpecs of what a function gives, nested as it is: by tracing it. A loop must know them before it begins."""
   results = tf.function(function, autograph=False).get_concrete_function().structured_outputs

@@ -6,17 +6,15 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import is_static
-from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.linear import linear
 from lingvo_moe.xla_sharding import shard
 
 # The keys and values [B, N, U, K] of flat positions, 'keys' and 'values'.
@@ -68,8 +66,8 @@ class Attention:
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
     return (
-      shard(_heads_first(linear(x_BUM, theta['wk'])), 'BNUK'),
-      shard(_heads_first(linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
+      shard(_heads_first(ops.linear(x_BUM, theta['wk'])), 'BNUK'),
+      shard(_heads_first(ops.linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
     )
 
   def attend(
@@ -94,7 +92,7 @@ class Attention:
       [B, T, M].
     """
     scale = self.head_dim**-0.5  # of the queries, that scores have unit variance; taken where it is cheapest
-    q_BTNK = linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)
+    q_BTNK = ops.linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)
     q_BNTK = shard(_heads_first(q_BTNK), 'BNTK')
     scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
@@ -102,7 +100,7 @@ class Attention:
     probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
     y_BNTK = shard(tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK), 'BNTK')
     y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
-    return shard(linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
+    return shard(ops.linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
 
   def __call__(
     self,
@@ -115,9 +113,9 @@ class Attention:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
-  def empty_cache(self, batch_size: Size, num_slots: Size, dtype: tf.DType = tf.float32) -> Cache:
-    """Room for the keys and values [B, N, U, K] of `num_slots` flat positions."""
-    zeros = tf.zeros([batch_size, self.num_heads, num_slots, self.head_dim], dtype)
+  def empty_cache(self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> Cache:
+    """Room for the keys and values [B, N, U, K] of `num_positions` flat positions."""
+    zeros = tf.zeros([batch_size, self.num_heads, num_positions, self.head_dim], dtype)
     return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
@@ -127,7 +125,7 @@ class Attention:
   def extend(self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache) -> tuple[tf.Tensor, Cache]:
     """One step of W hypotheses a row: writes their keys and values at flat positions now.start .., then attends.
 
-    See flat_sequence.py. Where W and U are static all of it lowers to XLA.
+    See search/flat_sequence.py.
 
     Args:
       theta: this layer's weights.
@@ -139,10 +137,9 @@ class Attention:
       ([B, W, M], the cache with the step's positions written).
     """
     keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
-    write = _select if is_static(sizes(x_BWM)[1], sizes(cache['keys'])[2]) else _write
     cache = {
-      'keys': write(cache['keys'], keys_BNWK, now.start),
-      'values': write(cache['values'], values_BNWK, now.start),
+      'keys': ops.write_cache(cache['keys'], keys_BNWK, now.start),
+      'values': ops.write_cache(cache['values'], values_BNWK, now.start),
     }
     return self.attend(theta, x_BWM, cache['keys'], cache['values'], now.mask_BWU), cache
 
@@ -150,43 +147,3 @@ class Attention:
 def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
   """[B, N, T, K]. A product that came out so would transpose the larger operands of its gradients instead."""
   return tf.einsum('BTNK->BNTK', x_BTNK)
-
-
-def _select(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """buffer_BNUK with x at positions start .. of U, for static U: elementwise, which XLA fuses and partitions."""
-  rows, num_heads, num_slots, head_dim = sizes(buffer_BNUK)
-  width = x_BNWK.shape[2]
-  buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_slots // width, width, head_dim])
-  at_T11 = (tf.range(0, num_slots, width) == start)[:, tf.newaxis, tf.newaxis]
-  return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
-
-
-def _write(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """buffer_BNUK with x at positions start .. of U, which need not be static.
-
-  In place, inside a loop, which tensor_scatter_nd_update is not: that copies the whole buffer at every step. The kernel
-  goes element by element, so where it can 16 bytes pass for one.
-  """
-  shape, width, head_dim = tf.shape(buffer_BNUK), tf.shape(x_BNWK)[2], buffer_BNUK.shape[3]
-  rows, together = shape[0] * shape[1], tf.complex128.size // buffer_BNUK.dtype.size
-  if head_dim % together:
-    together = 1
-  size = head_dim // together
-
-  def matrix(x, positions):
-    if together == 1:
-      return tf.reshape(x, [rows, positions * size])
-    return tf.bitcast(tf.reshape(x, [rows, positions * size, together]), tf.complex128)
-
-  written = tf.raw_ops.TensorStridedSliceUpdate(
-    input=matrix(buffer_BNUK, shape[2]),
-    begin=[0, start * size],
-    end=[0, (start + width) * size],
-    strides=[1, 1],
-    value=matrix(x_BNWK, width),
-    begin_mask=0b01,  # every row
-    end_mask=0b01,
-  )
-  if together > 1:
-    written = tf.bitcast(written, buffer_BNUK.dtype)
-  return tf.ensure_shape(tf.reshape(written, shape), buffer_BNUK.shape)

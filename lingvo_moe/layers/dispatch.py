@@ -1,8 +1,10 @@
-"""Two ways to carry out a Routing. A MoE layer knows only their verbs: dispatch tokens to slots, combine the answers.
+"""Dispatchers carry out a Routing: tokens to their experts and the experts' answers back to the tokens.
 
-Both give the same numbers to rounding:
-- EinsumDispatcher is the paper's Algorithm 2: one-hot masks and matrix products, which XLA partitions into AllToAlls.
-- GatherDispatcher copies rows by index, forward and backward: no arithmetic is spent on masks.
+A MoE layer knows only two verbs, `dispatch` and `combine`. All dispatchers give the same numbers to rounding:
+- EinsumDispatcher, 'einsum': the paper's Algorithm 2, one-hot masks and matrix products, which XLA partitions into
+  AllToAlls;
+- GatherDispatcher, 'gather': rows copied by index into the slots of the experts: no arithmetic is spent on masks;
+- GroupedDispatcher, 'grouped': rows sorted by expert, each expert with those of its own tokens and no empty slots.
 """
 
 from __future__ import annotations
@@ -10,26 +12,42 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe import xla_sharding
-from lingvo_moe.core.shapes import is_static
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.layers.gating import Routing
-from lingvo_moe.layers.gradient import custom_gradient
+from lingvo_moe.core.sorting import sort
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.ops import backend
 from lingvo_moe.xla_sharding import shard
 
 
+class GroupedRows(NamedTuple):
+  """Rows sorted by expert, as many of each as it has tokens."""
+
+  x_XM: tf.Tensor  # one more row behind the last expert's belongs to none
+  expert_offsets: tf.Tensor  # int32 [E + 1]: expert e has rows expert_offsets[e] up to expert_offsets[e + 1]
+
+
+Dispatched = tf.Tensor | GroupedRows  # x_EGCM: slots of every expert; or rows grouped by expert
+
+
 class Dispatcher(Protocol):
-  """Carries tokens to the slots of their experts and the experts' answers back."""
+  """Carries tokens to their experts and the experts' answers back."""
 
-  def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    """x_EGCM: each slot holds its token, or zeros."""
+  def dispatch(self, x_GSM: tf.Tensor) -> Dispatched:
+    """The tokens of each expert; empty slots hold zeros."""
 
-  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+  def combine(self, y: Dispatched) -> tf.Tensor:
     """y_GSM: each token's answers, summed with its weights; zeros where it was dropped."""
+
+
+def make(name: str, routing: Routing) -> Dispatcher:
+  """The dispatcher of a name; 'auto' is what the backend in force is best at."""
+  return DISPATCHERS[backend.current().dispatcher if name == 'auto' else name](routing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +74,8 @@ class EinsumDispatcher:
     x_GXM = tf.einsum('GSX,GSM->GXM', dispatch_GSX, x_GSM)
     groups, _, model_dim = sizes(x_GSM)
     x_GECM = shard(tf.reshape(x_GXM, [groups, r.num_experts, r.capacity, model_dim]), 'GECM')
-    return tf.einsum('GECM->EGCM', x_GECM)
+    # Between a tensor split on G and the same split on E lies the paper's AllToAll.
+    return shard(tf.einsum('GECM->EGCM', x_GECM), 'EGCM')
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
     r = self.routing
@@ -68,22 +87,22 @@ class EinsumDispatcher:
 
 @dataclasses.dataclass(frozen=True)
 class GatherDispatcher:
-  """Copies rows by index.
+  """Copies rows by index into the slots of the experts, and back.
 
-  A token knows its slots and a slot its token, so the gradient of either gather is the other gather: nothing is
-  scattered but the small index that turns the one relation into the other. On a mesh it works in manual regions
-  (section 3.2 of GShard): every device copies the rows of its own groups, and only what is copied travels.
+  A token knows its slots and a slot its token, so the gradient of either gather is the other gather. On a mesh it works
+  in manual regions (section 3.2 of GShard): every device copies the rows of its own groups, and only what is copied
+  travels.
   """
 
   routing: Routing
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    return self._in_parts(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM')
+    return shard(self._by_device(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM'), 'EGCM')
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-    return self._in_parts(GatherDispatcher._combine, (y_EGCM, 'EGCM'), returns='GSM')
+    return self._by_device(GatherDispatcher._combine, (y_EGCM, 'EGCM'), returns='GSM')
 
-  def _in_parts(self, verb: Callable, argument: tuple[tf.Tensor, str], returns: str) -> tf.Tensor:
+  def _by_device(self, verb: Callable, argument: tuple[tf.Tensor, str], returns: str) -> tf.Tensor:
     if xla_sharding.current() is None:
       return verb(self, argument[0])
     fields = ('expert_GSR', 'slot_GSR', 'weight_GSR')
@@ -92,82 +111,60 @@ class GatherDispatcher:
     return xla_sharding.manually(of_part, argument, *choices, returns=returns, first='G')
 
   def _dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    slot_GSR, token_X, _ = self._index
-    kept_GSR = tf.cast(self.routing.weight_GSR > 0, x_GSM.dtype)
-    full_X1 = tf.cast(token_X >= 0, x_GSM.dtype)[:, tf.newaxis]
-    groups, size, model_dim = sizes(x_GSM)
-
-    @custom_gradient
-    def copy(x_GSM):
-      def grad(dx_EGCM):
-        rows_GSRM = tf.gather(tf.reshape(dx_EGCM, [-1, model_dim]), slot_GSR)
-        return _weighted_sum(rows_GSRM, kept_GSR)
-
-      rows_XM = tf.gather(tf.reshape(x_GSM, [groups * size, model_dim]), tf.maximum(token_X, 0)) * full_X1
-      return tf.reshape(rows_XM, [self.routing.num_experts, groups, self.routing.capacity, model_dim]), grad
-
-    return copy(x_GSM)
+    r = self.routing
+    groups, _, model_dim = sizes(x_GSM)
+    return tf.reshape(ops.dispatch_rows(x_GSM, self._places), [r.num_experts, groups, r.capacity, model_dim])
 
   def _combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-    slot_GSR, token_X, weight_X = self._index
-    model_dim = sizes(y_EGCM)[-1]
-
-    @custom_gradient
-    def weigh(y_EGCM, weight_GSR):
-      rows_GSRM = tf.gather(tf.reshape(y_EGCM, [-1, model_dim]), slot_GSR)
-
-      def grad(dy_GSM):
-        dy_XM = tf.gather(tf.reshape(dy_GSM, [-1, model_dim]), tf.maximum(token_X, 0))
-        dy_XM *= tf.cast(weight_X, dy_XM.dtype)[:, tf.newaxis]
-        dweight_GSR = _products(rows_GSRM, dy_GSM) * kept_GSR
-        return tf.reshape(dy_XM, sizes(y_EGCM)), tf.cast(dweight_GSR, weight_GSR.dtype)
-
-      return _weighted_sum(rows_GSRM, tf.cast(weight_GSR, y_EGCM.dtype)), grad
-
-    kept_GSR = tf.cast(self.routing.weight_GSR > 0, y_EGCM.dtype)
-    return weigh(y_EGCM, self.routing.weight_GSR)
+    y_XM = tf.reshape(y_EGCM, [-1, sizes(y_EGCM)[-1]])
+    return ops.combine_rows(y_XM, tf.cast(self.routing.weight_GSR, y_XM.dtype), self._places)
 
   @functools.cached_property
-  def _index(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Both directions of 'token sits in slot', over flat tokens (g, s) and flat slots (e, g, c) of all groups.
-
-    Returns:
-      slot_GSR: each choice's flat slot, 0 where it has none (its weight is 0).
-      token_X: each slot's flat token, -1 where it is empty.
-      weight_X: each slot's combine weight, 0 where it is empty.
-    """
+  def _places(self) -> ops.Places:
+    """Slot (e, g, c), flattened, of each choice, and choice (g, s, r) of each slot."""
     r = self.routing
     groups, size, ranks = sizes(r.slot_GSR)
     group_G11 = tf.range(groups)[:, tf.newaxis, tf.newaxis]
     kept_GSR = r.weight_GSR > 0
-    slot_GSR = tf.where(kept_GSR, (r.expert_GSR * groups + group_G11) * r.capacity + r.slot_GSR, 0)
-    token_GS1 = tf.reshape(tf.range(groups * size), [groups, size, 1])
-    num_slots = r.num_experts * groups * r.capacity
-    # Choices without a slot are scattered to one behind the last, which is cut off. Tokens are counted from 1 so that
+    row_GSR = tf.where(kept_GSR, (r.expert_GSR * groups + group_G11) * r.capacity + r.slot_GSR, 0)
+    num_rows = r.num_experts * groups * r.capacity
+    # Choices without a slot are scattered to one behind the last, which is cut off. Choices are counted from 1, so that
     # slots nobody wrote to read 0.
-    address_GSR1 = tf.where(kept_GSR, slot_GSR, num_slots)[..., tf.newaxis]
-    token_GSR = tf.broadcast_to(token_GS1 + 1, [groups, size, ranks])
-    token_X = tf.scatter_nd(address_GSR1, token_GSR, [num_slots + 1])[:num_slots] - 1
-    weight_X = tf.scatter_nd(address_GSR1, tf.stop_gradient(r.weight_GSR), [num_slots + 1])[:num_slots]
-    return slot_GSR, token_X, weight_X
+    address_GSR1 = tf.where(kept_GSR, row_GSR, num_rows)[..., tf.newaxis]
+    choice_GSR = tf.reshape(tf.range(1, groups * size * ranks + 1), [groups, size, ranks])
+    choice_X = tf.scatter_nd(address_GSR1, choice_GSR, [num_rows + 1])[:num_rows] - 1
+    return ops.Places(row_GSR, tf.maximum(choice_X, 0), kept_GSR, choice_X >= 0)
 
 
-# Pairs of a row and a number are no work for matrix products: einsums take 5 times as long on a CPU. But in a manual region
-# XLA's partitioner (jaxlib's for CPUs) aborts at a sum over an axis, so static shapes, which are XLA's, have them.
+@dataclasses.dataclass(frozen=True)
+class GroupedDispatcher:
+  """Sorts the choices by expert: each expert gets the rows of the tokens that chose it, however many (dropless).
+
+  The cost is proportional to the choices, however unevenly they fall. One more row belongs to no expert: its answer is
+  zeros, for choices of weight 0. The number of rows of an expert is known only when the program runs, so neither XLA nor
+  a mesh can have it so.
+  """
+
+  routing: Routing
+
+  def dispatch(self, x_GSM: tf.Tensor) -> GroupedRows:
+    places, expert_offsets = self._places
+    return GroupedRows(ops.dispatch_rows(x_GSM, places), expert_offsets)
+
+  def combine(self, y: GroupedRows) -> tf.Tensor:
+    return ops.combine_rows(y.x_XM, tf.cast(self.routing.weight_GSR, y.x_XM.dtype), self._places[0])
+
+  @functools.cached_property
+  def _places(self) -> tuple[ops.Places, tf.Tensor]:
+    """(row of each choice and choice of each row, expert offsets)."""
+    r = self.routing
+    # Choices of weight 0 are sorted behind the last expert, where they are cut off.
+    expert_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR, r.num_experts)
+    by_expert = sort(tf.reshape(expert_GSR, [-1]), r.num_experts)
+    num_rows = by_expert.offsets[-1]
+    choice_X = tf.concat([by_expert.order[:num_rows], [0]], axis=0)
+    row_GSR = tf.minimum(tf.reshape(by_expert.place, sizes(r.expert_GSR)), num_rows)
+    return ops.Places(row_GSR, choice_X, None, None), by_expert.offsets
 
 
-def _weighted_sum(rows_GSRM: tf.Tensor, weight_GSR: tf.Tensor) -> tf.Tensor:
-  """Each token's rows, summed with weights: [G, S, M]."""
-  if is_static(*sizes(rows_GSRM)):
-    return tf.einsum('GSRM,GSR->GSM', rows_GSRM, weight_GSR)
-  return tf.reduce_sum(rows_GSRM * weight_GSR[..., tf.newaxis], axis=2)
-
-
-def _products(rows_GSRM: tf.Tensor, y_GSM: tf.Tensor) -> tf.Tensor:
-  """Each of a token's rows times the token's: [G, S, R]."""
-  if is_static(*sizes(rows_GSRM)):
-    return tf.einsum('GSRM,GSM->GSR', rows_GSRM, y_GSM)
-  return tf.reduce_sum(rows_GSRM * y_GSM[:, :, tf.newaxis], axis=-1)
-
-
-DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher}
+DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher, 'grouped': GroupedDispatcher}

@@ -7,11 +7,11 @@ import math
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core.weights import Normal
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.layers.linear import product
 from lingvo_moe.xla_sharding import shard
 
 
@@ -33,7 +33,7 @@ class Embedding:
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """float32 scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
     with tf.name_scope('softmax'):
-      return shard(product('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
+      return shard(ops.product('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:

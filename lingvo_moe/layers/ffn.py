@@ -6,12 +6,12 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
-from lingvo_moe.layers.linear import linear
 from lingvo_moe.xla_sharding import shard
 
 
@@ -32,5 +32,5 @@ class FeedForward:
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    h_BTH = shard(linear(x_BTM, theta['wi'], theta['bi'], tf.nn.relu), 'BTH')
-    return shard(linear(h_BTH, theta['wo'], theta['bo']), 'BTM')
+    h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta['bi'], tf.nn.relu), 'BTH')
+    return shard(ops.linear(h_BTH, theta['wo'], theta['bo']), 'BTM')

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
@@ -19,17 +21,17 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gating import Decisions
-from lingvo_moe.layers.gating import Routing
-from lingvo_moe.layers.gating import RoutingStats
+from lingvo_moe.layers.gates.routing import Decisions
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
-from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
+from lingvo_moe.layers.transformer import Rows
 
 StackCache = dict[str, LayerCache]  # by layer name
 
@@ -131,63 +133,64 @@ class Stack:
     if self.cross_attention:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
+    rows = Rows(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
+    return (self._scanned if self.scan else self._unrolled)(theta, rows, paddings_BT)
 
-    def run(number, layer, x_BTM, shared, theta):
-      layer_key = None if key is None else prng.fold(key, number)
-      theta = _cast(theta, x_BTM.dtype)
-      memory_BUM = shared[0] if shared else None
-      return layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, layer_key)
-
-    shared = [memory_BUM] if self.cross_attention else []
-    if self.scan:
-      x_BTM, routed = self._scanned(run, theta, x_BTM, shared)
-    else:
-      x_BTM, routed = self._unrolled(run, theta, x_BTM, shared, remat=self.remat == 'block' and key is not None)
-    return in_parts(lambda x: self.norm(theta['norm'], x), x_BTM), routed
-
-  def _unrolled(self, run, theta, x_BTM, shared, remat):
-    routed = {}
+  def _unrolled(self, theta: Theta, rows: Rows, paddings_BT: tf.Tensor) -> tuple[tf.Tensor, dict[str, Routed]]:
+    parts, routed = ops.split_rows(rows), {}
     for number, (name, layer) in enumerate(self.layers.items()):
 
-      def run_layer(x, shared, theta, number=number, layer=layer, name=name):
-        x, routing = run(number, layer, x, shared, theta)
-        return x, _routed(name, routing)
+      def run(xs, memories, theta, number=number, name=name, layer=layer, parts=parts):
+        parts = [part._replace(x_BTM=x, memory_BUM=m) for part, x, m in zip(parts, xs, memories or [None] * len(xs))]
+        xs, routing = self._run(number, layer, theta, parts, paddings_BT)
+        return xs, _routed(name, routing)
 
-      with tf.name_scope(name):  # so that what XLA makes of it can be told by layer
-        if remat:
-          x_BTM, told = rematerialised(run_layer, x_BTM, shared, theta[name])
-        else:
-          x_BTM, told = run_layer(x_BTM, shared, theta[name])
-      routed |= told
-    return x_BTM, routed
+      if self.remat == 'block' and rows.key is not None:
+        run = functools.partial(rematerialised, run)
+      memories = [part.memory_BUM for part in parts] if self.cross_attention else []
+      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
+        xs, routing = run([part.x_BTM for part in parts], memories, theta[name])
+      parts = [part._replace(x_BTM=x) for part, x in zip(parts, xs, strict=True)]
+      routed |= routing
+    return ops.join_rows([self.norm(theta['norm'], part.x_BTM) for part in parts]), routed
 
-  def _scanned(self, run, theta, x_BTM, shared):
+  def _scanned(self, theta: Theta, rows: Rows, paddings_BT: tf.Tensor) -> tuple[tf.Tensor, dict[str, Routed]]:
     stacked = weights_lib.flatten({name: theta[name] for name in self._block})
     specs = weights_lib.flatten({name: layer.weights() for name, layer in self._block.items()})
 
-    def run_block(number, x, shared, weights):
-      told = {}
+    def run_block(number, x_BTM, shared, weights):
+      parts, routed = ops.split_rows(rows._replace(x_BTM=x_BTM, memory_BUM=shared[0] if shared else None)), {}
       for place, (name, layer) in enumerate(self._block.items()):
-        of_layer = {n: w for n, w in weights.items() if n.startswith(name + '/')}
+        own = {n: w for n, w in weights.items() if n.startswith(name + '/')}
         with tf.name_scope(name):
           with tf.name_scope('weights'):
-            of_layer = {n: xla_sharding.gather(w, specs[n].dims) for n, w in of_layer.items()}
-          x, routing = run(number * self.period + place, layer, x, shared, weights_lib.unflatten(of_layer)[name])
-        told |= _routed(name, routing)
-      return x, told
+            own = {n: xla_sharding.gather(w, specs[n].dims) for n, w in own.items()}
+          own = weights_lib.unflatten(own)[name]
+          xs, routing = self._run(number * self.period + place, layer, own, parts, paddings_BT)
+        parts = [part._replace(x_BTM=x) for part, x in zip(parts, xs, strict=True)]
+        routed |= _routed(name, routing)
+      return ops.join_rows([part.x_BTM for part in parts]), routed
 
-    x_BTM, told = scan(run_block, x_BTM, shared, stacked, specs)
+    shared = [rows.memory_BUM] if self.cross_attention else []
+    x_BTM, by_block = scan(run_block, rows.x_BTM, shared, stacked, specs)
     routed = {}
-    for name, of_blocks in told.items():
+    for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
         routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
-    return x_BTM, routed
+    return ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM), routed
 
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
+  def _run(
+    self, number: int | tf.Tensor, layer: Layer, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
+  ) -> tuple[list[tf.Tensor], Routing | None]:
+    """One layer with random keys of its own, its weights in the type of its input."""
+    parts = [part._replace(key=None if part.key is None else prng.fold(part.key, number)) for part in parts]
+    return layer(_cast(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
+
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Each decoder layer's cache by name."""
     return {
-      name: layer.init_cache(self._theta_of(number, theta, memory_BUM.dtype), memory_BUM, num_slots)
+      name: layer.init_cache(self._theta_of(number, theta, memory_BUM.dtype), memory_BUM, num_positions)
       for number, (name, layer) in enumerate(self.layers.items())
     }
 

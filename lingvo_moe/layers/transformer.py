@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -15,15 +17,24 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import Cache
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
-from lingvo_moe.layers.rows import in_parts
 
 LayerCache = dict[str, Cache]  # of a decoder layer: 'self', and 'memory', which does not change
 Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> what is added to x
+
+
+class Rows(NamedTuple):
+  """Rows of a batch, or a sub-batch of them, on their way through a stack."""
+
+  x_BTM: tf.Tensor
+  mask_BTT: tf.Tensor  # where a position may attend to another of x
+  memory_BUM: tf.Tensor | None = None  # the encoder's output, for layers with cross-attention
+  memory_mask_BTU: tf.Tensor | None = None  # where a position may attend to memory
+  key: tf.Tensor | None = None  # random key, or one of each row, in training; None at inference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,46 +66,33 @@ class Layer:
     return {'attention': attention, **cross, 'moe' if self.is_moe else 'ffn': ffn}
 
   def __call__(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    mask_BTT: tf.Tensor,
-    paddings_BT: tf.Tensor,
-    memory_BUM: tf.Tensor | None = None,
-    memory_mask_BTU: tf.Tensor | None = None,
-    key: tf.Tensor | None = None,
-  ) -> tuple[tf.Tensor, Routing | None]:
-    """Runs the layer over whole rows.
+    self, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
+  ) -> tuple[list[tf.Tensor], Routing | None]:
+    """Runs the layer over whole rows in sub-batches, which only experts see as one batch.
 
     Args:
       theta: the layer's weights.
-      x_BTM: input.
-      mask_BTT: where a position may attend to another of x.
-      paddings_BT: 1.0 where x is padding.
-      memory_BUM: the encoder's output, for layers with cross-attention.
-      memory_mask_BTU: where a position may attend to memory.
-      key: random key in training; None at inference.
+      parts: the sub-batches of all rows; see ops.split_rows.
+      paddings_BT: 1.0 where x is padding, of all rows.
 
     Returns:
-      ([B, T, M], the Routing of its experts, or None).
+      (x_BTM of each sub-batch, the Routing of the experts or None).
     """
+    xs = [self._attention(theta, rows) for rows in parts]
+    keys = [rows.key for rows in parts]
+    if not self.is_moe:
+      return [self._feed_forward(theta, x_BTM, key) for x_BTM, key in zip(xs, keys, strict=True)], None
+    with tf.name_scope('moe'):
+      own, key = theta['moe'], None if keys[0] is None else ops.join_rows(keys)
+      normalised_BTM = ops.join_rows([self.norm(own['norm'], x_BTM) for x_BTM in xs])
+      y_BTM, routing = self.ffn(own, normalised_BTM, paddings_BT, _fold(key, 'gate'))
+      answers = [y for y, _ in ops.split_rows((y_BTM, key))]
+      return [x + self._dropout(y, key, 'moe') for x, y, key in zip(xs, answers, keys, strict=True)], routing
 
-    def before_experts(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
-      own = theta['attention']
-      x_BTM = self._residual(own, x_BTM, lambda x, k: self._attend(own, x, x, mask_BTT, k), key, 'attention')
-      if self.cross_attention:
-        cross = theta['cross_attention']
-        attend = lambda x, k: self._attend(cross, x, memory_BUM, memory_mask_BTU, k)
-        x_BTM = self._residual(cross, x_BTM, attend, key, 'cross_attention')
-      return x_BTM if self.is_moe else self._feed_forward(theta, x_BTM, key)
-
-    x_BTM = in_parts(before_experts, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
-    return self._experts(theta, x_BTM, paddings_BT, key) if self.is_moe else (x_BTM, None)
-
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> LayerCache:
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
     """Room for a decoder layer's own keys and values, and those of the encoder's output, computed once."""
     keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
-    empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_slots, keys.dtype)
+    empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, keys.dtype)
     return {'self': empty, 'memory': {'keys': keys, 'values': values}}
 
   def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
@@ -130,8 +128,23 @@ class Layer:
     cross, memory = theta['cross_attention'], cache['memory']
     attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
     x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
-    x_BWM = self._experts(theta, x_BWM, paddings_BW, None)[0] if self.is_moe else self._feed_forward(theta, x_BWM, None)
+    if self.is_moe:
+      with tf.name_scope('moe'):
+        x_BWM += self.ffn(theta['moe'], self.norm(theta['moe']['norm'], x_BWM), paddings_BW)[0]
+    else:
+      x_BWM = self._feed_forward(theta, x_BWM, None)
     return x_BWM, {'self': self_cache, 'memory': memory}
+
+  def _attention(self, theta: Theta, rows: Rows) -> tf.Tensor:
+    """The branches of attention: to the rows themselves, then to memory."""
+    own = theta['attention']
+    attend = lambda x, key: self._attend(own, x, x, rows.mask_BTT, key)
+    x_BTM = self._residual(own, rows.x_BTM, attend, rows.key, 'attention')
+    if self.cross_attention:
+      cross = theta['cross_attention']
+      attend = lambda x, key: self._attend(cross, x, rows.memory_BUM, rows.memory_mask_BTU, key)
+      x_BTM = self._residual(cross, x_BTM, attend, rows.key, 'cross_attention')
+    return x_BTM
 
   def _attend(
     self, theta: Theta, x_BTM: tf.Tensor, memory_BUM: tf.Tensor, mask_BTU: tf.Tensor, key: tf.Tensor | None
@@ -144,21 +157,13 @@ class Layer:
   def _feed_forward(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
     return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn')
 
-  def _experts(
-    self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
-  ) -> tuple[tf.Tensor, Routing]:
-    own = theta['moe']
-    gate_key = None if key is None else prng.fold(key, 'gate')
-    with tf.name_scope('moe'):
-      normalised_BTM = in_parts(lambda x: self.norm(own['norm'], x), x_BTM)
-      y_BTM, routing = self.ffn(own, normalised_BTM, paddings_BT, gate_key)
-    add = lambda x, y, key: x + self._dropout(y, key, 'moe')
-    return in_parts(add, x_BTM, y_BTM, key), routing
-
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
-    inner = None if key is None else prng.fold(key, name)
     with tf.name_scope(name):
-      return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), inner), key, name)
+      return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), _fold(key, name)), key, name)
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
-    return y_BTM if key is None else prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{name}/residual'))
+    return prng.dropout(y_BTM, self.residual_dropout, _fold(key, f'{name}/residual'))
+
+
+def _fold(key: tf.Tensor | None, name: str) -> tf.Tensor | None:
+  return None if key is None else prng.fold(key, name)

@@ -1,4 +1,54 @@
-"""Operations that a machine may want done its own way.
+"""Operations that a machine may want done its own way: `ops.linear(...)` calls what the backend in force has for it.
 
-Imports core and xla_sharding; layers, optimizers and search import it.
+`reference.py` is their meaning; `backend.py` sets a backend; `cpu/`, `xla.py` and `gpu.py` are backends. Imports core and
+xla_sharding; layers, optimizers, searches and tasks import it.
 """
+
+from __future__ import annotations
+
+from lingvo_moe.ops import reference
+from lingvo_moe.ops.backend import operation
+from lingvo_moe.ops.reference import Places
+from lingvo_moe.ops.reference import QueuePositions
+
+__all__ = [
+  'Places',
+  'QueuePositions',
+  'capacity_for_all',
+  'combine_rows',
+  'dispatch_rows',
+  'grouped_ffn',
+  'join_rows',
+  'layer_norm',
+  'linear',
+  'loop_bound',
+  'map_rows',
+  'map_sub_batches',
+  'mean_square',
+  'product',
+  'queue_positions',
+  'softmax_cross_entropy',
+  'split_rows',
+  'write_cache',
+]
+
+linear = operation(reference.linear)
+product = operation(reference.product)
+layer_norm = operation(reference.layer_norm)
+softmax_cross_entropy = operation(reference.softmax_cross_entropy)
+queue_positions = operation(reference.queue_positions)
+capacity_for_all = operation(reference.capacity_for_all)
+dispatch_rows = operation(reference.dispatch_rows)
+combine_rows = operation(reference.combine_rows)
+grouped_ffn = operation(reference.grouped_ffn)
+write_cache = operation(reference.write_cache)
+loop_bound = operation(reference.loop_bound)
+mean_square = operation(reference.mean_square)
+split_rows = operation(reference.split_rows)
+join_rows = operation(reference.join_rows)
+map_rows = operation(reference.map_rows)
+
+
+def map_sub_batches(f, *rows):
+  """f(*rows) of nested tensors [B, ...], none of whose rows depends on another, sub-batch by sub-batch."""
+  return join_rows([f(*part) for part in split_rows(rows)])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.ops import cores
-from lingvo_moe.optim.cpu.fused_updates import FusedUpdates
+from lingvo_moe.ops import backend as backend_lib
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import gpu
+from lingvo_moe.ops import xla
+from lingvo_moe.ops.backend import REFERENCE
+from lingvo_moe.ops.backend import Backend
+from lingvo_moe.optim.cpu.in_place import InPlaceUpdates
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.pieces import Piece
 from lingvo_moe.runtime.pieces import WholeState
@@ -24,10 +28,13 @@ def to_numpy(metrics) -> dict:
 class LocalRuntime:
   """Runs a Program's steps where its variables are.
 
-  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace; with `jit` it is
-  compiled by XLA for each shape by itself. Without, on a CPU, only updates of large weights are, and of many experts' for
-  each of a few numbers of rows as it first comes; and on a CPU of few cores it settles for the whole process that a kernel
-  has one core: see cores.py.
+  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` the train step is
+  compiled by XLA, for each shape anew; without, on a CPU, only updates of large weights are.
+
+  Args:
+    program: what to run.
+    jit: see above.
+    backend: 'auto', what suits the machine (see ops/); or 'reference', plain TensorFlow throughout.
   """
 
   process_index = 0
@@ -36,17 +43,16 @@ class LocalRuntime:
   feed_count = 1
   row_multiple = 1
 
-  def __init__(self, program: Program, jit: bool = False):
+  def __init__(self, program: Program, jit: bool = False, backend: str = 'auto'):
     self.program = program
-    self._trained = program
-    if not jit and cores.on_cpu():  # TensorFlow's own kernels on a CPU
-      self._trained = dataclasses.replace(program, optimizer=FusedUpdates(program.optimizer))
-      cores.one_each_of_few()
+    training, inference = _backends(backend, jit)
+    self._updates = InPlaceUpdates(program.optimizer) if training.name == 'cpu' else None
+    self._inference = inference
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
-    self._train = self._compiled(self._train_step, jit)
-    self._eval = self._compiled(self._eval_step)
+    self._train = self._traced(self._train_step, training, jit)
+    self._eval = self._traced(self._eval_step, inference)
 
   @property
   def step(self) -> int:
@@ -98,12 +104,19 @@ class LocalRuntime:
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """f(weights, batch) of the current weights as a function of the batch; it returns numpy values."""
-    traced = self._compiled(lambda batch: f(self._read(self._weights), batch))
+    traced = self._traced(lambda batch: f(self._read(self._weights), batch), self._inference)
     return lambda batch: to_numpy(traced(batch))
 
-  def _compiled(self, f: Callable[[dict], Any], jit: bool = False) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """f of a batch, in which the state may be read and assigned."""
-    return _AnyShape(f, jit)
+  def _traced(
+    self, f: Callable[[dict], Any], backend: Backend, jit: bool = False
+  ) -> Callable[[Mapping[str, np.ndarray]], Any]:
+    """f of a batch under a backend; the state may be read and assigned in it."""
+
+    def with_backend(batch):
+      with backend_lib.use(backend):
+        return f(batch)
+
+    return _AnyShape(with_backend, jit)
 
   def _variables(self):
     return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
@@ -131,13 +144,30 @@ class LocalRuntime:
           variables[name].assign(value)
 
   def _train_step(self, batch):
-    in_place = isinstance(self._trained.optimizer, FusedUpdates)
-    state, metrics = self._trained.train_step(self._variables() if in_place else self._read_state(), batch)
-    self._assign(state)
-    return metrics
+    if self._updates is None:
+      state, metrics = self.program.train_step(self._read_state(), batch)
+      self._assign(state)
+      return metrics
+    program, variables = self.program, self._variables()
+    step = self._step.read_value()
+    grads, metrics = program.gradients(step, self._read(self._weights), batch)
+    with tf.name_scope('update'):
+      rate = program.schedule(step)
+      norm = self._updates.apply(grads, variables, program.weight_specs, step, rate, program.clip_norm)
+      self._step.assign_add(1)
+    return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
 
   def _eval_step(self, batch):
     return self.program.eval_step(self._read(self._weights), batch)
+
+
+def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
+  """(backend of the train step, backend at inference)."""
+  if name == 'reference':
+    return REFERENCE, REFERENCE
+  if tf.config.get_visible_devices('GPU'):
+    return xla.BACKEND if jit else gpu.BACKEND, gpu.BACKEND
+  return xla.BACKEND if jit else cpu.backend(training=True), cpu.backend(training=False)
 
 
 class _AnyShape:

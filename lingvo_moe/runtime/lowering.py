@@ -12,6 +12,8 @@ import numpy as np
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import xla
 from lingvo_moe.program import Program
 from lingvo_moe.xla_sharding import Mesh
 
@@ -91,7 +93,7 @@ def traced(f: Callable, mesh: Mesh) -> Callable:
   """f of TensorFlow as a function for JAX, traced with a mesh, so that it carries the annotations for it."""
 
   def with_mesh(*args):
-    with xla_sharding.use(mesh):
+    with xla_sharding.use(mesh), backend.use(xla.BACKEND):
       return f(*args)
 
   return call_tf(with_mesh, has_side_effects=False)

@@ -25,6 +25,9 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.ops import backend as backend_lib
+from lingvo_moe.ops import xla
+from lingvo_moe.ops.backend import Backend
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.local import LocalRuntime
@@ -196,7 +199,7 @@ class TpuRuntime(LocalRuntime):
     super().__init__(program, jit=True)
     finite = lambda weights, _: {name: tf.reduce_all(tf.math.is_finite(w)) for name, w in weights.items()}
     self._finite = self.function(finite)
-    self._initial = self._compiled(lambda _: self._assign(self.program.init()))
+    self._initial = self._traced(lambda _: self._assign(self.program.init()))
     self._train_loop = tf.function(self._train_in_turn, autograph=False)
 
   def init(self) -> None:
@@ -241,12 +244,14 @@ class TpuRuntime(LocalRuntime):
     of_step = lambda i: tf.nest.map_structure(lambda x: x[i], metrics)
     return [of_step(i) for i in range(len(batches))]
 
-  def _compiled(self, f: Callable[[dict], Any], jit: bool = False) -> tf.types.experimental.PolymorphicFunction:
-    """f of a batch, once on all cores; compiled it is anyway. What it returns is whole on every core."""
-    del jit
+  def _traced(
+    self, f: Callable[[dict], Any], backend: Backend = xla.BACKEND, jit: bool = True
+  ) -> tf.types.experimental.PolymorphicFunction:
+    """f of a batch, once on all cores, always compiled by XLA. Its results are whole on every core."""
+    del jit, backend
 
     def on_cores(batch):
-      with xla_sharding.use(self.mesh):
+      with xla_sharding.use(self.mesh), backend_lib.use(xla.BACKEND):
         outputs = f({name: self._split_rows(x) for name, x in batch.items()})
         return tf.nest.map_structure(xla_sharding.replicate, {} if outputs is None else outputs)
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.ops import backend
 
 # Steps that there is room for at least, whenever room is made. The number of positions is a multiple of what these
 # take, for kernels are set up anew for every size that they see.
@@ -28,6 +29,11 @@ ROOM = 8
 State = Sequence[Any]
 Step = Callable[[Now, State, Any], tuple[tf.Tensor, State, Any]]  # (now, state, cache) -> (parents_BW, state, cache)
 Keep = Callable[[Any, tf.Tensor], Any]  # (cache, positions_BU) -> a cache of the values at these positions
+
+
+def first_room(max_steps: Size, beam_size: int) -> Size:
+  """Positions that the cache has when a loop begins: one where it grows as needed, else as many as it may ever need."""
+  return 1 if backend.current().open_shapes else max_steps * beam_size
 
 
 def loop(
@@ -47,13 +53,14 @@ def loop(
     step: writes to the cache at the new positions, and says for each hypothesis of the next step which of this step it
       continues.
     state: any nest of tensors, whose shapes steps keep.
-    cache: any nest of tensors, of flat positions or not: of max_steps * W positions, or of one if `keep` is given.
+    cache: any nest of tensors, of flat positions or not; room for `first_room` positions, or for max_steps * W if
+      `keep` is None.
     alive: of the state, booleans [B, W]: which hypotheses there are.
     batch_size: B.
     beam_size: W.
     max_steps: the most steps to make.
     keep: chooses positions of a cache. A position may come twice, and then is nobody's until it is written again.
-      None: no position is ever dropped, all shapes stay the same, and the loop lowers to XLA.
+      None, or a backend without open shapes: no position is ever dropped and all shapes stay the same.
 
   Returns:
     (steps made, the state after them).
@@ -68,8 +75,10 @@ def loop(
     parents_BW, state, cache = step(Now(time, start, mask_BWU), state, cache)
     return time + 1, start + beam_size, tf.gather(mask_BWU, parents_BW, batch_dims=1), state, cache
 
-  num_slots = max_steps * beam_size if keep is None else 1
-  begin = tf.constant(0), tf.constant(0), tf.zeros([batch_size, beam_size, num_slots]), tuple(state), cache
+  if not backend.current().open_shapes:
+    keep = None
+  positions = max_steps * beam_size if keep is None else first_room(max_steps, beam_size)
+  begin = tf.constant(0), tf.constant(0), tf.zeros([batch_size, beam_size, positions]), tuple(state), cache
   if keep is None:
     steps, _, _, state, _ = tf.while_loop(unfinished, make_step, begin)
     return steps, state

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers import gating
 from lingvo_moe.layers.dispatch import DISPATCHERS
-from lingvo_moe.layers.gating import Routing
+from lingvo_moe.layers.gates import top2 as gating
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
+from lingvo_moe.ops.backend import Backend
 
-WAYS = sorted(DISPATCHERS)
+WAYS = ['einsum', 'gather']  # into slots; rows that are grouped are in test_grouped_dispatch.py
+CPU = Backend('cpu', cpu.OVERRIDES)
 
 
 def routing_of(expert_GSR, slot_GSR, weight_GSR, num_experts, capacity):
@@ -63,7 +68,7 @@ def test_agrees_with_a_plain_loop(way, seed):
   np.testing.assert_allclose(dispatcher.combine(tf.constant(y_EGCM, tf.float32)), y_GSM, atol=1e-6)
 
 
-def _values_and_gradients(way, seed, **kwargs):
+def _values_and_gradients(way, seed, in_force=backend.REFERENCE, **kwargs):
   """Dispatch and combine, with gradients of both with respect to everything they take; and the shapes known."""
   routing = random_routing(seed)
   x_GSM, weight_GSR = tf.random.stateless_normal([3, 10, 5], [0, 1]), routing.weight_GSR
@@ -72,7 +77,7 @@ def _values_and_gradients(way, seed, **kwargs):
 
   @tf.function(**kwargs)
   def run(x_GSM, y_EGCM, weight_GSR, expert_GSR, slot_GSR):
-    with tf.GradientTape() as tape:
+    with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch([x_GSM, y_EGCM, weight_GSR])
       dispatcher = DISPATCHERS[way](routing._replace(expert_GSR=expert_GSR, slot_GSR=slot_GSR, weight_GSR=weight_GSR))
       x_EGCM, y_GSM = dispatcher.dispatch(x_GSM), dispatcher.combine(y_EGCM)
@@ -90,14 +95,14 @@ def _of_any_size():
 @pytest.mark.parametrize('signature', [None, _of_any_size()], ids=['static', 'any size'])
 @pytest.mark.parametrize('seed', range(3))
 def test_both_ways_agree_forward_and_in_every_gradient(seed, signature):
-  gathered = _values_and_gradients('gather', seed, input_signature=signature)
+  gathered = _values_and_gradients('gather', seed, CPU, input_signature=signature)
   for a, b in zip(_values_and_gradients('einsum', seed), gathered, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize('way', WAYS)
 def test_compiled_by_xla_gives_the_same(way):
-  plain, compiled = _values_and_gradients(way, 0), _values_and_gradients(way, 0, jit_compile=True)
+  plain, compiled = _values_and_gradients(way, 0), _values_and_gradients(way, 0, xla.BACKEND, jit_compile=True)
   for a, b in zip(plain, compiled, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -144,13 +149,14 @@ def test_bfloat16_activations_keep_their_type_and_give_float32_gradients_of_the_
   assert (y_GSM.dtype, dx_GSM.dtype, dweight_GSR.dtype) == (tf.bfloat16, tf.bfloat16, tf.float32)
 
 
+@pytest.mark.parametrize('in_force', [CPU, xla.BACKEND], ids=lambda b: b.name)
 @pytest.mark.parametrize('way', WAYS)
-def test_gradients_are_named_after_the_scopes_of_what_they_are_gradients_of(way):
+def test_gradients_are_named_after_the_scopes_of_what_they_are_gradients_of(way, in_force):
   routing = random_routing(0)
 
   @tf.function
   def gradient(x_GSM):
-    with tf.GradientTape() as tape:
+    with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch(x_GSM)
       dispatcher = DISPATCHERS[way](routing)
       with tf.name_scope('layer_01/dispatch'):

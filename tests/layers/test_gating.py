@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_moe.layers import gating
+from lingvo_moe.layers.gates import top2 as gating
 
 GOT_NO_SLOT = 0.0
 

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
-from lingvo_moe.layers import experts
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import cores
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
+from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops.cpu import grouped_ffn
 
 LAYER = MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2)
 THETA = {**weights.initialize(LAYER.weights(), seed=3), 'gate': tf.random.stateless_normal([6, 4], [0, 9])}
@@ -45,18 +48,36 @@ def test_owns_a_gate_and_two_matrices_of_every_expert():
   assert weights.count(specs) == 6 * 4 + 4 * 2 * 6 * 8
 
 
-def in_slots(layer, theta=THETA):
-  """Inference as where shapes are static."""
+CPU = Backend('cpu', cpu.OVERRIDES, 'grouped')
+
+
+def under(in_force, f):
+  """f under a backend."""
+
+  def run(*args):
+    with backend.use(in_force):
+      return f(*args)
+
+  return run
+
+
+def reference(layer, theta=THETA):
+  """Inference by the reference."""
   return lambda x, paddings: layer(theta, x, paddings)
 
 
-def in_rows(layer, theta=THETA):
-  """Inference as where shapes are dynamic."""
+def on_cpu(layer, theta=THETA):
+  """Inference as the local runtime traces it on a CPU."""
   any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  return tf.function(in_slots(layer, theta), input_signature=any_shape)
+  return tf.function(under(cpu.backend(training=False), reference(layer, theta)), input_signature=any_shape)
 
 
-WAYS = pytest.mark.parametrize('way', [in_slots, in_rows])
+def by_xla(layer, theta=THETA):
+  """Inference compiled."""
+  return tf.function(under(xla.BACKEND, reference(layer, theta)), jit_compile=True)
+
+
+WAYS = pytest.mark.parametrize('way', [reference, on_cpu, by_xla])
 
 
 @WAYS
@@ -83,7 +104,7 @@ def test_inference_depends_on_the_token_alone(way):
   alone = [infer(x[b : b + 1, t : t + 1], tf.zeros([1, 1]))[0][0, 0] for b, t in np.ndindex(4, 5)]
   np.testing.assert_allclose(together.reshape(20, 6), alone, atol=1e-6)
   other_groups = way(dataclasses.replace(LAYER, num_groups=1))(x, tf.zeros([4, 5]))[0]
-  np.testing.assert_array_equal(together, other_groups)
+  np.testing.assert_allclose(together, other_groups, atol=1e-6)
   padded = tf.pad(x, [[0, 2], [0, 3], [0, 0]], constant_values=7)
   paddings = tf.pad(tf.zeros([4, 5]), [[0, 2], [0, 3]], constant_values=1)
   y = infer(padded, paddings)[0]
@@ -142,43 +163,41 @@ def train(layer, x, paddings, key):
     tape.watch([x, THETA])
     y, routing = layer(THETA, x, paddings, key)
     value = tf.reduce_sum(tf.square(y)) + routing.stats.aux_loss
-  return y, routing.stats.first_dropped, *tf.nest.flatten(tape.gradient(value, [x, THETA]))
+  gradients = map(tf.convert_to_tensor, tf.nest.flatten(tape.gradient(value, [x, THETA])))
+  return y, routing.stats.first_dropped, *gradients
 
 
-@pytest.mark.parametrize('way, compiled', [('einsum', False), ('einsum', True), ('gather', True)])
-def test_either_dispatch_compiled_or_not_trains_alike(way, compiled):
+@pytest.mark.parametrize('dispatch, in_force', [('einsum', xla.BACKEND), ('gather', xla.BACKEND)])
+def test_either_dispatch_compiled_trains_as_the_reference(dispatch, in_force):
   tight = dataclasses.replace(LAYER, capacity_factor=0.8)
   x, paddings = some_input(), tf.constant([[0.0] * 5] * 3 + [[0.0] * 2 + [1.0] * 3])
   expected = train(tight, x, paddings, prng.key(0))
   assert float(expected[1]) > 0
-  step = tf.function(train, jit_compile=True) if compiled else train
-  got = step(dataclasses.replace(tight, dispatch=way), x, paddings, prng.key(0))
-  for a, b in zip(got, expected, strict=True):
+  layer = dataclasses.replace(tight, dispatch=dispatch)
+  step = tf.function(under(in_force, lambda x, p: train(layer, x, p, prng.key(0))), jit_compile=True)
+  for a, b in zip(step(x, paddings), expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'way, on_cpu, in_rows', [('gather', True, True), ('gather', False, False), ('einsum', True, False)]
-)
+@pytest.mark.parametrize('dispatch', ['auto', 'grouped', 'gather', 'einsum'])
+@pytest.mark.parametrize('in_force', [CPU, backend.REFERENCE], ids=lambda b: b.name)
 @pytest.mark.parametrize('real', [20, 12, 1, 0])
-def test_training_in_rows_of_each_expert_s_tokens_is_training_in_slots(way, on_cpu, in_rows, real, monkeypatch):
-  monkeypatch.setattr(cores, 'on_cpu', lambda: on_cpu)
+def test_every_dispatcher_trains_as_the_reference(dispatch, in_force, real):
   tight = dataclasses.replace(LAYER, capacity_factor=0.8)
   x, paddings = some_input(), tf.reshape(tf.cast(tf.range(20) >= real, tf.float32), [4, 5])
   expected = train(tight, x, paddings, prng.key(0))
   assert (float(expected[1]) > 0) == (real > 1)
   any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  run = tf.function(lambda x, p: train(dataclasses.replace(tight, dispatch=way), x, p, prng.key(0)), any_shape)
-  traced = run.get_concrete_function()
-  assert ('SplitV' in {op.type for op in traced.graph.get_operations()}) == in_rows
-  for a, b in zip(traced(x, paddings), expected, strict=True):
+  layer = dataclasses.replace(tight, dispatch=dispatch)
+  run = tf.function(under(in_force, lambda x, p: train(layer, x, p, prng.key(0))), any_shape)
+  for a, b in zip(run(x, paddings), expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize('most', [1, 4])
-def test_training_in_rows_takes_bfloat16_activations(most, monkeypatch):
-  monkeypatch.setattr(experts, '_MOST_TRACED', most)
-  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', most)
+def test_training_on_grouped_rows_takes_bfloat16_activations(most, monkeypatch):
+  monkeypatch.setattr(grouped_ffn, '_MAX_UNROLLED', most)
+  monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', most)
   x, paddings = tf.cast(some_input(), tf.bfloat16), tf.zeros([4, 5])
   halves = {'gate': THETA['gate'], **{name: tf.cast(THETA[name], tf.bfloat16) for name in ('wi', 'wo')}}
 
@@ -187,24 +206,25 @@ def test_training_in_rows_takes_bfloat16_activations(most, monkeypatch):
       tape.watch([x, halves])
       y, _ = LAYER(halves, x, paddings, prng.key(0))
       value = tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
-    return y, *tf.nest.flatten(tape.gradient(value, [x, halves]))
+    return y, *map(tf.convert_to_tensor, tf.nest.flatten(tape.gradient(value, [x, halves])))
 
   any_shape = [tf.TensorSpec([None, None, 6], tf.bfloat16), tf.TensorSpec([None, None])]
-  got, expected = tf.function(step, any_shape)(x, paddings), step(x, paddings)
+  got, expected = tf.function(under(CPU, step), any_shape)(x, paddings), step(x, paddings)
   assert [t.dtype for t in got] == [tf.bfloat16, tf.bfloat16, tf.float32, tf.bfloat16, tf.bfloat16]
   for a, b in zip(got, expected, strict=True):
     b = tf.cast(b, tf.float32)
     np.testing.assert_allclose(tf.cast(a, tf.float32), b, atol=0.03 * np.max(np.abs(b)))
 
 
-@pytest.mark.parametrize('way', ['einsum', 'gather'])
-def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(way):
-  layer = dataclasses.replace(LAYER, dispatch=way)
+@pytest.mark.parametrize('dispatch', ['einsum', 'gather'])
+def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(dispatch):
+  layer = dataclasses.replace(LAYER, dispatch=dispatch)
   x, paddings = some_input(), tf.constant([[0.0] * 5] * 3 + [[0.0] * 2 + [1.0] * 3])
-  expected, expected_routing = in_rows(layer)(x, paddings)
-  got, routing = tf.function(lambda x, p: layer(THETA, x, p), jit_compile=True)(x, paddings)
-  np.testing.assert_allclose(got, expected, atol=1e-6)
-  np.testing.assert_array_equal(routing.stats.tokens_E, expected_routing.stats.tokens_E)
+  expected, expected_routing = on_cpu(LAYER)(x, paddings)
+  for way in (by_xla, on_cpu):
+    got, routing = way(layer)(x, paddings)
+    np.testing.assert_allclose(got, expected, atol=1e-6)
+    np.testing.assert_array_equal(routing.stats.tokens_E, expected_routing.stats.tokens_E)
 
 
 def test_inference_takes_any_number_of_rows():

@@ -16,6 +16,7 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.layers.transformer import Rows
 
 ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
@@ -60,7 +61,7 @@ def test_a_layer_adds_each_branch_of_its_normalised_input():
   layer = Layer(ATTENTION, FFN, cross_attention=True)
   theta, x, memory = theta_of(layer), some_input(2, 3), some_input(2, 4, seed=1)
   mask, memory_mask = tf.ones([2, 3, 3]), tf.ones([2, 3, 4])
-  y, routing = layer(theta, x, mask, tf.zeros([2, 3]), memory, memory_mask)
+  (y,), routing = layer(theta, [Rows(x, mask, memory, memory_mask)], tf.zeros([2, 3]))
   assert routing is None
   own, cross, ffn = theta['attention'], theta['cross_attention'], theta['ffn']
   h = norm(own['norm'], x.numpy())

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
-from lingvo_moe.layers import experts
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.optim import optimizer
+from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim import schedule
-from lingvo_moe.optim.cpu import fused_updates
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.cpu import in_place
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.program import Program
 from lingvo_moe.run.checkpoint import Checkpoints
@@ -38,7 +38,7 @@ class Copier:
 
 
 TASK = Copier(MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=2))
-PROGRAM = Program(TASK, optimizer.Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
+PROGRAM = Program(TASK, Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
 
 
 def batch_at(step):
@@ -69,11 +69,11 @@ def run():
   return in_one_go()
 
 
-def by_products(monkeypatch):
-  """From now on large weights are updated in place, and experts' by products that are not multiplied out."""
-  monkeypatch.setattr(fused_updates, '_LARGE', 0)
-  monkeypatch.setattr(experts, '_MOST_TRACED', 3)
-  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 3)
+def by_factors(monkeypatch):
+  """From now on every weight is large, and experts are updated by gradients kept as factors."""
+  monkeypatch.setattr(in_place, '_LARGE', 0)
+  monkeypatch.setattr(grouped_ffn, '_MAX_UNROLLED', 3)
+  monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', 3)
 
 
 def test_steps_are_those_of_the_pure_program(run):
@@ -88,7 +88,7 @@ def test_steps_are_those_of_the_pure_program(run):
 
 def test_large_weights_are_updated_in_place_to_the_same_numbers(run, monkeypatch):
   losses, final = run
-  monkeypatch.setattr(fused_updates, '_LARGE', 0)
+  monkeypatch.setattr(in_place, '_LARGE', 0)
   runtime = LocalRuntime(PROGRAM)
   runtime.init()
   read = []
@@ -103,7 +103,7 @@ def test_large_weights_are_updated_in_place_to_the_same_numbers(run, monkeypatch
 
 
 @pytest.mark.parametrize('clip_norm', [0.0, 1.0])
-def test_products_that_are_not_multiplied_out_make_the_same_numbers(clip_norm, monkeypatch):
+def test_factored_gradients_make_the_same_numbers(clip_norm, monkeypatch):
   program = dataclasses.replace(PROGRAM, clip_norm=clip_norm)
 
   def trained():
@@ -113,9 +113,9 @@ def test_products_that_are_not_multiplied_out_make_the_same_numbers(clip_norm, m
     return [(m['loss'], m['grad_norm']) for m in metrics], state_arrays(runtime)
 
   numbers, state = trained()
-  by_products(monkeypatch)
+  by_factors(monkeypatch)
   taken = []
-  monkeypatch.setattr(MatrixByMatrix, 'update_by_product', spy(MatrixByMatrix.update_by_product, taken))
+  monkeypatch.setattr(MatrixByMatrix, 'update_factored', spy(MatrixByMatrix.update_factored, taken))
   same_numbers, same_state = trained()
   assert {spec.dims for spec in taken} == {'EMH', 'EHM'}
   np.testing.assert_allclose(same_numbers, numbers, rtol=1e-5)
@@ -134,7 +134,7 @@ def spy(update, taken):
 @pytest.mark.parametrize('large', [False, True])
 def test_a_run_interrupted_and_restored_continues_bit_for_bit(large, tmp_path, monkeypatch):
   if large:
-    by_products(monkeypatch)
+    by_factors(monkeypatch)
   losses, final = in_one_go()
   checkpoints = Checkpoints(str(tmp_path))
   first = LocalRuntime(PROGRAM)
@@ -187,3 +187,14 @@ def test_a_second_state_replaces_the_first():
   runtime.load({**state, 'step': np.int64(9), 'weights': {n: w + 1 for n, w in state['weights'].items()}})
   assert runtime.step == 9 and runtime.weights() is variables
   np.testing.assert_array_equal(variables['layer_00/moe/wi'], state['weights']['layer_00/moe/wi'] + 1)
+
+
+def test_the_reference_backend_trains_and_evaluates_to_the_same_numbers(run):
+  losses, final = run
+  runtime = LocalRuntime(PROGRAM, backend='reference')
+  runtime.init()
+  for step, loss in enumerate(losses):
+    assert float(runtime.train_step(batch_at(step))['loss']) == pytest.approx(loss, rel=1e-5)
+  for name, value in state_arrays(runtime).items():
+    np.testing.assert_allclose(value, final[name], rtol=1e-4, atol=1e-6, err_msg=name)
+  assert np.isfinite(runtime.eval_step(batch_at(0))['loss'])

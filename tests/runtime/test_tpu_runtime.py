@@ -22,8 +22,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.optim import optimizer
 from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoint import Checkpoints
@@ -52,7 +52,7 @@ class Copier:
 
 
 TASK = Copier(MoE(model_dim=6, hidden_dim=8, num_experts=4, num_groups=4))
-PROGRAM = Program(TASK, optimizer.Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
+PROGRAM = Program(TASK, Adafactor(), schedule.InverseSquareRoot(1.0, 100), clip_norm=1.0, seed=3)
 MESH = Mesh.parse('data:2,expert:2')
 CPU = ['/CPU:0'] * 4
 # A chip of two cores in each of two hosts; TensorFlow's numbers of the cores run against the grid.

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.cpu import mean_square
-from lingvo_moe.optim.cpu.thin_products import ThinProduct
-from lingvo_moe.optim.optimizer import Adafactor
-from lingvo_moe.optim.optimizer import Measured
+from lingvo_moe.ops.cpu.factored import FactoredGradient
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.adafactor import Measured
 from lingvo_moe.optim.optimizer import Slots
 from lingvo_moe.optim.optimizer import Update
 
@@ -26,7 +25,7 @@ class MatrixByMatrix(Adafactor):
 
   @classmethod
   def of(cls, optimizer: Adafactor) -> MatrixByMatrix:
-    return cls(**{**vars(optimizer), 'mean_square': mean_square.for_xla_on_cpus})
+    return cls(**vars(optimizer))
 
   def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
     lead = len(spec.dims) - 2
@@ -38,13 +37,13 @@ class MatrixByMatrix(Adafactor):
     found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
     return _of_all(found, [axis for axis in range(lead) if spec.dims[axis] != 'L'])
 
-  def takes_products(self, spec: WeightSpec) -> bool:
+  def takes_factors(self, spec: WeightSpec) -> bool:
     """Whether a weight is one of experts, [E, M, H], each of them factored."""
     return spec.dims[:-2] == 'E' and spec.dims[-2:] == spec.factored
 
-  def update_by_product(
+  def update_factored(
     self,
-    grad: ThinProduct,
+    grad: FactoredGradient,
     slots: Slots,
     weight: tf.Tensor,
     spec: WeightSpec,
@@ -52,7 +51,7 @@ class MatrixByMatrix(Adafactor):
     rate: tf.Tensor,
   ) -> Update:
     """`update` of experts' weights [E, M, H] by a product that is made twice in the cache, and never written to memory."""
-    product = lambda i: ThinProduct(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
+    product = lambda i: FactoredGradient(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
     of_all = _of_all(measured, [0])
     one = _matrix(spec)

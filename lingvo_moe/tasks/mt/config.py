@@ -11,13 +11,14 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.optim import optimizer
 from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
 
-_OPTIMIZERS = {'adafactor': optimizer.Adafactor, 'adam': optimizer.Adam}
+_OPTIMIZERS = {'adafactor': Adafactor, 'adam': Adam}
 _SCHEDULES = ('inverse_sqrt', 'warmup_inverse_sqrt', 'constant')
 _ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
@@ -36,7 +37,7 @@ class MtConfig(DataConfig):
     num_experts: E of each layer with experts; 0 makes a dense model.
     moe_every: every moe_every-th layer carries experts.
     capacity_factor: C = capacity_factor * S / E; 2 gives both choices of every token a slot at perfect balance.
-    dispatch: how tokens get to experts: 'gather' or 'einsum'; where shapes are dynamic MoE tells when it is by neither.
+    dispatch: how tokens get to experts: 'einsum', 'gather', 'grouped', or 'auto', what the machine is best at.
     activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, norms, softmaxes and the output scores are
       float32 in both; attention scores are products in this type, of which the softmax is taken in float32.
     scan_layers: whether each stack is one loop over its blocks of moe_every layers, so that the size of the program does
@@ -79,7 +80,7 @@ class MtConfig(DataConfig):
   num_experts: int = 0
   moe_every: int = 2
   capacity_factor: float = 2.0
-  dispatch: str = 'gather'
+  dispatch: str = 'auto'
   activation_dtype: str = 'float32'
   scan_layers: bool = False
   remat: str = 'none'
@@ -154,7 +155,7 @@ class MtConfig(DataConfig):
     for name, known in (
       ('optimizer', tuple(_OPTIMIZERS)),
       ('schedule', _SCHEDULES),
-      ('dispatch', tuple(DISPATCHERS)),
+      ('dispatch', ('auto', *DISPATCHERS)),
       ('activation_dtype', _ACTIVATION_DTYPES),
       ('remat', POLICIES),
     ):

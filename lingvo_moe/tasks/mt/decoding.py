@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.core.shapes import is_static
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.rows import undivided
-from lingvo_moe.ops import cores
 from lingvo_moe.search import beam_search
+from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.model import TranslationModel
@@ -26,7 +24,6 @@ from lingvo_moe.tasks.mt.vocab import EOS
 from lingvo_moe.tasks.mt.vocab import PAD
 from lingvo_moe.tasks.mt.vocab import Vocab
 
-_ROWS_OF_A_PART = 8  # at least, where parts of a batch are searched side by side: of fewer, products are too small
 _BATCH_TOKENS = 2048  # source tokens of a batch, where neither caller nor configuration asks for fewer
 
 Progress = Callable[[int], object]  # called with the sentences done since the last call
@@ -66,11 +63,6 @@ def search(
 ) -> beam_search.Hypotheses:
   """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
 
-  Where kernels have one core each, equal parts of a batch are searched side by side; see cores.py.
-
-  With a batch of static shape it lowers to XLA; there are then config.max_length steps, and room for all of them, else
-  as many as the longest source allows, and room as it is needed.
-
   Args:
     model: of the configuration.
     theta: nested weights.
@@ -82,22 +74,30 @@ def search(
   Returns:
     beam_search.Hypotheses.
   """
-  search_rows = functools.partial(_search, model, theta, config=config, n_best=n_best, min_length=min_length)
-  if is_static(*sizes(batch['src_ids'])):
-    return search_rows(batch, max_steps=config.max_length)
-  search_rows = functools.partial(search_rows, max_steps=tf.reduce_max(max_lengths(batch['src_segments'], config)))
-  if cores.side_by_side() == 1:
-    return search_rows(batch)
-  return _in_parts(search_rows, batch, cores.side_by_side(), n_best)
+  max_lengths_B = max_lengths(batch['src_segments'], config)
+  max_steps = ops.loop_bound(max_lengths_B, config.max_length)
 
+  def search_rows(batch):
+    rows = sizes(batch['src_ids'])[0]
+    memory_BUM, _ = model.encode(theta, batch)
+    cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, config.beam_size))
+    return beam_search.beam_search(
+      lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache),
+      cache,
+      batch_size=rows,
+      beam_size=config.beam_size,
+      max_steps=max_steps,
+      max_lengths_B=max_lengths(batch['src_segments'], config),
+      bos_id=BOS,
+      eos_id=EOS,
+      pad_id=PAD,
+      vocab_size=model.target_embedding.vocab_size,
+      length_norm_alpha=config.length_norm_alpha,
+      n_best=n_best,
+      min_length=min_length,
+      keep=model.keep_positions,
+    )
 
-def _in_parts(search_rows, batch, most, n_best) -> beam_search.Hypotheses:
-  """Searches of equal parts of a batch, up to so many, all at once."""
-  rows, length = sizes(batch['src_ids'])
-  parts = tf.clip_by_value(rows // _ROWS_OF_A_PART, 1, most)
-  each = -(-rows // parts)
-  more = [[0, parts * each - rows], [0, 0]]  # rows without a source, which get no hypothesis
-  split = {name: tf.reshape(tf.pad(x_BT, more), [parts, each, length]) for name, x_BT in batch.items()}
   specs = beam_search.Hypotheses(
     ids_BWT=tf.TensorSpec([None, n_best, None], tf.int32),
     lengths_BW=tf.TensorSpec([None, n_best], tf.int32),
@@ -105,38 +105,7 @@ def _in_parts(search_rows, batch, most, n_best) -> beam_search.Hypotheses:
     scores_BW=tf.TensorSpec([None, n_best]),
     steps=tf.TensorSpec([], tf.int32),
   )
-  with undivided():
-    *found, steps = tf.map_fn(search_rows, split, parallel_iterations=most, fn_output_signature=specs)
-  join = lambda x: tf.reshape(x, tf.concat([[parts * each], tf.shape(x)[2:]], axis=0))[:rows]
-  return beam_search.Hypotheses(*map(join, found), tf.reduce_max(steps))
-
-
-def _search(model, theta, batch, *, config, max_steps, n_best, min_length) -> beam_search.Hypotheses:
-  shape = sizes(batch['src_ids'])
-  static = is_static(*shape, max_steps)
-  max_lengths_B = max_lengths(batch['src_segments'], config)
-  memory_BUM, _ = model.encode(theta, batch)
-  cache = model.init_cache(theta, memory_BUM, max_steps * config.beam_size if static else 1)
-
-  def step(ids_BW, now, cache):
-    return model.decode_step(theta, ids_BW, now, batch['src_segments'], cache)
-
-  return beam_search.beam_search(
-    step,
-    cache,
-    batch_size=shape[0],
-    beam_size=config.beam_size,
-    max_steps=max_steps,
-    max_lengths_B=max_lengths_B,
-    bos_id=BOS,
-    eos_id=EOS,
-    pad_id=PAD,
-    vocab_size=model.target_embedding.vocab_size,
-    length_norm_alpha=config.length_norm_alpha,
-    n_best=n_best,
-    min_length=min_length,
-    keep=None if static else model.keep_positions,
-  )
+  return ops.map_rows(search_rows, batch, specs)
 
 
 def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:

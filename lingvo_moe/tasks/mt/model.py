@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -16,8 +17,6 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.rows import in_parts
-from lingvo_moe.layers.softmax import softmax_loss
 from lingvo_moe.layers.stack import Routed
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
@@ -127,9 +126,9 @@ class TranslationModel:
     def output_loss(x_BTM, label_BT):
       logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
       with tf.name_scope('softmax'):
-        return softmax_loss(logits_BTV, label_BT, smoothing, self.z_loss_weight)
+        return ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, self.z_loss_weight)
 
-    xent_BT, loss_BT = in_parts(output_loss, x_BTM, batch['tgt_labels'])
+    xent_BT, loss_BT = ops.map_sub_batches(output_loss, x_BTM, batch['tgt_labels'])
     aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
     aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
@@ -157,11 +156,11 @@ class TranslationModel:
       log_p_BT = tf.gather(log_p_BTV, label_BT, batch_dims=2)
       return tf.reduce_sum(log_p_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
 
-    return in_parts(of_labels, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
+    return ops.map_sub_batches(of_labels, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
 
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_slots: Size) -> StackCache:
-    """The decoder's cache for `num_slots` flat positions (steps x hypotheses)."""
-    return self.decoder.init_cache(theta['decoder'], memory_BUM, num_slots)
+  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
+    """The decoder's cache for `num_positions` flat positions (steps x hypotheses)."""
+    return self.decoder.init_cache(theta['decoder'], memory_BUM, num_positions)
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
     """A cache of what `cache` has at these flat positions; see flat_sequence.loop."""
@@ -191,7 +190,7 @@ class TranslationModel:
       x_BTM = tf.cast(x_BTM, self.activation_dtype)
       return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 
-    return in_parts(embed, ids_BT, positions_BT, key)
+    return ops.map_sub_batches(embed, ids_BT, positions_BT, key)
 
 
 def _count(segments_BT: tf.Tensor) -> tf.Tensor:

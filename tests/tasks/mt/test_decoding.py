@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.ops import cores
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import decoding
@@ -85,11 +87,16 @@ def random_sentences(rng, lengths):
 class Search:
   """decoding.search of one model."""
 
-  def __init__(self, config, seed, n_best):
+  def __init__(self, config, seed, n_best, in_force=None):
     self.model, self.config = config.task(), config
     self.theta = weights_lib.unflatten({k: v.read_value() for k, v in variables(config, seed).items()})
     signature = [{k: tf.TensorSpec([None, None], tf.int32) for k in ('src_ids', 'src_segments', 'src_positions')}]
-    run = lambda batch: decoding.search(self.model, self.theta, batch, config, n_best)
+    in_force = in_force or cpu.backend(training=False)
+
+    def run(batch):
+      with backend.use(in_force):
+        return decoding.search(self.model, self.theta, batch, config, n_best)
+
     self._run = tf.function(run, autograph=False, input_signature=signature)
 
   def __call__(self, sentences, length, empty_rows=0):
@@ -150,12 +157,9 @@ def test_parts_of_a_batch_that_are_searched_side_by_side_are_translated_alike(ro
   plain = Search(CONFIG, 1, n_best=2)
   sentences = random_sentences(np.random.default_rng(rows), [2 + i for i in range(rows)])
   expected = plain(sentences, 12, empty_rows=1)
-  monkeypatch.setattr(cores, 'side_by_side', lambda: 3)
-  monkeypatch.setattr(decoding, '_ROWS_OF_A_PART', 3)
-  in_parts, calls = decoding._in_parts, []
-  monkeypatch.setattr(decoding, '_in_parts', lambda *args: calls.append(args) or in_parts(*args))
-  found = Search(CONFIG, 1, n_best=2)(sentences, 12, empty_rows=1)
-  assert len(calls) == 1
+  monkeypatch.setattr(cpu.sub_batches, '_MIN_ROWS', 3)
+  three = dataclasses.replace(cpu.backend(training=False), parallel_calls=3)
+  found = Search(CONFIG, 1, n_best=2, in_force=three)(sentences, 12, empty_rows=1)
   for got, hypotheses in zip(found, expected, strict=True):
     assert_same(got, hypotheses)
 
@@ -166,11 +170,12 @@ def test_a_batch_of_static_shape_is_translated_by_xla_alike(dispatch):
   search = Search(small, 1, n_best=3)
   sentences = random_sentences(np.random.default_rng(1), [2, 5, 7, 12])
   expected = search(sentences, 12, empty_rows=4)
-  compiled = tf.function(
-    lambda batch: decoding.search(search.model, search.theta, batch, search.config, 3),
-    autograph=False,
-    jit_compile=True,
-  )
+
+  def by_xla(batch):
+    with backend.use(xla.BACKEND):
+      return decoding.search(search.model, search.theta, batch, search.config, 3)
+
+  compiled = tf.function(by_xla, autograph=False, jit_compile=True)
   h = compiled(source_batch(sentences, 12, empty_rows=4))
   assert h.ids_BWT.shape == (8, 3, CONFIG.max_length)
   for got, hypotheses in zip(search.read(h), expected, strict=True):

@@ -1,4 +1,4 @@
-"""Choices sorted by expert: by hand, and against a plain loop."""
+"""Grouped dispatch: choices sorted by expert, by hand and against a plain loop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers import experts
-from lingvo_moe.layers import gating
-from lingvo_moe.layers.gating import Routing
-from lingvo_moe.layers.ragged import RaggedDispatcher
+from lingvo_moe.layers.dispatch import GroupedDispatcher
+from lingvo_moe.layers.gates import top2 as gating
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops.cpu.grouped_ffn import Looped
 
 
 def routing_of(expert_GSR, weight_GSR, num_experts):
@@ -23,11 +26,11 @@ BY_HAND = routing_of([[[2, 0], [2, 1], [1, 0]]], [[[0.75, 0.25], [0.5, 0], [0, 0
 
 def run(routing, w_EMM, x_GSM):
   """Each expert multiplies by a matrix of its own."""
-  dispatcher = RaggedDispatcher(routing)
-  x_XM = dispatcher.dispatch(x_GSM)
+  dispatcher = GroupedDispatcher(routing)
+  x = dispatcher.dispatch(x_GSM)
   matmul = lambda w_MM, x_CM: [tf.matmul(x_CM, w_MM)]
-  (y_XM,) = experts.Looped(dispatcher.begin_E).each(matmul, [x_GSM.shape[-1]], [w_EMM], [x_XM])
-  return dispatcher.combine(y_XM)
+  (y_XM,) = Looped(x.expert_offsets).each(matmul, [x_GSM.shape[-1]], [w_EMM], [x.x_XM])
+  return dispatcher.combine(x._replace(x_XM=y_XM))
 
 
 # Expert e multiplies by e + 1.
@@ -35,12 +38,12 @@ TIMES = tf.range(1.0, 5)[:, tf.newaxis, tf.newaxis]
 
 
 def test_three_tokens_by_hand():
-  dispatcher = RaggedDispatcher(BY_HAND)
-  x_XM = dispatcher.dispatch(tf.constant([[[1.0, 2], [3, 4], [5, 6]]]))
+  dispatcher = GroupedDispatcher(BY_HAND)
+  x = dispatcher.dispatch(tf.constant([[[1.0, 2], [3, 4], [5, 6]]]))
   # Token 0 in expert 0; tokens 0 and 1 in expert 2; and one that is no expert's.
-  np.testing.assert_array_equal(x_XM, [[1, 2], [1, 2], [3, 4], [1, 2]])
-  np.testing.assert_array_equal(dispatcher.begin_E, [0, 1, 1, 3, 3])
-  y_GSM = dispatcher.combine(tf.constant([[1.0, 2], [3, 6], [9, 12], [0, 0]]))
+  np.testing.assert_array_equal(x.x_XM, [[1, 2], [1, 2], [3, 4], [1, 2]])
+  np.testing.assert_array_equal(x.expert_offsets, [0, 1, 1, 3, 3])
+  y_GSM = dispatcher.combine(x._replace(x_XM=tf.constant([[1.0, 2], [3, 6], [9, 12], [0, 0]])))
   np.testing.assert_array_equal(y_GSM, [[[0.75 * 3 + 0.25 * 1, 0.75 * 6 + 0.25 * 2], [0.5 * 9, 0.5 * 12], [0, 0]]])
 
 
@@ -58,7 +61,8 @@ def random_routing(seed, kind):
 
 @pytest.mark.parametrize('kind', ['uneven', 'two experts', 'one token'])
 @pytest.mark.parametrize('seed', range(3))
-def test_agrees_with_a_plain_loop_in_values_and_gradients(seed, kind):
+@pytest.mark.parametrize('in_force', [backend.REFERENCE, Backend('cpu', cpu.OVERRIDES)], ids=lambda b: b.name)
+def test_agrees_with_a_plain_loop_in_values_and_gradients(seed, kind, in_force):
   routing = random_routing(seed, kind)
   rng = np.random.default_rng(seed)
   x_GSM = rng.normal(size=[*routing.weight_GSR.shape[:2], 5]).astype(np.float32)
@@ -78,7 +82,7 @@ def test_agrees_with_a_plain_loop_in_values_and_gradients(seed, kind):
 
   @tf.function(input_signature=[index, *floats])
   def values_and_gradients(expert_GSR, weight_GSR, x_GSM, w_EMM):
-    with tf.GradientTape() as tape:
+    with backend.use(in_force), tf.GradientTape() as tape:
       of = [x_GSM, w_EMM, weight_GSR]
       tape.watch(of)
       y_GSM = run(routing._replace(expert_GSR=expert_GSR, weight_GSR=weight_GSR), w_EMM, x_GSM)

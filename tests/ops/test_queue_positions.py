@@ -8,18 +8,20 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_moe.layers import queues
+from lingvo_moe.core import sorting
+from lingvo_moe.ops import reference
+from lingvo_moe.ops.cpu import queue
 
 
 def by_counting(expert_GSR, taken_GSR, num_experts):
-  return queues.queue(tf.constant(expert_GSR, tf.int32), tf.constant(taken_GSR), num_experts)
+  return reference.queue_positions(tf.constant(expert_GSR, tf.int32), tf.constant(taken_GSR), num_experts)
 
 
 @tf.function(
   input_signature=[tf.TensorSpec([None] * 3, tf.int32), tf.TensorSpec([None] * 3, tf.bool), tf.TensorSpec([], tf.int32)]
 )
 def _of_any_size(expert_GSR, taken_GSR, num_experts):
-  return queues.queue(expert_GSR, taken_GSR, num_experts)
+  return queue.queue_positions(expert_GSR, taken_GSR, num_experts)
 
 
 def by_sorting(expert_GSR, taken_GSR, num_experts):
@@ -38,10 +40,10 @@ def by_hand(expert_GSR, taken_GSR, num_experts):
   return position_GSR, length_GE
 
 
-@pytest.mark.parametrize('queue', [by_counting, by_sorting])
-def test_second_choices_stand_behind_all_first_ones(queue):
+@pytest.mark.parametrize('positions', [by_counting, by_sorting])
+def test_second_choices_stand_behind_all_first_ones(positions):
   expert_GSR = np.array([[[0, 1], [1, 0], [0, 1]]])
-  position_GSR, length_GE = queue(expert_GSR, np.full([1, 3, 2], True), 3)
+  position_GSR, length_GE = positions(expert_GSR, np.full([1, 3, 2], True), 3)
   np.testing.assert_array_equal(position_GSR, [[[0, 1], [0, 2], [1, 2]]])
   np.testing.assert_array_equal(length_GE, [[3, 3, 0]])
 
@@ -57,22 +59,14 @@ def test_both_ways_agree_with_a_loop(shape, num_experts, share, seed):
   rng = np.random.default_rng(seed)
   expert_GSR, taken_GSR = rng.integers(num_experts, size=shape), rng.random(shape) < share
   want = by_hand(expert_GSR, taken_GSR, num_experts)
-  for queue in (by_counting, by_sorting):
-    for got, exact in zip(queue(expert_GSR, taken_GSR, num_experts), want, strict=True):
+  for positions in (by_counting, by_sorting):
+    for got, exact in zip(positions(expert_GSR, taken_GSR, num_experts), want, strict=True):
       assert got.dtype == tf.int32
       np.testing.assert_array_equal(got, exact)
 
 
-def test_where_no_size_is_known_choices_are_sorted_and_else_counted():
-  ops = lambda f: {op.type for op in f.get_concrete_function().graph.get_operations()}
-  arguments = lambda size: [tf.TensorSpec([1, size, 2], tf.int32), tf.TensorSpec([1, size, 2], tf.bool)]
-  of = lambda size: ops(tf.function(lambda e, t: queues.queue(e, t, 4), input_signature=arguments(size)))
-  assert 'Cumsum' in of(8) and 'TopKV2' not in of(8)
-  assert 'Cumsum' not in of(None) and 'TopKV2' in of(None)
-
-
 def test_sort_keeps_the_order_of_a_kind_and_puts_kinds_beyond_last():
-  found = queues.sort(tf.constant([2, 0, 3, 2, 0, 2]), 3)
+  found = sorting.sort(tf.constant([2, 0, 3, 2, 0, 2]), 3)
   np.testing.assert_array_equal(found.order, [1, 4, 0, 3, 5, 2])
   np.testing.assert_array_equal(found.place, [2, 0, 5, 3, 1, 4])
-  np.testing.assert_array_equal(found.begin, [0, 2, 2, 5])
+  np.testing.assert_array_equal(found.offsets, [0, 2, 2, 5])

@@ -1,53 +1,17 @@
-"""The gate: which experts each token goes to (GShard, arXiv 2006.16668, Algorithm 1)."""
+"""Top-2 gate with capacity: GShard (arXiv 2006.16668), Algorithm 1."""
 
 from __future__ import annotations
 
 import fractions
 import math
-from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.layers.gradient import custom_gradient
-from lingvo_moe.layers.queues import queue
-
-
-class RoutingStats(NamedTuple):
-  """What became of the choices: float32 sums over all groups, scalars unless axes are given, that add up over batches."""
-
-  aux_loss: tf.Tensor  # E^2 x line 13, summed over groups; 1.0 a group at perfect balance
-  groups: tf.Tensor  # groups that hold a token
-  tokens: tf.Tensor  # tokens that are not padding
-  first_dropped: tf.Tensor  # first choices without room
-  second_dropped: tf.Tensor  # second choices without room
-  second_skipped: tf.Tensor  # second choices skipped at random
-  tokens_E: tf.Tensor  # choices each expert serves
-  entropy: tf.Tensor  # of the tokens' gates, summed, in nats; log(E) a token when undecided
-
-
-class Decisions(NamedTuple):
-  """Where tokens went, and how nearly elsewhere; the axes and values are those of Routing."""
-
-  expert_GSR: tf.Tensor
-  weight_GSR: tf.Tensor
-  margin_GS: tf.Tensor
-
-
-class Routing(NamedTuple):
-  """What the gate decided: for each token and choice, which expert, which slot of it, with what weight."""
-
-  expert_GSR: tf.Tensor  # int32
-  slot_GSR: tf.Tensor  # int32; valid where weight_GSR > 0
-  weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
-  num_experts: int
-  capacity: Size  # C, the slots each expert offers each group
-  stats: RoutingStats
-  margin_GS: tf.Tensor | None = None  # float32; how far, as a probability, the token's nearest decision is from tipping
-
-  @property
-  def decisions(self) -> Decisions:
-    return Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS)
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.gates.routing import RoutingStats
 
 
 def expert_capacity(group_size: Size, num_experts: int, capacity_factor: float) -> Size:
@@ -75,8 +39,7 @@ def top2_gating(
   Args:
     logits_GSE: float32 scores. bfloat16 makes ties, and ties misroute.
     paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
-    capacity: C, the slots each expert offers each group; None for enough that no token is dropped: S where that is
-      static, as a token takes one slot of an expert at most; else as many as the fullest expert needs.
+    capacity: C, the slots each expert offers each group; None for enough that no token is dropped.
     noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
 
   Returns:
@@ -100,8 +63,9 @@ def top2_gating(
   rest_GSE = tf.where(tf.one_hot(first_GS, num_experts, on_value=True, off_value=False), -math.inf, logits_GSE)
   second_GS = tf.argmax(rest_GSE, axis=-1, output_type=tf.int32)
   one_hot = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)  # of padding: zeros
+  gate_of = lambda mask_GSE: tf.reduce_sum(gates_GSE * mask_GSE, axis=-1)
   first_GSE = one_hot(first_GS)
-  gate1_GS, gate2_GS = _entry(gates_GSE, first_GSE), _entry(gates_GSE, one_hot(second_GS))
+  gate1_GS, gate2_GS = gate_of(first_GSE), gate_of(one_hot(second_GS))
   total_GS = gate1_GS + gate2_GS + tf.cast(real_GS == 0, tf.float32)  # padding divides by 1, not by 0
   gate1_GS, gate2_GS = gate1_GS / total_GS, gate2_GS / total_GS
 
@@ -115,15 +79,13 @@ def top2_gating(
   # second choices queue behind all first choices of their group.
   expert_GSR = tf.stack([first_GS, second_GS], axis=-1)
   taken_GSR = tf.stack([real_GS, taken2_GS], axis=-1)
-  slot_GSR, served_GE = queue(expert_GSR, taken_GSR > 0, num_experts)
+  slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
   kept_GSR = taken_GSR
   if capacity is not None:
     kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
     served_GE = tf.minimum(served_GE, capacity)
-  elif logits_GSE.shape[1] is not None:
-    capacity = logits_GSE.shape[1]
   else:
-    capacity = tf.maximum(1, tf.reduce_max(served_GE))
+    capacity = ops.capacity_for_all(served_GE, sizes(logits_GSE)[1])
 
   tokens_G = tf.reduce_sum(real_GS, axis=1)
   tokens, taken2 = tf.reduce_sum(tokens_G), tf.reduce_sum(taken2_GS)
@@ -149,18 +111,8 @@ def top2_gating(
   )
 
 
-def _entry(x_GSE: tf.Tensor, mask_GSE: tf.Tensor) -> tf.Tensor:
-  """The one entry of each row that is not masked."""
-
-  @custom_gradient
-  def run(x_GSE):
-    return tf.reduce_sum(x_GSE * mask_GSE, axis=-1), lambda dy_GS: dy_GS[..., tf.newaxis] * mask_GSE
-
-  return run(x_GSE)
-
-
 def _margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS) -> tf.Tensor:
-  """Between first and second choice, second and third, and, where there is noise, taking the second or not."""
+  """Smallest difference between first and second gate, second and third, and, with noise, of keeping the second or not."""
   num_experts = gates_GSE.shape[-1]
   of = lambda expert_GS: tf.reduce_sum(gates_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
   others_GSE = gates_GSE * (1.0 - tf.one_hot(first_GS, num_experts) - tf.one_hot(second_GS, num_experts))

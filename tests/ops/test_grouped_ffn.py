@@ -1,4 +1,4 @@
-"""Experts on rows of their own: against a plain loop, in each of the ways that they are asked; and which are asked."""
+"""Grouped feed-forward on CPUs: every form against a plain loop; the loop runs experts with rows only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers import experts
+from lingvo_moe.ops.cpu import grouped_ffn
 
 M, H = 3, 5
 
 
-@pytest.fixture(params=['traced', 'traced, as one product', 'looped'])
+@pytest.fixture(params=['unrolled', 'unrolled, factored', 'looped'])
 def way(request, monkeypatch):
-  most_traced, most_multiplied = {'traced': (9, 9), 'traced, as one product': (9, 1), 'looped': (1, 1)}[request.param]
-  monkeypatch.setattr(experts, '_MOST_TRACED', most_traced)
-  monkeypatch.setattr(experts, '_MOST_MULTIPLIED', most_multiplied)
+  max_unrolled, max_multiplied = {'unrolled': (9, 9), 'unrolled, factored': (9, 1), 'looped': (1, 1)}[request.param]
+  monkeypatch.setattr(grouped_ffn, '_MAX_UNROLLED', max_unrolled)
+  monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', max_multiplied)
   return request.param
 
 
@@ -38,14 +38,15 @@ def plain(count_E, x_XM, wi_EMH, wo_EHM, dy_XM):
 
 def traced(count_E):
   """Of x, wi, wo and a gradient of the answers: the answers, at inference and in training, and gradients of the three."""
-  begin_E = tf.constant(np.cumsum([0, *count_E]), tf.int32)
+  expert_offsets = tf.constant(np.cumsum([0, *count_E]), tf.int32)
 
   def run(x_XM, wi_EMH, wo_EHM, dy_XM):
     with tf.GradientTape() as tape:
       tape.watch([x_XM, wi_EMH, wo_EHM])
-      y_XM = experts.trained_answers(x_XM, begin_E, wi_EMH, wo_EHM)
+      y_XM = grouped_ffn.grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM)
     gradients = tape.gradient(y_XM, [x_XM, wi_EMH, wo_EHM], dy_XM)
-    return experts.answers(x_XM, begin_E, wi_EMH, wo_EHM), y_XM, *gradients
+    forward = grouped_ffn.grouped_ffn_forward(x_XM, expert_offsets, wi_EMH, wo_EHM)
+    return forward, y_XM, *map(tf.convert_to_tensor, gradients)
 
   rows, weights = tf.TensorSpec([None, M]), [tf.TensorSpec([len(count_E), *shape]) for shape in ((M, H), (H, M))]
   return tf.function(run, input_signature=[rows, *weights, rows])
@@ -62,20 +63,20 @@ def test_answers_and_gradients_are_those_of_a_plain_loop(way, count_E):
     np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-def test_gradients_of_few_experts_are_stacked_and_of_many_one_einsum(way):
+def test_gradients_of_few_experts_are_stacked_and_of_many_factored(way):
   types = [op.type for op in traced([2, 1, 3]).get_concrete_function().graph.get_operations()]
-  assert types.count('Einsum') == (0 if way == 'traced' else 2)
+  assert types.count('Einsum') == (0 if way == 'unrolled' else 2)
   assert ('SplitV' in types) == (way != 'looped')
 
 
-def test_a_loop_asks_only_those_with_rows_each_about_its_own():
+def test_a_loop_runs_only_experts_with_rows_each_on_its_own():
   asked = {}
 
   def expert(w, x_CM):
     asked[int(w[0])] = x_CM[:, 0].numpy().tolist()
     return [w * x_CM, x_CM[:, :1]]
 
-  loop = experts.Looped(tf.constant([0, 1, 1, 3, 3]))
+  loop = grouped_ffn.Looped(tf.constant([0, 1, 1, 3, 3]))
   weights, x_XM = tf.constant([[10.0], [11], [12], [13]]), tf.constant([[1.0, 2], [3, 4], [5, 6], [7, 8]])
   y_XM, first_X1 = loop.each(expert, [2, 1], [weights], [x_XM])
   assert asked == {10: [1.0], 12: [3.0, 5.0]}

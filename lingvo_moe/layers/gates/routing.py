@@ -1,0 +1,46 @@
+"""Routing: what a gate decides, for each token and choice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import Size
+
+
+class RoutingStats(NamedTuple):
+  """Statistics of routing: float32 sums over all groups, scalars unless axes are given; they add up over batches."""
+
+  aux_loss: tf.Tensor  # E^2 x line 13, summed over groups; 1.0 a group at perfect balance
+  groups: tf.Tensor  # groups that hold a token
+  tokens: tf.Tensor  # tokens that are not padding
+  first_dropped: tf.Tensor  # first choices without room
+  second_dropped: tf.Tensor  # second choices without room
+  second_skipped: tf.Tensor  # second choices skipped at random
+  tokens_E: tf.Tensor  # choices each expert serves
+  entropy: tf.Tensor  # of the tokens' gates, summed, in nats; log(E) a token when undecided
+
+
+class Decisions(NamedTuple):
+  """Decisions for each token and how close they were; axes and values as in Routing."""
+
+  expert_GSR: tf.Tensor
+  weight_GSR: tf.Tensor
+  margin_GS: tf.Tensor
+
+
+class Routing(NamedTuple):
+  """Decision of a gate: for each token and choice, which expert, which slot of it, with what weight."""
+
+  expert_GSR: tf.Tensor  # int32
+  slot_GSR: tf.Tensor  # int32; valid where weight_GSR > 0
+  weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
+  num_experts: int
+  capacity: Size  # C, the slots each expert offers each group
+  stats: RoutingStats
+  margin_GS: tf.Tensor | None = None  # float32; how far, as a probability, the token's nearest decision is from tipping
+
+  @property
+  def decisions(self) -> Decisions:
+    return Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS)

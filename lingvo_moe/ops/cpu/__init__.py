@@ -1,0 +1,47 @@
+"""CPU backend: TensorFlow's own kernels on few cores, one override a file's idea. Runtimes make it; layers never see it."""
+
+from __future__ import annotations
+
+import functools
+
+from lingvo_moe.ops import vjp
+from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops.cpu import cache
+from lingvo_moe.ops.cpu import grouped_ffn
+from lingvo_moe.ops.cpu import linear
+from lingvo_moe.ops.cpu import mean_square
+from lingvo_moe.ops.cpu import queue
+from lingvo_moe.ops.cpu import sub_batches
+from lingvo_moe.ops.cpu import threads
+
+OVERRIDES = {
+  'combine_rows': vjp.combine_rows,
+  'dispatch_rows': vjp.dispatch_rows,
+  'grouped_ffn': grouped_ffn.grouped_ffn,
+  'layer_norm': vjp.layer_norm,
+  'linear': linear.linear,
+  'map_rows': sub_batches.map_rows,
+  'mean_square': mean_square.mean_square,
+  'product': linear.product,
+  'queue_positions': queue.queue_positions,
+  'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
+  'split_rows': sub_batches.split_rows,
+  'write_cache': cache.write_cache,
+}
+
+
+def backend(*, training: bool) -> Backend:
+  """The backend for functions of which gradients are taken, or none, under the thread policy that is set."""
+  parallel = threads.parallel_kernels()
+  forward_only = {} if training else {'grouped_ffn': grouped_ffn.grouped_ffn_forward}
+  return Backend(
+    'cpu',
+    {**OVERRIDES, **forward_only},
+    dispatcher='grouped',
+    sub_batches=min(parallel, threads.MAX_SUB_BATCHES),
+    parallel_calls=parallel,
+  )
+
+
+# Updates of large weights, compiled by XLA for CPUs; see optim/cpu/in_place.py.
+COMPILED = Backend('cpu_xla', {'mean_square': mean_square.compiled_mean_square})

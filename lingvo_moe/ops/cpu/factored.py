@@ -1,0 +1,83 @@
+"""Gradient of per-expert weights kept as its two factors.
+
+The gradient is x^T dy of the few rows that each expert saw: two thin matrices, which a cache holds, and a product as
+large as the weight. The operation that would multiply them hands them over in this type; an update that can use them is
+spared writing the product to memory (optim/cpu/in_place.py), and everybody else gets the product.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# Numbers of rows to pad to, as XLA compiles an update for each. With more rows, multiplying twice takes longer than
+# writing a product to memory once.
+_ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class FactoredGradient(tf.IndexedSlices):
+  """x^T dy of each expert, [E, M, H], of factors x [E, C, M] and dy [E, C, H].
+
+  TensorFlow lets a gradient be a tensor or IndexedSlices: this is one slice for each expert, multiplied when it is
+  read. Gradients that TensorFlow adds up or converts to a tensor are right as well, and factored no more.
+  """
+
+  def __init__(self, x_ECM: tf.Tensor, dy_ECH: tf.Tensor):
+    self.x_ECM = x_ECM
+    self.dy_ECH = dy_ECH
+
+  @property
+  def values(self) -> tf.Tensor:
+    """The product, [E, M, H], as the einsum that a plain gradient is."""
+    return tf.einsum('ECM,ECH->EMH', self.x_ECM, self.dy_ECH)
+
+  @property
+  def indices(self) -> tf.Tensor:
+    return tf.range(tf.shape(self.x_ECM)[0])
+
+  @property
+  def dense_shape(self) -> tf.Tensor:
+    return tf.stack([tf.shape(self.x_ECM)[0], tf.shape(self.x_ECM)[2], tf.shape(self.dy_ECH)[2]])
+
+  @property
+  def shape(self) -> tf.TensorShape:
+    return tf.TensorShape([self.x_ECM.shape[0], self.x_ECM.shape[2], self.dy_ECH.shape[2]])
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self.dy_ECH.dtype
+
+  @property
+  def has_few_rows(self) -> tf.Tensor:
+    """Whether an update should make the product itself."""
+    return self._rows <= _ROWS[-1]
+
+  def padded(self) -> FactoredGradient:
+    """The same gradient, if it has few rows, with rows of zeros up to one of a few numbers."""
+    rows = tf.gather(_ROWS, tf.searchsorted(_ROWS, [self._rows])[0])
+    pad = lambda factor: tf.pad(factor, [[0, 0], [0, rows - self._rows], [0, 0]])
+    return FactoredGradient(pad(self.x_ECM), pad(self.dy_ECH))
+
+  def multiplied(self) -> tf.Tensor:
+    """The product as one batched matmul."""
+    return tf.matmul(self.x_ECM, self.dy_ECH, transpose_a=True)
+
+  def norm(self) -> tf.Tensor:
+    """Root of the sum of squares: that sum is the inner product of x x^T and dy dy^T, which are small."""
+    gram = lambda factor: tf.matmul(factor, factor, transpose_b=True)
+    small = lambda: tf.reduce_sum(gram(self.x_ECM) * gram(self.dy_ECH))
+    square = tf.cond(self.has_few_rows, small, lambda: 2.0 * tf.nn.l2_loss(self.multiplied()))
+    return tf.sqrt(tf.maximum(square, 0.0))
+
+  def scaled(self, scale: tf.Tensor) -> FactoredGradient:
+    return FactoredGradient(self.x_ECM, self.dy_ECH * tf.cast(scale, self.dy_ECH.dtype))
+
+  @property
+  def _rows(self):
+    return tf.shape(self.x_ECM)[1]
+
+
+tf.register_tensor_conversion_function(
+  FactoredGradient,
+  lambda value, dtype=None, name=None, as_ref=False: tf.cast(value.values, dtype or value.dtype),
+  priority=0,
+)

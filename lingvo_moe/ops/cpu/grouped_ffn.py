@@ -1,0 +1,153 @@
+"""Feed-forward of rows grouped by expert (dropless): each expert computes the rows of its own tokens, no empty slots.
+
+Measured in training with two cores: 1.17 to 1.23 times the steps a second of 16 experts on slots, of which a third to a
+half are empty; 1.00 to 1.09 times with 128.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.ops.cpu.factored import FactoredGradient
+from lingvo_moe.ops.custom_gradient import custom_gradient
+
+# Up to so many experts are unrolled in the traced program. That spares the overhead of a loop, but experts without rows
+# run as well, and a program of thousands of operations takes long to trace.
+_MAX_UNROLLED = 128
+
+# Up to so many experts their weights' gradients are products of their own. More have few rows each: their gradient is
+# kept as its factors, with as many rows of each expert as any has. Where there are too many rows for that to pay, the
+# padding costs (7% of a step where 128 experts have up to 128 rows).
+_MAX_MULTIPLIED = 64
+
+
+def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+  """Grouped feed-forward with a gradient: zeros for the last row of x, whatever gradient comes in for its result."""
+  num_experts, model_dim, hidden_dim = wi_EMH.shape
+  experts = Unrolled(expert_offsets) if num_experts <= _MAX_UNROLLED else Looped(expert_offsets)
+  features = [hidden_dim, model_dim]
+
+  def forward(wi, wo, x):
+    h = tf.nn.relu(tf.matmul(x, wi))
+    return h, tf.matmul(h, wo)
+
+  def backward(wi, wo, h, dy):
+    dh = tf.raw_ops.ReluGrad(gradients=tf.matmul(dy, wo, transpose_b=True), features=h)
+    return dh, tf.matmul(dh, wi, transpose_b=True)
+
+  @custom_gradient
+  def run(x_XM, wi_EMH, wo_EHM):
+    x = experts.divided(x_XM)
+    h, y = experts.each(forward, features, [wi_EMH, wo_EHM], [x])
+
+    def grad(dy_XM):
+      dy = experts.divided(dy_XM)
+      dh, dx = experts.each(backward, features, [wi_EMH, wo_EHM], [h, dy])
+      dx_XM = experts.joined(dx)
+      # dx first, which other layers wait for; then neither weight is in use, and both may be written to.
+      with tf.control_dependencies([dx_XM]):
+        return dx_XM, *experts.weight_gradients((x, dh), (h, dy))
+
+    return experts.joined(y), grad
+
+  return run(x_XM, wi_EMH, wo_EHM)
+
+
+def grouped_ffn_forward(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+  """Grouped feed-forward at inference: a loop over the experts that have rows, few in a step of decoding."""
+  expert = lambda wi, wo, x: [tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo)]
+  return Looped(expert_offsets).each(expert, [x_XM.shape[-1]], [wi_EMH, wo_EHM], [x_XM])[0]
+
+
+class Experts(abc.ABC):
+  """Iteration over experts and their rows. Each kind keeps rows in a form of its own."""
+
+  @abc.abstractmethod
+  def divided(self, x_XM: tf.Tensor) -> Any:
+    """Rows [X, M] in that form."""
+
+  @abc.abstractmethod
+  def each(self, f: Callable, features: Sequence[int], weights: Sequence[tf.Tensor], rows: Sequence[Any]) -> Sequence:
+    """f(*weights of an expert, *its rows) of all experts; its results are rows with so many features each."""
+
+  @abc.abstractmethod
+  def joined(self, rows: Any) -> tf.Tensor:
+    """Results of `each` as [X, ...], the last row zeros."""
+
+  @abc.abstractmethod
+  def weight_gradients(self, *factors: tuple[Any, Any]) -> Sequence[tf.Tensor | FactoredGradient]:
+    """x^T dy of each expert, [E, M, H], for each pair (x, dy), of which one comes from `each`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrolled(Experts):
+  """One branch of the traced program for each expert, which run side by side. Rows are a list with those of each."""
+
+  expert_offsets: tf.Tensor
+
+  def divided(self, x_XM):
+    count_E = self.expert_offsets[1:] - self.expert_offsets[:-1]
+    return tf.split(x_XM, tf.concat([count_E, [1]], axis=0), num=self.expert_offsets.shape[0])[:-1]
+
+  def each(self, f, features, weights, rows):
+    return list(zip(*map(f, *map(tf.unstack, weights), *rows)))
+
+  def joined(self, rows):
+    return tf.concat([*rows, tf.zeros([1, rows[0].shape[-1]], rows[0].dtype)], axis=0)
+
+  def weight_gradients(self, *factors):
+    num_experts = self.expert_offsets.shape[0] - 1
+    if num_experts > _MAX_MULTIPLIED:
+      return Looped(self.expert_offsets).weight_gradients(*((self.joined(x), self.joined(dy)) for x, dy in factors))
+    products = []
+    for pair in factors:
+      # One after the other: each is large, and is there twice while it is put together.
+      with tf.control_dependencies(products[-1:]):
+        products.append(tf.stack([tf.matmul(x, dy, transpose_a=True) for x, dy in zip(*pair, strict=True)]))
+    return products
+
+
+@dataclasses.dataclass(frozen=True)
+class Looped(Experts):
+  """Loop over the experts that have rows, several iterations at once. Rows are [X, ...]."""
+
+  expert_offsets: tf.Tensor
+
+  def divided(self, x_XM):
+    return x_XM
+
+  def each(self, f, features, weights, rows):
+    num_busy = tf.size(self._busy)
+
+    def run_expert(i, *found):
+      e = tf.gather(self._busy, i)
+      own = slice(tf.gather(self.expert_offsets, e), tf.gather(self.expert_offsets, e + 1))
+      y = f(*(w[e] for w in weights), *(x_XM[own] for x_XM in rows))
+      return i + 1, *(rows_of.write(i, rows) for rows_of, rows in zip(found, y, strict=True))
+
+    def array(size):
+      rows_of = tf.TensorArray(rows[0].dtype, num_busy + 1, infer_shape=False, element_shape=[None, size])
+      return rows_of.write(num_busy, tf.zeros([1, size], rows[0].dtype))
+
+    found = tf.while_loop(lambda i, *_: i < num_busy, run_expert, (0, *map(array, features)))[1:]
+    return [rows_of.concat() for rows_of in found]
+
+  def joined(self, rows):
+    return rows
+
+  def weight_gradients(self, *factors):
+    # As many rows of every expert as any has. The last row, of zeros in one of the two, stands for those that are missing.
+    rows = tf.range(tf.reduce_max(self.expert_offsets[1:] - self.expert_offsets[:-1]))
+    index_EC = self.expert_offsets[:-1, tf.newaxis] + rows
+    index_EC = tf.where(index_EC < self.expert_offsets[1:, tf.newaxis], index_EC, self.expert_offsets[-1])
+    return [FactoredGradient(*(tf.gather(x_XM, index_EC) for x_XM in pair)) for pair in factors]
+
+  @functools.cached_property
+  def _busy(self):
+    return tf.cast(tf.where(self.expert_offsets[1:] > self.expert_offsets[:-1])[:, 0], tf.int32)

@@ -1,0 +1,71 @@
+"""Matrix products on CPUs: fused with bias and activation, and per expert side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import vjp
+from lingvo_moe.ops.cpu.factored import FactoredGradient
+from lingvo_moe.ops.custom_gradient import custom_gradient
+
+
+def linear(
+  x: tf.Tensor,
+  weight: tf.Tensor,
+  bias: tf.Tensor | None = None,
+  activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+  inputs: int = 1,
+) -> tf.Tensor:
+  """Matmul of two matrices with bias_add, which TensorFlow fuses with a ReLU into one kernel.
+
+  A bias's gradient then is BiasAddGrad, which takes a tenth of the time of a sum over axes.
+  """
+  inner, outer = weight.shape[:inputs], weight.shape[inputs:]
+  lead = sizes(x)[: x.shape.rank - inputs]
+  y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
+  if bias is not None:
+    y = tf.nn.bias_add(y, tf.reshape(bias, [-1]))
+  return tf.reshape(activation(y), [*lead, *outer])
+
+
+def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """einsum with the gradient of vjp.product; per expert in equal parts of the experts, side by side.
+
+  Experts are the first axis that all three tensors share. The gradient of their weight is handed over as its factors:
+  it is as large as the weight, and nothing but its update needs it.
+  """
+  x_axes, weight_axes, y_axes = vjp.split_equation(equation)
+  per_expert = x_axes[0] == weight_axes[0] == y_axes[0]
+  if not per_expert:
+    return vjp.product(equation, x, weight)
+  run_parts = _in_parts if weight.shape[0] % backend.current().sub_batches == 0 else tf.einsum
+
+  @custom_gradient
+  def run(x, weight):
+    def grad(dy):
+      dx = run_parts(vjp.backward_equation(equation), dy, weight)
+      with tf.control_dependencies([dx]):  # as in vjp.product
+        factors = (x, dy) if weight_axes[-1] in y_axes else (dy, x)
+        return dx, FactoredGradient(*map(_rows_of_experts, factors))
+
+    return run_parts(equation, x, weight), grad
+
+  return run(x, weight)
+
+
+def _in_parts(equation, x, weight):
+  parts = backend.current().sub_batches
+  if parts == 1:
+    return tf.einsum(equation, x, weight)
+  pairs = zip(tf.split(x, parts), tf.split(weight, parts))
+  return tf.concat([tf.einsum(equation, *pair) for pair in pairs], axis=0)
+
+
+def _rows_of_experts(x_EGCM):
+  count, *_, features = sizes(x_EGCM)
+  return tf.reshape(x_EGCM, [count, -1, features])

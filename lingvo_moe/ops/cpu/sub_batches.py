@@ -1,0 +1,61 @@
+"""Rows of a batch in sub-batches side by side, one core each: what one row does not need of another.
+
+Measured with two cores: 1.18 to 1.27 times the steps a second of dense and 8-expert models, 1.0 to 1.1 of 128 experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import backend
+
+_MIN_ROWS = 8  # of a sub-batch of map_rows: of fewer, matrix products are too small
+
+
+def split_rows(rows: Any) -> list[Any]:
+  """Sub-batches laid out beside each other in the traced program.
+
+  A tensor [1, ...] belongs to every sub-batch. With a scalar, such as one random key for all rows, nothing is divided.
+  """
+  flat = tf.nest.flatten(rows)
+  tensors = [x for x in flat if x is not None]
+  parts = backend.current().sub_batches
+  divisible = [x for x in tensors if x.shape.rank and x.shape[0] != 1]
+  if parts == 1 or not divisible or any(x.shape.rank == 0 for x in tensors):
+    return [rows]
+  count = sizes(divisible[0])[0]
+  ends = [count * (part + 1) // parts for part in range(parts)]
+  counts = tf.stack([end - begin for begin, end in zip([0, *ends], ends)])
+  divided = [[x] * parts if x is None or x.shape[0] == 1 else tf.split(x, counts, num=parts) for x in flat]
+  return [tf.nest.pack_sequence_as(rows, part) for part in zip(*divided, strict=True)]
+
+
+def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
+  """f over equal sub-batches in a loop, several calls at once; the last is filled up with rows of zeros.
+
+  Scalars among the results are the largest of all calls.
+  """
+  most = backend.current().parallel_calls
+  if most == 1:
+    return f(rows)
+  count = sizes(tf.nest.flatten(rows)[0])[0]
+  parts = tf.clip_by_value(count // _MIN_ROWS, 1, most)
+  each = -(-count // parts)
+
+  def divided(x):
+    padded = tf.pad(x, [[0, parts * each - count]] + [[0, 0]] * (x.shape.rank - 1))
+    return tf.reshape(padded, [parts, each, *sizes(x)[1:]])
+
+  def joined(x, spec):
+    if spec.shape.rank == 0:
+      return tf.reduce_max(x)
+    return tf.reshape(x, tf.concat([[parts * each], tf.shape(x)[2:]], axis=0))[:count]
+
+  with backend.use(dataclasses.replace(backend.current(), sub_batches=1, parallel_calls=1)):
+    found = tf.map_fn(f, tf.nest.map_structure(divided, rows), parallel_iterations=most, fn_output_signature=specs)
+  return tf.nest.map_structure(joined, found, specs)

@@ -1,0 +1,19 @@
+"""GPU backend: TensorFlow's own kernels with the hand-written gradients. Not run on hardware."""
+
+from __future__ import annotations
+
+from lingvo_moe.ops import vjp
+from lingvo_moe.ops.backend import Backend
+
+# Dispatch by slots: for rows grouped by expert the host would wait for the number of rows of each.
+BACKEND = Backend(
+  'gpu',
+  {
+    'combine_rows': vjp.combine_rows,
+    'dispatch_rows': vjp.dispatch_rows,
+    'layer_norm': vjp.layer_norm,
+    'product': vjp.product,
+    'softmax_cross_entropy': vjp.softmax_cross_entropy,
+  },
+  dispatcher='gather',
+)

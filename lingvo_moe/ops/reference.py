@@ -1,0 +1,142 @@
+"""Reference arithmetic of the models: each operation once, in plain TensorFlow, with TensorFlow's own gradients.
+
+A backend (backend.py) may override an operation by name; tests hold every override to the function here, values and
+gradients. `--backend=reference` trains and decodes with these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import Size
+
+
+def linear(
+  x: tf.Tensor,
+  weight: tf.Tensor,
+  bias: tf.Tensor | None = None,
+  activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
+  inputs: int = 1,
+) -> tf.Tensor:
+  """activation(x W + b): x [..., *in], weight [*in, *out] with `inputs` axes in, bias [*out]; gives [..., *out]."""
+  lead, i, o = 'abcd'[: x.shape.rank - inputs], 'ijk'[:inputs], 'opq'[: weight.shape.rank - inputs]
+  y = tf.einsum(f'{lead}{i},{i}{o}->{lead}{o}', x, weight)
+  return activation(y if bias is None else y + bias)
+
+
+def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """tf.einsum of activations and a weight, such as 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all."""
+  return tf.einsum(equation, x, weight)
+
+
+def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
+  """Mean 0 and variance 1 over the last axis, then scale and bias (Ba et al., 2016); float32."""
+  centred_BTM = x_BTM - tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
+  variance_BT1 = tf.reduce_mean(tf.square(centred_BTM), axis=-1, keepdims=True)
+  return centred_BTM * tf.math.rsqrt(variance_BT1 + epsilon) * scale_M + bias_M
+
+
+def softmax_cross_entropy(
+  logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """(-log p of each label, the loss to minimise), float32 [B, T] each; the first passes no gradient.
+
+  The loss is the cross-entropy with a target of 1 - smoothing on the label and smoothing / V on all V symbols (Szegedy
+  et al., 2016), plus z_weight * log(Z)^2, which keeps the normaliser Z near 1.
+  """
+  log_p_BTV = tf.nn.log_softmax(logits_BTV)
+  xent_BT = -tf.gather(log_p_BTV, label_BT, batch_dims=2)
+  loss_BT = (1.0 - smoothing) * xent_BT - smoothing * tf.reduce_mean(log_p_BTV, axis=-1)
+  return tf.stop_gradient(xent_BT), loss_BT + z_weight * tf.square(tf.reduce_logsumexp(logits_BTV, axis=-1))
+
+
+class QueuePositions(NamedTuple):
+  position_GSR: tf.Tensor  # int32: how many of its expert stand before each choice; 0 where it is not taken
+  length_GE: tf.Tensor  # int32: how many choices each expert got
+
+
+def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: int) -> QueuePositions:
+  """Queues of experts (Alg. 1, lines 5-11, 21-22): first choices of a group in token order, then all second ones, ..."""
+  position_R, length_G1E = [], 0.0
+  for expert_GS in tf.unstack(tf.where(taken_GSR, expert_GSR, -1), axis=-1):
+    mask_GSE = tf.one_hot(expert_GS, num_experts)  # zeros where not taken
+    before_GSE = length_G1E + tf.cumsum(mask_GSE, axis=1, exclusive=True)
+    position_R.append(tf.reduce_sum(before_GSE * mask_GSE, axis=-1))
+    length_G1E += tf.reduce_sum(mask_GSE, axis=1, keepdims=True)
+  return QueuePositions(tf.cast(tf.stack(position_R, axis=-1), tf.int32), tf.cast(length_G1E[:, 0], tf.int32))
+
+
+def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
+  """Slots an expert must offer each group so that no choice is dropped: as many as the longest queue has."""
+  del group_size
+  return tf.maximum(1, tf.reduce_max(length_GE))
+
+
+class Places(NamedTuple):
+  """Which choice sits in which row of the experts' input, in both directions; see layers/dispatch.py."""
+
+  row_GSR: tf.Tensor  # int32: the row of each choice; any where it has none
+  choice_X: tf.Tensor  # int32: the choice (g, s, r), flattened, of each row; any where it has none
+  has_row_GSR: tf.Tensor | None  # whether a choice has a row; None: one without has a row of zeros
+  has_choice_X: tf.Tensor | None  # whether a row has a choice; None: one without may hold any token
+
+
+def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
+  """Rows [X, M]: the token of each row's choice; zeros where it has none."""
+  token_X = places.choice_X // places.row_GSR.shape[-1]
+  rows_XM = tf.gather(tf.reshape(x_GSM, [-1, x_GSM.shape[-1]]), token_X)
+  return rows_XM if places.has_choice_X is None else tf.where(places.has_choice_X[:, tf.newaxis], rows_XM, 0)
+
+
+def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
+  """Tokens [G, S, M]: the rows of each token's choices summed with weights, which are 0 where a choice has no row."""
+  return tf.reduce_sum(tf.gather(y_XM, places.row_GSR) * weight_GSR[..., tf.newaxis], axis=2)
+
+
+def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+  """Feed-forward relu(x wi) wo of rows sorted by expert; [X, M].
+
+  Expert e has rows expert_offsets[e] up to expert_offsets[e + 1]; one more row behind all of them belongs to none, and
+  its result is zeros.
+  """
+  y = [
+    tf.matmul(tf.nn.relu(tf.matmul(x_XM[expert_offsets[e] : expert_offsets[e + 1]], wi_EMH[e])), wo_EHM[e])
+    for e in range(wi_EMH.shape[0])
+  ]
+  return tf.concat([*y, tf.zeros_like(x_XM[-1:])], axis=0)
+
+
+def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """The key or value cache with x at positions start, start + 1, ... of U."""
+  end = start + tf.shape(x_BNWK)[2]
+  return tf.concat([buffer_BNUK[:, :, :start], x_BNWK, buffer_BNUK[:, :, end:]], axis=2)
+
+
+def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
+  """Steps that a loop over rows makes at most, given the limit of each row, none of which is over `most`."""
+  del most
+  return tf.reduce_max(limit_B)
+
+
+def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+  """Means of x^2 over some axes, which are kept with size 1: what Adafactor measures of weights and gradients."""
+  return tf.reduce_mean(tf.square(x), axis=axes, keepdims=True)
+
+
+def split_rows(rows: Any) -> list[Any]:
+  """Sub-batches of nested tensors [B, ...] that are computed side by side: here one, the whole."""
+  return [rows]
+
+
+def join_rows(parts: Sequence[Any]) -> Any:
+  """Nested tensors [B, ...] of the sub-batches of `split_rows`."""
+  return tf.nest.map_structure(lambda *x: x[0] if len(x) == 1 else tf.concat(x, axis=0), *parts)
+
+
+def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
+  """f of nested tensors [B, ...] none of whose rows depends on another; `specs` are those of its results."""
+  del specs
+  return f(rows)

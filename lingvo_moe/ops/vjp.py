@@ -1,0 +1,208 @@
+"""Vector-Jacobian products written out by hand, shared by all backends that compile or fuse little by themselves.
+
+Each function is an override of the operation of its name in reference.py. Reasons: TensorFlow derives gradients that
+take more passes over memory, or scatter where a gather will do.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops.custom_gradient import custom_gradient
+from lingvo_moe.ops.reference import Places
+
+
+def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
+  """Layer norm whose gradient takes half the passes over [B, T, M] of the derived one."""
+  mean = lambda x_BTM: tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
+
+  @custom_gradient
+  def run(x_BTM, scale_M, bias_M):
+    centred_BTM = x_BTM - mean(x_BTM)
+    rate_BT1 = tf.math.rsqrt(mean(tf.square(centred_BTM)) + epsilon)
+    unit_BTM = centred_BTM * rate_BT1
+
+    def grad(dy_BTM):
+      dunit_BTM = dy_BTM * scale_M
+      # Mean and variance undo what shifts all features alike, or along the features themselves.
+      dx_BTM = (dunit_BTM - mean(dunit_BTM) - unit_BTM * mean(dunit_BTM * unit_BTM)) * rate_BT1
+      return dx_BTM, sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
+
+    return tf.nn.bias_add(unit_BTM * scale_M, bias_M), grad
+
+  return run(x_BTM, scale_M, bias_M)
+
+
+def sum_to_features(x: tf.Tensor) -> tf.Tensor:
+  """Sum over all axes but the last, by the kernel of a bias's gradient: a tenth of reduce_sum's time on CPUs."""
+  return tf.raw_ops.BiasAddGrad(out_backprop=x)
+
+
+def softmax_cross_entropy(
+  logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0, sparse: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Cross-entropy whose gradient is softmax times (1 + 2 z_weight log Z), less the target.
+
+  The derived gradient takes three more passes over [B, T, V], the largest tensor there is. With `sparse` the target is
+  subtracted at the labels alone, in place; else it is a one-hot tensor, which XLA fuses.
+  """
+
+  @custom_gradient
+  def loss(logits_BTV):
+    p_BTV = tf.nn.softmax(logits_BTV)
+    # The normaliser by way of the likeliest symbol, whose probability is at least 1 / V.
+    top_BT, top_log_p_BT = tf.reduce_max(logits_BTV, axis=-1), tf.math.log(tf.reduce_max(p_BTV, axis=-1))
+    minus_log_p = lambda logit_BT: (top_BT - logit_BT) - top_log_p_BT
+    xent_BT = minus_log_p(tf.gather(logits_BTV, label_BT, batch_dims=2))
+    loss_BT = xent_BT
+    if smoothing:
+      loss_BT = (1.0 - smoothing) * xent_BT + smoothing * minus_log_p(tf.reduce_mean(logits_BTV, axis=-1))
+    if z_weight:
+      log_z_BT = top_BT - top_log_p_BT
+      loss_BT += z_weight * tf.square(log_z_BT)
+
+    def grad(_, dloss_BT):
+      rows, length, vocab_size = sizes(p_BTV)
+      pull_BTV = p_BTV * (1.0 + 2.0 * z_weight * log_z_BT)[..., tf.newaxis] if z_weight else p_BTV
+      if smoothing:
+        pull_BTV -= smoothing / tf.cast(vocab_size, tf.float32)
+      if not sparse:
+        target_BTV = tf.one_hot(label_BT, vocab_size, 1.0 - smoothing)
+        return (pull_BTV - target_BTV) * dloss_BT[..., tf.newaxis]
+      dlogits_FV = tf.reshape(pull_BTV * dloss_BT[..., tf.newaxis], [-1, vocab_size])
+      label_F2 = tf.stack([tf.range(rows * length), tf.reshape(label_BT, [-1])], axis=-1)
+      dlabel_F = (1.0 - smoothing) * tf.reshape(dloss_BT, [-1])
+      return tf.reshape(tf.tensor_scatter_nd_sub(dlogits_FV, label_F2, dlabel_F), sizes(p_BTV))
+
+    return (xent_BT, loss_BT), grad
+
+  xent_BT, loss_BT = loss(logits_BTV)
+  return tf.stop_gradient(xent_BT), loss_BT
+
+
+def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+  """einsum whose gradient for the weight is one einsum with the weight's axes in their order.
+
+  TensorFlow derives one with the axes in another order and transposes it: with 512 experts that takes four times as long
+  as the arithmetic.
+  """
+
+  @custom_gradient
+  def run(x, weight):
+    def grad(dy):
+      dx = tf.einsum(backward_equation(equation), dy, weight)
+      # dx first, which other layers wait for: once it is known the weight is not in use and may be written to.
+      with tf.control_dependencies([dx]):
+        return dx, weight_gradient(equation, x, dy)
+
+    return tf.einsum(equation, x, weight), grad
+
+  return run(x, weight)
+
+
+def backward_equation(equation: str) -> str:
+  """The einsum of (dy, weight) that gives dx."""
+  x_axes, weight_axes, y_axes = split_equation(equation)
+  return f'{y_axes},{weight_axes}->{x_axes}'
+
+
+def weight_gradient(equation: str, x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+  """The gradient of the weight in an einsum, its axes in their order."""
+  x_axes, weight_axes, y_axes = split_equation(equation)
+  # Of what is kept of either operand the first one's axes come first in the result.
+  if weight_axes[-1] in y_axes:
+    return tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
+  return tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
+
+
+def split_equation(equation: str) -> tuple[str, str, str]:
+  """(axes of x, of the weight, of the result)."""
+  operands, y_axes = equation.split('->')
+  x_axes, weight_axes = operands.split(',')
+  return x_axes, weight_axes, y_axes
+
+
+def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
+  """Gather whose gradient is a gather as well, by the inverse relation: TensorFlow's scatters, in any order."""
+  return _dispatch_rows(x_GSM, places, _weighted_sum)
+
+
+def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
+  """Weighted sum of rows whose gradients are gathers as well, by the inverse relation."""
+  return _combine_rows(y_XM, weight_GSR, places, _weighted_sum, _inner_products)
+
+
+def dispatch_rows_einsum(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
+  """`dispatch_rows` with sums as einsums: in a manual region XLA's partitioner (CPU) aborts at a sum over an axis."""
+  return _dispatch_rows(x_GSM, places, _weighted_sum_einsum)
+
+
+def combine_rows_einsum(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
+  """`combine_rows` with sums as einsums."""
+  inner = lambda y_XM, row_GSR, dy_GSM: tf.einsum('GSRM,GSM->GSR', tf.gather(y_XM, row_GSR), dy_GSM)
+  return _combine_rows(y_XM, weight_GSR, places, _weighted_sum_einsum, inner)
+
+
+def _dispatch_rows(x_GSM, places, weighted_sum):
+  token_X = places.choice_X // places.row_GSR.shape[-1]
+
+  @custom_gradient
+  def copy(x_GSM):
+    def grad(dx_XM):
+      has_row_GSR = None if places.has_row_GSR is None else tf.cast(places.has_row_GSR, dx_XM.dtype)
+      return weighted_sum(dx_XM, places.row_GSR, has_row_GSR)
+
+    rows_XM = tf.gather(_flat(x_GSM), token_X)
+    if places.has_choice_X is not None:
+      rows_XM *= tf.cast(places.has_choice_X, rows_XM.dtype)[:, tf.newaxis]
+    return rows_XM, grad
+
+  return copy(x_GSM)
+
+
+def _combine_rows(y_XM, weight_GSR, places, weighted_sum, inner_products):
+  token_X = places.choice_X // places.row_GSR.shape[-1]
+
+  @custom_gradient
+  def weigh(y_XM, weight_GSR):
+    def grad(dy_GSM):
+      weight_X = tf.gather(tf.reshape(weight_GSR, [-1]), places.choice_X)
+      if places.has_choice_X is not None:
+        weight_X *= tf.cast(places.has_choice_X, weight_X.dtype)
+      dy_XM = tf.gather(_flat(dy_GSM), token_X) * weight_X[:, tf.newaxis]
+      dweight_GSR = inner_products(y_XM, places.row_GSR, dy_GSM)
+      if places.has_row_GSR is not None:
+        dweight_GSR *= tf.cast(places.has_row_GSR, dweight_GSR.dtype)
+      return dy_XM, dweight_GSR
+
+    return weighted_sum(y_XM, places.row_GSR, weight_GSR), grad
+
+  return weigh(y_XM, tf.cast(weight_GSR, y_XM.dtype))
+
+
+# Choice by choice: pairs of a row and a number are no work for a matrix product, and an einsum takes 4 to 5 times as long.
+
+
+def _weighted_sum(x_XM, row_GSR, weight_GSR):
+  ranks = row_GSR.shape[-1]
+  rows = [tf.gather(x_XM, row_GS) for row_GS in tf.unstack(row_GSR, num=ranks, axis=-1)]
+  if weight_GSR is not None:
+    weights = tf.unstack(weight_GSR, num=ranks, axis=-1)
+    rows = [rows_GSM * w_GS[..., tf.newaxis] for rows_GSM, w_GS in zip(rows, weights, strict=True)]
+  return tf.add_n(rows)
+
+
+def _inner_products(y_XM, row_GSR, dy_GSM):
+  rows = (tf.gather(y_XM, row_GS) for row_GS in tf.unstack(row_GSR, num=row_GSR.shape[-1], axis=-1))
+  return tf.stack([tf.reduce_sum(rows_GSM * dy_GSM, axis=-1) for rows_GSM in rows], axis=-1)
+
+
+def _weighted_sum_einsum(x_XM, row_GSR, weight_GSR):
+  rows_GSRM = tf.gather(x_XM, row_GSR)
+  weight_GSR = tf.ones_like(row_GSR, x_XM.dtype) if weight_GSR is None else weight_GSR
+  return tf.einsum('GSRM,GSR->GSM', rows_GSRM, weight_GSR)
+
+
+def _flat(x_GSM):
+  return tf.reshape(x_GSM, [-1, x_GSM.shape[-1]])

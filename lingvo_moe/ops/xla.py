@@ -1,0 +1,58 @@
+"""XLA backend: every size is known while it compiles, and a mesh may divide every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import vjp
+from lingvo_moe.ops.backend import Backend
+
+
+def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
+  """S slots: the longest queue is known only when the program runs, and a token takes one slot of an expert at most."""
+  del length_GE
+  return group_size
+
+
+def grouped_ffn(*args: Any) -> tf.Tensor:
+  """Refused: how many rows an expert has is known only when the program runs."""
+  raise UserError(
+    "dispatch='grouped' gives every expert the rows of its own tokens, whose number XLA cannot know while it compiles: "
+    "bind dispatch = 'auto', 'gather' or 'einsum'"
+  )
+
+
+def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """Select by position, elementwise, which XLA fuses and partitions. U and start are multiples of W."""
+  rows, num_heads, num_positions, head_dim = sizes(buffer_BNUK)
+  width = x_BNWK.shape[2]
+  buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_positions // width, width, head_dim])
+  at_T11 = (tf.range(0, num_positions, width) == start)[:, tf.newaxis, tf.newaxis]
+  return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
+
+
+def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
+  """The largest bound there can be, as buffers of a loop need a size; the loop ends sooner where nothing is left."""
+  del limit_B
+  return most
+
+
+OVERRIDES: dict[str, Callable] = {
+  'capacity_for_all': capacity_for_all,
+  'combine_rows': vjp.combine_rows_einsum,
+  'dispatch_rows': vjp.dispatch_rows_einsum,
+  'grouped_ffn': grouped_ffn,
+  'layer_norm': vjp.layer_norm,
+  'loop_bound': loop_bound,
+  'product': vjp.product,
+  'softmax_cross_entropy': vjp.softmax_cross_entropy,
+  'write_cache': write_cache,
+}
+
+BACKEND = Backend('xla', OVERRIDES, dispatcher='gather', open_shapes=False)

@@ -1,0 +1,97 @@
+"""Adafactor (Shazeer and Stern, 2018), as GShard trains with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.optimizer import Slots
+from lingvo_moe.optim.optimizer import Update
+from lingvo_moe.optim.optimizer import zeros
+
+
+class Measured(NamedTuple):
+  """Statistics of a weight and its gradient before the step."""
+
+  slots: Slots  # the new ones
+  grad: tf.Tensor  # means of squares over each logical weight, whose axes are kept: of the gradient,
+  update: tf.Tensor  # of the gradient over the root of the second moment,
+  weight: tf.Tensor  # and of the weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Adafactor(Optimizer):
+  """Adafactor (Shazeer and Stern, 2018) without momentum, as GShard trains with.
+
+  The second moment of a weight with `factored` axes is kept as its means over either axis (`row` over the second,
+  `column` over the first); other axes, such as the experts', are kept whole. beta2 at update t (from 1) is
+  min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
+  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of stacked layers, of each by itself.
+  """
+
+  beta2_cap: float = 0.99
+  decay: float = 0.8
+  clip: float = 1.0
+  epsilon1: float = 1e-30
+  epsilon2: float = 1e-3
+
+  def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+    if not spec.factored:
+      return {'moment': zeros(spec)}
+    first, second = spec.factored
+    return {'row': zeros(spec, drop=second), 'column': zeros(spec, drop=first)}
+
+  def update(
+    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
+  ) -> Update:
+    return self.step(grad, weight, self.measure(grad, slots, weight, spec, step), spec, rate)
+
+  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
+    """Statistics of the gradient and the weight before the step, of a whole weight or of a part such as one expert."""
+    t = tf.cast(step, tf.float32) + 1.0
+    beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
+    grad = tf.cast(grad, tf.float32)
+    logical = [axis for axis, letter in enumerate(spec.dims) if letter != 'L']
+    mix = lambda old, new: beta2 * old + (1.0 - beta2) * (new + self.epsilon1)
+    if spec.factored:
+      first, second = (spec.dims.index(letter) for letter in spec.factored)
+      row, column = (ops.mean_square(grad, [axis]) for axis in (second, first))
+      mean = tf.reduce_mean(row, axis=logical, keepdims=True)
+      slots = {
+        'row': mix(slots['row'], tf.squeeze(row, second)),
+        'column': mix(slots['column'], tf.squeeze(column, first)),
+      }
+    else:
+      square = tf.square(grad)
+      mean = tf.reduce_mean(square, axis=logical, keepdims=True)
+      slots = {'moment': mix(slots['moment'], square)}
+    return Measured(
+      slots=slots,
+      grad=mean,
+      update=ops.mean_square(_over_root(grad, slots, spec), logical),
+      weight=ops.mean_square(tf.cast(weight, tf.float32), logical),
+    )
+
+  def step(self, grad: tf.Tensor, weight: tf.Tensor, measured: Measured, spec: WeightSpec, rate: tf.Tensor) -> Update:
+    """The step, given the statistics."""
+    scale = rate * tf.maximum(self.epsilon2, tf.sqrt(measured.weight))
+    scale /= tf.maximum(1.0, tf.sqrt(measured.update) / self.clip)
+    update = scale * _over_root(tf.cast(grad, tf.float32), measured.slots, spec)
+    square = float(spec.size) * tf.reduce_mean(measured.grad)
+    return Update(weight - tf.cast(update, weight.dtype), measured.slots, square)
+
+
+def _over_root(grad: tf.Tensor, slots: Slots, spec: WeightSpec) -> tf.Tensor:
+  """grad / sqrt(v), of Adafactor's slots."""
+  if not spec.factored:
+    return grad * tf.math.rsqrt(slots['moment'])
+  first, second = (spec.dims.index(letter) for letter in spec.factored)
+  # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
+  row, column = tf.expand_dims(slots['row'], second), tf.expand_dims(slots['column'], first)
+  relative = row / tf.reduce_mean(row, axis=first, keepdims=True)
+  return grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column)

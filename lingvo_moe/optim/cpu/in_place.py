@@ -1,0 +1,165 @@
+"""Weight updates in place on a CPU: of large weights compiled by XLA, of small ones that are alike as one.
+
+TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
+for. Compiled, an update reads gradients and weights twice and writes weights once; a gradient kept as its two factors is
+not even written. Of small weights, which are most, the many operations take the time, and more of it while they are
+traced: those of one specification are updated as one.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops.cpu.factored import FactoredGradient
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
+from lingvo_moe.optim.optimizer import Optimizer
+
+_SMALL = 1 << 17  # elements; to copy larger ones together takes longer than what it saves
+_LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not worth compiling for
+
+Gradient = tf.Tensor | FactoredGradient
+Variables = Mapping[str, Any]  # {'weights': {name: variable}, 'slots': {name/slot: variable}, ...}
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlaceUpdates:
+  """The updates of an optimizer, to rounding, assigned to the variables of weights and optimizer slots.
+
+  What has been read of a variable before stays what it was. Gradients that come as factors stay factors, clipped too.
+  """
+
+  optimizer: Optimizer
+
+  def apply(
+    self,
+    grads: Mapping[str, Gradient],
+    variables: Variables,
+    specs: Mapping[str, WeightSpec],
+    step: tf.Tensor,
+    rate: tf.Tensor,
+    clip_norm: float = 0.0,
+  ) -> tf.Tensor:
+    """Updates weights and slots; returns the global norm of the gradients before clipping.
+
+    Args:
+      grads: by name of the weight.
+      variables: see Variables.
+      specs: of the weights, by name.
+      step: updates made before.
+      rate: learning rate.
+      clip_norm: largest global norm; 0: any.
+    """
+    norm = None
+    if clip_norm:
+      norm = tf.linalg.global_norm([_with_same_norm(grad) for grad in grads.values()])
+      grads = {name: _scaled(grad, clip_norm / tf.maximum(norm, clip_norm)) for name, grad in grads.items()}
+    slots = {
+      name: {slot: variables['slots'][f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
+      for name, spec in specs.items()
+    }
+    squares = []
+    for names in _alike(specs):
+      spec, values = specs[names[0]], (grads, slots, variables['weights'])
+      if len(names) > 1:
+        squares.append(self._stacked(names, values, spec, step, rate))
+      else:
+        update = self._large if spec.size >= _LARGE else self._small
+        squares.append(update(*(of[names[0]] for of in values), spec, step, rate))
+    return tf.sqrt(tf.add_n(squares)) if norm is None else norm
+
+  def _small(self, grad, slots, weight, spec, step, rate):
+    """One weight by TensorFlow's own kernels; returns the sum of the squares of the gradient, as the others do."""
+    updated = self.optimizer.update(tf.convert_to_tensor(grad), *_read((slots, weight)), spec, step, rate)
+    _assign(weight, slots, updated.weight, updated.slots)
+    return updated.square
+
+  def _stacked(self, names: Sequence[str], values, spec, step, rate):
+    """Weights that share a specification, as one weight with an axis of layers; values are by name."""
+    stack = dataclasses.replace(spec, shape=(len(names), *spec.shape), dims='L' + spec.dims)
+    grads, slots, weights = ([of[name] for name in names] for of in values)
+    grad, read_slots, weight = (
+      tf.nest.map_structure(lambda *x: tf.stack(x), *of) for of in (grads, _read(slots), _read(weights))
+    )
+    updated = self.optimizer.update(grad, read_slots, weight, stack, step, rate)
+    by_name = zip(weights, slots, tf.unstack(updated.weight), strict=True)
+    for i, (variable, slot_variables, new_weight) in enumerate(by_name):
+      _assign(variable, slot_variables, new_weight, {slot: x[i] for slot, x in updated.slots.items()})
+    return updated.square
+
+  def _large(self, grad, slots, weight, spec, step, rate):
+    """One weight by a program that XLA compiles."""
+    update = lambda *grad: self._compiled(spec)(grad, slots, weight, step, rate)
+    takes_factors = isinstance(self._for_xla, MatrixByMatrix) and self._for_xla.takes_factors(spec)
+    if not isinstance(grad, FactoredGradient) or not takes_factors:
+      return update(tf.convert_to_tensor(grad))
+
+    def by_factors():
+      padded = grad.padded()
+      return update(padded.x_ECM, padded.dy_ECH)
+
+    return tf.cond(grad.has_few_rows, by_factors, lambda: update(grad.multiplied()))
+
+  @functools.cached_property
+  def _for_xla(self) -> Optimizer:
+    return MatrixByMatrix.of(self.optimizer) if isinstance(self.optimizer, Adafactor) else self.optimizer
+
+  @functools.cached_property
+  def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
+    """One function for all weights of a specification, so that XLA compiles it once, and once for each number of rows.
+
+    Its gradient is (tensor,) or the two factors of one.
+    """
+
+    @functools.cache
+    def of(spec):
+      @functools.partial(tf.function, autograph=False, jit_compile=True)
+      def update(grad, slots, weight, step, rate):
+        with backend.use(cpu.COMPILED):
+          values = *_read((slots, weight)), spec, step, rate
+          if len(grad) == 1:
+            updated = self._for_xla.update(*grad, *values)
+          else:
+            updated = self._for_xla.update_factored(FactoredGradient(*grad), *values)
+        _assign(weight, slots, updated.weight, updated.slots)
+        return updated.square
+
+      return update
+
+    return of
+
+
+def _with_same_norm(grad: Gradient) -> tf.Tensor:
+  return grad.norm() if isinstance(grad, FactoredGradient) else grad
+
+
+def _scaled(grad: Gradient, scale: tf.Tensor) -> Gradient:
+  return grad.scaled(scale) if isinstance(grad, FactoredGradient) else grad * tf.cast(scale, grad.dtype)
+
+
+def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:
+  """Names of small weights by specification; every other weight alone."""
+  alike = collections.defaultdict(list)
+  for name, spec in specs.items():
+    stackable = spec.size <= _SMALL and 'L' not in spec.dims
+    alike[(spec.shape, spec.dims, spec.factored, spec.dtype) if stackable else name].append(name)
+  return list(alike.values())
+
+
+def _assign(weight, slots, new_weight, new_slots):
+  weight.assign(new_weight)
+  for name, slot in slots.items():
+    slot.assign(new_slots[name])
+
+
+def _read(variables):
+  return tf.nest.map_structure(lambda v: v.read_value(), variables)

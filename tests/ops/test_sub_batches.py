@@ -1,0 +1,148 @@
+"""Sub-batches of rows: the same numbers as of the whole, however many they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from random_theta import theta_of
+
+from lingvo_moe import ops
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops.backend import Backend
+from lingvo_moe.tasks.mt.model import BATCH_KEYS
+from lingvo_moe.tasks.mt.model import TranslationModel
+
+
+def in_parts(count, **values):
+  return Backend('cpu', cpu.OVERRIDES, 'grouped', sub_batches=count, **values)
+
+
+def calls_of(f, *shapes, parts=3):
+  """Sub-batches that map_sub_batches makes of what f(map_sub_batches, *args) hands it, traced with such arguments."""
+  calls = []
+
+  def count(*args):
+    calls.append(args)
+    return args[0]
+
+  def run(*args):
+    with backend.use(in_parts(parts)):
+      return f(count, *args)
+
+  specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+  tf.function(run, specs, autograph=False).get_concrete_function()
+  return len(calls)
+
+
+def test_rows_are_divided_unless_something_belongs_to_all_of_them():
+  assert calls_of(ops.map_sub_batches, [None, 2], parts=1) == 1
+  assert calls_of(ops.map_sub_batches, [None, 2]) == 3
+  assert calls_of(ops.map_sub_batches, [6, 2]) == 3
+  assert calls_of(lambda f, x: ops.map_sub_batches(f, x, None), [None, 2]) == 3
+  assert calls_of(ops.map_sub_batches, [None, 2], [1, 2]) == 3  # a row that belongs to every sub-batch
+  assert calls_of(ops.map_sub_batches, [None, 2], []) == 1  # one random key for all rows
+
+
+@pytest.mark.parametrize('rows', [1, 2, 3, 7])
+def test_sub_batches_are_the_whole_forward_and_backward(rows):
+  def f(x, w):
+    first = ops.map_sub_batches(lambda x, y: {'sum': x + y, 'product': x * w}, x, 2.0 * x)
+    total = tf.reduce_sum(first['sum'], axis=0, keepdims=True)  # of all rows, as experts see them
+    return ops.map_sub_batches(lambda a, b: tf.sin(a * w) + b, first['product'], first['sum'] * total)
+
+  def value_and_gradients(in_force):
+    def run(x, w):
+      with backend.use(in_force), tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y = f(x, w)
+        loss = tf.reduce_sum(y**2)
+      return [y, *tape.gradient(loss, [x, w])]
+
+    return tf.function(run, [tf.TensorSpec([None, 4]), tf.TensorSpec([4])], autograph=False)
+
+  x, w = tf.random.normal([rows, 4]), tf.random.normal([4])
+  for a, b in zip(value_and_gradients(in_parts(3))(x, w), value_and_gradients(backend.REFERENCE)(x, w), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('rows', [1, 7, 20])
+def test_rows_are_mapped_in_a_loop_whose_last_sub_batch_is_filled_up(rows, monkeypatch):
+  monkeypatch.setattr(cpu.sub_batches, '_MIN_ROWS', 3)
+  calls = []
+
+  def f(x):
+    calls.append(backend.current())
+    return {'y': tf.cumsum(x, axis=1), 'rows': tf.shape(x)[0]}
+
+  @tf.function(input_signature=[tf.TensorSpec([None, 4])], autograph=False)
+  def run(x):
+    specs = {'y': tf.TensorSpec([None, 4]), 'rows': tf.TensorSpec([], tf.int32)}
+    with backend.use(in_parts(2, parallel_calls=3)):
+      return ops.map_rows(f, x, specs)
+
+  x = np.random.default_rng(0).normal(size=[rows, 4]).astype(np.float32)
+  found = run(x)
+  np.testing.assert_allclose(found['y'], np.cumsum(x, axis=1), rtol=1e-6)
+  assert int(found['rows']) == {1: 1, 7: 4, 20: 7}[rows]
+  assert [(b.sub_batches, b.parallel_calls) for b in calls] == [(1, 1)]  # divided once
+
+
+STACK = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1)
+ROWS, LENGTH, VOCABULARY = 4, 5, 15
+
+
+def model(**values):
+  stack = dataclasses.replace(STACK, **values)
+  decoder = dataclasses.replace(stack, cross_attention=True)
+  return TranslationModel(stack, decoder, Embedding(VOCABULARY, 8), input_dropout=0.1, label_smoothing=0.1)
+
+
+def batch():
+  rng = np.random.default_rng(3)
+  batch = {name: rng.integers(3, VOCABULARY, [ROWS, LENGTH], dtype=np.int32) for name in BATCH_KEYS}
+  for side in ('src', 'tgt'):
+    batch[f'{side}_segments'] = (np.arange(LENGTH) < rng.integers(1, LENGTH + 1, [ROWS, 1])).astype(np.int32)
+    batch[f'{side}_positions'] = np.tile(np.arange(LENGTH, dtype=np.int32), [ROWS, 1])
+  return batch
+
+
+ALWAYS = [{}, {'moe': None}, {'scan': True}]
+IN_TRAINING = [{'remat': 'block'}, {'remat': 'attention'}]  # does nothing at inference
+
+
+@pytest.mark.parametrize(
+  'values, training', [*((v, True) for v in ALWAYS + IN_TRAINING), *((v, False) for v in ALWAYS)], ids=str
+)
+def test_a_model_computes_the_same_in_sub_batches(values, training):
+  task = model(**values)
+  theta = weights.flatten(theta_of(task, seed=1, scale=0.4))
+  key_B = prng.fold(prng.key(5), tf.range(ROWS)) if training else None
+
+  def loss_and_gradients(batch):
+    with tf.GradientTape() as tape:
+      tape.watch(theta)
+      loss, metrics = task.loss(weights.unflatten(theta), batch, key_B)
+    return loss, metrics, tape.gradient(loss, theta)
+
+  specs = {name: tf.TensorSpec([None, None], tf.int32) for name in BATCH_KEYS}
+
+  def run(in_force):
+    def traced(batch):
+      with backend.use(in_force):
+        return tf.nest.map_structure(tf.convert_to_tensor, loss_and_gradients(batch))
+
+    return tf.nest.flatten(tf.function(traced, [specs], autograph=False)(batch()))
+
+  for a, b in zip(run(in_parts(2)), run(in_parts(1)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
