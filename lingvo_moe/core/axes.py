@@ -1,4 +1,4 @@
-"""The alphabet of axis letters. A tensor wears its axes (`x_GSM`), an einsum spells them."""
+"""Axis letters: the names of tensors end in them (`x_GSM`), and einsums and sharding rules are written in them."""
 
 from __future__ import annotations
 
