@@ -19,6 +19,7 @@ AXES = {
   'N': 'attention heads',
   'K': 'features of a head',
   'V': 'symbols of a vocabulary',
+  'P': 'language pairs of an evaluation',
   'L': 'layers of a scanned stack',
   'D': 'devices',
   '1': 'an axis of length one',

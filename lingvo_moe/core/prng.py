@@ -29,7 +29,7 @@ def _u32(value: int) -> tf.Tensor:
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:
-  """The lowbias32 hash: a bijection of uint32 in which each input bit flips each output bit about half the time."""
+  """Hash 'lowbias32': a bijection of uint32 in which each input bit flips each output bit about half the time."""
   shift = tf.bitwise.right_shift
   x = tf.bitwise.bitwise_xor(x, shift(x, _u32(16))) * _u32(0x7FEB352D)
   x = tf.bitwise.bitwise_xor(x, shift(x, _u32(15))) * _u32(0x846CA68B)
