@@ -52,7 +52,7 @@ def read(path: str) -> list[Record]:
   return found
 
 
-def beside(record: Record, others: Sequence[Record]) -> list[Figure]:
+def comparable(record: Record, others: Sequence[Record]) -> list[Figure]:
   """Figures of other runs of the same measurement, fastest first; runs with the same label make one figure.
 
   A run in which other processes kept more than MAX_OTHER_CORES cores busy does not count, unless all runs are such.
