@@ -10,7 +10,7 @@ and the manual regions of section 3.2. The mesh is the one ambient value; a runt
 a mesh, or on one device, every call returns its argument.
 
 Shardings are written in XLA's iota form (devices=[2048,1]<=[2048]), which keeps a program's size constant in the
-number of devices. No other module imports private modules of TensorFlow.
+number of devices. Private modules of TensorFlow's compiler are imported only here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Mesh:
     axes: (name, size) of each axis. Annotations number devices by their position in the mesh, the last axis fastest.
     topology: sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
     placement: for each mesh axis, the topology axes that it spans, slowest first; () if topology is ().
-    split_dense: True to store of a weight that devices share only a part on each (WEIGHTS_SPLIT), gathered for use.
+    split_dense: True to split weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use.
   """
 
   axes: tuple[tuple[str, int], ...]
@@ -120,7 +120,7 @@ class Mesh:
     return math.prod(int(name.partition('/')[2] or sizes.get(name, 1)) for name in names)
 
   def factors(self, spec: Spec) -> tuple[tuple[str, int], ...]:
-    """(name, size) of the mesh axes, where an axis of which a spec takes a part is two: copies, then that part.
+    """Mesh axes (name, size), with an axis of which the spec takes a part split in two: copies, and the part.
 
     With 'expert/4' in the spec, ('expert', 8) becomes ('expert', 2), ('expert/4', 4).
     """
@@ -200,7 +200,7 @@ class Mesh:
     return spec
 
   def _dividing(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
-    """The mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""
+    """Mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""
     found = []
     tiles = 1 if size % least else size // least
     for name in names:
@@ -244,7 +244,7 @@ def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
 
 
 def current() -> Mesh | None:
-  """The ambient mesh to annotate for; None if it is not set, has one device, or inside a manual region."""
+  """Ambient mesh to annotate for; None if none is set, it has one device, or inside a manual region."""
   mesh = _mesh.get()
   return mesh if mesh is not None and mesh.num_devices > 1 and not _manual.get() else None
 
@@ -408,7 +408,7 @@ def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
 
 
 def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
-  """(sizes, permutation) such that iota(sizes).transpose(permutation) = assignment; None if there is none.
+  """Iota form of an assignment, (sizes, perm) with iota(sizes).transpose(perm) = assignment; None if there is none.
 
   Along each axis of a transposed iota, device numbers grow by a constant stride: the product of the faster axes' sizes.
   """

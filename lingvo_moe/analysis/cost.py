@@ -126,7 +126,7 @@ class Report:
   advice: list[str]
 
   def to_json(self) -> dict[str, Any]:
-    """The report as plain values, for JSON."""
+    """Report as plain values, for JSON."""
     values = dataclasses.asdict(self)
     values['largest'] = [held._asdict() for held in self.largest]
     values['collectives'] = [collective._asdict() for collective in self.collectives]
@@ -212,7 +212,7 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
 
 
 def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> tuple[dict[str, Part], int]:
-  """(costs by part, the compiler's estimate of the cycles of all parts)."""
+  """Costs by part, and the compiler's estimate of the cycles of all parts."""
   parts = {name: Part() for name in PARTS}
   cycles = 0
   if chip:

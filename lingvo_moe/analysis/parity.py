@@ -158,7 +158,7 @@ def _difference(a, b, floor: float) -> float:
 
 
 def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
-  """(number of flips, margin): tokens that were routed or dropped differently, and the margin of the causing decisions.
+  """Number of flips (tokens routed or dropped differently), and the margin of the decisions that caused them.
 
   A flipped token may push others of its group out of their slots, and changes the input of later layers for its rows,
   which form the same group there. So for each group the cause is the flipped decision of smallest margin in the first

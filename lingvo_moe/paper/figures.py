@@ -132,9 +132,9 @@ class Figures:
     ]
     return [
       '## Compile time and program size',
-      'The paper: compilation takes near constant time whatever the number of partitions (section 3.3). Seconds are of '
-      'the wall clock of the machine that compiled, whatever else it did. With scanned stacks the program is constant '
-      'in depth too, but for how often its loops run.',
+      'The paper: compilation takes near constant time for any number of partitions (section 3.3). Seconds are wall-clock '
+      'times, on a machine that may have been busy with other work. With scanned stacks the program is constant in depth '
+      'too, except for the trip counts of its loops.',
       f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
       table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
       _spread(by_devices, 'cores'),

@@ -142,6 +142,6 @@ class _Placed:
 
 
 def _collectives(text: str) -> tuple[dict[str, int], int]:
-  """(number of collectives by kind, bytes of a device in all of them)."""
+  """Number of collectives by kind, and the bytes of a device in all of them."""
   found = hlo_collectives.collectives(hlo.parse(text))
   return dict(sorted(collections.Counter(c.kind for c in found).items())), sum(c.bytes * c.times for c in found)

@@ -31,16 +31,16 @@ class ReportCache:
   Args:
     folder: folder of the reports; created if missing.
     command: path of tools/cost.py.
-    tell: function called with each line about progress.
+    progress: function called with each line about progress.
   """
 
-  def __init__(self, folder: str, command: str, tell: Callable[[str], None]):
+  def __init__(self, folder: str, command: str, progress: Callable[[str], None]):
     os.makedirs(folder, exist_ok=True)
-    self._folder, self._command, self._tell = folder, command, tell
+    self._folder, self._command, self._progress = folder, command, progress
     self._reports: dict[Case, Mapping[str, Any] | None] = {}
 
   def get(self, case: Case) -> Mapping[str, Any] | None:
-    """Report of a case, as tools/cost.py --json writes it; None if it failed, which was reported to `tell`."""
+    """Report of a case, as tools/cost.py --json writes it; None if it failed, which was reported to `progress`."""
     if case not in self._reports:
       path = os.path.join(self._folder, self.name(case) + '.json')
       if not os.path.exists(path):
@@ -56,7 +56,7 @@ class ReportCache:
 
   def _compile(self, case: Case, path: str) -> None:
     settings = [case.mesh, *(f'{name}={value!r}' for name, value in case.values)]
-    self._tell(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
+    self._progress(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
     begun, log, partial = time.monotonic(), path.removesuffix('.json') + '.log', path + '.partial'
     with contextlib.suppress(FileNotFoundError):
       os.remove(partial)  # left by an interrupted run
@@ -68,11 +68,11 @@ class ReportCache:
     seconds = f'{time.monotonic() - begun:.0f} s'
     if status in (0, 1) and os.path.exists(partial):  # 1: it does not fit, and the report says so
       os.replace(partial, path)
-      self._tell(f'  {seconds}{"" if status == 0 else "; it does not fit"}')
+      self._progress(f'  {seconds}{"" if status == 0 else "; it does not fit"}')
       return
     with open(log, encoding='utf-8', errors='replace') as f:
       last = ' / '.join(line.strip() for line in f.read().strip().splitlines()[-_LAST_LINES:])
-    self._tell(f'  no report after {seconds}, exit status {status} ({last}): its row stays empty; see {log}')
+    self._progress(f'  no report after {seconds}, exit status {status} ({last}): its row stays empty; see {log}')
 
 
 def bindings(case: Case) -> list[str]:

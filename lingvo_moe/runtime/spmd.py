@@ -63,7 +63,7 @@ class Processes:
   def __post_init__(self):
     if not 0 <= self.index < self.count or (self.count > 1) != bool(self.coordinator):
       raise UserError(
-        'several processes are told --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
+        'several processes need --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
         f'none of them; saw {self.coordinator!r}, {self.count} and {self.index}'
       )
 
@@ -206,7 +206,7 @@ class SpmdRuntime:
     }
 
   def state(self) -> dict:
-    """The current state, of jax.Arrays."""
+    """Current state, a nest of jax.Arrays."""
     return self._state
 
   def pieces(self) -> Iterator[Piece]:
@@ -296,7 +296,7 @@ class SpmdRuntime:
     return {name: place(np.asarray(x)) for name, x in batch.items()}
 
   def _feed(self) -> tuple[int, int]:
-    """(feed_index, feed_count): the part of a batch's rows that this process's devices hold, and the number of parts."""
+    """Values of feed_index and feed_count: the part of a batch's rows on this process's devices, and the number of parts."""
     parts = self.row_multiple
     held = self._rows.addressable_devices_indices_map((parts,)).values()
     mine = sorted({index[0].indices(parts)[0] for index in held})

@@ -198,7 +198,7 @@ def _none_finished(ids_1T, batch_size, n_best):
 
 
 def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
-  """The 2 W best continuations by one symbol among all live hypotheses of a sentence."""
+  """Continues the live hypotheses of each sentence by one symbol, and returns the 2 W best continuations."""
   beam_size, vocab_size = logits_BWV.shape[1:]
   # Eos is always a candidate, so that a hypothesis can be forced to end. Of the other symbols the
   # 2 W best of a hypothesis are enough; top_k takes 3 more as it may return pad, bos and eos.
@@ -226,7 +226,7 @@ def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
 
 
 def _top_k(logits_BWV, k, block=32):
-  """The result of tf.math.top_k, ties included, but faster for large V: it searches only the k best blocks of logits.
+  """Top-k logits as by tf.math.top_k, ties included, but faster for large V: it searches only the k best blocks.
 
   It is exact: if one of the k largest were in a block not chosen, the maxima of k blocks would all rank before it.
   """
@@ -247,7 +247,7 @@ def _top_k(logits_BWV, k, block=32):
 
 
 def _finish(finished, live, best, length, eos_id, penalty):
-  """Merges the continuations that end in eos, `length` symbols long, into the finished hypotheses; best scores stay."""
+  """Adds the continuations that end in eos, `length` symbols long, to the finished hypotheses; keeps the best."""
   n_best = finished.scores_BW.shape[1]
   ended_BJ = tf.where(best.symbols_BJ == eos_id, best.log_probs_BJ, NEG_INF)
   log_probs_BJ = tf.concat([finished.log_probs_BW, ended_BJ], axis=1)
@@ -265,7 +265,7 @@ def _finish(finished, live, best, length, eos_id, penalty):
 
 
 def _next_live(live, best, length, eos_id):
-  """The parents and the live hypotheses of the next step: the W best continuations without eos, `length` long."""
+  """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
   log_probs_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.log_probs_BJ)
   log_probs_BW, chosen_BW = tf.math.top_k(log_probs_BJ, live.last_BW.shape[1])
   parents_BW = tf.gather(best.parents_BJ, chosen_BW, batch_dims=1)

@@ -96,9 +96,10 @@ def loop(
 
 
 def _used(mask_BWU: tf.Tensor, block: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """(start, positions_BU, mask_BWU): the positions that a hypothesis uses, in order, then room for at least `block`.
+  """Positions that a hypothesis uses, in order, followed by room for at least `block` new ones.
 
-  `start` is where the room begins. The number of positions is a multiple of `block`.
+  Returns:
+    (start, positions_BU, mask_BWU): where the room begins, the positions to keep, a multiple of `block`, and their mask.
   """
   used_BU = tf.reduce_max(mask_BWU, axis=1)
   most = tf.cast(tf.reduce_max(tf.reduce_sum(used_BU, axis=1)), tf.int32)
