@@ -32,8 +32,8 @@ from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import Chip
-from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
@@ -173,7 +173,7 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
     return runtime.train(batch)
   task, theta = runtime.program.task, runtime.program.theta
   search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
-  return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
+  return runtime.function(search, {name: batch[name] for name in SOURCE_KEYS})
 
 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
@@ -94,7 +95,7 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   )
   batch = random_batch(config, full=False)
   rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
-  hypotheses = search({name: batch[name][:rows] for name in assembly.SOURCE_KEYS})
+  hypotheses = search({name: batch[name][:rows] for name in SOURCE_KEYS})
   observed = []
   for step in range(steps):
     metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))

@@ -11,8 +11,8 @@ from lingvo_moe.bench.clock import Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
@@ -73,7 +73,7 @@ def _search(config, clock, make, batch) -> Timing:
       program.task, program.theta(weights), batch, config, min_length=config.max_length
     )
   )
-  sources = {name: value for name, value in batch.items() if name in assembly.SOURCE_KEYS}
+  sources = {name: value for name, value in batch.items() if name in SOURCE_KEYS}
   steps = []
   found = clock.time(lambda: steps.append(search(sources).steps))
   if steps[-1] != config.max_length:

@@ -1,6 +1,6 @@
 """Input pipelines: batches for training, for evaluation and for decoding.
 
-A batch is a dict of int32 arrays [B, T], named by assembly.BATCH_KEYS. Segments number the examples in a row from 1
+A batch is a dict of int32 arrays [B, T], named by batch_keys.BATCH_KEYS. Segments number the examples in a row from 1
 and are 0 at padding; positions count from 0 in each segment; sources and labels end with eos, inputs begin with bos.
 Evaluation adds 'pairs' [B, P], which is 1 at the language pair of a row and 0 elsewhere (an empty row has only zeros),
 for losses by pair.
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt.assembly import BATCH_KEYS
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
@@ -240,7 +240,7 @@ class EvalInput:
 
   @property
   def pairs(self) -> list[str]:
-    """Names of the pairs, in the order of axis P."""
+    """The names of the pairs, by number."""
     return [pair.name for pair in self._examples.pairs]
 
   def __len__(self) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
-# sacreBLEU's tokeniser, and the module that it needs, for languages written without spaces between words or with
-# particles joined to words, by two- and three-letter codes.
+# Languages written without spaces between words, or with particles joined to them, by two- and three-letter codes:
+# sacreBLEU's tokeniser, and the module it needs.
 _TOKENIZERS = {
   **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue'), ('zh', None)),
   **dict.fromkeys(('ja', 'jpn'), ('ja-mecab', 'MeCab')),
@@ -20,10 +20,9 @@ _TOKENIZERS = {
 
 
 def bleu_tokenizer(language: str) -> str:
-  """Name of sacreBLEU's tokeniser for a target language: 13a, except for Chinese, Japanese and Korean.
+  """sacreBLEU's tokeniser for a target language: 13a, or what Chinese, Japanese and Korean ask for.
 
-  It is 'char', as the signature shows, if the MeCab module for a language is not installed (sacrebleu[ja],
-  sacrebleu[ko]).
+  'char' stands in for MeCab's where they are not installed (sacrebleu[ja], sacrebleu[ko]); the signature tells.
   """
   name, module = _TOKENIZERS.get(re.split('[-_]', language)[0].lower(), ('13a', None))
   return 'char' if module and importlib.util.find_spec(module) is None else name
