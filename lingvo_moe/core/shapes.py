@@ -17,7 +17,7 @@ def sizes(x: tf.Tensor) -> list[Size]:
 
 
 def is_static(*axes: Size) -> bool:
-  """True if all of these sizes are known while tracing."""
+  """Whether all of these sizes are known while tracing."""
   return all(isinstance(size, int) for size in axes)
 
 
