@@ -1,16 +1,16 @@
 """Sharding annotations: which devices hold which part of a tensor (GShard, arXiv 2006.16668, sections 3.1 and 3.2).
 
-Layers name axes and one table names the mesh: `x_EGCM = shard(x_EGCM, 'EGCM')` looks each letter up in ACTIVATIONS,
-which gives the mesh axes it may take. Letters claim left to right and an axis already taken is skipped: on a mesh of
-data x expert, G takes both axes in GSM; in EGCM, E takes expert and G is left with data. The reshard between the two
-lines is the paper's AllToAll.
+Layers name the axes of a tensor, and tables of rules map them to mesh axes: `x_EGCM = shard(x_EGCM, 'EGCM')` looks up
+each letter in ACTIVATIONS, which lists the mesh axes that may split it. Letters take mesh axes from left to right, and
+an axis already taken is skipped: on a mesh of data x expert, G takes both axes in GSM; in EGCM, E takes expert, and
+only data is left for G. The resharding between these two tensors is the paper's AllToAll.
 
 Below the tables is the paper's own interface: `replicate`, `split`, `shard` with a device assignment (appendix A.3),
 and the manual regions of section 3.2. The mesh is the one ambient value; a runtime sets it while it traces. Without
-one, or with one device, every call returns its argument.
+a mesh, or on one device, every call returns its argument.
 
 Shardings are written in XLA's iota form (devices=[2048,1]<=[2048]), which keeps a program's size constant in the
-number of devices. This is the only module that imports TensorFlow's private ones.
+number of devices. Private modules of TensorFlow's compiler are imported only here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ AXES = {
   'model': 'hidden features and attention heads',
 }
 
-Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes it may take
+Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes that may split it
 
-# Letters that are not there are not split.
+# Letters that are not in a table are not split.
 ACTIVATIONS: Rules = {
   'B': ('data', 'expert'),
   'G': ('data', 'expert'),
@@ -49,25 +49,25 @@ ACTIVATIONS: Rules = {
   'N': ('model',),
 }
 WEIGHTS: Rules = {'E': ('expert',), 'H': ('model',), 'N': ('model',)}
-# Every weight also along M, so that a device holds a part of the dense layers' too (as ZeRO-3 and FSDP do): in as many
-# parts, up to the devices there are, as leave each 8 rows, a tile of a TPU.
+# Splits every weight along M as well, so that a device stores only a part of the dense layers too (as in ZeRO-3 and
+# FSDP). The number of parts is at most that of the devices, and leaves each part at least 8 rows, a tile of a TPU.
 WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'expert')}
-_LEAST = {'M': 8}
+_MIN_ROWS = {'M': 8}
 
-# Of each axis of a tensor, the mesh axes that split it; 'expert/4' is the fastest 4 of the devices along an axis, where
-# the others hold copies.
+# The mesh axes that split each axis of a tensor. 'expert/4' splits it in 4 over the fastest-varying factor 4 of mesh
+# axis expert; along the rest of that axis devices hold copies.
 Spec = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """Devices by named axes.
+  """Devices arranged along named axes.
 
   Attributes:
-    axes: (name, size) of each. Annotations number devices by their place in the mesh, the last axis fastest.
-    topology: sizes of the physical grid along which devices are numbered, last fastest; () when that is the mesh.
-    placement: of each mesh axis, the axes of the topology that it spans, slowest first; () with topology ().
-    split_dense: whether devices that share a weight each store a part of it only (WEIGHTS_SPLIT), and gather it to use.
+    axes: (name, size) of each axis. Annotations number devices by their position in the mesh, the last axis fastest.
+    topology: sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
+    placement: for each mesh axis, the topology axes that it spans, slowest first; () if topology is ().
+    split_dense: True to split weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use.
   """
 
   axes: tuple[tuple[str, int], ...]
@@ -94,7 +94,7 @@ class Mesh:
 
   @classmethod
   def parse(cls, text: str, split_dense: bool = False) -> Mesh:
-    """'data:2,expert:4' -> the mesh of 2 x 4 devices; '' is one device."""
+    """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device."""
     axes = []
     for part in filter(None, text.replace(' ', '').split(',')):
       name, _, size = part.partition(':')
@@ -115,12 +115,15 @@ class Mesh:
     return math.prod(self.shape)
 
   def size(self, names: Sequence[str]) -> int:
-    """Devices along some axes, or parts of them; those the mesh lacks count as 1."""
+    """Number of devices along these axes or parts of axes ('expert/4' is 4); an axis that the mesh lacks counts as 1."""
     sizes = dict(self.axes)
     return math.prod(int(name.partition('/')[2] or sizes.get(name, 1)) for name in names)
 
   def factors(self, spec: Spec) -> tuple[tuple[str, int], ...]:
-    """The mesh axes, those that a spec takes a part of in two: the devices that hold copies, and the part."""
+    """Mesh axes (name, size), with an axis of which the spec takes a part split in two: copies, and the part.
+
+    With 'expert/4' in the spec, ('expert', 8) becomes ('expert', 2), ('expert/4', 4).
+    """
     parts = {name.partition('/')[0]: name for names in spec for name in names if '/' in name}
     found = []
     for name, size in self.axes:
@@ -132,7 +135,7 @@ class Mesh:
     return tuple(found)
 
   def device_ids(self) -> np.ndarray:
-    """The physical number of the device at each place of the mesh."""
+    """Physical number of the device at each position of the mesh, in the mesh's shape."""
     ids = np.arange(self.num_devices)
     if self.topology:
       ids = ids.reshape(self.topology).transpose(sum(self.placement, ()))
@@ -140,11 +143,11 @@ class Mesh:
 
   @property
   def stored(self) -> Rules:
-    """The rules of weights between steps."""
+    """Rules for weights as they are stored between steps."""
     return WEIGHTS_SPLIT if self.split_dense else WEIGHTS
 
   def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
-    """The mesh axes that split each axis of a tensor: letters claim those of `first` first, then left to right."""
+    """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
     check_letters(dims)
     there, taken, claimed = [name for name, size in self.axes if size > 1], set(), {}
     for letter in sorted(dims, key=lambda letter: letter not in first):
@@ -153,7 +156,7 @@ class Mesh:
     return tuple(claimed[letter] for letter in dims)
 
   def op_sharding(self, spec: Spec) -> OpSharding:
-    """XLA's form of a spec: tiles, and devices as a reshaped and transposed iota."""
+    """OpSharding (XLA's form) of a spec: tiles, and devices as a reshaped and transposed iota."""
     used = [name for names in spec for name in names]
     if not used:
       return OpSharding(type=OpSharding.REPLICATED)
@@ -171,20 +174,24 @@ class Mesh:
     )
 
   def check(self, shape: Sequence[int | None], dims: str, spec: Spec) -> None:
-    """Raises UserError where an axis of a tensor cannot be cut into as many equal parts as the mesh asks."""
+    """Raises UserError if the mesh does not divide the size of an axis that the spec splits."""
     for size, letter, names in zip(shape, dims, spec, strict=True):
       parts = self.size(names)
       if size is not None and size % parts:
         axes = ' x '.join(f'{name!r}' for name in names)
         raise UserError(
           f'axis {letter} ({LETTERS[letter]}) has size {size}, which cannot be split over the {parts} devices of '
-          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._that_fits(size, names)}'
+          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._fitting(size, names)}'
         )
 
   def stored_spec(self, shape: Sequence[int], dims: str, name: str = '') -> Spec:
-    """The spec of a weight between steps; UserError, with its name, where its shape cannot be cut so."""
+    """Spec of a weight as it is stored between steps.
+
+    Raises:
+      UserError: the mesh does not divide its shape; the message gives the weight's name.
+    """
     spec = self.spec(dims, self.stored)
-    parts = lambda size, letter, names: self._as_far(size, names, _LEAST[letter]) if letter in _LEAST else names
+    parts = lambda size, letter, names: self._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
       self.check(shape, dims, spec)
@@ -192,8 +199,8 @@ class Mesh:
       raise UserError(f'{name}: {e}' if name else str(e)) from None
     return spec
 
-  def _as_far(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
-    """The axes, or parts of them, that can cut a size into equal parts that are not below the least."""
+  def _dividing(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
+    """Mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""
     found = []
     tiles = 1 if size % least else size // least
     for name in names:
@@ -202,8 +209,8 @@ class Mesh:
       found += [name] if part == self.size([name]) else [f'{name}/{part}'] if part > 1 else []
     return tuple(found)
 
-  def _that_fits(self, size: int, names: tuple[str, ...]) -> str:
-    """This mesh with the given axes cut down until they divide a size."""
+  def _fitting(self, size: int, names: tuple[str, ...]) -> str:
+    """This mesh, as text, with the named axes reduced until they divide `size`."""
     sizes = dict(self.axes)
     for name in names:
       sizes[name] = math.gcd(size, sizes[name])
@@ -218,7 +225,7 @@ _manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default
 
 @contextlib.contextmanager
 def use(mesh: Mesh | None) -> Iterator[None]:
-  """Makes a mesh the ambient one; None hides any. For runtimes, while they trace."""
+  """Sets the ambient mesh for a block; None hides an outer one. For runtimes, while they trace."""
   token = _mesh.set(mesh)
   try:
     yield
@@ -228,7 +235,7 @@ def use(mesh: Mesh | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
-  """Notes the annotations that are made meanwhile, in the bodies of loops too."""
+  """Records the annotations made in the block, those in loop bodies too, as a list of (tensor, sharding)."""
   token = _recorded.set([])
   try:
     yield _recorded.get()
@@ -237,25 +244,25 @@ def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
 
 
 def current() -> Mesh | None:
-  """The mesh to annotate for: None where there is one device only, or inside a manual region."""
+  """Ambient mesh to annotate for; None if none is set, it has one device, or inside a manual region."""
   mesh = _mesh.get()
   return mesh if mesh is not None and mesh.num_devices > 1 and not _manual.get() else None
 
 
 def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Tensor:
-  """Annotates a tensor with how it is split.
+  """Shards a tensor: annotates it with its axis letters or with a device assignment.
 
   Args:
     x: any tensor.
-    assignment: its axis letters, to be looked up in ACTIVATIONS for the ambient mesh; or, as in appendix A.3, the
+    assignment: axis letters, which are looked up in ACTIVATIONS for the ambient mesh; or, as in appendix A.3, the
       device numbers of the tiles: an integer array of x's rank, or with one more axis along which tiles are copied.
-    first: letters that claim mesh axes before the others.
+    first: letters that take mesh axes before the others.
 
   Returns:
     x, annotated.
 
   Raises:
-    UserError: a size cannot be split so; the message names a mesh that would do.
+    UserError: the mesh does not divide a size; the message suggests a mesh that does.
   """
   if isinstance(assignment, str):
     return _shard_letters(x, assignment, ACTIVATIONS, first)
@@ -273,26 +280,26 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
 
 
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
-  """As `shard`, for a weight or a slot of its optimiser as it is kept between steps."""
+  """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored)."""
   mesh = current()
   return x if mesh is None else annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
 
 
 def gather(x: tf.Tensor, dims: str) -> tf.Tensor:
-  """As `shard`, for a weight as a layer uses it: whole but for what the devices share the work of."""
+  """Gathers a stored weight for use in a layer: whole, but for the axes by which devices share the work (WEIGHTS)."""
   return _shard_letters(x, dims, WEIGHTS, '')
 
 
 def replicate(x: tf.Tensor) -> tf.Tensor:
-  """Annotates a tensor to be whole on every device."""
+  """Replicates a tensor: annotates it to be whole on every device."""
   return x if current() is None else annotate(x, OpSharding(type=OpSharding.REPLICATED))
 
 
 def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
-  """Annotates a tensor to be split along one axis, devices in their order.
+  """Splits a tensor along one axis, over the devices in their order.
 
-  A size that num_partitions does not divide is padded by XLA. With fewer partitions than devices, each partition is
-  held by as many devices as come out even.
+  XLA pads a size that num_partitions does not divide. With fewer partitions than devices, each partition is held by
+  num_devices / num_partitions devices.
   """
   mesh = current()
   if mesh is None:
@@ -317,7 +324,7 @@ def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
 
 
 def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
-  """The part of x that a device holds, split as `shard(x, dims, first)` would: of smaller shape (section 3.2)."""
+  """Enters a manual region (section 3.2): x split as by `shard(x, dims, first)` -> the smaller part on each device."""
   mesh = current()
   if mesh is None:
     return x
@@ -329,7 +336,7 @@ def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
 
 
 def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
-  """The whole tensor of which every device holds the part x: the inverse of `auto_to_manual`."""
+  """Leaves a manual region: the part x on each device -> the whole tensor; the inverse of `auto_to_manual`."""
   mesh = current()
   if mesh is None:
     return x
@@ -345,13 +352,13 @@ def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
 def manually(
   function: Callable[..., tf.Tensor], *args: tuple[tf.Tensor, str], returns: str, first: str = ''
 ) -> tf.Tensor:
-  """Runs a function on each device's own parts, in a manual region: it sees their shapes, and no other device.
+  """Runs a function in a manual region: on each device's parts, with their shapes and no access to other devices.
 
   Args:
-    function: of tensors. Annotations in it mean nothing.
-    *args: (tensor, its axis letters) of each argument.
+    function: function of tensors. Annotations in it have no effect.
+    *args: (tensor, axis letters) of each argument.
     returns: axis letters of the result.
-    first: letters that claim mesh axes before the others.
+    first: letters that take mesh axes before the others.
   """
   if current() is None:
     return function(*(x for x, _ in args))
@@ -365,10 +372,11 @@ def manually(
 
 
 def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """The same tensors, none of them before all are there: what is computed of them is not merged with what was before.
+  """Optimization barrier: returns the tensors, each available only once all are.
 
-  XLA is told so where a runtime has set a mesh, of one device or more. Elsewhere TensorFlow is, and if XLA compiles
-  that after all, it may merge.
+  The compiler then does not merge operations after the barrier with equal ones before it. It is XLA's barrier where a
+  runtime has set a mesh, of one device or more. Elsewhere it consists of TensorFlow's control dependencies, across
+  which XLA may still merge if it compiles the graph.
   """
   if _mesh.get() is not None:
     return list(tf2xla.optimization_barrier(*tensors))
@@ -386,7 +394,7 @@ def _shard_letters(x, dims, rules, first):
 
 
 def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
-  """An explicit assignment, in the iota form where it is a transposed iota of its own shape, else as a list."""
+  """OpSharding of a device assignment: in the iota form if the assignment is a transposed iota, else as a list."""
   sharding = OpSharding(
     type=OpSharding.OTHER, tile_assignment_dimensions=assignment.shape, replicate_on_last_tile_dim=partial
   )
@@ -400,9 +408,9 @@ def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
 
 
 def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
-  """(sizes, permutation) with iota(sizes).transpose(permutation) = assignment; None if there is none.
+  """Iota form of an assignment, (sizes, perm) with iota(sizes).transpose(perm) = assignment; None if there is none.
 
-  Along an axis of a transposed iota device numbers grow by a constant stride, the product of the faster axes' sizes.
+  Along each axis of a transposed iota, device numbers grow by a constant stride: the product of the faster axes' sizes.
   """
   axes = [axis for axis, size in enumerate(assignment.shape) if size > 1]
   origin = (0,) * assignment.ndim
@@ -417,7 +425,7 @@ def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
 
 
 def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
-  """Annotates a tensor with a sharding in XLA's own form."""
+  """Annotates a tensor with an OpSharding."""
   y = tf2xla.sharding(x, sharding=sharding.SerializeToString())
   mark(y, sharding)
   if _recorded.get() is not None:
@@ -426,5 +434,5 @@ def annotate(x: tf.Tensor, sharding: OpSharding) -> tf.Tensor:
 
 
 def mark(x: tf.Tensor, sharding: OpSharding) -> None:
-  """Sets the attribute of a sharding, which is what TPUStrategy's own passes read, on the operation that makes x."""
+  """Sets the attribute _XlaSharding, which TPUStrategy's passes read, on the operation that produces x."""
   x.op._set_attr('_XlaSharding', attr_value_pb2.AttrValue(s=sharding.SerializeToString()))

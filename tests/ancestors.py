@@ -1,4 +1,4 @@
-"""What a tensor or a traced function takes to be computed."""
+"""Ancestors in a graph: the operations needed to compute a tensor or a traced function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def ancestors(ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-  """Some operations, and all that must run before them."""
+  """Operations with all operations that must run before them."""
   found, left = {}, list(ops)
   while left:
     op = left.pop()

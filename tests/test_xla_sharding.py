@@ -1,4 +1,4 @@
-"""Annotations: which device holds what, worked out by hand; and what XLA makes of them."""
+"""Sharding annotations: the parts on each device, worked out by hand, and the programs that XLA makes of them."""
 
 from __future__ import annotations
 

@@ -1,24 +1,24 @@
 #!/usr/bin/env python
 """python tools/bench.py [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--gin_bindings=B] [--json=FILE]
 
-Times models on random ids at their full batch: rows of max_length tokens a side without padding, as many as
-batch_tokens holds. --what is any of
-  train      forward, backward and update; tokens of both sides count. --profile tells where the time goes by part.
-  decode     flat beam search, which never ends a translation before max_length; the symbols put out count.
-  latency    the same for one sentence: median_s is seconds a sentence.
-  moe_layer  one layer with experts, forward and backward, by each kind of dispatch.
-  input      the input pipeline on one core: --data_dir, or the default corpus of 16 languages.
-  beam       attention of flat beam search beside the form that reorders keys and values, at lengths 16, 64 and 256.
+Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
+allows. --what is any of
+  train      train step: forward, backward and update; tokens of both sides count. --profile adds the time by part.
+  decode     flat beam search to max_length (no translation ends earlier); output symbols count.
+  latency    flat beam search for one sentence: median_s is the seconds per sentence.
+  moe_layer  one MoE layer, forward and backward, with each dispatcher.
+  input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
+  beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
 
-Each measurement has a process of its own, so its peak memory is its own (--in_this_process makes all in one, which
-begins sooner). A line tells tokens a second, the median over the calls after warming up; GFLOP/s of the model's matrix
-products by formula, and their share of what a large matrix product reaches on this machine; then everything as JSON:
-first call (trace or compile), peak memory and what of it the bare imports had taken before, groups and dropped choices,
-and other_cores, how many cores other processes kept busy meanwhile: only figures with next to none are worth comparing.
-GFLOP/s count all slots of the experts, also those that are empty and so not computed in training on a CPU.
+Each measurement runs in a separate process, for a peak memory of its own (--in_this_process runs all in one process,
+which starts sooner). A line shows tokens a second, the median over the calls after the warm-up; GFLOP/s of the model's
+matrix products by formula, and their share of the GFLOP/s of a large matrix product on this machine; then all values as
+JSON: first call (trace or compile), peak memory and that after the imports alone, groups and dropped choices, and
+other_cores, the number of cores that other processes kept busy: compare only figures for which it is near 0.
+GFLOP/s count all slots of the experts, also empty ones, which training on a CPU does not compute.
 
---runtime=spmd --mesh=expert:2 times a mesh. --against=FILE sets each figure beside those of an earlier run (--json), or
-of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
+--runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with those of an earlier run (--json),
+or of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
 _WHAT = flags.DEFINE_list('what', ['train', 'decode'], f'What to time: {", ".join(_WHATS)}.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Moe16.num_groups = 4'; may be repeated.")
-_CALLS = flags.DEFINE_integer('calls', 9, 'Timed calls.', lower_bound=1)
-_WARMUP = flags.DEFINE_integer('warmup', 3, 'Calls before those.', lower_bound=1)
-_JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step, and the layer with experts, with XLA.')
-_DATA_DIR = flags.DEFINE_string('data_dir', '', 'The corpus for --what=input.')
-_PROFILE = flags.DEFINE_bool('profile', False, 'Tell where the time of the train step goes, by part of the model.')
-_JSON = flags.DEFINE_string('json', None, 'Where to append one line of JSON for each measurement.')
-_AGAINST = flags.DEFINE_string('against', None, 'Figures of an earlier run, as --json wrote them, or of other systems.')
-_VERSUS = flags.DEFINE_string('versus', None, 'A commit of this checkout to time beside it.')
-_ROUNDS = flags.DEFINE_integer('rounds', 3, 'With --versus: times that either side is run.', lower_bound=1)
+_CALLS = flags.DEFINE_integer('calls', 9, 'Number of timed calls.', lower_bound=1)
+_WARMUP = flags.DEFINE_integer('warmup', 3, 'Number of warm-up calls before the timed ones.', lower_bound=1)
+_JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step and the MoE layer with XLA.')
+_DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
+_PROFILE = flags.DEFINE_bool('profile', False, 'Show the time of the train step by part of the model.')
+_JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appended for each measurement.')
+_AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with: of --json, or of other systems.')
+_VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
 runtime_flags.define()
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
-_PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products here; 0: measured.')
+_PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'versus', 'rounds')
@@ -100,7 +100,7 @@ def _check_flags() -> None:
 
 
 def _plan() -> list[tuple]:
-  """(name, configuration, what) of every measurement, mistakes told."""
+  """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
   from lingvo_moe.core import configuration
 
   for binding in _GIN_BINDINGS.value:
@@ -108,7 +108,7 @@ def _plan() -> list[tuple]:
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
   configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
   plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
-  # Dense models are passed over where others have what is asked for.
+  # Dense models have no moe_layer; they are skipped if another model has one.
   kept = [(name, config, what) for name, config, what in plan if what != 'moe_layer' or config.num_experts]
   if not kept:
     raise UserError(f'--what=moe_layer is of models with experts; saw --model={",".join(configs)}, without any')
@@ -116,13 +116,13 @@ def _plan() -> list[tuple]:
 
 
 def _bindings_of(name: str) -> list[str]:
-  """The gin bindings of a model."""
+  """gin bindings of a model."""
   cls = name.rpartition('.')[2]
   return [binding for binding in _GIN_BINDINGS.value if binding.split('.')[0].strip() == cls]
 
 
 def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
-  """The flags that were given, as of one measurement."""
+  """Flags of one measurement, with the other flags as they were given."""
   given = [flags.FLAGS[flag] for flag in flags.FLAGS if flags.FLAGS[flag].present]
   given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
   bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
@@ -169,7 +169,7 @@ def _runtime(program):
 
 
 def _report(found: dict, peak: float, others: list[dict]) -> None:
-  """Prints a measurement, for people and for machines, and the figures of others below it."""
+  """Prints a measurement, as text and as JSON, with the figures of other runs below it."""
   import tensorflow as tf
 
   from lingvo_moe.bench import against
@@ -187,7 +187,7 @@ def _report(found: dict, peak: float, others: list[dict]) -> None:
   if found['what'] == 'beam':
     line += f', {found["flat_over_reordering"]:.2f} times the reordering form at length {found["length"]}'
   found |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
-  figures = against.beside(found, others)
+  figures = against.comparable(found, others)
   if figures:
     found['against'] = {f.label: round(found['tokens_per_s'] / f.tokens_per_s, 4) for f in figures}
   print(line, json.dumps(found))
@@ -199,7 +199,7 @@ def _report(found: dict, peak: float, others: list[dict]) -> None:
 
 
 def _versus(plan: list[tuple]) -> None:
-  """Each measurement by itself, so that the rounds of both sides are close in time."""
+  """Compares with a commit, measurement by measurement, so that the rounds of both sides are close in time."""
   import lingvo_moe.params
   from lingvo_moe.bench import versus
 
@@ -222,4 +222,4 @@ def _append(found: dict) -> None:
 
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False)  # it is imported when the flags make sense
+  app.run(main, tensorflow=False)  # TensorFlow is imported after the flags are checked

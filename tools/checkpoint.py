@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """python tools/checkpoint.py --path=LOGDIR [--step=N] [--slots] [--json=FILE]
 
-Lists what a checkpoint holds, tensor by tensor: name, shape, type, root mean square and largest absolute value. Every
-byte is read and held against its checksum, a part at a time, so a machine with little memory will do; a checkpoint of
-any number of devices is read alike. --path is a log directory (its newest checkpoint, or that of --step), a
-checkpoint's folder or its prefix. The exit status is 1 where something is damaged, missing or not finite.
+Lists and verifies the tensors of a checkpoint: name, shape, type, root mean square and largest absolute value. Every
+byte is read and checked against its checksum, part by part, so little memory is needed; checkpoints written by any
+number of devices are read alike. --path is a log directory (its newest checkpoint, or that of --step), a checkpoint's
+folder or its prefix. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import pieces
 
-_PATH = flags.DEFINE_string('path', None, 'A log directory, a checkpoint folder or a prefix.', required=True)
-_STEP = flags.DEFINE_integer('step', None, 'Of a log directory, the checkpoint of this step and not the newest.')
-_SLOTS = flags.DEFINE_bool('slots', False, "List the optimiser's slots too; they are verified in any case.")
-_JSON = flags.DEFINE_string('json', None, 'Where to write it all for machines.')
+_PATH = flags.DEFINE_string('path', None, 'Log directory, checkpoint folder or prefix.', required=True)
+_STEP = flags.DEFINE_integer('step', None, 'Step of the checkpoint in a log directory; by default the newest.')
+_SLOTS = flags.DEFINE_bool('slots', False, 'List optimizer slots too; they are verified in any case.')
+_JSON = flags.DEFINE_string('json', None, 'File for the results as JSON.')
 
 _PART_BYTES = 64 << 20
 
 
 def parts(stored):
-  """A stored tensor in parts of at most 64 MiB, cut along its first axis where it has one."""
+  """Yields a stored tensor in parts of at most 64 MiB, or one row of its first axis where that is larger."""
   if not stored.shape:
     yield stored[...]
     return
@@ -39,7 +39,7 @@ def parts(stored):
 
 
 def examine(stored) -> dict:
-  """Shape, type, RMS, largest absolute value, and how many elements are not finite."""
+  """Shape, type, RMS, largest absolute value, and number of elements that are not finite."""
   import numpy as np
 
   squares, largest, bad, count = 0.0, 0.0, 0, 0
@@ -61,7 +61,7 @@ def examine(stored) -> dict:
 
 
 def find(path: str, step: int | None) -> str:
-  """The prefix of the checkpoint that is meant."""
+  """Prefix of the checkpoint that --path and --step name."""
   from lingvo_moe.run import warm_start
   from lingvo_moe.run.rundir import RunDir
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python
 """python tools/cost.py --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--mesh=...] [--batch_tokens=...] [--json=FILE]
 
-Compiles a model's train step (or, with --program=decode, flat beam search) for a TPU slice that is not there, with
-libtpu's compiler, and prints what it would cost: compile time and program size; a device's memory, by what it is for,
-against what the compiler allows; FLOPs, every collective with the mesh axes it spans and the layer that caused it, and
-the time of a step by part of the model, as a roofline. Only shapes are needed: nothing is allocated and nothing is run.
+Estimates the cost of a model's train step (or, with --program=decode, of flat beam search) on a TPU slice: it compiles
+the program with libtpu's compiler, which needs no TPU, and prints compile time and program size; the memory of a
+device by kind, and the compiler's limit; FLOPs; every collective with the mesh axes that it spans and the layer that it
+comes from; and the time of a step by part of the model, as a roofline. Nothing is allocated and nothing is run.
 
-A topology is chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16,
-tpu7x:4x4x4. Of v2, v3, v4 and tpu7x a chip is two devices. --platform=cpu tells of a mesh of virtual CPU devices,
-without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many target ones.
-The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts. The exit status is 1
-where the program does not fit; what takes the memory is told, and which settings would take less.
+A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
+v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
+devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
+target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts. The
+exit status is 1 if the program does not fit; then the largest values and settings that would need less are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.paper import markdown as markdown_lib
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _TOPOLOGY = flags.DEFINE_string('topology', '', "A TPU slice, such as 'v3:32x32'.")
@@ -35,14 +35,14 @@ _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of den
 _BATCH_TOKENS = flags.DEFINE_integer('batch_tokens', 0, "Source positions of a batch; 0: the model's.", lower_bound=0)
 _PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'decode'], 'What to compile.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE2048E36L.max_length = 128'; may be repeated.")
-_JSON = flags.DEFINE_string('json', None, 'Where to write the report for machines.')
-_MARKDOWN = flags.DEFINE_string('markdown', None, 'Where to write it as a page of Markdown.')
+_JSON = flags.DEFINE_string('json', None, 'File for the report as JSON.')
+_MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page of Markdown.')
 
 _GIB = 2**30
 
 
 def table(report, title: str = '', markdown: bool = False) -> str:
-  """A report for people: lines of text or, with headings and tables, of Markdown."""
+  """Report as text, or with headings and tables in Markdown."""
   sections = [*_summary(report), _memory(report), _largest(report), _parts(report), _collectives(report)]
   heading = f'{report.model}, {report.program}, on {report.platform}, mesh {report.mesh}'
   lines = [f'# {heading}' if markdown else heading, '']
@@ -114,13 +114,13 @@ def _aligned(columns, rows) -> list[str]:
 
 
 def _verdict(report) -> list[str]:
-  told = []
+  notes = []
   if report.uncounted_loops:
-    told.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
+    notes.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
   if report.fits:
-    return [*told, 'It fits.']
+    return [*notes, 'It fits.']
   return [
-    *told,
+    *notes,
     f'It does not fit: {report.refused}',
     'What would take less:',
     *(f'  {line}' for line in report.advice),
@@ -150,7 +150,7 @@ def main(argv):
 
 
 def _where(config):
-  """(the mesh, the topology or None)."""
+  """Mesh and topology from the flags; the topology is None on a CPU."""
   from lingvo_moe.runtime.chips import Topology
   from lingvo_moe.xla_sharding import Mesh
 

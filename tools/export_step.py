@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """python tools/export_step.py --model=mt.cldr.Tiny --out=DIR [--mesh=data:2,expert:2] [--program=train]
 
-Writes a model's step as StableHLO, with one batch of random ids, to a folder that runs wherever there is JAX, without
-TensorFlow and without this package: copy it there and say `python run.py`, which prints the loss, tokens a second and
-FLOPs. One folder does for CPUs, GPUs and TPUs, as many as the mesh has. They need not be here: no step is run.
+Exports a model's step as StableHLO, with one batch of random ids, to a folder that runs with JAX alone, without
+TensorFlow or this package: copy the folder and run `python run.py`, which prints the loss, tokens a second and FLOPs.
+The same folder runs on CPUs, GPUs and TPUs, as many as the mesh has. They need not be on this machine: no step is run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from absl import flags
 from lingvo_moe import app
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_OUT = flags.DEFINE_string('out', None, 'The folder to write.', required=True)
+_OUT = flags.DEFINE_string('out', None, 'Folder to write.', required=True)
 _MESH = flags.DEFINE_string('mesh', 'data:1', "Devices by axis, such as 'data:2,expert:2'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
-_PROGRAM = flags.DEFINE_string('program', 'train', 'The step: train or eval.')
+_PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eval.')
 
 
 def main(argv):
@@ -36,5 +36,5 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; nothing is run here
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
   app.run(main)

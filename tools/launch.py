@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """python tools/launch.py 2 -- python -m lingvo_moe.trainer --runtime=spmd --mesh=expert:4 --model=... --logdir=...
 
-Runs a command as several processes of one run on this machine: each is told --coordinator, --num_processes and
---process_id. When one is lost, says which and how, and ends the others; SIGTERM is handed on to all.
+Launches a command as several processes of one run on this machine, with the flags --coordinator, --num_processes and
+--process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM is forwarded to all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from lingvo_moe import launcher
 
 if __name__ == '__main__':
   if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or int(sys.argv[1]) < 1 or sys.argv[2] != '--':
-    asked = any(argument in ('--help', '-h') for argument in sys.argv[1:2])
-    print(__doc__ if asked else f'error: the form is N -- COMMAND; saw {sys.argv[1:]} (see --help)', file=sys.stderr)
-    sys.exit(0 if asked else 1)
+    is_help = any(argument in ('--help', '-h') for argument in sys.argv[1:2])
+    print(__doc__ if is_help else f'error: the form is N -- COMMAND; saw {sys.argv[1:]} (see --help)', file=sys.stderr)
+    sys.exit(0 if is_help else 1)
   status = launcher.launch(sys.argv[3:], int(sys.argv[1]))
   sys.exit(status if status >= 0 else 128 - status)

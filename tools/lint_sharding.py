@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """python tools/lint_sharding.py --model=mt.cldr.Tiny --mesh=data:2,expert:2 [--plant=topk]
 
-Partitions a model's train step and fails (exit status 1) when a device holds, or gathers, the whole of a tensor that
-the sharding rules split, naming the layer that made it. Nothing is allocated and no step is run. Tensors up to
---limit_mib do not matter; by default that is a hundredth of the largest tensor that is split. --plant makes a mistake
-in the layers, to see it found: 'topk' takes the gates with tf.math.top_k, 'unsharded' forgets the annotations around
-the experts.
+Checks the sharding of a model's train step: partitions it, and fails (exit status 1) if a device holds or gathers the
+whole of a tensor that the sharding rules split; the layer of the tensor is printed. Nothing is allocated and no step is
+run. Tensors up to --limit_mib are ignored; the default is a hundredth of the largest tensor that is split. --plant
+introduces a mistake in the layers, to show that it is found: 'topk' takes the gates by tf.math.top_k, 'unsharded'
+omits the annotations around the experts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MESH = flags.DEFINE_string('mesh', None, "Devices by axis, such as 'data:2,expe
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _LIMIT = flags.DEFINE_float('limit_mib', None, 'Size up to which a tensor may be whole everywhere.', lower_bound=0.0)
-_PLANT = flags.DEFINE_string('plant', '', 'A mistake to make: topk or unsharded.')
-_JSON = flags.DEFINE_string('json', None, 'Where to write the findings for machines.')
+_PLANT = flags.DEFINE_string('plant', '', 'Mistake to introduce: topk or unsharded.')
+_JSON = flags.DEFINE_string('json', None, 'File for the findings as JSON.')
 
 
 def main(argv):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """python tools/make_cldr_corpus.py --out_dir=DIR [--languages=de,fr,sw] [--seed=1] [--max_pairs=10000]
 
-Writes the default corpus: 125 languages to English, out of the CLDR data in the Babel package. Needs no network
-and takes seconds. The layout is that of any corpus here, <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
+Makes the default corpus, 125 languages to English, from the CLDR data in the Babel package. It needs no network and
+takes seconds. The layout is that of all corpora here: <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
 FLAGS = flags.FLAGS
 flags.DEFINE_string('out_dir', None, 'directory to write; it must be new, empty, or made by this command')
 flags.DEFINE_list('languages', None, 'codes or English names, or "quickstart"; all languages by default')
-flags.DEFINE_integer('seed', cldr_corpus.DEFAULT_SEED, 'another seed gives other phrases')
+flags.DEFINE_integer('seed', cldr_corpus.DEFAULT_SEED, 'seed of the phrases')
 flags.DEFINE_integer('max_pairs', cldr_corpus.DEFAULT_MAX_PAIRS, 'training pairs of the largest language')
-flags.DEFINE_bool('overwrite', False, 'write to a directory that holds other files, too')
+flags.DEFINE_bool('overwrite', False, 'write to a directory that has other files, which are kept')
 
 
 def main(argv):

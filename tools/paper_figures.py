@@ -1,13 +1,13 @@
 #!/usr/bin/env python
 """python tools/paper_figures.py --out=DIR [--what=table1,figure9] [--tiny]
 
-Holds this zoo against GShard (arXiv 2006.16668): its tables and figures beside what programs compiled for the same TPU
-slices tell, as Markdown (DIR/paper_figures.md, and here) and plots (DIR/*.png).
+Reproduces the tables and figures of GShard (arXiv 2006.16668) from programs compiled for the same TPU slices, next to
+the paper's numbers, as Markdown (DIR/paper_figures.md, and printed) and plots (DIR/*.png).
 
-figure9 and table4 take a minute. All others compile models with tools/cost.py, minutes each for the giants and
-some hours for all; reports are kept in DIR, so that the same command goes on after an interruption and compiles nothing
-twice. Delete a report there to have it compiled again, as after a change of the code. --tiny compiles the giants' tiny
-siblings for 8 and 128 cores, to see that the command works.
+figure9 and table4 take a minute. All others compile models with tools/cost.py, which takes minutes for each giant
+model and some hours for all. Reports are kept in DIR, so the same command resumes after an interruption and compiles
+nothing twice. Delete a report to compile it again, for example after a change of the code. --tiny compiles the tiny
+siblings of the giants for 8 and 128 cores, to test the command.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # whatever this machine has is not needed
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # for table4; read when JAX is first used
 
 _OUT = flags.DEFINE_string('out', None, 'Folder for tables, plots and reports.', required=True)
-_WHAT = flags.DEFINE_list('what', [], 'Some of: figure9,table4,compile,figure8,figure7,table1,table3,newer; none: all.')
-_TINY = flags.DEFINE_bool('tiny', False, "Compile the giants' tiny siblings in their place.")
+_WHAT = flags.DEFINE_list(
+  'what', [], 'Any of figure9,table4,compile,figure8,figure7,table1,table3,newer; all by default.'
+)
+_TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant models instead.')
 
 _COST = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'cost.py')
 
@@ -59,7 +61,7 @@ def main(argv):
 
 
 def _versions() -> str:
-  """'tensorflow 2.21.0, jaxlib 0.10.2, libtpu 0.0.42.1'; what is not installed is said to be."""
+  """Versions of the compilers' packages: 'tensorflow 2.21.0, jaxlib 0.10.2, no libtpu'."""
   found = []
   for package in ('tensorflow', 'jaxlib', 'libtpu'):
     try:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """python tools/parity.py --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--json=FILE]
 
-Decodes with a model's initial weights and trains it for a few steps, on one device and on each mesh, with the same
-seeds and batches in float32, and prints how far apart they are: the loss, every gradient, the updated weights and
-optimiser slots (max|a - b| over max|a|, the worst tensor of the worst step; a tensor whose entries are all below 1e-4
-of the model's largest gradient is held against that instead), whether every token went to the same experts, the
-decoder's symbols and scores, and which collectives the partitioned train step contains. The devices are virtual ones of
-this CPU, or what JAX finds. 'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is
-1 where a difference is above --tolerance, that of scores above 3e-5, a symbol differs, or a token was routed otherwise by
-a decision that was not within 1e-6 of tipping.
+Compares a model on meshes with the same model on one device. It decodes with the initial weights and trains for a few
+steps, with the same seeds and batches in float32, and prints the differences of the loss, all gradients, the updated
+weights and the optimizer slots (max|a - b| / max(max|a|, 1e-4 of the model's largest gradient), the worst tensor of the
+worst step); the number of tokens that were routed differently; the differences of the decoder's symbols and scores; and
+the collectives in the partitioned train step. The devices are virtual ones of this CPU, or those that JAX finds.
+'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is 1 if a difference is above
+--tolerance, one of scores is above 3e-5, a symbol differs, or a token was routed differently by a decision with a
+margin above 1e-6.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_MESHES = flags.DEFINE_string('meshes', 'local;expert:2;expert:4;data:2,expert:2', 'Meshes, between semicolons.')
+_MESHES = flags.DEFINE_string('meshes', 'local;expert:2;expert:4;data:2,expert:2', 'Meshes, separated by semicolons.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
-_STEPS = flags.DEFINE_integer('steps', 3, 'Train steps.', lower_bound=1)
-_TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'The largest difference allowed.', lower_bound=0.0)
-_JSON = flags.DEFINE_string('json', None, 'Where to write the table for machines.')
+_STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
+_TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
+_JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
-_DUMP = flags.DEFINE_string('dump', None, 'For the processes that this command starts: where the first one writes.')
-_COORDINATOR = flags.DEFINE_string('coordinator', '', 'For those processes.')
-_NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'For those processes.')
-_PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'For those processes.')
+_DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file for the observation of process 0.')
+_COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
+_NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
+_PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
 
 
 def config_of(name: str, bindings):
-  """The model with dropout on, if it has none: masks must be the same on every mesh."""
+  """Configuration of the model in float32, with dropout if it has none, as masks must be equal on every mesh."""
   import dataclasses
 
   from lingvo_moe.core import configuration
@@ -51,7 +51,7 @@ def config_of(name: str, bindings):
 
 
 def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
-  """Of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
+  """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
   from lingvo_moe import runtime_flags
   from lingvo_moe.analysis import parity
 
@@ -84,7 +84,7 @@ def _of_processes(name, bindings, mesh, count, steps, split_dense):
 
 
 def table(rows: dict) -> str:
-  """For people."""
+  """Table of the differences by mesh, as text."""
   width = max(len('mesh'), *map(len, rows))
   lines = [f'{"mesh":{width}}  loss     gradient weights  slots    routed otherwise  symbols  scores   collectives']
   for mesh, row in rows.items():
@@ -113,7 +113,7 @@ def main(argv):
       with open(_DUMP.value, 'wb') as f:
         pickle.dump(found, f)
     return 0
-  config_of(_MODEL.value, _GIN_BINDINGS.value)  # mistakes in it are told before JAX is started
+  config_of(_MODEL.value, _GIN_BINDINGS.value)  # mistakes in it are reported before JAX starts
   _make_devices(most)
   with contextlib.redirect_stderr(sys.stderr):
     reference = observe('data:1')
@@ -131,7 +131,7 @@ def main(argv):
 
 
 def _make_devices(count: int) -> None:
-  """As many virtual devices as the largest mesh needs, before JAX makes fewer."""
+  """Creates the virtual devices that the largest mesh needs, before JAX starts with fewer."""
   from lingvo_moe.runtime import spmd
   from lingvo_moe.xla_sharding import Mesh
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """python tools/train_vocab.py --data_dir=DATA --pairs='*-en' --side=source --vocab_size=8000 --output=vocab/source
 
-Makes a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) of the train split of any set of
-corpora and writes OUTPUT.model and OUTPUT.vocab. The layouts of DATA are in lingvo_moe/tasks/mt/corpus.py.
+Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) on the train split of one or
+more corpora, and writes OUTPUT.model and OUTPUT.vocab. lingvo_moe/tasks/mt/corpus.py describes the layouts of DATA.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import vocab_training
 
-_DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folder of a corpus, or several with commas between.')
+_DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
 _PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
-_SPLIT = flags.DEFINE_string('split', 'train', 'Which split, or file prefix, to read.')
-_SIDE = flags.DEFINE_enum('side', 'shared', list(vocab_training.SIDES), 'Whose text the vocabulary is for.')
+_SPLIT = flags.DEFINE_string('split', 'train', 'Split, or file prefix, to read.')
+_SIDE = flags.DEFINE_enum('side', 'shared', list(vocab_training.SIDES), 'Side of the pairs to read; shared: both.')
 _OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
-_VOCAB_SIZE = flags.DEFINE_integer('vocab_size', 8000, 'Pieces, with bytes and special ids.', lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Of the mix of pairs, as in training: 1 keeps natural shares.')
-_COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Part of all characters that get pieces of their own.')
-_MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Lines of either side used, at most.', lower_bound=1)
+_VOCAB_SIZE = flags.DEFINE_integer('vocab_size', 8000, 'Pieces, including bytes and special ids.', lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Temperature of the sampling over pairs; 1: natural shares.')
+_COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all characters that get their own pieces.')
+_MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
 _TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
 _NORMALIZATION = flags.DEFINE_enum(
   'normalization', 'nmt_nfkc', ['nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf', 'identity'], "SentencePiece's rule."
 )
-_SEED = flags.DEFINE_integer('seed', 1, 'Of the choice of lines.')
+_SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
 
 

@@ -1,1 +1,1 @@
-"""What compiled programs and runs tell: numbers on a mesh, what is split, memory, FLOPs, communication, time."""
+"""Analysis of compiled programs and runs: parity on a mesh, sharding lint, memory, FLOPs, communication, time."""

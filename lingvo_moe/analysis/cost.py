@@ -1,9 +1,9 @@
-"""What a step of a model would cost on some devices, told from its compiled program: memory, FLOPs, communication, time.
+"""Cost estimate of a model's step from its compiled program: memory, FLOPs, communication and time on some devices.
 
-Times are a roofline's: every instruction takes as long as its FLOPs or its bytes would at the peak of the chip,
-whichever is more; instructions follow each other; and a collective takes as long as its bytes need on the links of the
-torus that carry most of them, and a microsecond a hop. Nothing overlaps, and nothing waits: a step cannot be much
-faster unless communication is hidden behind computation, and will be slower.
+Times are those of a roofline: every instruction takes as long as its FLOPs or its bytes at the peak of the chip,
+whichever is longer; instructions run one after the other; and a collective takes as long as the busiest links of the
+torus need for its bytes, and a microsecond per hop. Nothing overlaps and nothing waits: a step can be much faster only
+if communication is hidden behind computation, and will be slower in practice.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import Chip
-from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
 
 PROGRAMS = ('train', 'decode')
 
-# What computes nothing and moves nothing: it names values that are there, or begins what another line ends.
+# Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
 _FREE = frozenset(
   ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
   + ('partition-id', 'replica-id', 'optimization-barrier', 'add-dependency', 'domain', 'async-start')
@@ -48,12 +48,12 @@ _FREE = frozenset(
 
 
 class CollectiveCost(NamedTuple):
-  """Collectives that are alike: of one kind, size and layer."""
+  """Cost of the collectives of one kind, size and layer."""
 
   kind: str
   count: int  # executions in a step
-  bytes: int  # a device takes or gives in each
-  axes: tuple[str, ...]  # of the mesh, that its groups span
+  bytes: int  # that a device sends or receives in each, whichever is more
+  axes: tuple[str, ...]  # mesh axes that its groups span
   layer: str
   part: str
   seconds: float | None  # of all executions; None without a chip
@@ -61,7 +61,7 @@ class CollectiveCost(NamedTuple):
 
 @dataclasses.dataclass
 class Part:
-  """What of a step a part of the model takes, on one device; seconds are None without a chip."""
+  """Cost in a step of one part of the model, on one device; seconds are None without a chip."""
 
   flops: int = 0
   bytes: int = 0
@@ -71,33 +71,33 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What it would cost. Bytes and FLOPs are of one device, a core or a chip: see chips.
+  """Cost report of a step. Bytes and FLOPs are those of one device, a core or a chip: see chips.py.
 
   Attributes:
     model: name of the model.
     program: 'train' or 'decode'.
     platform: the topology, or 'cpu'.
     mesh: devices by axis.
-    weights: in all, over all devices.
-    devices: how many.
+    weights: number of weights, over all devices.
+    devices: number of devices.
     batch_tokens: source positions of a batch; as many target positions in training.
     trace_seconds: for TensorFlow and JAX.
     compile_seconds: for XLA.
-    program_bytes: of the compiled program's text, which is there whether it fits or not.
-    code_bytes: of machine code.
+    program_bytes: size of the compiled program's text, which exists whether the program fits or not.
+    code_bytes: size of the machine code.
     memory_per_device: see memory.Memory.
-    uncounted_loops: loops of which it is not known how often they run: they count once.
-    largest: what takes the memory at its peak, largest first.
+    uncounted_loops: number of loops with an unknown trip count, which count once.
+    largest: the values that take most memory at its peak, largest first.
     collectives: see CollectiveCost.
     collective_counts: executions in a step by kind.
     flops: multiplications and additions of matrix products.
-    flops_share_of_peak: of what the device could do in the compiler's own estimate of the time; None if it gives none.
-    parts: by the names of PARTS.
-    step_seconds_roofline: of all parts; None without a chip.
-    step_seconds_compiler: by the compiler's estimate of its instructions' cycles, and our collective seconds.
-    fits: whether the compiler accepts it.
-    refused: the compiler's words where it does not.
-    advice: what would make it fit.
+    flops_share_of_peak: flops / (peak FLOP/s * step_seconds_compiler); None if the compiler estimates no cycles.
+    parts: costs by the names of PARTS.
+    step_seconds_roofline: seconds of all parts; None without a chip.
+    step_seconds_compiler: seconds by the compiler's estimate of its instructions' cycles, and our collective seconds.
+    fits: True if the compiler accepts the program.
+    refused: the compiler's message if it does not, else ''.
+    advice: settings that would make it fit.
   """
 
   model: str
@@ -126,31 +126,31 @@ class Report:
   advice: list[str]
 
   def to_json(self) -> dict[str, Any]:
-    """Of plain values."""
-    told = dataclasses.asdict(self)
-    told['largest'] = [held._asdict() for held in self.largest]
-    told['collectives'] = [collective._asdict() for collective in self.collectives]
-    return told
+    """Report as plain values, for JSON."""
+    values = dataclasses.asdict(self)
+    values['largest'] = [held._asdict() for held in self.largest]
+    values['collectives'] = [collective._asdict() for collective in self.collectives]
+    return values
 
 
 def estimate(
   name: str, config: MtConfig, mesh: Mesh, topology: chips.Topology | None = None, program: str = 'train'
 ) -> Report:
-  """Compiles a model's train step, or flat beam search, for a mesh, and says what it would cost.
+  """Estimates the cost of a model's train step or flat beam search, which it compiles for a mesh.
 
   Args:
-    name: what to call the model.
-    config: the model; its batch_tokens and max_length are the sizes of the batch.
-    mesh: of as many devices as the topology.
-    topology: a TPU slice; None: virtual devices of this CPU, of which no times are told.
+    name: name of the model, for the report.
+    config: configuration of the model; its batch_tokens and max_length are the sizes of the batch.
+    mesh: mesh of as many devices as the topology has.
+    topology: a TPU slice; None for virtual devices of this CPU, for which there are no times.
     program: one of PROGRAMS.
   """
   if program == 'decode':
-    # As decoding.Translator: at inference any number of groups will do.
+    # As in decoding.Translator: results at inference do not depend on the number of groups.
     config = dataclasses.replace(config, num_groups=mesh.size(('data', 'expert')))
   compiled = compile_step(config, mesh, topology, program)
   chip = topology.chip if topology else None
-  told = analyze(compiled, config.program(), mesh, chip)
+  fields = analyze(compiled, config.program(), mesh, chip)
   fits = not compiled.refused
   return Report(
     model=name,
@@ -160,24 +160,24 @@ def estimate(
     batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
-    advice=[] if fits else advice(config, mesh, told['memory_per_device'], told['largest'], program),
-    **told,
+    advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
+    **fields,
   )
 
 
 def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:
-  """The train step or the search of a model, compiled from shapes alone; see `estimate`."""
+  """Compiles a model's train step or beam search from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   batch = batch_shapes(config)
   if program == 'train':
     return runtime.train(batch)
   task, theta = runtime.program.task, runtime.program.theta
   search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
-  return runtime.function(search, {name: batch[name] for name in assembly.SOURCE_KEYS})
+  return runtime.function(search, {name: batch[name] for name in SOURCE_KEYS})
 
 
 def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
-  """The fields of a Report that the compiled program tells."""
+  """Fields of a Report that follow from the compiled program."""
   module = hlo.parse(compiled.text)
   costs = _collectives(module, compiled, mesh, chip)
   parts, cycles = _parts(module, costs, chip)
@@ -212,7 +212,7 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
 
 
 def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> tuple[dict[str, Part], int]:
-  """(the parts, the cycles of all by the compiler's estimate)."""
+  """Costs by part, and the compiler's estimate of the cycles of all parts."""
   parts = {name: Part() for name in PARTS}
   cycles = 0
   if chip:
@@ -230,9 +230,9 @@ def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """Bytes that an instruction reads from a device's main memory and writes to it; tiles are moved whole.
+  """Bytes that an instruction reads from and writes to a device's main memory, in whole tiles.
 
-  Of a tensor that is only sliced, or updated in place, what is sliced or updated.
+  For a tensor that is only sliced, or updated in place, only the slice counts.
   """
   if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
     return 0
@@ -274,14 +274,14 @@ def _in_hbm(arrays: Sequence[Array]) -> int:
 
 
 def _top_level(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
-  """The instructions that a device executes one after the other, without what is fused into them, and collectives."""
+  """Yields (computation, instruction, executions), without the instructions inside fusions and without collectives."""
   for computation, instruction, times in hlo_loops.executed(module):
     if computation.name not in module.fused and not instruction.collective:
       yield computation, instruction, times
 
 
 def _flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """With what is fused into it."""
+  """FLOPs of one execution, with those of the instructions fused into it."""
   if instruction.opcode != 'fusion':
     return hlo.flops(computation, instruction)
   fused = module.computations[instruction.called['calls']]
@@ -289,9 +289,9 @@ def _flops(module: Module, computation: Computation, instruction: Instruction) -
 
 
 def _op_name(module: Module, computation: Computation, instruction: Instruction) -> str:
-  """What an instruction is for: its own name or, of a fusion, that of the matrix product in it, if there is one.
+  """Op name of an instruction, for its part: its own, or for a fusion that of the largest matrix product in it.
 
-  What XLA adds without a name, such as copies, is named after what it is made of.
+  An instruction that XLA adds without a name, such as a copy, takes the name of its operand.
   """
   if instruction.opcode == 'fusion':
     fused = module.computations[instruction.called['calls']]
@@ -326,18 +326,22 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
 
 
 def _collective_part(collective: hlo_collectives.Collective, axes: Sequence[str]) -> str:
-  """Of AllReduces between devices with other data: those of gradients, statistics with them, are work for the update."""
+  """Part of a collective: that of its op name, but for two cases.
+
+  A sum of gradients (and of statistics with them) over devices with different data counts as 'optimiser'. An AllToAll
+  in a MoE layer is between groups and experts, whatever op it is named after, and counts as 'dispatch/combine'.
+  """
   op_name = collective.instruction.op_name
   is_sum = collective.kind in ('all-reduce', 'reduce-scatter') and 'model' not in axes
   if is_sum and any('gradient_tape/' in name for name in (op_name, *collective.sources)):
     return 'optimiser'
-  if collective.kind == 'all-to-all' and '/moe/' in op_name:  # between groups and experts, whatever it is named after
+  if collective.kind == 'all-to-all' and '/moe/' in op_name:
     return 'dispatch/combine'
   return part_of(op_name)
 
 
 def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
-  """The axes of the mesh along which the devices of a group differ."""
+  """Mesh axes along which the devices of a group differ."""
   places = np.stack(np.unravel_index(groups[0], mesh.shape or (1,)))
   return tuple(name for (name, _), along in zip(mesh.axes, places) if len(set(along.tolist())) > 1)
 
@@ -345,7 +349,10 @@ def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 def advice(
   config: MtConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
 ) -> list[str]:
-  """Settings that would make a program smaller that does not fit, the likeliest first; those that are set are left out."""
+  """Settings that would reduce the memory of a program that does not fit, most likely to help first.
+
+  Settings that the configuration already has are left out.
+  """
   gib = lambda n: f'{n / 2**30:.3g} GiB'
   held, made = used.weights + used.slots, used.activations + used.temporaries
   work, state = [], []

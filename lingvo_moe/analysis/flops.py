@@ -1,7 +1,7 @@
-"""How much arithmetic a translation model asks for, by formula: multiplications and additions of its matrix products.
+"""FLOPs of a translation model by formula: the multiplications and additions of its matrix products.
 
-A product of [a, b] and [b, c] counts 2 a b c. Everything else (normalisations, softmaxes, updates, copies) counts
-nothing: it is small, and bound by memory.
+A product of [a, b] and [b, c] counts as 2 a b c. Everything else (normalisations, softmaxes, updates, copies) is left
+out: it is small, and bound by memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Parts = dict[str, int]  # by the names of PARTS
 
 
 def train_step(config: MtConfig) -> Parts:
-  """Of a train step on a full batch, over all devices: every product once forward and twice backward.
+  """FLOPs of a train step on a full batch, over all devices: every product once forward and twice backward.
 
-  The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows, and sum two a
-  token, which counts nothing. All slots of the experts count, taken or not, computed or not (see MoE). What is
-  rematerialised counts again, but for the product that comes last in what is made again: no gradient needs its result.
+  The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows and add two per
+  token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
+  Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
   tokens, length = _tokens(config), config.max_length
   blocks = config.remat == 'block'
@@ -46,15 +46,15 @@ def train_step(config: MtConfig) -> Parts:
 
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
-  """Of one layer with experts, forward and backward, on one side of a full batch; see `train_step`."""
+  """FLOPs of one MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
   return dict.fromkeys(PARTS, 0) | _experts(config, _tokens(config), dispatch, again=False)
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
-  """Of flat beam search on rows of max_length tokens for as many steps.
+  """FLOPs of flat beam search on rows of max_length tokens for as many steps.
 
-  Of the experts, what tokens visit counts and not the slots that stay empty; of attention, the positions that steps
-  have written. A program of static shape does more.
+  Experts count for the tokens that visit them, not for empty slots; attention counts for the positions written so far.
+  A program with static shapes computes more.
   """
   length, width = config.max_length, config.beam_size
   sources, symbols = rows * length, rows * width * length
@@ -66,8 +66,8 @@ def decode(config: MtConfig, rows: int) -> Parts:
   heads = config.num_heads * config.head_dim
   for layer, _ in _layers(task.decoder):
     parts['attention'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
-    parts['attention'] += (4 + 2) * _projection(config, symbols)  # to itself, and to those
-    written = width * length * (length + 1) // 2  # positions that a hypothesis looks at, summed over the steps
+    parts['attention'] += (4 + 2) * _projection(config, symbols)  # self-attention, cross-attention
+    written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
     parts['attention'] += 2 * 2 * rows * width * (written + length * length) * heads
     _add_feed_forward(parts, config, layer, symbols)
   parts['softmax'] = _scores(config, symbols)
@@ -75,23 +75,23 @@ def decode(config: MtConfig, rows: int) -> Parts:
 
 
 def _tokens(config: MtConfig) -> int:
-  """Of one side of a full batch."""
+  """Tokens of one side of a full batch."""
   return config.batcher().rows(config.max_length) * config.max_length
 
 
 def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
-  """(each layer, whether it is the last of what is rematerialised at once)."""
+  """Yields (layer, True if it is the last layer of a rematerialised block)."""
   for number, layer in enumerate(stack.layers.values()):
     yield layer, not stack.scan or (number + 1) % stack.period == 0
 
 
 def _projection(config: MtConfig, tokens: int) -> int:
-  """Model features to or from those of all heads."""
+  """FLOPs of one projection between model features and the features of all heads."""
   return 2 * tokens * config.model_dim * config.num_heads * config.head_dim
 
 
 def _attention(config: MtConfig, tokens: int, length: int) -> int:
-  """Queries, keys, values, answers; scores of `length` positions, and the sum that they weigh."""
+  """FLOPs of attention: four projections, the scores of `length` positions, and their weighted sum."""
   return 4 * _projection(config, tokens) + 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
@@ -101,20 +101,20 @@ def _scores(config: MtConfig, tokens: int) -> int:
 
 
 def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Parts:
-  """Of a layer with experts in training, forward and backward."""
+  """FLOPs of a MoE layer in training, forward and backward."""
   capacity = expert_capacity(tokens // config.num_groups, config.num_experts, config.capacity_factor)
-  slots = config.num_experts * capacity  # of a group
+  slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   return {
     'gating': (3 + again) * 2 * tokens * config.model_dim * config.num_experts,
     'feed-forward': (3 + again) * 2 * 2 * config.num_groups * slots * config.model_dim * config.ff_dim,
-    # Dispatch has one gradient, for the tokens; combine has two, for the answers and for the gates.
+    # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
     'dispatch/combine': (2 + again + 3) * masks,
   }
 
 
 def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
-  """Of a layer at inference, forward."""
+  """Adds the forward FLOPs of a layer's feed-forward, dense or MoE, at inference."""
   once = 2 * 2 * tokens * config.model_dim * config.ff_dim
   parts['feed-forward'] += once * (_CHOICES if layer.is_moe else 1)
   if layer.is_moe:

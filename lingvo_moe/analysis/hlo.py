@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: computations of one instruction a line, with their shapes, names and FLOPs."""
+"""HLO parser: the text of a compiled program as computations of instructions, with shapes, names and FLOPs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WINDOW = re.compile(r'window=\{([^}]*)\}')
 _LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 _CONTRACTING = re.compile(r'lhs_contracting_dims=\{([0-9,]*)\}')
-HAND_ON = ('get-tuple-element', 'bitcast', 'copy', 'copy-done', 'reshape')
+FORWARDING = ('get-tuple-element', 'bitcast', 'copy', 'copy-done', 'reshape')  # opcodes that pass a value on unchanged
 
 
 class Array(NamedTuple):
-  """The shape of a result, or of one element of a tuple."""
+  """Type, shape and layout of a result, or of one element of a tuple."""
 
   dtype: str
   shape: tuple[int, ...]
@@ -40,12 +40,12 @@ class Array(NamedTuple):
 
   @property
   def bytes(self) -> int:
-    """Without padding."""
+    """Size in bytes without padding."""
     return math.prod(self.shape) * self._item
 
   @property
   def stored(self) -> int:
-    """Bytes in memory: TPUs pad the fastest axes to whole tiles."""
+    """Size in bytes in memory: TPUs pad the fastest axes to whole tiles."""
     order, _, rest = self.layout.partition(':')
     tile = _TILE.search(rest)
     if not tile:
@@ -59,7 +59,7 @@ class Array(NamedTuple):
 
   @property
   def in_hbm(self) -> bool:
-    """Whether it is in the device's main memory (0) and not in a small fast one."""
+    """True if it is in the device's main memory (memory space 0) and not in a small fast one."""
     return 'S(' not in self.layout
 
   @property
@@ -69,16 +69,16 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """A line of a computation.
+  """Instruction, one line of a computation.
 
   Attributes:
     name: unique in the module.
     opcode: 'fusion', 'dot', 'all-reduce-start', ...
     arrays: its result; several for a tuple.
-    operands: names of the instructions it takes.
-    op_name: what made it, by name scopes: '.../encoder/layer_01/moe/einsum'; '' if XLA does not say.
+    operands: names of the instructions whose results it takes.
+    op_name: the op it comes from, with name scopes: '.../encoder/layer_01/moe/einsum'; '' if XLA gives none.
     attributes: the rest of the line.
-    is_root: whether it is its computation's result.
+    is_root: True if it is the result of its computation.
   """
 
   name: str
@@ -91,7 +91,7 @@ class Instruction:
 
   @property
   def called(self) -> dict[str, str]:
-    """Computations by the role they have for it: calls, body, condition, ..."""
+    """Names of the computations that it calls, by their role: calls, body, condition, ..."""
     found = dict(_CALLED.findall(self.attributes))
     branches = _BRANCHES.search(self.attributes)
     if branches:
@@ -100,19 +100,19 @@ class Instruction:
 
   @property
   def estimated_cycles(self) -> int:
-    """The TPU compiler's estimate of one execution; 0 where it gives none."""
+    """TPU compiler's estimate of the cycles of one execution; 0 if it gives none."""
     estimate = _CYCLES.search(self.attributes)
     return int(estimate[1]) if estimate else 0
 
   @property
   def collective(self) -> str:
-    """Which of COLLECTIVES it is, or begins; '' for none. (The end of one that was begun is none.)"""
+    """Kind of the collective that it is or starts, one of COLLECTIVES; '' for others, and for the end of a collective."""
     kind = self.opcode.removesuffix('-start')
     return kind if kind in COLLECTIVES else ''
 
   @property
   def results(self) -> tuple[Array, ...]:
-    """The arrays that come out of it: what begins a collective also carries its operands and, perhaps, contexts."""
+    """Arrays that it produces. The tuple of a collective's start also has its operands and sometimes contexts."""
     n = len(self.operands)
     if self.opcode in ('all-gather-start', 'collective-permute-start') and len(self.arrays) >= 2 * n:
       return self.arrays[n : 2 * n]
@@ -121,7 +121,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions in the order in which they are executed, where the module is scheduled."""
+  """Computation: a list of instructions, in the order of execution if the module is scheduled."""
 
   name: str
   instructions: tuple[Instruction, ...]
@@ -137,18 +137,18 @@ class Computation:
 
   @property
   def parameters(self) -> list[Instruction]:
-    """By their number."""
+    """Parameters in the order of their numbers."""
     found = [i for i in self.instructions if i.opcode == 'parameter']
     return sorted(found, key=lambda i: int(i.attributes.split(')')[0]))
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
-    """The instructions that one takes, as far as they are of this computation."""
+    """Operands of an instruction that belong to this computation."""
     return [self.by_name[name] for name in instruction.operands if name in self.by_name]
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A program."""
+  """Program: computations by name."""
 
   computations: Mapping[str, Computation]
 
@@ -157,13 +157,13 @@ class Module:
     return next(c for c in self.computations.values() if c.is_entry)
 
   def instructions(self) -> Iterator[Instruction]:
-    """All of them, those within fusions too."""
+    """All instructions, including those inside fusions."""
     for computation in self.computations.values():
       yield from computation.instructions
 
   @functools.cached_property
   def fused(self) -> frozenset[str]:
-    """Names of the computations that are parts of one instruction, whose values never leave it."""
+    """Names of the computations inside fusions, whose values are never written to memory."""
     fusions = (i for i in self.instructions() if i.opcode == 'fusion')
     found, todo = set(), [i.called.get('calls') for i in fusions]
     while todo:
@@ -175,7 +175,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """The module that some text, or a fragment of it, describes."""
+  """Parses the text of a module, or a fragment of it."""
   computations: dict[str, Computation] = {}
   name, is_entry, instructions = '', False, []
   for line in text.splitlines():
@@ -194,10 +194,10 @@ def parse(text: str) -> Module:
 
 
 def flops(computation: Computation, instruction: Instruction) -> int:
-  """Multiplications and additions of one execution of a dot or a convolution; 0 for all else.
+  """FLOPs of one execution of a dot or a convolution; 0 for other instructions.
 
-  Of a convolution only those that XLA's own analysis counts: with elements that are neither padding nor dilation. TPUs'
-  compiler writes batched matrix products as convolutions that are mostly padding.
+  A convolution counts only products with elements that are neither padding nor dilation, as in XLA's own analysis. The
+  TPU compiler writes batched matrix products as convolutions that are mostly padding.
   """
   if instruction.opcode == 'dot':
     (lhs, *_) = computation.operands(instruction)
@@ -209,20 +209,20 @@ def flops(computation: Computation, instruction: Instruction) -> int:
 
 
 def element_index(element: Instruction) -> int:
-  """Which element of a tuple a get-tuple-element takes."""
+  """Index of the tuple element that a get-tuple-element takes."""
   return int(re.search(r'index=(\d+)', element.attributes)[1])
 
 
 def maker(computation: Computation, name: str) -> Instruction | None:
-  """The instruction that computed a value, behind those that only hand it on; None if it is not of this computation."""
+  """Instruction that computed a value, found through FORWARDING ones; None if it is not in this computation."""
   instruction = computation.by_name.get(name)
-  while instruction and instruction.opcode in HAND_ON and instruction.operands[0] in computation.by_name:
+  while instruction and instruction.opcode in FORWARDING and instruction.operands[0] in computation.by_name:
     instruction = computation.by_name[instruction.operands[0]]
   return instruction
 
 
 def numbers(text: str | None) -> list[int]:
-  """'1,2' -> [1, 2]; none of no text."""
+  """Parses '1,2' as [1, 2]; None and '' as []."""
   return [int(n) for n in text.split(',') if n.strip()] if text else []
 
 
@@ -230,7 +230,7 @@ def _instruction(root, name, result, opcode, rest) -> Instruction:
   end = _closing(rest)
   arrays = tuple(Array(dtype, tuple(numbers(sizes)), layout) for dtype, sizes, layout in _ARRAY.findall(result))
   if opcode in ('parameter', 'constant'):
-    operands, attributes = (), rest  # what stands in brackets is a number or a value
+    operands, attributes = (), rest  # the brackets hold a number or a value
   else:
     operands, attributes = tuple(_NAME.findall(rest[:end])), rest[end:]
   op_name = _OP_NAME.search(attributes)
@@ -238,7 +238,7 @@ def _instruction(root, name, result, opcode, rest) -> Instruction:
 
 
 def _closing(text: str) -> int:
-  """Where the bracket that stands open before the text is closed."""
+  """Index of the bracket that closes the one opened just before the text."""
   depth = 1
   for match in re.finditer(r'[()]', text):
     depth += 1 if match[0] == '(' else -1
@@ -268,10 +268,11 @@ def _convolution_flops(instruction: Instruction, lhs: tuple[int, ...], rhs: tupl
 
 
 def _products(inputs, outputs, kernel, stride, pad, lhs_dilation, rhs_dilation) -> int:
-  """Pairs of output and kernel position, o and k, along an axis that meet an element of the input.
+  """Number of pairs of output position o and kernel position k along an axis that read an element of the input.
 
-  They meet at o * stride + k * rhs_dilation - pad of an input with lhs_dilation - 1 holes between elements. An axis may
-  be tens of thousands long, so pairs are counted for each o by arithmetic, as k = k0 modulo some step, within a range.
+  A pair reads position o * stride + k * rhs_dilation - pad of the input with lhs_dilation - 1 holes between elements.
+  An axis may be tens of thousands long, so for each o the pairs are counted by arithmetic: k = k0 modulo a step, within
+  a range.
   """
   base = np.arange(outputs) * stride - pad
   common = math.gcd(lhs_dilation, rhs_dilation)

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: of what kind, between which devices, how large and how often."""
+"""Collectives of a compiled program: kind, device groups, bytes and number of executions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _AXIS = re.compile(r"('[^']*')(?::\((\d+)\)(\d+))?")
 
 
 class Collective(NamedTuple):
-  """A collective operation of the program."""
+  """Collective operation of a program."""
 
   instruction: Instruction
   kind: str  # one of COLLECTIVES
-  bytes: int  # a device takes or gives, whichever is more
-  times: int  # executed
+  bytes: int  # that a device sends or receives, whichever is more
+  times: int  # number of executions
   groups: np.ndarray | None  # [groups, devices of a group], device numbers; None: all devices are one group
-  sources: tuple[str, ...]  # op_name of each tensor that goes in, as far as known
+  sources: tuple[str, ...]  # op_name of each operand, where known
 
 
 def collectives(module: Module) -> list[Collective]:
-  """All of them, each once: one that is begun and ended by two instructions counts at its beginning."""
+  """Collectives of a module, each once: a pair of start and done counts as its start."""
   found = []
   for computation, instruction, times in hlo_loops.executed(module):
     if instruction.collective:
@@ -45,7 +45,7 @@ def collectives(module: Module) -> list[Collective]:
       size = lambda arrays: sum(array.bytes for array in arrays)
       taken = size(array for operand in operands for array in operand.arrays)
       if any(len(operand.arrays) > 1 for operand in operands):
-        taken = 0  # a tuple as a whole, which is more than what is taken of it
+        taken = 0  # the operand is a whole tuple, of which the collective takes only a part
       sources = [maker(computation, name) for name in instruction.operands]
       found.append(
         Collective(
@@ -61,9 +61,10 @@ def collectives(module: Module) -> list[Collective]:
 
 
 def groups(attributes: str) -> np.ndarray | None:
-  """The device groups [groups, devices of a group] of a collective in any of XLA's notations; None where it has none.
+  """Device groups [groups, devices of a group] of a collective, from any of XLA's notations; None if it has none.
 
-  '{{0,1},{2,3}}', '[2,4]<=[8]', '[4,2]<=[2,4]T(1,0)' and "mesh['a'=2,'b'=4] {'b'}". Of a permutation: its pairs.
+  Notations: '{{0,1},{2,3}}', '[2,4]<=[8]', '[4,2]<=[2,4]T(1,0)' and "mesh['a'=2,'b'=4] {'b'}". The groups of a
+  permutation are its pairs.
   """
   if match := _IOTA.search(attributes):
     shape, dims, perm = (numbers(match[i]) for i in (1, 2, 3))
@@ -83,7 +84,7 @@ def groups(attributes: str) -> np.ndarray | None:
 
 
 def _along(ids: np.ndarray, names: Sequence[str], within: str) -> np.ndarray:
-  """Groups along some axes of a grid: 'a','b'; or along a factor of one: 'a':(2)4 are its 4 above which there are 2."""
+  """Groups along axes of a grid ('a','b') or along factors of them: 'a':(2)4 is a factor 4 below a slower factor 2."""
   parts = [(name, int(before or 1), int(size or 0)) for name, before, size in _AXIS.findall(within)]
   sizes, inside, outside = [], [], []
   for name, n in zip(names, ids.shape, strict=True):

@@ -1,7 +1,7 @@
-"""How often each instruction of a compiled program is executed.
+"""Execution counts of the instructions of a compiled program.
 
-The entry computation is executed once, the body of a while loop as often as the loop runs, and a fused computation where
-its fusion stands. XLA knows how often some loops run. Of others it is worked out from what their conditions compare.
+The entry computation is executed once, the body of a while loop trip-count times, and a fused computation as often as
+its fusion. XLA states the trip count of some loops. For others it is derived from the loop's condition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lingvo_moe.analysis.hlo import HAND_ON
+from lingvo_moe.analysis.hlo import FORWARDING
 from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
@@ -20,9 +20,9 @@ _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
 
 
 def executions(module: Module) -> dict[str, int]:
-  """How often each computation is executed, by name; one that is only applied within an instruction is not listed.
+  """Number of executions of each computation, by name, without those only applied inside an instruction (a reduction's).
 
-  Every branch of a conditional counts as taken, and a loop of which nobody knows how often it runs, once.
+  Every branch of a conditional counts as taken, and a loop with an unknown trip count as run once.
   """
   counts: dict[str, int] = {}
 
@@ -39,7 +39,7 @@ def executions(module: Module) -> dict[str, int]:
 
 
 def executed(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
-  """(its computation, an instruction, how often it is executed) of all, those within fusions too."""
+  """Yields (computation, instruction, executions) of all instructions, including those inside fusions."""
   for name, times in executions(module).items():
     computation = module.computations[name]
     for instruction in computation.instructions:
@@ -47,10 +47,10 @@ def executed(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-  """How often a while loop of a computation runs at most; None if that cannot be told.
+  """Trip count of a while loop, or an upper bound of it; None if unknown.
 
-  XLA says so of some loops. Of others it is worked out: they run while a number that each round adds to is below another
-  that is a constant, or was counted by a loop before (as in TensorFlow's gradients of loops).
+  XLA states it for some loops. It is derived for loops that run while a counter, to which each iteration adds a
+  constant, is below a limit that is constant or the counter of an earlier loop (as in TensorFlow's gradients of loops).
   """
   known = _TRIPS.search(loop.attributes)
   if known:
@@ -69,14 +69,14 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 class _Number(NamedTuple):
-  """An integer that may be known: a constant, and the element of a loop's state that it is added to, if any."""
+  """Integer value: a constant, plus the element of the loop's state with index `carried` if that is not None."""
 
   constant: int
   carried: int | None = None
 
 
 def _comparisons(module, computation, name, given) -> Iterator[tuple[_Number, _Number]]:
-  """Pairs of which the first must be below the second for a condition to hold; others are left out."""
+  """Yields pairs (low, high) of a condition that is true only if low < high for each; ignores other comparisons."""
   instruction = computation.by_name.get(name)
   if instruction is None:
     return
@@ -96,7 +96,7 @@ def _comparisons(module, computation, name, given) -> Iterator[tuple[_Number, _N
 
 
 def _number(module, computation, name, given) -> _Number | None:
-  """What is known of an integer, `given` being what is known of the parameters of a fused computation."""
+  """Value of a named integer, None if unknown; `given` has the values of a fused computation's parameters."""
   instruction = computation.by_name.get(name)
   if instruction is None:
     return None
@@ -111,7 +111,7 @@ def _number(module, computation, name, given) -> _Number | None:
     if source and source.opcode == 'parameter':
       return _Number(0, index)
     return _final(module, computation, source, index) if source and source.opcode == 'while' else None
-  if instruction.opcode in (*HAND_ON, 'convert', 'copy-start'):
+  if instruction.opcode in (*FORWARDING, 'convert', 'copy-start'):
     return of(instruction.operands[0])
   if instruction.opcode == 'add':
     a, b = map(of, instruction.operands)
@@ -125,7 +125,7 @@ def _number(module, computation, name, given) -> _Number | None:
 
 
 def _initial(module, computation, loop, number: _Number) -> int | None:
-  """A number of a loop's state before it begins."""
+  """Value of a number in a loop's state before the loop; None if unknown."""
   state = computation.by_name.get(loop.operands[0])
   if state is None or state.opcode != 'tuple':
     return None
@@ -134,7 +134,7 @@ def _initial(module, computation, loop, number: _Number) -> int | None:
 
 
 def _step(module, body, number: _Number) -> int | None:
-  """What a round adds to a number of the loop's state."""
+  """Constant that an iteration adds to a number in the loop's state; None if unknown."""
   if body.root.opcode != 'tuple':
     return None
   found = _number(module, body, body.root.operands[number.carried], {})
@@ -142,7 +142,7 @@ def _step(module, body, number: _Number) -> int | None:
 
 
 def _final(module, computation, loop, index: int) -> _Number | None:
-  """An element of a loop's state when it is over."""
+  """Value of an element of a loop's state after the loop; None if unknown."""
   number = _Number(0, index)
   start = _initial(module, computation, loop, number)
   step = _step(module, module.computations[loop.called['body']], number)

@@ -1,7 +1,7 @@
-"""Reads a partitioned program and finds the tensors that a device should hold a part of, and holds whole.
+"""Sharding lint: finds the tensors in a partitioned program that a device holds whole but should hold a part of.
 
-The annotations in TensorFlow's graph say which tensors are split, and how; the program that XLA's partitioner made says
-what each device computes. Both carry the name of the layer that made them.
+The annotations in TensorFlow's graph state which tensors are split, and how; the program from XLA's partitioner has the
+shapes on each device. Both have the name of the layer that an operation comes from.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
 
-_AT_USE = 'weights/'  # a scope: weights that are stored in parts are gathered there, by the rules
+_GATHERED = 'weights/'  # name scope in which weights that are stored in parts are gathered, as the rules say
 
 
 class Annotated(NamedTuple):
-  """A tensor that an annotation splits."""
+  """Tensor that an annotation splits: its layer, its whole shape and the shape of a part."""
 
   layer: str
   whole: tuple[int, ...]
@@ -44,7 +44,7 @@ class Annotated(NamedTuple):
 
 
 class Finding(NamedTuple):
-  """A tensor that a device holds more of than the rules say."""
+  """Tensor of which a device holds more than the rules say."""
 
   layer: str
   what: str  # 'all-gathered' or 'whole on every device'
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
 
 def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
-  """The tensors that a train step's annotations split."""
+  """Tensors that the annotations of a train step split."""
   specs = lambda values: {name: tf.TensorSpec(s.shape, s.dtype) for name, s in values.items()}
   state = {
     'step': tf.TensorSpec([], tf.int32),
@@ -79,12 +79,12 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
 
 
 def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
-  """What is wrong in a partitioned program, one finding a place.
+  """Findings in a partitioned program, one for each layer, kind and shape.
 
   Args:
-    program: its text.
-    annotated: from `annotations`.
-    limit: bytes below which a tensor does not matter.
+    program: text of the program.
+    annotated: result of `annotations`.
+    limit: size in bytes up to which tensors are ignored.
   """
   wholes, parts = {}, {}
   for a in annotated:
@@ -93,11 +93,11 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
   found = {}
   for instruction in hlo.parse(program).instructions():
     op = instruction.op_name
-    if instruction.opcode in ('parameter', 'get-tuple-element', 'tuple') or not op or _AT_USE in op:
+    if instruction.opcode in ('parameter', 'get-tuple-element', 'tuple') or not op or _GATHERED in op:
       continue
     for array in instruction.arrays:
       shape, size, layer = array.shape, array.bytes, layer_of(op)
-      # A layer also works on parts of its weights, in any order of axes, which are annotated outside of it.
+      # Parts of weights, with axes in any order, are no finding in a layer; their annotations are outside of it.
       is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, OUTSIDE))
       if size <= limit:
         continue
@@ -113,7 +113,7 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
 
 @contextlib.contextmanager
 def planted(plant: str) -> Iterator[None]:
-  """Makes a mistake in the layers, for those who want to see it found: one of PLANTS; '' for none."""
+  """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
   saved = moe.top2_gating, moe.shard, dispatch.shard, experts.shard
@@ -128,7 +128,7 @@ def planted(plant: str) -> Iterator[None]:
 
 
 def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> Routing:
-  """The same gates, taken by tf.math.top_k, whose gradient scatters into the gates of all groups by a flat index."""
+  """Top-2 gating by tf.math.top_k, whose gradient scatters into the gates of all groups by a flat index."""
   routing = top2_gating(logits_GSE, paddings_GS, **options)
   gate_GSR = tf.math.top_k(tf.nn.softmax(logits_GSE), 2).values
   gate_GSR /= tf.reduce_sum(gate_GSR, axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Where the memory of a compiled program goes: what is kept between steps, and what lives while one is made.
+"""Memory of a compiled program by kind: the state between steps, and the values that live during a step.
 
-XLA lays out all temporaries in one region and tells its size only. What is in it is read from the schedule: a value
-lives from the instruction that makes it to the last that uses it.
+XLA allocates all temporaries in one region and reports only its size. Their lifetimes are read from the schedule: a
+value lives from the instruction that computes it to the last instruction that uses it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of one device.
+  """Memory of one device in bytes, by kind.
 
   Attributes:
-    weights: with the padding of their tiles.
-    slots: of the optimiser; likewise.
-    activations: the most that values made forward and still needed backward take at once.
-    temporaries: the rest of what lives only within a step: gradients, the values between two instructions, copies, and
-      what fragments leave unused.
-    other: the batch, what is returned beside the new state, and machine code.
-    total: of these.
-    hbm: what the compiler allows; None on a CPU.
+    weights: weights, with the padding of their tiles.
+    slots: optimizer slots, with padding.
+    activations: peak of the values computed forward that are still needed backward.
+    temporaries: all other values that live only within a step: gradients, intermediate values, copies, and space lost
+      to fragmentation.
+    other: the batch, results other than the new state, and machine code.
+    total: sum of these.
+    hbm: the compiler's limit; None on a CPU.
   """
 
   weights: int
@@ -53,7 +53,7 @@ class Memory:
 
 
 class Held(NamedTuple):
-  """A value that is in memory when most is."""
+  """Value that is in memory at the peak; equal ones of a layer are added up."""
 
   bytes: int
   shape: str
@@ -62,7 +62,7 @@ class Held(NamedTuple):
 
 
 class _Value(NamedTuple):
-  """One array that an instruction makes."""
+  """Array that an instruction computes: element `index` of its result."""
 
   instruction: Instruction
   index: int
@@ -74,7 +74,7 @@ class _Value(NamedTuple):
 
 
 def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
-  """The memory of a compiled program; the sums are the compiler's own."""
+  """Memory of a compiled program by kind; the totals are the compiler's own."""
   kept = collections.Counter()
   for parameter in module.entry.parameters:
     argument = _ARGUMENT.search(parameter.op_name)
@@ -93,7 +93,7 @@ def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
 
 
 def largest(module: Module, count: int = _SHOWN) -> list[Held]:
-  """The largest values that live when most is in memory, arguments aside."""
+  """Largest values in memory at the peak, without arguments."""
   values = sorted(_at_peak(module, module.entry), key=lambda value: -value.bytes)
   alike: dict[tuple, int] = {}
   for value in values:
@@ -105,7 +105,7 @@ def largest(module: Module, count: int = _SHOWN) -> list[Held]:
 
 
 def _at_peak(module: Module, computation: Computation) -> list[_Value]:
-  """What lives when most does, in a computation and in those that it calls at that moment."""
+  """Values in memory at the peak, of a computation and of the computations that it calls at that moment."""
   lives = _Lives(module, computation)
   best, most = None, -1
   inner = {time: _of_called(module, i) for time, i in enumerate(computation.instructions) if _calls(i)}
@@ -121,7 +121,7 @@ def _calls(instruction: Instruction) -> bool:
 
 
 def _of_called(module: Module, instruction: Instruction) -> list[_Value]:
-  """At the peak of the largest of the computations that are called."""
+  """Values in memory at the peak of a called computation, the one with the highest peak."""
   found = [
     _at_peak(module, module.computations[name]) for name in instruction.called.values() if name in module.computations
   ]
@@ -129,7 +129,7 @@ def _of_called(module: Module, instruction: Instruction) -> list[_Value]:
 
 
 class _Lives:
-  """When each value of a computation is made and last used. Arguments and what is returned are not its own."""
+  """Lifetimes of the values of a computation, without its arguments and results."""
 
   def __init__(self, module: Module, computation: Computation):
     self._module, self._computation = module, computation
@@ -144,7 +144,7 @@ class _Lives:
       self.begins.pop(value, None)
 
   def sizes(self) -> Iterable[tuple[int, int]]:
-    """(time, bytes that live then) of every instruction."""
+    """Yields (time, bytes of the live values) for every instruction."""
     length = len(self._computation.instructions)
     return _sweep([(begin, self.ends[v], v.bytes) for v, begin in self.begins.items()], length)
 
@@ -152,7 +152,7 @@ class _Lives:
     return [v for v, begin in self.begins.items() if begin <= time <= self.ends[v]]
 
   def saved(self) -> int:
-    """The most bytes at once of values made forward that are still needed backward."""
+    """Peak bytes of the values computed forward that are still needed backward."""
     spans = [
       (begin, self._backward_end[v], v.bytes)
       for v, begin in self.begins.items()
@@ -176,11 +176,11 @@ class _Lives:
           self.begins[value] = self.ends[value] = time
 
   def _op_name(self, instruction: Instruction, used: list[_Value]) -> str:
-    """Its own or, of what XLA adds without a name, that of what it is made of."""
+    """Op name of an instruction; for one that XLA adds without a name, that of its first named operand."""
     return instruction.op_name or next((v.instruction.op_name for v in used if v.instruction.op_name), '')
 
   def _values(self, instruction: Instruction) -> list[_Value]:
-    """The arrays that a name stands for: its own, or others' that it only names, passes on or updates in place."""
+    """Arrays of an instruction: its own, or an operand's if it only names it, passes it on or updates it in place."""
     of = lambda i: self._named.get(instruction.operands[i], []) if i < len(instruction.operands) else []
     own = [_Value(instruction, index) for index in range(len(instruction.arrays))]
     if instruction.opcode == 'tuple':
@@ -199,13 +199,13 @@ class _Lives:
     if instruction.opcode.endswith('-done'):
       return of(0)[: len(own)]
     if instruction.opcode == 'while' and len(of(0)) == len(own):
-      return of(0)  # what a loop carries stays where it is
+      return of(0)  # a loop's state stays in place
     if instruction.opcode == 'fusion':
       return [self._updated(instruction, value) or value for value in own]
     return own
 
   def _updated(self, instruction: Instruction, value: _Value) -> _Value | None:
-    """The operand that a fusion's result takes the place of, where it is one that is updated in place."""
+    """Operand that a fusion updates in place to make this result; None if there is none."""
     fused = self._module.computations[instruction.called['calls']]
     root = fused.root
     if root.opcode == 'tuple' and value.index < len(root.operands):
@@ -221,7 +221,7 @@ class _Lives:
 
 
 def _sweep(spans: Iterable[tuple[int, int, int]], length: int) -> Iterable[tuple[int, int]]:
-  """(time, bytes then) at each of some times, of spans (first time, last time, bytes)."""
+  """Yields (time, bytes) for each time below `length`, from spans (first time, last time, bytes)."""
   changes = collections.Counter()
   for begin, end, size in spans:
     changes[begin] += size

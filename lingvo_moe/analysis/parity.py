@@ -1,4 +1,4 @@
-"""Does a model give the same numbers on a mesh as on one device? Observes both, and compares everything there is."""
+"""Parity of a model on a mesh with one device: loss, gradients, weights, optimizer slots, routing and translations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
-# Where gate probabilities are closer than this, rounding may tip a token to another expert.
+# Difference of gate probabilities below which rounding may send a token to another expert.
 FLIP_MARGIN = 1e-6
-# Of whole translations, by matrices made twice as large. Rounding alone was seen to make 1.6e-5, on an Intel CPU.
+# Tolerance for the scores of whole translations. Rounding alone made differences of 1.6e-5, on an Intel CPU.
 _SCORES = 3e-5
-_SHARPER = 2.0
+_SHARPER = 2.0  # factor by which matrices are scaled before translating, see _sharper
 _SCALE_FLOOR = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Observed(Program):
-  """A program whose train step tells everything: gradients, the new weights and slots, every gate's decisions."""
+  """Program whose train step also returns gradients, the new weights and slots, and every gate's decisions."""
 
   @classmethod
   def of(cls, program: Program) -> Observed:
@@ -37,28 +38,28 @@ class Observed(Program):
   def train_step(self, state, batch):
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     state, applied = self.apply(state, grads)
-    told = {'grads': grads, 'weights': state['weights'], 'slots': state['slots']}
-    return state, {**metrics, **applied, **told}
+    observed = {'grads': grads, 'weights': state['weights'], 'slots': state['slots']}
+    return state, {**metrics, **applied, **observed}
 
 
 class Observation(NamedTuple):
-  """What a runtime did, in numpy arrays."""
+  """Results of a runtime, as numpy arrays."""
 
-  steps: list[dict]  # of each train step: 'loss', 'grads', 'weights', 'slots', 'decisions'
-  ids: np.ndarray  # decoder's
-  scores: np.ndarray
+  steps: list[dict]  # for each train step: 'loss', 'grads', 'weights', 'slots', 'decisions'
+  ids: np.ndarray  # of the translations
+  scores: np.ndarray  # of the translations
   collectives: dict[str, int]  # in the partitioned train step, by kind
 
 
 class Row(NamedTuple):
-  """How far an observation is from the reference: the largest differences, over all steps."""
+  """Differences of an observation from the reference, the largest over all steps."""
 
   loss: float
   gradients: float
   weights: float
   slots: float
-  flips: int  # tokens of a gate that were routed otherwise, in the first step where any were
-  flip_margin: float  # the largest margin among them, of their groups' nearest decisions; 0 with none
+  flips: int  # tokens that a gate routed differently, in the first step with any
+  flip_margin: float  # largest over groups with flips of the smallest margin of a flipped decision; 0 without flips
   same_ids: bool
   scores: float
   collectives: dict[str, int]
@@ -75,39 +76,42 @@ class Row(NamedTuple):
 
 
 def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
-  """Decodes, then trains for some steps on random batches with padding.
+  """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
   Args:
-    config: the model. Decoding takes the first sources of the first batch.
-    runtime_of: makes a runtime for a program.
-    steps: how many, of the same batches and seeds for every runtime.
+    config: configuration of the model. Decoding takes the first sources of the first batch.
+    runtime_of: function that makes a runtime for a program.
+    steps: number of train steps; batches and seeds are the same for every runtime.
   """
   program = Observed.of(config.program())
   runtime: Runtime = runtime_of(program)
   runtime.init()
-  # Decoding comes first, with weights that are still the same to the last bit: later a gate that is nearly undecided
-  # could be tipped by what training has changed.
+  # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could
+  # change the decision of a gate with two nearly equal probabilities.
   search = runtime.function(
     lambda weights, batch: decoding.search(
       program.task, program.theta(_sharper(weights)), batch, config, config.beam_size
     )
   )
   batch = random_batch(config, full=False)
-  rows = config.num_groups  # which every mesh divides
-  hypotheses = search({name: batch[name][:rows] for name in assembly.SOURCE_KEYS})
-  told = []
+  rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
+  hypotheses = search({name: batch[name][:rows] for name in SOURCE_KEYS})
+  observed = []
   for step in range(steps):
     metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
-    told.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
+    observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
     instructions = hlo.parse(runtime.train_program(batch).as_text()).instructions()
     found.update(instruction.collective for instruction in instructions if instruction.collective)
-  return Observation(told, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
+  return Observation(observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
 
 
 def compare(reference: Observation, other: Observation) -> Row:
-  """Differences are max|a - b| / max(max|a|, 1e-4 times the largest entry of any gradient), the worst over all steps."""
+  """Compares two observations; a difference is max|a - b| / max(max|a|, 1e-4 times the largest entry of any gradient).
+
+  Of several steps the largest difference counts.
+  """
   largest = dict.fromkeys(('grads', 'weights', 'slots'), (0.0, ''))
   loss, flips, margin = 0.0, 0, 0.0
   for a, b in zip(reference.steps, other.steps, strict=True):
@@ -116,7 +120,7 @@ def compare(reference: Observation, other: Observation) -> Row:
     for kind in largest:
       found = ((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items())
       largest[kind] = max(largest[kind], max(found))
-    if not flips:  # once a token went elsewhere the weights differ, and what follows is no rounding
+    if not flips:  # after a flip the weights differ, and later flips are not due to rounding
       flips, margin = _flips(a['decisions'], b['decisions'])
   both = np.isfinite(reference.scores) & np.isfinite(other.scores)
   same_ids = np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(
@@ -137,12 +141,12 @@ def compare(reference: Observation, other: Observation) -> Row:
 
 
 def _sharper(weights: Mapping[str, Any]) -> dict[str, Any]:
-  """Matrices made larger: a model that has hardly learnt is undecided, and its translations are all alike."""
+  """Weights with larger matrices: an untrained model gives all symbols similar probabilities, and equal translations."""
   return {name: _SHARPER * w if w.shape.rank > 1 else w for name, w in weights.items()}
 
 
 def _fed(batch: assembly.Batch, runtime: Runtime) -> assembly.Batch:
-  """The rows that this process feeds."""
+  """Rows of a batch that this process feeds."""
   rows = len(batch['src_ids']) // runtime.feed_count
   return {name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()}
 
@@ -155,13 +159,13 @@ def _difference(a, b, floor: float) -> float:
 
 
 def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
-  """(tokens with another expert or fate, the largest margin of the decisions that began it).
+  """Number of flips (tokens routed or dropped differently), and the margin of the decisions that caused them.
 
-  A token that is routed otherwise may push others of its group out of their slots, and changes what later layers see
-  of its rows, which are the group's there too: what counts for a group is the nearest of the decisions that changed in
-  the first layer where any did.
+  A flipped token may push others of its group out of their slots, and changes the input of later layers for its rows,
+  which form the same group there. So for each group the cause is the flipped decision of smallest margin in the first
+  layer with a flip in that group; the result is the largest of these margins.
   """
-  count, margin, begun = 0, 0.0, set()
+  count, margin, seen_groups = 0, 0.0, set()
   for name in sorted(reference, key=lambda name: (not name.startswith('encoder/'), name)):
     expert_GSR, weight_GSR, margin_GS = reference[name]
     their_expert_GSR, their_weight_GSR, _ = other[name]
@@ -169,14 +173,14 @@ def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
     changed_GSR = (kept_GSR != (their_weight_GSR > 0)) | (kept_GSR & (expert_GSR != their_expert_GSR))
     changed_GS = np.any(changed_GSR, axis=-1)
     count += int(changed_GS.sum())
-    for g in set(np.flatnonzero(changed_GS.any(axis=-1)).tolist()) - begun:
+    for g in set(np.flatnonzero(changed_GS.any(axis=-1)).tolist()) - seen_groups:
       margin = max(margin, float(margin_GS[g][changed_GS[g]].min()))
-      begun.add(g)
+      seen_groups.add(g)
   return count, margin
 
 
 def _same_length(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Both padded to the longer's T: a runtime of dynamic shapes makes no more room than the batch needs."""
+  """Pads both to the longer T: with dynamic shapes T is only as long as the batch needs."""
   length = max(a.shape[-1], b.shape[-1])
   pad = lambda x: np.pad(x, [(0, 0), (0, 0), (0, length - x.shape[-1])])
   return pad(a), pad(b)

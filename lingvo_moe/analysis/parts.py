@@ -1,4 +1,4 @@
-"""Which part of a model and which of its layers an operation belongs to, told by the name scopes that layers set."""
+"""Parts and layers of a model: the part and the layer that an operation belongs to, from its name scopes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 PARTS = ('attention', 'feed-forward', 'gating', 'dispatch/combine', 'softmax', 'optimiser', 'other')
 
-# Name scopes, as steps of an operation's path, and the part that each begins.
+# Part of each name scope; a scope is a step of an operation's path.
 _SCOPES = {
   'attention': 'attention',
   'cross_attention': 'attention',
@@ -20,15 +20,15 @@ _SCOPES = {
 }
 _LAYER = re.compile(r'(?:encoder|decoder)(?:/(?:layer_\d+|layers_\d+of\d+)(?:/[a-z_]+)?)?')
 OUTSIDE = 'outside the layers'
-_NUMBER = re.compile(r'_\d+$')  # that TensorFlow adds to a scope's name where it comes again
+_NUMBER = re.compile(r'_\d+$')  # suffix that TensorFlow adds to a scope's name when it is used again
 
 
 def part_of(op_name: str) -> str:
-  """One of PARTS, by the innermost name scope that tells.
+  """Part of an operation, one of PARTS: that of the innermost name scope listed in _SCOPES.
 
   Args:
-    op_name: as TensorFlow has it, 'gradient_tape/encoder/layer_01/moe/gating/einsum/Einsum', or as XLA keeps it, with
-      'jit(f)/.../call_tf/' before that.
+    op_name: name in TensorFlow, 'gradient_tape/encoder/layer_01/moe/gating/einsum/Einsum', or in XLA, where it begins
+      with 'jit(f)/.../call_tf/'.
   """
   steps = op_name.rpartition('call_tf/')[2].split('/')
   for step in reversed(steps):
@@ -39,6 +39,6 @@ def part_of(op_name: str) -> str:
 
 
 def layer_of(name: str) -> str:
-  """'gradient_tape/encoder/layer_01/moe/einsum' -> 'encoder/layer_01/moe'; 'outside the layers' elsewhere."""
+  """Layer of an operation: 'gradient_tape/encoder/layer_01/moe/einsum' -> 'encoder/layer_01/moe'; else OUTSIDE."""
   match = _LAYER.search(name)
   return match[0] if match else OUTSIDE

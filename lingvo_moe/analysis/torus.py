@@ -1,4 +1,4 @@
-"""How long a collective's bytes take on the torus that connects the chips of a TPU pod, at least."""
+"""Lower bound on the time of a collective on the torus that connects the chips of a TPU pod."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lingvo_moe.runtime.chips import Chip
 
 
 def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:
-  """The least time that a collective's bytes take on the torus.
+  """Least time in seconds that a collective's bytes take on the torus.
 
-  A group's devices lie in a box of chips, which all groups that lie in it share. AllReduces go round rings along every
-  axis of the box and both ways at once; AllGather and ReduceScatter are half of one. Half of what an AllToAll sends
-  crosses the middle of the box's longest axis, as the whole of its chips' links there allow: with a square box its time
-  grows with the square root of the devices. Where an axis does not go all the way round a pod its ends are not linked,
-  and a cut has half the links.
+  The devices of a group lie in a box of chips, which all groups inside it share. An AllReduce uses rings along every
+  axis of the box, in both directions at once; AllGather and ReduceScatter take half its time. Half of the bytes of an
+  AllToAll cross the middle of the box's longest axis, limited by the bandwidth of all links there: in a square box its
+  time grows with the square root of the number of devices. The ends of an axis that does not span the pod are not
+  linked, which halves the links across a cut.
 
   Args:
     kind: one of hlo.COLLECTIVES.
-    size: bytes that a device takes or gives.
-    groups: [groups, devices of a group], numbers in `devices`.
-    devices: with `coords` of their chip.
-    chip: of the devices.
+    size: bytes that a device sends or receives.
+    groups: [groups, devices of a group], indices into `devices`.
+    devices: devices with the `coords` of their chip.
+    chip: generation of the devices.
   """
   coords = np.array([devices[i].coords for i in groups[0]])
   box = coords.max(axis=0) - coords.min(axis=0) + 1
   n, members = groups.shape[1], len({tuple(c) for c in coords.tolist()})
   if n == 1 or not size:
     return 0.0
-  if members == 1:  # the cores of one chip, which talk through its memory
+  if members == 1:  # cores of one chip, which exchange data through its memory
     return size / chip.hbm_bandwidth
   spanned = [int(extent) for extent in box if extent > 1]
   ways = lambda extent: 2 if extent >= chip.wraps else 1

@@ -1,1 +1,1 @@
-"""What tools/bench.py times: one measurement a file, the clock they share, and how figures are compared."""
+"""Benchmarks of tools/bench.py: one measurement per file, the clock that they share, and comparisons of results."""

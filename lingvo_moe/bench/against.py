@@ -1,8 +1,8 @@
-"""Figures of an earlier run, of ours or of another system's, beside those of this one.
+"""Comparison of benchmark results with those of earlier runs, of this package or of other systems.
 
-Two kinds of lines of JSON are read: what tools/bench.py --json writes, and what timings of other systems at bench-S
-print ('RESULT {...}', with 'peer', 'config' such as 'bench-S-E128', and 'measure') or collect in a file ('job' then says
-what was run).
+Two kinds of JSON lines are read: the output of tools/bench.py --json, and timings of other systems at bench-S, either
+printed ('RESULT {...}', with 'peer', 'config' such as 'bench-S-E128', and 'measure') or collected in a file (then with
+'job', the name of what was run).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MODELS = {
   'bench-S-E128': 'mt.bench_s.Moe128',
   'bench-S-E512': 'mt.bench_s.Moe512',
 }
-_WHATS = {'moe_layer_fwd_bwd': 'moe_layer'}
-# What else two figures of a measurement must have in common, where both tell.
-_ALIKE = {'moe_layer': ('dispatch',), 'beam': ('length',)}
+_MEASURES = {'moe_layer_fwd_bwd': 'moe_layer'}
+# Further fields that must be equal for two results of a measurement to be compared, where both have them.
+_EQUAL_FIELDS = {'moe_layer': ('dispatch',), 'beam': ('length',)}
 
 
 class Figure(NamedTuple):
-  """Tokens a second of one system, the median of its runs."""
+  """Speed of one system, the median of its runs."""
 
   label: str
   tokens_per_s: float
@@ -38,7 +38,7 @@ class Figure(NamedTuple):
 
 
 def read(path: str) -> list[Record]:
-  """The measurements in a file, each with 'model', 'what', 'label' and 'tokens_per_s'; other lines are passed over."""
+  """Reads the measurements in a file, each with 'model', 'what', 'label' and 'tokens_per_s'; skips other lines."""
   try:
     with open(path, encoding='utf-8') as f:
       lines = [line.removeprefix('RESULT ').strip() for line in f]
@@ -52,10 +52,10 @@ def read(path: str) -> list[Record]:
   return found
 
 
-def beside(record: Record, others: Sequence[Record]) -> list[Figure]:
-  """Those of other runs that measured what a record did, fastest first; runs of one label are one figure.
+def comparable(record: Record, others: Sequence[Record]) -> list[Figure]:
+  """Figures of other runs of the same measurement, fastest first; runs with the same label make one figure.
 
-  A run in which other processes kept more than MAX_OTHER_CORES cores busy does not count, unless all were so.
+  A run in which other processes kept more than MAX_OTHER_CORES cores busy does not count, unless all runs are such.
   """
   by_label: dict[str, list[Record]] = {}
   for other in others:
@@ -65,13 +65,13 @@ def beside(record: Record, others: Sequence[Record]) -> list[Figure]:
 
 
 def lines(record: Record, figures: Sequence[Figure]) -> list[str]:
-  """For people: how many times as fast as each the record is."""
-  told = []
+  """Lines of text with the speed of the record relative to each figure."""
+  text = []
   for figure in figures:
     load = ', disturbed by other processes' if figure.disturbed else ''
     ratio = record['tokens_per_s'] / figure.tokens_per_s
-    told.append(f'{ratio:8.2f} x {figure.tokens_per_s:9.1f} tokens/s of {figure.label}{load}')
-  return told
+    text.append(f'{ratio:8.2f} x {figure.tokens_per_s:9.1f} tokens/s of {figure.label}{load}')
+  return text
 
 
 def _parsed(line: str) -> dict | None:
@@ -84,17 +84,18 @@ def _parsed(line: str) -> dict | None:
 
 
 def _named(record: dict) -> Record:
-  """With the names that our own measurements have."""
+  """Record of another system with the field names and values of our own measurements."""
   if 'peer' not in record:
     return {'label': record.get('model', ''), **record}
   label = f'{record["peer"]} ({record["job"]})' if 'job' in record else record['peer']
-  what = _WHATS.get(record.get('measure'), record.get('measure'))
+  what = _MEASURES.get(record.get('measure'), record.get('measure'))
   return {**record, 'label': label, 'model': _MODELS.get(record.get('config')), 'what': what}
 
 
 def _same(record: Record, other: Record) -> bool:
-  alike = all(record[key] == other[key] for key in _ALIKE.get(record['what'], ()) if key in record and key in other)
-  return alike and (record['model'], record['what']) == (other.get('model'), other.get('what'))
+  fields = [key for key in _EQUAL_FIELDS.get(record['what'], ()) if key in record and key in other]
+  equal = all(record[key] == other[key] for key in fields)
+  return equal and (record['model'], record['what']) == (other.get('model'), other.get('what'))
 
 
 def _figure(label: str, runs: Sequence[Record]) -> Figure:

@@ -1,4 +1,4 @@
-"""Times calls as every measurement here does: some to warm up, then the median, and who else was busy meanwhile."""
+"""Clock for all benchmarks: warm-up calls, then the median of timed ones, with the load from other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Cores that other processes keep busy, above which a figure is not worth comparing.
+# Number of cores kept busy by other processes above which a timing is not used in comparisons.
 MAX_OTHER_CORES = 0.2
 
 Timing = dict[str, Any]
@@ -18,25 +18,25 @@ Timing = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-  """How often to call: `warmup` calls, then `calls` that count; both at least 1."""
+  """Timer that makes `warmup` calls, then `calls` that count; both at least 1."""
 
   warmup: int = 3
   calls: int = 9
 
   def time(self, call: Callable[[], object]) -> Timing:
-    """See `time_in_turn`; of one function."""
+    """Times one function; see `time_in_turn`."""
     return self.time_in_turn({'': call})['']
 
   def time_in_turn(self, functions: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
-    """Times functions, each called once in every round, so that what disturbs one disturbs all.
+    """Times functions, each called once in every round, so that a disturbance affects all of them.
 
     Args:
-      functions: by name. One returns when its work is done.
+      functions: by name; a function returns when its work is done.
 
     Returns:
-      By name, what JSON can hold: median_s, min_s, max_s of the calls that count; first_call_s, which traces and
-      compiles; own_cores and other_cores, how many cores this process and all others kept busy while those ran; and
-      peak_rss_mib, the most memory this process has taken so far.
+      By name, values for JSON: median_s, min_s, max_s of the calls that count; first_call_s, which traces and
+      compiles; own_cores and other_cores, the number of cores that this process and all others kept busy during the
+      calls that count; and peak_rss_mib, the peak memory of this process so far.
     """
     seconds = {name: [] for name in functions}
     for number in range(self.warmup + self.calls):
@@ -57,7 +57,7 @@ class Clock:
 
 
 def peak_rss_mib() -> int:
-  """The most memory that this process has taken so far, in MiB."""
+  """Peak memory of this process so far, in MiB."""
   return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

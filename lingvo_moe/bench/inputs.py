@@ -1,4 +1,4 @@
-"""The input pipeline by itself: how fast one core makes training batches out of text."""
+"""Benchmark of the input pipeline: the speed at which one core makes training batches from text."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
 
-_TEMPERATURE = 5.0  # where a model keeps the natural shares of its languages
-_SAMPLE = 32  # batches of which it is counted how many examples one has
+_TEMPERATURE = 5.0  # used if the model's own is 1, which keeps the natural shares of languages
+_SAMPLE = 32  # batches from which the mean number of examples per batch is taken
 
 
 def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
   """Times the stream of batches that the trainer reads, on one core, with temperature sampling.
 
-  A call makes as many batches as a window of examples gives, so that choosing, shuffling and planning them counts in
-  full. Vocabularies and the token cache, which a run makes once, are made before.
+  A call makes as many batches as a window of examples fills, so that sampling, shuffling and packing the window are
+  fully included. Vocabularies and the token cache, which a run makes once, are made before.
 
   Args:
-    config: the model; its batches are made.
-    clock: how often.
+    config: the model whose batches are made.
+    clock: number of calls.
     data_dir: a corpus; '' for the default corpus of 16 languages.
 
   Returns:
     One result: the Timing, with tokens_per_s (of both sides, without padding), batches_per_s, padding (its share),
-    temperature, and pairs, how many.
+    temperature, and the number of pairs.
   """
   with tempfile.TemporaryDirectory() as folder:
     config = _with_corpus(config, data_dir, folder)
@@ -57,7 +57,7 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-  """Every thread there is, and every one begun meanwhile, shares one core."""
+  """Pins all threads of this process, and those started in the block, to one core."""
   cores = os.sched_getaffinity(0)
   _pin({min(cores)})
   try:
@@ -68,7 +68,7 @@ def one_core() -> Iterator[None]:
 
 def _pin(cores: set[int]) -> None:
   for thread in os.listdir('/proc/self/task'):
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    with contextlib.suppress(ProcessLookupError):  # the thread has ended
       os.sched_setaffinity(int(thread), cores)
 
 
@@ -83,11 +83,11 @@ def _with_corpus(config: MtConfig, data_dir: str, folder: str) -> MtConfig:
 
 
 class _Stream:
-  """Batches as the trainer gets them, read a window's worth at a time, and what was in them."""
+  """Stream of the trainer's batches, read by windows, with counts of windows, tokens and positions."""
 
   def __init__(self, train_input: TrainInput, window_size: int):
     examples = [int(train_input.batch(step)['src_segments'].max(axis=1).sum()) for step in range(_SAMPLE)]
-    self.batches = math.ceil(window_size * _SAMPLE / sum(examples))  # of a window
+    self.batches = math.ceil(window_size * _SAMPLE / sum(examples))  # per window
     self.windows = self.tokens = self.positions = 0
     self._stream = iter(train_input.dataset())
 

@@ -1,4 +1,4 @@
-"""One layer with experts, forward and backward, by each kind of dispatch: on one side of a model's full batch."""
+"""Benchmark of one MoE layer, forward and backward, with each dispatcher, on one side of a model's full batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lingvo_moe.tasks.mt.config import MtConfig
 
 
 def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
-  """Times gate, dispatch, experts and combine, and the gradients for tokens and weights; nothing is updated.
+  """Times gate, dispatch, experts and combine, and the gradients of tokens and weights, without an update.
 
-  The kinds of dispatch take turns. A result has, beside the Timing, dispatch, num_groups, tokens_per_s (each token
-  counts once), flops, and the shares of tokens whose first choice was dropped, whose second was, and whose second was
-  skipped at random.
+  The dispatchers are timed in turn. A result has, besides the Timing, dispatch, num_groups, tokens_per_s (each token
+  counts once), flops, and the shares of tokens whose first choice was dropped, whose second choice was dropped, and
+  whose second choice was skipped at random.
   """
   kinds = [kind for kind in DISPATCHERS if not (jit and kind == 'grouped')]
   steps = {kind: Step(config, kind, jit) for kind in kinds}
@@ -41,7 +41,7 @@ def measure(config: MtConfig, clock: Clock, jit: bool = False) -> list[Timing]:
 
 
 class Step:
-  """Forward and backward of a layer by one kind of dispatch, on random tokens."""
+  """Forward and backward pass of a MoE layer with one dispatcher, on random tokens."""
 
   def __init__(self, config: MtConfig, kind: str, jit: bool):
     layers = config.task().encoder.layers.values()
@@ -53,17 +53,17 @@ class Step:
     self._x_BTM = tf.constant(x_BTM, tf.float32)
     self._theta = {name: tf.Variable(w) for name, w in weights_lib.initialize(self._layer.weights(), 0).items()}
     self._key_B = prng.fold(prng.key(config.seed, 'train'), tf.range(rows))
-    # As runtimes trace a train step: XLA takes sizes as they are, TensorFlow's own kernels leave them open.
+    # As runtimes trace a train step: sizes are static for XLA, dynamic for TensorFlow's own kernels.
     specs = None if jit else [tf.TensorSpec([None, None, config.model_dim])]
     self._backend = xla.BACKEND if jit else cpu.backend(training=True)
     self._function = tf.function(self._forward_backward, specs, autograph=False, jit_compile=jit)
     self._stats = None
-    self.sums = None  # of the last run: the loss, and the elements of every gradient
+    self.sums = None  # of the last run: the loss, and the sum of the elements of each gradient
     self.num_tokens = rows * config.max_length
 
   def run(self) -> None:
     sums, self._stats = self._function(self._x_BTM)
-    self.sums = sums.numpy()  # which is there when all is
+    self.sums = sums.numpy()  # waits for all computation
 
   def choices(self) -> dict[str, float]:
     share = lambda dropped: round(float(dropped / self._stats.tokens), 4)
@@ -78,6 +78,6 @@ class Step:
       y_BTM, routing = self._layer(theta, x_BTM, tf.zeros(tf.shape(x_BTM)[:2]), self._key_B)
       aux_loss = routing.stats.aux_loss / routing.stats.groups
       loss = tf.reduce_mean(tf.square(y_BTM - 1.0)) + self._aux_loss_weight * aux_loss
-    # A sum of each, so that no gradient is left out, and none is copied out.
+    # Sums of the gradients, so that all are computed and none is copied to the host.
     grads = map(tf.convert_to_tensor, tape.gradient(loss, of))
     return tf.stack([loss, *map(tf.reduce_sum, grads)]), routing.stats

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a CPU, by part of the model: TensorFlow's profiler, read by layers' name scopes."""
+"""Profile of a step on a CPU by part of the model, from TensorFlow's profiler and the layers' name scopes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.analysis.parts import part_of
 from lingvo_moe.core.errors import UserError
 
-# How the profiler names the run of a kernel: 'encoder/layer_00/attention/einsum/Einsum:_MklEinsum'.
+# Profiler's name of a kernel's run: 'encoder/layer_00/attention/einsum/Einsum:_MklEinsum'.
 _KERNEL = re.compile(r'([\w.+/>-]+):(\w+)')
 
 
 def by_part(call: Callable[[], object], times: int = 3) -> dict[str, float]:
   """Seconds that the kernels of each part take in a call, by the names of PARTS.
 
-  They add up over threads: where two kernels run at once both count, so the sum may exceed the time of the call. What
-  is outside of all name scopes, such as assignments to variables, is 'other'. What XLA compiles, as updates of large
-  weights on a CPU, is not told.
+  Seconds are summed over threads: kernels that run at the same time all count, so the sum may exceed the time of the
+  call. Operations outside of all name scopes, such as assignments to variables, count as 'other'. Code that XLA
+  compiles, such as updates of large weights on a CPU, is not included.
 
   Args:
-    call: runs TensorFlow's own kernels, and has done so before: what it traces first would be counted too.
-    times: calls of which the mean is taken.
+    call: runs TensorFlow's own kernels. It must have been called before, or tracing would be counted too.
+    times: number of calls, of which the mean is taken.
 
   Raises:
     UserError: there is a GPU, whose kernels have other names; or none of TensorFlow's own kernels ran.
@@ -49,8 +49,11 @@ def by_part(call: Callable[[], object], times: int = 3) -> dict[str, float]:
 
 
 def own_times(spans: list[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-  """(name, time without what ran inside) of each span of a thread, given as (begin, duration, name)."""
-  open_spans = []  # [end, name, own time], each inside the one before
+  """Yields (name, own time) of each span of a thread, given as (begin, duration, name).
+
+  Own time excludes the spans nested inside.
+  """
+  open_spans = []  # [end, name, own time], each nested in the one before
   for begin, duration, name in sorted(spans, key=lambda span: (span[0], -span[1])):
     while open_spans and open_spans[-1][0] <= begin:
       yield open_spans.pop()[1:]

@@ -1,4 +1,4 @@
-"""Whole steps of a model on random ids at its full batch: a train step, and beam search over many sentences or one."""
+"""Benchmark of whole steps of a model on random ids: a train step, and beam search over a full batch or one sentence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lingvo_moe.bench.clock import Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
@@ -20,18 +20,18 @@ MakeRuntime = Callable[[Program], Runtime]
 
 
 def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
-  """Times forward, backward and update; tokens of both sides count.
+  """Times a train step: forward, backward and update. Tokens of both sides count.
 
   Args:
-    config: the model.
-    clock: how often.
-    make: the runtime of a program.
-    profile: whether to trace a few more steps, of TensorFlow's own kernels, and tell what each part took.
+    config: configuration of the model.
+    clock: number of calls.
+    make: function that makes the runtime of a program.
+    profile: True to trace a few more steps, of TensorFlow's own kernels, for the seconds of each part.
 
   Returns:
-    The Timing, with tokens_per_s, flops, whether the loss went down, and for a model with experts num_groups and the
-    shares of tokens whose first choice was dropped, whose second was, and whose second was skipped at random, of the
-    last step, over all layers. With a profile parts_s: see profile.by_part.
+    The Timing, with tokens_per_s, flops, loss_went_down, and for a model with experts dispatch, num_groups and the
+    shares of tokens whose first choice was dropped, whose second choice was dropped, and whose second choice was
+    skipped at random, in the last step, over all layers. With a profile parts_s: see profile.by_part.
   """
   batch = random_batch(config)
   runtime = _ready(make, config.program())
@@ -50,12 +50,12 @@ def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = Fal
 
 
 def decode(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
-  """Times beam search over a full batch, to max_length; the symbols put out count."""
+  """Times beam search over a full batch, to max_length; tokens_per_s counts output symbols of the best hypotheses."""
   return _search(config, clock, make, random_batch(config))
 
 
 def latency(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
-  """Times beam search over one sentence of max_length tokens, to max_length: median_s is seconds a sentence."""
+  """Times beam search over one sentence of max_length tokens, to max_length: median_s is the latency of a sentence."""
   return _search(config, clock, make, {name: value[:1] for name, value in random_batch(config).items()})
 
 
@@ -73,7 +73,7 @@ def _search(config, clock, make, batch) -> Timing:
       program.task, program.theta(weights), batch, config, min_length=config.max_length
     )
   )
-  sources = {name: value for name, value in batch.items() if name in assembly.SOURCE_KEYS}
+  sources = {name: value for name, value in batch.items() if name in SOURCE_KEYS}
   steps = []
   found = clock.time(lambda: steps.append(search(sources).steps))
   if steps[-1] != config.max_length:
@@ -96,7 +96,7 @@ def _ready(make: MakeRuntime, program: Program) -> Runtime:
 
 
 def _choices(config: MtConfig, routing) -> Timing:
-  """How tokens were grouped, and what became of their choices; nothing for a dense model."""
+  """Dispatch, groups and shares of dropped choices of a model with experts; {} for a dense model."""
   if not routing:
     return {}
   tokens = sum(stats.tokens for stats in routing.values())

@@ -1,4 +1,4 @@
-"""Two commits side by side: this checkout as it is, and another commit in a git worktree that is there meanwhile."""
+"""Comparison of two commits: this checkout as it is, and another commit in a temporary git worktree."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from lingvo_moe.core.errors import UserError
 
 _TOOL = os.path.join('tools', 'bench.py')
-# What tells one figure of a command from another.
+# Fields that identify a figure among those of one command.
 _KEYS = ('model', 'what', 'dispatch', 'length')
 
 
 class Compared(NamedTuple):
-  """One figure of both sides, in tokens a second: of each round, and the medians' ratio, this over that."""
+  """Tokens a second of both sides in one measurement: those of each round, and the ratio of medians, this / that."""
 
   name: dict[str, Any]  # model, what, ...
   this: list[float]
@@ -31,19 +31,19 @@ class Compared(NamedTuple):
 def compare(
   root: str, commit: str, flags: Sequence[str], rounds: int, progress: Callable[[str], object] = lambda _: None
 ) -> list[Compared]:
-  """Runs tools/bench.py of either side with the same flags, in turn: this, that, this, that, ...
+  """Runs tools/bench.py of both sides with the same flags, in turn: this, that, this, that, ...
 
-  Each side is timed by its own tool, so a commit can be asked for what its tool knows.
+  Each side runs its own tools/bench.py, so the flags must be ones that the other commit has too.
 
   Args:
-    root: this checkout; what is not committed counts.
+    root: this checkout, including uncommitted changes.
     commit: any name that git has for a commit.
-    flags: of tools/bench.py.
-    rounds: times that either side is run.
-    progress: told what begins.
+    flags: flags of tools/bench.py.
+    rounds: number of runs of each side.
+    progress: function called with a line of text before each run.
 
   Raises:
-    UserError: root is no git checkout, or has no such commit or that has no benchmark; or one side failed.
+    UserError: root is no git checkout; it has no such commit, or one without a benchmark; or one side failed.
   """
   found = {'this': [], 'that': []}
   with worktree(root, commit) as other:
@@ -63,7 +63,7 @@ def compare(
 
 @contextlib.contextmanager
 def worktree(root: str, commit: str) -> Iterator[str]:
-  """The path of a worktree of a commit, which is removed in the end; packages imported there are its own."""
+  """Makes a temporary worktree of a commit, whose path it yields; the worktree's own packages are imported there."""
   top = _git(root, 'rev-parse', '--show-toplevel')
   if top.returncode or os.path.realpath(top.stdout.strip()) != os.path.realpath(root):
     raise UserError(f'--versus times a commit of a git checkout; {root} is none: run tools/bench.py of a clone')
@@ -78,7 +78,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
         raise UserError(f'git made no worktree of {commit}: {_last(added.stderr)}')
       if not os.path.exists(os.path.join(path, _TOOL)):
         raise UserError(f'--versus={commit} has no {_TOOL}: give a later commit')
-      # setup.py installs params/ below the package; here it must be found there without.
+      # setup.py installs params/ below the package; the worktree is not installed, so a link stands for it.
       os.symlink(os.path.join(path, 'params'), os.path.join(path, 'lingvo_moe', 'params'))
       yield path
     finally:
@@ -86,7 +86,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
 
 
 def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
-  """Tokens a second of each figure, by what tells it from others."""
+  """Tokens a second of each figure, by its identifying fields."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
     command = [sys.executable, os.path.join(root, _TOOL), *flags, f'--json={path}']
@@ -96,11 +96,11 @@ def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
       raise UserError(f'{name}: its {_TOOL} ended with exit status {done.returncode}: {_last(done.stderr)}')
     with open(path, encoding='utf-8') as f:
       records = [json.loads(line) for line in f]
-  return {tuple((key, r[key]) for key in _KEYS if _tells(key, r)): r['tokens_per_s'] for r in records}
+  return {tuple((key, r[key]) for key in _KEYS if _identifies(key, r)): r['tokens_per_s'] for r in records}
 
 
-def _tells(key: str, record: dict) -> bool:
-  """A train step's kind of dispatch is a result, not a question."""
+def _identifies(key: str, record: dict) -> bool:
+  """True if a field identifies a figure; the dispatch of a train step does not, as it may differ between commits."""
   return key in record and (key != 'dispatch' or record['what'] == 'moe_layer')
 
 

@@ -1,4 +1,4 @@
-"""The alphabet of axis letters. A tensor wears its axes (`x_GSM`), an einsum spells them."""
+"""Axis letters: the names of tensors end in them (`x_GSM`), and einsums and sharding rules are written in them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ AXES = {
   'N': 'attention heads',
   'K': 'features of a head',
   'V': 'symbols of a vocabulary',
+  'P': 'language pairs of an evaluation',
   'L': 'layers of a scanned stack',
   'D': 'devices',
   '1': 'an axis of length one',

@@ -1,4 +1,4 @@
-"""The one error a user is meant to see."""
+"""Errors that are reported to a user as a message, without a stack trace."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-  """A mistake of the user's: the message gives the rule, what was seen, and the way out."""
+  """User mistake, whose message gives the rule, the values seen and the way out."""
 
 
 class ProcessLostError(UserError):
-  """Another process of the run is gone, and with it all that the processes could end together."""
+  """Loss of another process of the run: it died or cannot be reached, so no collective step can complete."""
 
 
 class ToldElsewhereError(UserError):
-  """What went wrong in another process of the run, which tells it; this one only ends."""
+  """Failure in another process of the run, which prints the message; this process exits without printing one."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-  """Ends an 'unknown name' message: 'closest: a, b' (or the first few names there are)."""
+  """Suggestions to end an 'unknown name' message with: 'closest: a, b', or the first 12 names if none is close."""
   known = sorted(known)
   lowered = {k.lower(): k for k in known}
   near = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]

@@ -1,4 +1,4 @@
-"""What a layer owns, before anything is allocated: shapes, axes and initial values by name."""
+"""Weight specs: the name, shape, axes and initial values of each weight of a layer, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.axes import check as check_letters
 
-# Nested dicts of something; the '/'-joined paths of its leaves are the names in a checkpoint.
+# Nested dicts; the '/'-joined path of a leaf is its name in a checkpoint.
 Nested = Mapping[str, Any]
-Specs = dict[str, Any]  # nested dicts of WeightSpec: what a layer owns
-Theta = Mapping[str, Any]  # nested dicts of tensors: the values of what a layer owns
+Specs = dict[str, Any]  # nested dicts of WeightSpec: the weights of a layer
+Theta = Mapping[str, Any]  # nested dicts of tensors: the values of a layer's weights
 
 _LAYER = re.compile(r'layer_(\d+)$')
-_LAYERS = re.compile(r'layers_(\d+)of(\d+)$')  # every so manieth layer, from the first number on
+_LAYERS = re.compile(r'layers_(\d+)of(\d+)$')  # 'layers_FIRSTofPERIOD': layers first, first + period, ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-  """Gaussian initial values with this standard deviation."""
+  """Normal initial values with mean 0 and this standard deviation."""
 
   stddev: float
 
@@ -44,7 +44,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-  """Every initial value is the same."""
+  """Constant initial values."""
 
   value: float
 
@@ -54,20 +54,20 @@ class Constant:
 
 
 def glorot_uniform(fan_in: int, fan_out: int) -> Uniform:
-  """Glorot and Bengio's (2010) uniform initial values: variance 2 / (fan_in + fan_out)."""
+  """Glorot uniform initial values (Glorot and Bengio, 2010), of variance 2 / (fan_in + fan_out)."""
   return Uniform(math.sqrt(6.0 / (fan_in + fan_out)))
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-  """One logical weight.
+  """Shape, axes and initial values of one logical weight.
 
   Attributes:
-    shape: its sizes.
-    dims: its axis letters, one a size: what sharding tables read.
-    init: (key, spec) -> initial values.
+    shape: sizes.
+    dims: axis letters, one for each size; sharding rules look them up.
+    init: function of (key, spec) that returns the initial values.
     factored: the two axis letters over which Adafactor factors the second moment; '' for none.
-    dtype: stored type.
+    dtype: type in which the weight is stored.
   """
 
   shape: tuple[int, ...]
@@ -85,12 +85,12 @@ class WeightSpec:
 
   @property
   def size(self) -> int:
-    """Number of elements (a Python int: the 1T model's do not fit 32 bits)."""
+    """Number of elements, as a Python int: those of the 1T model exceed 32 bits."""
     return math.prod(self.shape)
 
 
 def flatten(nested: Nested, prefix: str = '') -> dict[str, Any]:
-  """{'a': {'b': x}} -> {'a/b': x}, in order."""
+  """Flattens nested dicts, in order: {'a': {'b': x}} -> {'a/b': x}."""
   flat = {}
   for name, value in nested.items():
     path = f'{prefix}/{name}' if prefix else name
@@ -102,7 +102,7 @@ def flatten(nested: Nested, prefix: str = '') -> dict[str, Any]:
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """{'a/b': x} -> {'a': {'b': x}}."""
+  """Nests a flat dict, the inverse of `flatten`: {'a/b': x} -> {'a': {'b': x}}."""
   nested: dict[str, Any] = {}
   for path, value in flat.items():
     *parents, leaf = path.split('/')
@@ -114,12 +114,15 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:
-  """Initial values by flat name: each depends on (seed, its name, its position) and nothing else."""
+  """Initial values by flat name; each element depends only on (seed, name, position)."""
   return {name: spec.init(initial_key(seed, name, spec), spec) for name, spec in flatten(specs).items()}
 
 
 def initial_key(seed: int | tf.Tensor, name: str, spec: WeightSpec) -> tf.Tensor:
-  """The key of a weight's initial values, of the path in its name with a layer as its number; of a stack's, a key a layer."""
+  """Random key for a weight's initial values, from its path, in which 'layer_03' counts as the number 3.
+
+  For a stacked weight, a vector of the keys that its layers have unstacked.
+  """
 
   def number(part):
     if match := _LAYER.match(part):
@@ -132,23 +135,23 @@ def initial_key(seed: int | tf.Tensor, name: str, spec: WeightSpec) -> tf.Tensor
 
 
 def stack(specs: Nested, count: int) -> Specs:
-  """The weights of so many equal layers as one, on a leading axis L."""
+  """Specs of `count` equal layers stacked on a leading axis L."""
   stacked = lambda s: dataclasses.replace(s, shape=(count, *s.shape), dims='L' + s.dims)
   return unflatten({name: stacked(spec) for name, spec in flatten(specs).items()})
 
 
 def stack_name(first: int, period: int) -> str:
-  """The name of the layers first, first + period, ... where they are stacked."""
+  """Name of the stacked layers first, first + period, ...: 'layers_1of2'."""
   return f'layers_{first}of{period}'
 
 
 def layer_name(number: int) -> str:
-  """The name of a layer by itself."""
+  """Name of a single, unstacked layer: 'layer_03'."""
   return f'layer_{number:02d}'
 
 
 def names_by_layer(name: str, count: int) -> list[str] | None:
-  """What the first `count` layers of a stacked weight are called by themselves; None if the name is of no stack.
+  """Unstacked names of the first `count` layers of a stacked weight; None if the weight is not stacked.
 
   'encoder/layers_1of2/moe/wi' -> ['encoder/layer_01/moe/wi', 'encoder/layer_03/moe/wi', ...].
   """
@@ -161,5 +164,5 @@ def names_by_layer(name: str, count: int) -> list[str] | None:
 
 
 def count(specs: Nested) -> int:
-  """Weights in all."""
+  """Number of elements of all weights together."""
   return sum(spec.size for spec in flatten(specs).values())

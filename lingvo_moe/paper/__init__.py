@@ -1,1 +1,1 @@
-"""GShard (arXiv 2006.16668) held against this zoo: its numbers, its operators, its tables and figures."""
+"""Reproduction of the numbers, operators, tables and figures of GShard (arXiv 2006.16668) from compiled programs."""

@@ -1,7 +1,7 @@
-"""What GShard (arXiv 2006.16668) reports, and how each of its models is compiled here to stand beside it.
+"""Numbers reported by GShard (arXiv 2006.16668), and the settings with which each of its models is compiled here.
 
-Numbers are those that the paper prints; what it only draws (the bars of Figures 7 and 8, the curves of Figure 9) is not
-here, but for what its text says of them.
+Only numbers that the paper prints are here. Of figures that it draws (the bars of Figures 7 and 8, the curves of
+Figure 9), only the statements in its text are.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from lingvo_moe.runtime.chips import Topology
 
-USABLE_GIB = 15.48  # of the 16 of a core of TPU v3, what the compiler allows a program
+USABLE_GIB = 15.48  # memory that the compiler allows a program, of the 16 GiB of a core of TPU v3
 _TOKENS_A_CORE = 2048  # source positions: 4M on 2048 cores
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A train step to be compiled.
+  """Train step to compile.
 
   Attributes:
     model: registered name.
-    topology: the slice.
+    topology: the TPU slice.
     mesh: devices by axis.
-    values: of the configuration, where they are not the model's own.
-    split_dense: whether dense weights are split over the devices too.
+    values: fields of the configuration that differ from the model's own.
+    split_dense: True to split dense weights over the devices too.
   """
 
   model: str
@@ -40,15 +40,15 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A model of Tables 1 and 3; None where the paper gives no number.
+  """Model of Tables 1 and 3; None where the paper gives no number.
 
   Attributes:
     name: as printed.
-    case: here.
-    weights: Table 1, or section 4.2.
-    layers: of encoder and decoder together.
-    batch_tokens: Table 3.
-    steps_per_second: Table 3, measured.
+    case: the train step to compile for it.
+    weights: number of weights, from Table 1 or section 4.2.
+    layers: number of layers of encoder and decoder together.
+    batch_tokens: from Table 3.
+    steps_per_second: from Table 3, measured.
   """
 
   name: str
@@ -65,7 +65,7 @@ def _moe(name, topology, **settings) -> Case:
 
 _M = 2**20
 
-# Every setting that is not a model's own stands here.
+# All settings that differ from a model's own are in this file.
 TABLE_1 = (
   Row('MoE(2048E, 36L)', _moe('MoE2048E36L', 'v3:32x32'), 600e9, 36, 4 * _M, 0.72),
   Row('MoE(2048E, 12L)', _moe('MoE2048E12L', 'v3:32x32'), 200e9, 12, 4 * _M, 2.15),
@@ -76,11 +76,11 @@ TABLE_1 = (
   Row('MoE(2048E, 60L)', _moe('MoE2048E60L', 'v3:32x32', split_dense=True), 1e12, 60),
   Row('T(96L)', Case('mt.m4.T96L', 'v3:32x32', 'data:2048', split_dense=True), 2.3e9, 96, 4 * _M),
 )
-# Beside Table 1, of the models that section 5.1 speaks of.
+# A model that section 5.1 discusses and Table 1 does not list.
 MOE_2048E_24L = Row('MoE(2048E, 24L)', _moe('MoE2048E24L', 'v3:32x32'), None, 24)
 
-# The model of 600B weights on newer machines: 4M source tokens a batch. Gradients are added up over micro-batches in a
-# place of their own, which v6e has no room for.
+# The model of 600B weights on newer machines, with 4M source tokens a batch. Micro-batches need an extra buffer for the
+# sum of their gradients, for which v6e has no memory.
 NEWER = (
   *(
     _moe('MoE2048E36L', topology, values=(('micro_batches', micro_batches),))
@@ -94,32 +94,33 @@ SLICES = ('v3:2x4', 'v3:4x4', 'v3:4x8', 'v3:8x8', 'v3:8x16', 'v3:16x16', 'v3:16x
 
 
 def growing(topology: str) -> Case:
-  """12 layers with as many experts and groups as the slice has cores, and 2048 source tokens a core (section 5.2)."""
+  """Model of 12 layers with an expert and a group per core of the slice, and 2048 source tokens a core (section 5.2)."""
   devices = Topology.parse(topology).num_devices
-  own = devices == 2048  # so that it is the model of Table 1, and compiled once
+  own = devices == 2048  # then it is the model of Table 1, which is compiled only once
   values = (('num_experts', devices), ('num_groups', devices), ('batch_tokens', _TOKENS_A_CORE * devices))
   return _moe('MoE2048E12L', topology, values=() if own else values)
 
 
 def tiny(case: Case) -> Case:
-  """The sibling of a giant on 8 cores, whose batch has its own size."""
+  """Tiny sibling of a giant model, on 8 cores and with its own batch size."""
   axis = case.mesh.partition(':')[0]
   values = tuple(item for item in case.values if item[0] not in ('batch_tokens', 'micro_batches', 'num_groups'))
   return Case(f'{case.model}Tiny', 'v3:2x2', f'{axis}:8', values, case.split_dense)
 
 
 def tiny_growing(topology: str) -> Case:
-  """As `growing`, of tiny layers and 256 source tokens a core."""
+  """Tiny sibling of `growing`, with 256 source tokens a core."""
   devices = Topology.parse(topology).num_devices
   values = (('num_experts', devices), ('num_groups', devices), ('batch_tokens', 256 * devices))
   return _moe('MoE2048E12LTiny', topology, values=values)
 
 
-# What the text says of the figures.
+# Statements about the figures in the text.
 FIGURE_8 = {
-  # share of an MoE layer and the Transformer layer beside it, forward, that AllToAll takes (section 5.2)
+  # share of AllToAll in the forward time of a MoE layer and the Transformer layer next to it (section 5.2)
   'AllToAll': {128: 0.16, 2048: 0.36},
-  'step': 1.7,  # times as long with 2048 experts as with 128
-  'AllToAll grows': 3.75,  # likewise
+  'step': 1.7,  # time with 2048 experts / time with 128
+  'AllToAll grows': 3.75,  # time of AllToAll with 2048 experts / with 128
 }
-FIGURE_9 = {'sizes': (8 * _M, 32 * _M), 'AllToAll grows': 9.0}  # bytes of a partition; from 16 partitions to 2048
+# Bytes of a partition; time of AllToAll with 2048 partitions / with 16.
+FIGURE_9 = {'sizes': (8 * _M, 32 * _M), 'AllToAll grows': 9.0}

@@ -1,6 +1,6 @@
-"""The paper's tables and figures beside what the compiled programs tell: each as blocks of Markdown, and a plot.
+"""Tables and figures of the paper next to the numbers of our compiled programs: Markdown blocks and plots.
 
-A method of Figures makes one of them. Where a program could not be compiled, its cells are '-'.
+Each is made by a method of Figures. If a program could not be compiled, its cells are '-'.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from lingvo_moe.xla_sharding import Mesh
 
 Report = Mapping[str, Any]
 
-# In the order in which they are made: what takes no compiled model first.
+# In the order in which they are made: those without a compiled model first.
 NAMES = ('figure9', 'table4', 'compile', 'figure8', 'figure7', 'table1', 'table3', 'newer')
 _GIB = 2**30
 _NONE = '-'
 
 
 class Figures:
-  """All of them, by the names of NAMES.
+  """Maker of tables and figures, with a method for each of NAMES.
 
   Args:
-    reports: where compiled programs' reports come from.
-    folder: where the plots go.
-    tiny: whether to compile the giants' tiny siblings, for 8 and for 128 cores, in their place.
+    reports: cache of the reports of compiled programs.
+    folder: folder for the plots.
+    tiny: True to compile the tiny siblings of the giant models instead, for 8 and for 128 cores.
   """
 
   def __init__(self, reports: ReportCache, folder: str, tiny: bool = False):
     self._reports, self._folder, self._tiny = reports, folder, tiny
 
   def make(self, name: str) -> list[str]:
-    """Blocks of Markdown."""
+    """Markdown blocks of the table or figure with this name."""
     return getattr(self, name)()
 
   def figure9(self) -> list[str]:
-    """How the time of AllReduce and AllToAll grows with the partitions."""
+    """Time of AllReduce and AllToAll against the number of partitions."""
     slices = [Topology.parse(text) for text in claims.SLICES]
     devices = [topology.num_devices for topology in slices]
     kinds = {'AllReduce': 'all-reduce', 'AllToAll': 'all-to-all'}
@@ -132,9 +132,9 @@ class Figures:
     ]
     return [
       '## Compile time and program size',
-      'The paper: compilation takes near constant time whatever the number of partitions (section 3.3). Seconds are of '
-      'the wall clock of the machine that compiled, whatever else it did. With scanned stacks the program is constant '
-      'in depth too, but for how often its loops run.',
+      'The paper: compilation takes near constant time for any number of partitions (section 3.3). Seconds are wall-clock '
+      'times, on a machine that may have been busy with other work. With scanned stacks the program is constant in depth '
+      'too, except for the trip counts of its loops.',
       f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
       table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
       _spread(by_devices, 'cores'),
@@ -145,22 +145,22 @@ class Figures:
     ]
 
   def figure8(self) -> list[str]:
-    """Where the time of a step goes, with few and with many experts."""
+    """Time of a step by part, with few and with many experts."""
     cases = [self._growing(topology) for topology in self._squares[2 if not self._tiny else 0 :]]
-    told = [(case.devices, report) for case in cases if (report := self._get(case))]
-    if not told:
+    compiled = [(case.devices, report) for case in cases if (report := self._get(case))]
+    if not compiled:
       return ['## Figure 8: the time of a step by part', 'None of the programs was compiled.']
-    parts = {name: [1e3 * of(report) for _, report in told] for name, of in _LAYER_PARTS.items()}
-    rest = {name: [1e3 * of(report) for _, report in told] for name, of in _OTHER_PARTS.items()}
+    parts = {name: [1e3 * of(report) for _, report in compiled] for name, of in _LAYER_PARTS.items()}
+    rest = {name: [1e3 * of(report) for _, report in compiled] for name, of in _OTHER_PARTS.items()}
     layers, whole = _sums(parts), _sums({**parts, **rest})
     with plots.page(self._path('figure8'), columns=2, width=5.2, height=4.8) as (absolute, relative):
-      names = [f'{d} experts\non {d} cores' for d, _ in told]
+      names = [f'{d} experts\non {d} cores' for d, _ in compiled]
       plots.stacked(absolute, names, {**parts, **rest}, 'milliseconds a step, estimated')
       absolute.set_title('The whole train step')
       shares = {name: [100 * v / n for v, n in zip(values, layers)] for name, values in parts.items()}
       plots.stacked(relative, names, shares, 'per cent of the time in layers')
       relative.set_title('Its layers alone')
-      for x, (d, _) in enumerate(told):
+      for x, (d, _) in enumerate(compiled):
         if d in claims.FIGURE_8['AllToAll'] and not self._tiny:
           at = 100 - 100 * claims.FIGURE_8['AllToAll'][d]
           relative.hlines(at, x - 0.42, x + 0.42, color='black', linestyle='--')
@@ -173,16 +173,19 @@ class Figures:
       (name, *(f'{ms:.4g}' for ms in values), *(f'{v / n:.1%}' for v, n in zip(values, layers)))
       for name, values in parts.items()
     ]
-    rows.append(('the layers', *(f'{ms:.4g}' for ms in layers), *['100%'] * len(told)))
-    rows += [(name, *(f'{ms:.4g}' for ms in values), *[''] * len(told)) for name, values in rest.items()]
-    rows.append(('the step', *(f'{ms:.4g}' for ms in whole), *[''] * len(told)))
-    by_devices = {d: i for i, (d, _) in enumerate(told)}
+    rows.append(('the layers', *(f'{ms:.4g}' for ms in layers), *['100%'] * len(compiled)))
+    rows += [(name, *(f'{ms:.4g}' for ms in values), *[''] * len(compiled)) for name, values in rest.items()]
+    rows.append(('the step', *(f'{ms:.4g}' for ms in whole), *[''] * len(compiled)))
+    by_devices = {d: i for i, (d, _) in enumerate(compiled)}
     blocks = [
       '## Figure 8: the time of a step by part',
       f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups as '
-      'cores. A roofline: every part at the peak of what bounds it, nothing hidden behind anything else; forward, '
-      'backward and what is made again for it, where the paper shows the forward pass alone.',
-      table(['ms a step', *(f'{d} experts' for d, _ in told), *(f'of the layers, {d} experts' for d, _ in told)], rows),
+      'cores. A roofline: every part at the peak of what bounds it, with no overlap; forward, rematerialisation and '
+      'backward, where the paper shows the forward pass alone.',
+      table(
+        ['ms a step', *(f'{d} experts' for d, _ in compiled), *(f'of the layers, {d} experts' for d, _ in compiled)],
+        rows,
+      ),
     ]
     if {128, 2048} <= set(by_devices):
       few, many = by_devices[128], by_devices[2048]
@@ -213,13 +216,13 @@ class Figures:
   def figure7(self) -> list[str]:
     """Memory of a device by kind."""
     rows = sorted([*claims.TABLE_1, claims.MOE_2048E_24L], key=lambda row: (row.layers, row.weights or 0))
-    told = [(row, case, report) for row in rows if (report := self._get(case := self._case(row)))]
-    kinds = [_memory_kinds(case, report) for _, case, report in told]
-    if told:
+    compiled = [(row, case, report) for row in rows if (report := self._get(case := self._case(row)))]
+    kinds = [_memory_kinds(case, report) for _, case, report in compiled]
+    if compiled:
       with plots.page(self._path('figure7'), width=11, height=4.8) as (axes,):
         parts = {kind: [memory[kind] / _GIB for memory in kinds] for kind in kinds[0]}
-        plots.stacked(axes, [row.name.replace('(', '\n(') for row, _, _ in told], parts, 'GiB of a core')
-        usable = told[0][2]['memory_per_device']['hbm'] / _GIB
+        plots.stacked(axes, [row.name.replace('(', '\n(') for row, _, _ in compiled], parts, 'GiB of a core')
+        usable = compiled[0][2]['memory_per_device']['hbm'] / _GIB
         if not self._tiny:
           axes.axhline(usable, color='black', linestyle='--', linewidth=1)
           axes.annotate(f'{usable:.2f} GiB usable', (-0.4, usable), xytext=(0, 3), textcoords='offset points')
@@ -230,22 +233,22 @@ class Figures:
     return [
       '## Figure 7: memory of a device',
       "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay constant "
-      'with more experts and grow with layers, up to where activations are made again (its 36 and 60 layers; here every '
-      "block's, always). Weights that are split are the experts', and with dense weights split those too. Activations "
-      'are what backward needs of forward; gradients are among the temporaries.',
+      'with more experts and grow with layers, up to where activations are rematerialised (its 36 and 60 layers; here '
+      "always, by blocks). Split weights are the experts', and the dense ones too where they are split. Activations are "
+      'the values that backward needs from forward; gradients are among the temporaries.',
       table(
         ['model', 'cores', *columns, 'in all'],
         [
           (row.name, str(report['devices']), *(f'{memory[kind] / _GIB:.2f}' for kind in columns))
           + (f'{report["memory_per_device"]["total"] / _GIB:.2f}',)
-          for (row, _, report), memory in zip(told, kinds)
+          for (row, _, report), memory in zip(compiled, kinds)
         ],
       ),
-      *([image('figure7')] if told else []),
+      *([image('figure7')] if compiled else []),
     ]
 
   def table1(self) -> list[str]:
-    """The models, and how they fit the paper's machines."""
+    """Models of Table 1: weights, memory and compile time on the paper's machines."""
     rows = []
     for row in claims.TABLE_1:
       case = self._case(row)
@@ -299,7 +302,7 @@ class Figures:
     ]
 
   def table3(self) -> list[str]:
-    """Steps a second, estimated, beside the paper's measured ones."""
+    """Steps a second, estimated, next to the paper's measurements."""
     pairs = [(row, self._get(self._case(row))) for row in claims.TABLE_1]
     rate = lambda report, key: 1 / report[key] if report and report[key] else None
     with plots.page(self._path('table3'), width=11, height=4.2) as (axes,):
@@ -328,7 +331,7 @@ class Figures:
       '## Table 3: steps a second',
       "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the other; "
       'and a roofline, which is the least that a step could take. A batch here has the source tokens of the paper and as '
-      'many target tokens. The paper printed no pace of T(96L), and nothing of MoE(2048E, 60L).',
+      'many target tokens. The paper prints no steps a second for T(96L), and nothing for MoE(2048E, 60L).',
       table(
         ['model', 'tokens a batch', 'the paper, measured', "at the compiler's estimate", 'at most (roofline)']
         + ['TFLOPs a core and step', 'of peak, at the estimate'],
@@ -338,7 +341,7 @@ class Figures:
     ]
 
   def newer(self) -> list[str]:
-    """The 600B model on fewer, newer chips."""
+    """Model of 600B weights on fewer, newer chips."""
     rows = []
     for case in dict.fromkeys(map(self._in_size, claims.NEWER)):
       config, report = configured(case), self._get(case)
@@ -383,7 +386,7 @@ class Figures:
     return claims.tiny_growing(topology) if self._tiny else claims.growing(topology)
 
   def _depths(self) -> list[Case]:
-    """Of the same experts, from shallow to deep."""
+    """Cases with equal experts and a growing number of layers."""
     if self._tiny:
       first = self._growing(self._squares[0])
       layers = lambda n: (*first.values, ('encoder_layers', n), ('decoder_layers', n))
@@ -405,18 +408,18 @@ class Figures:
 
 
 class _Place(NamedTuple):
-  """A device, as far as torus.seconds asks."""
+  """Device with the one attribute that torus.seconds reads."""
 
   coords: tuple[int, ...]
 
 
 def _seconds(kind: str, size: int, topology: Topology) -> float:
-  """Of a collective among all devices of a slice."""
+  """Seconds of a collective among all devices of a slice."""
   places = [_Place(place) for place in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
   return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
 
 
-# Of a report, seconds of what the paper's Figure 8 breaks a layer into, and of the rest of a step.
+# Seconds in a report of the parts into which the paper's Figure 8 divides a layer, and of the rest of a step.
 _seconds_of = lambda part, kind: lambda report: report['parts'][part][f'{kind}_seconds']
 _both = lambda part: lambda report: sum(report['parts'][part][f'{kind}_seconds'] for kind in ('compute', 'collective'))
 _LAYER_PARTS: Mapping[str, Callable[[Report], float]] = {
@@ -482,7 +485,7 @@ def _tokens_a_core(case: Case) -> int:
 
 
 def _spread(points: Sequence[tuple[int, Report | None]], what: str) -> str:
-  """How much the largest is above the smallest."""
+  """Sentence with the ratios of the largest to the smallest compile time and program size."""
   there = [(x, report) for x, report in points if report]
   if len(there) < 2:
     return 'Too few programs were compiled to compare.'

@@ -1,4 +1,4 @@
-"""Table 4 of the paper and the cases around it, operator by operator, as blocks of Markdown."""
+"""Table 4 of the paper (partitioned operators) and related cases, measured here, as blocks of Markdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CASES = {
 
 
 def blocks() -> list[str]:
-  """Every operator is run on devices of this CPU and, where libtpu is installed, those of Table 4 compiled for a TPU."""
+  """Markdown blocks: every operator is run on devices of this CPU; with libtpu, those of Table 4 compile for a TPU."""
   unmatched = [operator for operator in TABLE_4 if 'AG' in operator.communication]
   looped = '; '.join(f'{operator.split} split: {_on_tpu(large(operator))}' for operator in unmatched)
   return [
@@ -84,9 +84,9 @@ def _short(collectives: Mapping[str, int]) -> str:
 
 
 def _on_tpu(operator: Operator) -> str:
-  """The kinds of collectives on a slice of a TPU."""
+  """Kinds of the collectives in the operator compiled for a TPU slice."""
   try:
     found = partitioned.compile_only(operator, Topology.parse(_TPU))
   except UserError:
-    return 'not told: no libtpu'
+    return 'unknown: no libtpu'
   return ', '.join(_SHORT[kind] for kind in found) or 'none'

@@ -1,8 +1,9 @@
 """Operators to be partitioned one by one: Table 4 of GShard (arXiv 2006.16668), and its sections 3.3.2, 3.3.3 and A.4.
 
-The letters are the paper's, not those of dims.py: A, B and C of matrices; in images B is rows of the batch, X and Y
-places, I and O features, x and y places of a kernel. What is split has a size in proportion to D, as in Table 4, so that
-what a device then computes and sends shows how the operator scales. partitioned.py runs them.
+The letters are the paper's, not those of core/axes.py: A, B and C for axes of matrices; in images B for rows of the
+batch, X and Y for positions, I and O for features, x and y for positions in a kernel. The size of a split axis is
+proportional to D, as in Table 4, so that the work and communication of a device show how the operator scales.
+partitioned.py runs them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AR, AG, AA, CP = 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute'
 
 
 class Split(NamedTuple):
-  """A tensor and the axis that is cut into D parts; None where every device holds it whole."""
+  """Shape of a tensor, and the axis that is split into D parts; None if every device holds it whole."""
 
   shape: tuple[int, ...]
   axis: int | None = None
@@ -28,19 +29,19 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-  """A case. Its arguments and its result are annotated; what happens in between is XLA's choice.
+  """Operator with annotated arguments and result; XLA partitions the computation between them.
 
   Attributes:
     name: in the paper's notation.
-    where: in the paper.
-    split: the letters that are split, or what is.
-    function: of tensors.
-    arguments: D -> what it takes.
-    result: the axis along which the result is split; None: it is whole on every device.
-    collectives: what XLA puts in, by kind, on 4 devices of a CPU.
-    compute: how a partition's work grows, says the paper; '' where it does not.
-    communication: and what it sends.
-    note: what the case is about, or where XLA does otherwise.
+    where: place in the paper.
+    split: the letters that are split, or a description of the split.
+    function: function of tensors.
+    arguments: function of D that returns the arguments' shapes and splits.
+    result: axis along which the result is split; None if it is whole on every device.
+    collectives: number of collectives by kind that XLA inserts on 4 devices of a CPU.
+    compute: growth of a partition's work according to the paper; '' if it gives none.
+    communication: growth of its communication, likewise.
+    note: purpose of the case, or how XLA differs from the paper.
   """
 
   name: str
@@ -55,17 +56,17 @@ class Operator:
   note: str = ''
 
 
-_N = 16  # a partition's part of what is split, and the size of what is not
+_N = 16  # size of a partition's part of a split axis, and of axes that are not split
 _IMAGES, _FEATURES, _KERNEL = 2, 4, 3
 
 
 def _conv(**settings) -> Callable[..., tf.Tensor]:
-  """tf.nn.conv2d with the settings given, else of stride 1 with a result as large as the image."""
+  """Convolution by tf.nn.conv2d; by default with stride 1 and a result as large as the image."""
   return lambda image, kernel: tf.nn.conv2d(image, kernel, **{'strides': 1, 'padding': 'SAME', **settings})
 
 
 def _conv_transpose(stride: int) -> Callable[..., tf.Tensor]:
-  """A convolution over an image whose places are spread apart, zeros between them: of base dilation `stride`."""
+  """Convolution with base dilation `stride`: over an image with zeros inserted between its positions."""
 
   def function(image, kernel):
     images, x, y, _ = image.shape
@@ -75,17 +76,17 @@ def _conv_transpose(stride: int) -> Callable[..., tf.Tensor]:
 
 
 def _image(size: Callable[[int], int], kernel: int = _KERNEL) -> Callable[[int], Sequence[Split]]:
-  """Images [B, X, Y, I], split along X, and a kernel [x, y, I, O]."""
+  """Arguments: images [B, X, Y, I], split along X, and a kernel [x, y, I, O]."""
   return lambda d: [Split((_IMAGES, size(d), 8, _FEATURES), 1), Split((kernel, _KERNEL, _FEATURES, _FEATURES))]
 
 
 def _rows(size: Callable[[int], int], features: int = 3) -> Callable[[int], Sequence[Split]]:
-  """One matrix, split along its rows."""
+  """Arguments: one matrix, split along its rows."""
   return lambda d: [Split((size(d), features), 0)]
 
 
 _even = lambda d: _N * d
-_uneven = lambda d: _N * d - 3  # the last partition is short of three
+_uneven = lambda d: _N * d - 3  # the last partition has three rows fewer
 
 TABLE_4 = (
   Operator(
@@ -380,6 +381,6 @@ OPERATORS = TABLE_4 + COMMUNICATION + WINDOWS + UNEVEN
 
 
 def large(operator: Operator, size: int = 2**14) -> Operator:
-  """The same, of a size in all along every axis, whatever D is: to be compiled, not run."""
+  """Operator with `size` along every axis of its arguments, for any D: to be compiled, not run."""
   arguments = lambda d: [Split((size,) * len(x.shape), x.axis) for x in operator.arguments(d)]
   return dataclasses.replace(operator, arguments=arguments)

@@ -1,9 +1,9 @@
-"""Runs an operator on D virtual devices of this CPU and holds it against one: what does it cost, and is it the same?
+"""Partitioned operators: runs one on D virtual devices of this CPU, and compares its cost and result with one device.
 
-The arguments and the result are annotated to be split, or whole (`split` and `replicate`, section 3.2); XLA partitions
-what is between them. jax.jit takes and returns equal parts only. So where a size is not a multiple of D, the argument
-comes with padding at its end, which the program cuts off first, and the result leaves with some: neither moves anything
-between devices, as the parts are as long without it.
+Arguments and result are annotated as split or replicated (`split` and `replicate`, section 3.2); XLA partitions the
+computation between them. jax.jit takes and returns only equal parts. So if a size is not a multiple of D, the argument
+has padding at its end, which the program cuts off first, and the result is padded likewise: neither moves data between
+devices, as XLA's own parts have the same length.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from lingvo_moe.runtime import aot
 from lingvo_moe.runtime import spmd
 from lingvo_moe.runtime.lowering import Lowering
 
-_AXIS = 'expert'  # of the mesh; the only one
+_AXIS = 'expert'  # the only axis of the mesh
 
 
 class Measured(NamedTuple):
-  """An operator on some devices."""
+  """Measurements of an operator on some devices."""
 
   devices: int
   difference: float  # from one device: max|a - b| / max|a|
-  flops: int  # of a device, as XLA counts them
-  collectives: dict[str, int]  # by kind
-  bytes: int  # that a device takes or gives in all of them
+  flops: int  # on a device, as XLA counts them
+  collectives: dict[str, int]  # number by kind
+  bytes: int  # that a device sends or receives in all of them
 
 
 def measure(operator: Operator, num_devices: int) -> Measured:
-  """Runs an operator with random arguments."""
+  """Runs an operator with random arguments, and measures it."""
   placed = _Placed(operator, num_devices)
   rng = np.random.default_rng(0)
   arrays = [rng.standard_normal(argument.shape).astype(np.float32) for argument in placed.arguments]
@@ -71,7 +71,7 @@ def measure(operator: Operator, num_devices: int) -> Measured:
 
 
 def compile_only(operator: Operator, topology: Topology) -> dict[str, int]:
-  """The collectives, by kind, in what the TPU compiler makes of an operator for a slice; nothing is allocated.
+  """Number of collectives by kind in an operator that is compiled for a TPU slice; nothing is allocated.
 
   Raises:
     UserError: libtpu is not installed.
@@ -81,7 +81,7 @@ def compile_only(operator: Operator, topology: Topology) -> dict[str, int]:
 
 
 def growth(values: Sequence[float], devices: Sequence[int]) -> str:
-  """How a figure grows with D, from its first and its last value: '0', 'O(1)', 'O(sqrt D)', 'O(D)' or 'O(D^1.5)'."""
+  """Growth of a figure with D, from its first and last values: '0', 'O(1)', 'O(sqrt D)', 'O(D)' or 'O(D^1.5)'."""
   if not values[0]:
     return '0'
   power = math.log(values[-1] / values[0]) / math.log(devices[-1] / devices[0])
@@ -90,7 +90,7 @@ def growth(values: Sequence[float], devices: Sequence[int]) -> str:
 
 
 class _Placed:
-  """An operator on a mesh of some devices, which need not exist."""
+  """Operator on a mesh of devices, which need not exist."""
 
   def __init__(self, operator: Operator, num_devices: int, devices: Sequence[jax.Device] | None = None):
     mesh = Mesh.parse(f'{_AXIS}:{num_devices}')
@@ -99,7 +99,7 @@ class _Placed:
     self.arguments = tuple(operator.arguments(num_devices))
 
   def compile(self, exported: bool = False) -> jax.stages.Compiled:
-    """The partitioned program; `exported`: for devices of another platform, as in aot."""
+    """Compiles the partitioned program; `exported`: for devices of another platform, as in aot.py."""
     shapes = [jax.ShapeDtypeStruct(self._padded(argument), np.float32) for argument in self.arguments]
     program = self._lowering.traced(self._program)
     if exported:
@@ -113,7 +113,7 @@ class _Placed:
     return jax.jit(program, out_shardings=self._sharding(self._operator.result, rank)).lower(*split_shapes).compile()
 
   def put(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
-    """Arguments on the devices, padded."""
+    """Pads arguments and places them on the devices."""
     placed = []
     for x, argument in zip(arrays, self.arguments, strict=True):
       x = np.pad(x, [(0, after - n) for n, after in zip(x.shape, self._padded(argument))])
@@ -134,7 +134,7 @@ class _Placed:
     return replicate(x) if axis is None else split(x, axis, self._parts)
 
   def _padded(self, tensor: Split) -> tuple[int, ...]:
-    """The shape that has equal parts."""
+    """Shape padded to equal parts."""
     return tuple(-(-n // self._parts) * self._parts if i == tensor.axis else n for i, n in enumerate(tensor.shape))
 
   def _sharding(self, axis: int | None, rank: int) -> jax.sharding.NamedSharding:
@@ -142,6 +142,6 @@ class _Placed:
 
 
 def _collectives(text: str) -> tuple[dict[str, int], int]:
-  """(how many by kind, bytes of a device in all)."""
+  """Number of collectives by kind, and the bytes of a device in all of them."""
   found = hlo_collectives.collectives(hlo.parse(text))
   return dict(sorted(collections.Counter(c.kind for c in found).items())), sum(c.bytes * c.times for c in found)

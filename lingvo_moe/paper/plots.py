@@ -1,4 +1,4 @@
-"""The plots of figures.py, as PNG files: bars in parts, and lines."""
+"""Plots for figures.py, as PNG files: stacked bars, grouped bars and lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STYLE = {
 
 @contextlib.contextmanager
 def page(path: str, columns: int = 1, rows: int = 1, width: float = 7.0, height: float = 4.2) -> Iterator[list[Any]]:
-  """Axes to draw on, row by row, written to a file in the end; width and height are inches of each."""
+  """Yields axes to draw on, row by row, and writes them to a file at the end; width and height are inches per axes."""
   with matplotlib.rc_context(_STYLE):
     figure, axes = pyplot.subplots(
       rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout='constrained'
@@ -44,7 +44,7 @@ def page(path: str, columns: int = 1, rows: int = 1, width: float = 7.0, height:
 
 
 def stacked(axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, width: float = 0.65) -> None:
-  """One bar a name, from the parts upwards, with their sum above it."""
+  """Stacked bars, one per name, with their sums above them."""
   bottom = [0.0] * len(names)
   for colour, (part, values) in zip(COLOURS, parts.items()):
     axes.bar(range(len(names)), values, width, bottom, label=part, color=colour, edgecolor='white', linewidth=0.5)
@@ -58,7 +58,7 @@ def stacked(axes, names: Sequence[str], parts: Mapping[str, Sequence[float]], un
 
 
 def grouped(axes, names: Sequence[str], series: Mapping[str, Sequence[float | None]], unit: str) -> None:
-  """One group of bars a name, a bar a series; None leaves its place empty."""
+  """Grouped bars, a group per name with a bar per series; None leaves a gap."""
   width = 0.8 / len(series)
   for i, (colour, (label, values)) in enumerate(zip(COLOURS, series.items())):
     at = [x + (i - (len(series) - 1) / 2) * width for x in range(len(names))]
@@ -70,19 +70,19 @@ def grouped(axes, names: Sequence[str], series: Mapping[str, Sequence[float | No
 
 
 def line(axes, xs: Sequence[float], ys: Sequence[float], label: str, colour: str, style: str = '') -> None:
-  """Points and a line through them; with a style, such as '--', a line alone, for what is not found here."""
+  """Line through points that are marked; with a style such as '--' no points, for reference lines."""
   axes.plot(xs, ys, label=label, color=colour, **({'linestyle': style, 'linewidth': 1} if style else {'marker': 'o'}))
 
 
 def powers_of_two(axes, xs: Sequence[int]) -> None:
-  """An axis of numbers that double, each written in full."""
+  """Logarithmic x axis for powers of two, with every number as a label."""
   axes.set_xscale('log', base=2)
   axes.set_xticks(xs, [str(x) for x in xs])
   axes.minorticks_off()
 
 
 def plain_log(axes, ticks: Sequence[float]) -> None:
-  """A logarithmic axis of numbers that are written as they are."""
+  """Logarithmic y axis with plain numbers as labels."""
   axes.set_yscale('log')
   axes.set_yticks(ticks, [f'{tick:g}' for tick in ticks])
   axes.minorticks_off()

@@ -1,7 +1,7 @@
-"""Reports of tools/cost.py, each compiled once: kept as JSON in a folder, so that an interrupted run goes on.
+"""Cache of reports of tools/cost.py as JSON files in a folder, so that an interrupted run can be resumed.
 
-A report is known by what was compiled: the model's resolved configuration, the slice and the mesh. It is not known by
-the code: a new folder, or one from which files were deleted, has everything compiled again.
+The key of a report is what was compiled: the model's resolved configuration, the slice and the mesh. The code is not
+part of the key: after a change, use a new folder or delete files to compile again.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _LAST_LINES = 3
 
 
 class ReportCache:
-  """Compiles each case in a process of its own: memory is given back, and a crash loses no more than that case.
+  """Cache that compiles each case in a separate process, which frees its memory and confines a crash to that case.
 
   Args:
-    folder: where reports are kept; made if it is not there.
-    command: the path of tools/cost.py.
-    tell: what to do with a line about progress.
+    folder: folder of the reports; created if missing.
+    command: path of tools/cost.py.
+    progress: function called with each line about progress.
   """
 
-  def __init__(self, folder: str, command: str, tell: Callable[[str], None]):
+  def __init__(self, folder: str, command: str, progress: Callable[[str], None]):
     os.makedirs(folder, exist_ok=True)
-    self._folder, self._command, self._tell = folder, command, tell
+    self._folder, self._command, self._progress = folder, command, progress
     self._reports: dict[Case, Mapping[str, Any] | None] = {}
 
   def get(self, case: Case) -> Mapping[str, Any] | None:
-    """The report, as tools/cost.py --json writes it; None where there is none, for the reason that was told."""
+    """Report of a case, as tools/cost.py --json writes it; None if it failed, which was reported to `progress`."""
     if case not in self._reports:
       path = os.path.join(self._folder, self.name(case) + '.json')
       if not os.path.exists(path):
@@ -49,17 +49,17 @@ class ReportCache:
     return self._reports[case]
 
   def name(self, case: Case) -> str:
-    """'MoE2048E36L-v3_32x32-1f0c...': readable, and another for whatever else would be compiled."""
+    """File name of a case: 'MoE2048E36L-v3_32x32-1f0c...', which ends in a hash of everything that is compiled."""
     what = {'case': dataclasses.asdict(case), 'values': dataclasses.asdict(configured(case))}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
     return f'{case.model.rpartition(".")[2]}-{case.topology.replace(":", "_")}-{digest}'
 
   def _compile(self, case: Case, path: str) -> None:
     settings = [case.mesh, *(f'{name}={value!r}' for name, value in case.values)]
-    self._tell(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
+    self._progress(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
     begun, log, partial = time.monotonic(), path.removesuffix('.json') + '.log', path + '.partial'
     with contextlib.suppress(FileNotFoundError):
-      os.remove(partial)  # of a run that was interrupted
+      os.remove(partial)  # left by an interrupted run
     command = [sys.executable, self._command, f'--model={case.model}', f'--topology={case.topology}']
     command += [f'--mesh={case.mesh}', f'--split_dense={case.split_dense}', f'--json={partial}']
     command += [f'--gin_bindings={binding}' for binding in bindings(case)]
@@ -68,21 +68,21 @@ class ReportCache:
     seconds = f'{time.monotonic() - begun:.0f} s'
     if status in (0, 1) and os.path.exists(partial):  # 1: it does not fit, and the report says so
       os.replace(partial, path)
-      self._tell(f'  {seconds}{"" if status == 0 else "; it does not fit"}')
+      self._progress(f'  {seconds}{"" if status == 0 else "; it does not fit"}')
       return
     with open(log, encoding='utf-8', errors='replace') as f:
       last = ' / '.join(line.strip() for line in f.read().strip().splitlines()[-_LAST_LINES:])
-    self._tell(f'  no report after {seconds}, exit status {status} ({last}): its row stays empty; see {log}')
+    self._progress(f'  no report after {seconds}, exit status {status} ({last}): its row stays empty; see {log}')
 
 
 def bindings(case: Case) -> list[str]:
-  """What tells tools/cost.py the values of a case."""
+  """gin bindings for tools/cost.py with the values of a case."""
   return [f'{case.model.rpartition(".")[2]}.{name} = {value!r}' for name, value in case.values]
 
 
 @functools.cache
 def configured(case: Case) -> MtConfig:
-  """The configuration that is compiled."""
+  """Configuration of a case."""
   return configuration.resolve(case.model, [], bindings(case))
 
 

@@ -1,4 +1,4 @@
-"""Runtimes: how the pure functions of a program are run. Each has the same small interface (runtime.py).
+"""Runtimes, which run or compile the pure functions of a program; all have the interface of runtime.py.
 
-Imports program.py and what is below it; knows no task, run directory or flag.
+Imports program.py and the packages below it; no task, run directory or flag.
 """

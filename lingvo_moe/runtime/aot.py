@@ -1,8 +1,8 @@
-"""Compiles a Program for devices that are not there: a TPU pod by libtpu's compiler, or a mesh of virtual CPU devices.
+"""Ahead-of-time compilation of a Program, without its devices: for a TPU pod (libtpu), or a mesh of virtual CPU devices.
 
-jax2tf cannot lower TensorFlow's CPU build for a TPU. So the traced program is exported as for a CPU, with its
-annotations, and what was exported is lowered and compiled for the devices of a topology description. Nothing is
-allocated, and no TPU is looked for.
+From TensorFlow's CPU build jax2tf cannot lower for a TPU. So the traced program is exported for a CPU, with its sharding
+annotations, and the exported program is lowered and compiled for the devices of a topology description. Nothing is
+allocated, and no TPU is accessed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import spmd
 from lingvo_moe.runtime.lowering import Lowering
 
-# libtpu looks for the machine that it is on unless it is told not to, and admits one process at a time.
+# Without these settings libtpu queries the machine's metadata server and allows only one process at a time.
 _LIBTPU = {
   'TPU_SKIP_MDS_QUERY': '1',
   'TPU_WORKER_HOSTNAMES': 'localhost',
@@ -46,19 +46,19 @@ _ALLOCATION = re.compile(r'^allocation \d+: size (\d+), (.*):$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """A compiled program, as far as it is told: sizes are bytes of one device.
+  """Compiled program: its text, its memory in bytes of one device, and the compile times.
 
   Attributes:
-    text: the program after all optimisations.
+    text: the HLO after all optimisations.
     trace_seconds: for TensorFlow to trace it, and JAX to lower it.
-    compile_seconds: for XLA.
-    code: machine code; 0 where XLA does not say.
+    compile_seconds: for XLA to compile it.
+    code: machine code; 0 if XLA does not report it.
     arguments: the state and the batch.
-    outputs: the new state and what else is returned.
-    aliased: of the outputs, what takes the place of arguments.
-    temporaries: the most of everything else at once while it runs.
-    devices: by the numbers that the program gives them.
-    refused: the compiler's answer where the program does not fit; '' where it does.
+    outputs: the new state and other results.
+    aliased: the part of the outputs that is written over arguments.
+    temporaries: peak of everything else while it runs.
+    devices: in the order in which the program numbers them.
+    refused: the compiler's message if the program does not fit in memory, else ''.
   """
 
   text: str
@@ -74,12 +74,12 @@ class Compiled:
 
 
 class AotRuntime:
-  """Compiles a Program's steps for a mesh; it has no state and runs none.
+  """Runtime that compiles a Program's steps for a mesh and does not run them; it has no state.
 
   Args:
-    program: what to compile.
-    mesh: of as many devices as the topology has.
-    topology: the TPU slice; None: virtual devices of this CPU.
+    program: the program to compile.
+    mesh: a mesh of as many devices as the topology has.
+    topology: the TPU slice; None for virtual devices of this CPU.
   """
 
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
@@ -94,7 +94,7 @@ class AotRuntime:
     self._lowering = Lowering(program, mesh, devices_of(topology) if topology else spmd.connect(mesh))
 
   def train(self, batch: Mapping[str, Any]) -> Compiled:
-    """The train step, for batches of some shapes."""
+    """Compiles the train step for batches of these shapes."""
     return self._compile(
       self.program.train_step,
       (self._lowering.state(), self._lowering.batch(batch)),
@@ -103,7 +103,7 @@ class AotRuntime:
     )
 
   def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any]) -> Compiled:
-    """f(weights, batch), whose result every device holds whole."""
+    """Compiles f(weights, batch), whose result is whole on every device."""
     state = {'weights': self._lowering.state()['weights']}
     return self._compile(
       lambda state, batch: f(state['weights'], batch),
@@ -121,22 +121,24 @@ class AotRuntime:
       lowered = jax.jit(traced, out_shardings=out_shardings, donate_argnums=donate).lower(*arguments)
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-      # What is dumped is all there is of a program that does not fit.
+      # Of a program that does not fit in memory, the dump is the only result.
       options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True} if self._topology else {}
       try:
-        told = _of(lowered.compile(compiler_options=options), for_tpu=self._topology is not None)
+        compiled = _fields(lowered.compile(compiler_options=options), for_tpu=self._topology is not None)
       except jax.errors.JaxRuntimeError as e:
         if 'RESOURCE_EXHAUSTED' not in str(e):
           raise
-        told = {**_dumped(folder), 'refused': str(e).splitlines()[0].removeprefix('RESOURCE_EXHAUSTED: ')}
-        if not told['text']:
-          raise UserError(f'the program does not fit, and nothing more is told of it ({told["refused"]})') from None
+        compiled = {**_dumped(folder), 'refused': str(e).splitlines()[0].removeprefix('RESOURCE_EXHAUSTED: ')}
+        if not compiled['text']:
+          raise UserError(
+            f'the program does not fit in memory, and the compiler left no dump of it ({compiled["refused"]})'
+          ) from None
     seconds = {'trace_seconds': lowered_at - begun, 'compile_seconds': time.perf_counter() - lowered_at}
-    return Compiled(**told, **seconds, devices=self._lowering.devices)
+    return Compiled(**compiled, **seconds, devices=self._lowering.devices)
 
 
 def devices_of(topology: Topology) -> list[jax.Device]:
-  """The devices of a TPU slice, of which this machine needs none.
+  """Devices of a TPU slice, from libtpu's topology description; no TPU is needed.
 
   Raises:
     UserError: libtpu is not installed, or there is no such slice.
@@ -155,7 +157,8 @@ def devices_of(topology: Topology) -> list[jax.Device]:
     raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
 
 
-def _of(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
+def _fields(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
+  """Fields of Compiled for a program that was compiled."""
   memory = program.memory_analysis()
   held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
   peak = memory.peak_memory_in_bytes
@@ -165,13 +168,13 @@ def _of(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
     'arguments': memory.argument_size_in_bytes,
     'outputs': memory.output_size_in_bytes,
     'aliased': memory.alias_size_in_bytes,
-    # The TPU compiler's temp_size_in_bytes counts what a loop carries more than once; the CPU's peak counts no temporaries.
+    # The TPU compiler's temp_size_in_bytes counts loop state more than once; the CPU's peak counts no temporaries.
     'temporaries': peak - held if for_tpu else memory.temp_size_in_bytes,
   }
 
 
 def _dumped(folder: str) -> dict[str, Any]:
-  """What the compiler wrote of a program before it refused it."""
+  """Fields of Compiled for a program that does not fit, read from the files that the compiler dumped."""
   text = _read(folder, '*after_optimizations.txt')
   sizes = {'parameter': 0, 'preallocated-temp': 0, 'maybe-live-out': 0}
   aliased = 0
@@ -203,4 +206,4 @@ def _first_line_only() -> Iterator[None]:
   try:
     yield
   except UserError as e:
-    raise UserError(str(e).split('\n')[0]) from None  # below it JAX writes how it came to be tracing
+    raise UserError(str(e).split('\n')[0]) from None  # the other lines are JAX's tracing history

@@ -1,14 +1,14 @@
-"""What a device of each TPU generation can do at best: the numbers that a roofline is drawn with.
+"""Peak figures of TPU generations, for rooflines: FLOP/s, memory, bandwidths and links of a device.
 
-A device is what JAX calls one, and what a mesh counts: a core of v2, v3, v4 and tpu7x, two of which make a chip, and a
-whole chip of v5e, v5p and v6e. (Machines with v4 usually show two cores as one device; a topology here shows both.)
+A device is a device in JAX and in a mesh: one of the two cores of a chip of v2, v3, v4 and tpu7x, and a whole chip of
+v5e, v5p and v6e. (Machines with v4 usually show two cores as one device; a topology here shows both.)
 
 Sources: Google's documentation of each generation, docs.cloud.google.com/tpu/docs/ v2, v3, v4, v5e, v5p, v6e, tpu7x:
 peak FLOP/s, HBM and its bandwidth, divided by the devices of a chip. A link's bandwidth is one way: the documented
 bandwidth of all links of a chip both ways (v5e, v5p, v6e, tpu7x), or the AllReduce bandwidth of a pod divided by its
 links, which for v2 and v3 are the 496 and 656 Gbit/s of Jouppi et al., 'A domain-specific supercomputer for training
-deep neural networks' (CACM 63(7), 2020), and for v4 45 GB/s. What the compiler allows of the HBM is what it says when
-a program is refused (libtpu 0.0.42).
+deep neural networks' (CACM 63(7), 2020), and for v4 45 GB/s. The usable part of the HBM is the limit that the compiler
+reports for a program that does not fit (libtpu 0.0.42).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import math
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 
-HOP_SECONDS = 1e-6  # for a message from a chip to the next; about what 'How to Scale Your Model' (2025) measures
+HOP_SECONDS = 1e-6  # latency from a chip to the next; about the value that 'How to Scale Your Model' (2025) measures
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A generation.
+  """TPU generation: peak figures of a device and of the links between chips.
 
   Attributes:
     name: as in a topology, 'v3:32x32'.
-    devices: of a chip.
-    flops: peak FLOP/s of a device in bfloat16, in which TPUs multiply float32 matrices too unless told otherwise.
-    clock: Hz: that peak, over the 128 x 128 multipliers and adders of each matrix unit; None where they are of another
-      size.
-    hbm: GiB of memory of a device,
-    usable: and what of it the compiler allows a program.
+    devices: devices per chip.
+    flops: peak FLOP/s of a device in bfloat16, in which TPUs by default multiply float32 matrices too.
+    clock: Hz, computed as that peak over the 128 x 128 multipliers and adders of each matrix unit; None for units of
+      another size.
+    hbm: GiB of memory of a device.
+    usable: GiB of it that the compiler allows a program.
     hbm_bandwidth: bytes/s of a device.
     link_bandwidth: bytes/s of a link between two chips, each way.
-    dims: axes of the torus; a chip has two links along each.
-    wraps: chips along an axis of a slice from which on its two ends are linked.
+    dims: number of axes of the torus; a chip has two links along each.
+    wraps: least number of chips along an axis of a slice at which its two ends are linked.
   """
 
   name: str
@@ -66,17 +66,17 @@ CHIPS = {chip.name: chip for chip in _CHIPS}
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A slice of a pod: 'v3:32x32' is 1024 chips, 2048 cores."""
+  """TPU slice, a grid of chips of one generation: 'v3:32x32' is 1024 chips, 2048 cores."""
 
   chip: Chip
   shape: tuple[int, ...]
 
   @classmethod
   def parse(cls, text: str) -> Topology:
-    """'v5p:4x4x4' -> its Topology.
+    """Parses a topology such as 'v5p:4x4x4'.
 
     Raises:
-      UserError: no such generation, or not the sizes of a grid of chips.
+      UserError: an unknown generation, or sizes that are no grid of its chips.
     """
     name, _, sizes = text.partition(':')
     if name not in CHIPS:

@@ -1,10 +1,10 @@
-"""A program's step as a folder that runs without TensorFlow and without this package, wherever there is JAX.
+"""Export of a program's step to a folder that runs with JAX and NumPy alone, without TensorFlow or this package.
 
 step.stablehlo   (state, batch) -> (state, metrics), as jax.export serialises it
-init.stablehlo   (keys) -> state: initial values, each device making its part alone
+init.stablehlo   (keys) -> state: initial values, of which each device computes its own part
 batch.npz        one batch
-spec.json        the mesh; of every array its shape, type and how it is split; of every initial value the key
-run.py           runs the step some times (exported_run.py)
+spec.json        the mesh; the shape, type and sharding of every array; the random key of every initial value
+run.py           runs the step a number of times (exported_run.py)
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
 NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
@@ -42,18 +42,18 @@ PROGRAMS = ('train', 'eval')
 def save(
   folder: str, name: str, program: Program, mesh: Mesh, batch: Mapping[str, np.ndarray], kind: str = 'train'
 ) -> None:
-  """Writes the folder. The devices of the mesh need not be here.
+  """Writes the folder. The devices of the mesh need not exist.
 
   Args:
-    folder: made if need be.
-    name: of the model, for people.
-    program: whose step it is.
-    mesh: what it is to run on.
-    batch: the one that is written, whose shapes are the step's.
-    kind: 'train', or 'eval', in which the state stays as it is.
+    folder: path; created if missing.
+    name: name of the model, which run.py prints.
+    program: program with the step.
+    mesh: mesh that the step is to run on.
+    batch: batch to write, whose shapes are the step's.
+    kind: 'train', or 'eval', which leaves the state unchanged.
 
   Raises:
-    UserError: there is no such kind of step, or the mesh does not divide the model or the batch.
+    UserError: an unknown kind of step, or a mesh that does not divide the model or the batch.
   """
   step = _step(program, kind)
   rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
@@ -90,7 +90,7 @@ def save(
 
 
 def _step(program: Program, kind: str) -> Callable:
-  """(state, batch) -> (state, those metrics that are scalars)."""
+  """Step function (state, batch) -> (state, scalar metrics)."""
   steps = {
     'train': program.train_step,
     'eval': lambda state, batch: (state, program.eval_step(state['weights'], batch)),
@@ -106,7 +106,10 @@ def _step(program: Program, kind: str) -> Callable:
 
 
 def _init(program: Program) -> Callable:
-  """Keys by name -> the state before the first step. With keys known beforehand, XLA would make the values to compile."""
+  """Function of random keys by name that returns the initial state.
+
+  Keys are arguments because XLA would compute the values at compile time if they were constants.
+  """
 
   def init(keys):
     initial = lambda specs, keys: {
@@ -122,7 +125,7 @@ def _init(program: Program) -> Callable:
 
 
 def _keys(program: Program) -> dict[str, dict]:
-  """Of every initial value by name; of a scanned stack's, a key a layer."""
+  """Random keys of all initial values by name; a vector with a key per layer for the weights of a scanned stack."""
   of = lambda specs: {
     name: weights_lib.initial_key(program.seed, name, s).numpy().tolist() for name, s in specs.items()
   }
@@ -130,7 +133,7 @@ def _keys(program: Program) -> dict[str, dict]:
 
 
 def _described(mesh: Mesh, shape: Sequence[int], dtype: Any, split: xla_sharding.Spec) -> dict:
-  """An array: 'split' names, for each of its axes, the axes of 'mesh' that split it."""
+  """Description of an array in spec.json: 'split' has, for each axis of the array, the axes of 'mesh' that split it."""
   return {'shape': list(shape), 'dtype': str(np.dtype(dtype)), 'mesh': mesh.factors(split), 'split': split}
 
 

@@ -1,7 +1,7 @@
 """python run.py [STEPS]: runs the step that was exported to this folder, on the devices that JAX finds.
 
-It needs JAX and NumPy, and nothing else. Beside it lie the step, the initial values, a batch and spec.json, which says
-how arrays are split over the devices. Every step takes the same batch.
+It needs only JAX and NumPy. The folder also holds the step, the program of initial values, a batch, and spec.json with
+the sharding of every array. Every step takes the same batch.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main(steps: int) -> None:
   begun = time.perf_counter()
   step = jax.jit(load('step').call, donate_argnums=0, out_shardings=(shardings['state'], None))
   step = step.lower(state, batch).compile()
-  # A device's share; XLA counts the body of a loop once.
+  # FLOPs of one device; XLA counts the body of a loop once.
   flops = (step.cost_analysis() or {}).get('flops', float('nan'))
   print(f'compiled in {time.perf_counter() - begun:.1f} s: {flops:.4g} FLOPs a step and device')
 
@@ -58,7 +58,7 @@ def main(steps: int) -> None:
 
 
 def find_devices(axes: list) -> np.ndarray:
-  """The devices, in the order of the mesh; on a CPU as many virtual ones as it needs."""
+  """Devices in the order of the mesh; on a CPU, as many virtual ones as the mesh needs."""
   sizes = [size for _, size in axes]
   count = int(np.prod(sizes))
   jax.config.update('jax_num_cpu_devices', count)
@@ -69,7 +69,7 @@ def find_devices(axes: list) -> np.ndarray:
 
 
 def sharding(array: dict, devices: np.ndarray) -> NamedSharding:
-  """How an array is split, as the spec describes it."""
+  """Sharding of an array, from its description in spec.json."""
   names, sizes = zip(*array['mesh'], strict=True)
   split = PartitionSpec(*(tuple(axes) or None for axes in array['split']))
   return NamedSharding(jax.sharding.Mesh(devices.reshape(sizes), names), split)

@@ -1,4 +1,4 @@
-"""How a Program is handed to XLA for the devices of a mesh: the shapes and shardings of what goes in, and the trace."""
+"""Lowering of a Program to XLA for a mesh: shapes and shardings of the arguments, and the traced function."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ except ImportError as e:
     f'a mesh of devices needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
   ) from None
 
-logging.getLogger('jax').setLevel(logging.WARNING)  # it tells of every backend that is not there
+logging.getLogger('jax').setLevel(logging.WARNING)  # at INFO it logs every backend that is missing
 
 
 class Lowering:
-  """A program on a mesh of some devices, which need not exist: nothing here allocates or runs anything.
+  """Shapes, shardings and traces of a program on a mesh. Allocates and runs nothing; the devices need not exist.
 
   Args:
-    program: what is to run.
-    mesh: how the devices are arranged.
-    devices: of the mesh, by their physical numbers.
+    program: the program to lower.
+    mesh: arrangement of the devices.
+    devices: devices of the mesh, in the order of their physical numbers.
   """
 
   def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device]):
-    # TensorFlow writes the annotations of XLA's GSPMD partitioner; Shardy, JAX's default, would hand them on with a warning.
+    # TensorFlow writes annotations for XLA's GSPMD partitioner; JAX's default, Shardy, falls back to it with a warning.
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program = program
     self.mesh = mesh
@@ -49,27 +49,27 @@ class Lowering:
 
   @property
   def devices(self) -> list[jax.Device]:
-    """By the numbers that a compiled program gives them: their places in the mesh, the last axis fastest."""
+    """Devices in the order in which a compiled program numbers them: by position in the mesh, the last axis fastest."""
     return list(self._devices.flat)
 
   def sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
-    """A spec in JAX's form."""
+    """NamedSharding (JAX's form) of a spec."""
     factors = self.mesh.factors(spec)
     mesh = jax.sharding.Mesh(self._devices.reshape([size for _, size in factors]), tuple(name for name, _ in factors))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
-    """Of a named weight or slot between steps."""
+    """Sharding of a weight or optimizer slot as it is stored between steps."""
     return self.sharding(self.mesh.stored_spec(spec.shape, spec.dims, name))
 
   @functools.cached_property
   def shardings(self) -> dict:
-    """Of the state's leaves."""
+    """Shardings of the state, nested as it is."""
     of = lambda specs: {name: self.stored(name, spec) for name, spec in specs.items()}
     return {'step': self.whole, 'weights': of(self.program.weight_specs), 'slots': of(self.program.slot_specs)}
 
   def state(self) -> dict:
-    """The state of the program, as shapes."""
+    """Shapes, types and shardings of the program's state."""
     of = lambda specs: {
       name: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self.stored(name, s))
       for name, s in specs.items()
@@ -81,16 +81,16 @@ class Lowering:
     }
 
   def batch(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch of anything with shapes, as shapes."""
+    """Shapes, types and shardings of a batch, whose values may be anything with a shape and a dtype."""
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows) for name, x in batch.items()}
 
   def traced(self, f: Callable) -> Callable:
-    """f of TensorFlow as a function for JAX, traced with the mesh."""
+    """TensorFlow function f as a function for JAX, traced with this mesh; see `traced` below."""
     return traced(f, self.mesh)
 
 
 def traced(f: Callable, mesh: Mesh) -> Callable:
-  """f of TensorFlow as a function for JAX, traced with a mesh, so that it carries the annotations for it."""
+  """TensorFlow function f as a function for JAX, traced with the mesh, so that it has the mesh's annotations."""
 
   def with_mesh(*args):
     with xla_sharding.use(mesh), backend.use(xla.BACKEND):
@@ -100,13 +100,13 @@ def traced(f: Callable, mesh: Mesh) -> Callable:
 
 
 def exported(f: Callable, mesh: Mesh, *arguments: Any) -> export.Exported:
-  """A traced f as StableHLO for devices of any kind; how its arguments are split, who calls it says.
+  """Exports f as StableHLO for devices of any kind; the caller chooses the shardings of its arguments.
 
-  TensorFlow's CPU build lowers for CPUs alone. What it writes has no platform's own operations in it, so the check that
-  would tie it to CPUs is left out.
+  TensorFlow's CPU build lowers only for CPUs. The StableHLO has no operations that are specific to a platform, so the
+  check that would tie it to CPUs is disabled.
 
   Args:
-    f: of TensorFlow.
+    f: TensorFlow function.
     mesh: see `traced`.
     *arguments: nested values with shapes and types.
   """

@@ -1,4 +1,4 @@
-"""Parts of a state as a checkpoint stores them: each process saves those that its devices hold."""
+"""Pieces of a state, slices of its tensors, for checkpoints: each process saves the pieces that its devices hold."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _SLOTS = 'slots/'
 
 
 class Piece(NamedTuple):
-  """A part of a logical tensor."""
+  """Slice of a logical tensor."""
 
   name: str
-  shape: tuple[int, ...]  # the whole tensor's
-  begin: tuple[int, ...]  # where in it the part begins
+  shape: tuple[int, ...]  # of the whole tensor
+  begin: tuple[int, ...]  # where the slice begins in it
   value: np.ndarray | tf.Tensor
 
   @property
   def slice_spec(self) -> str:
-    """TensorFlow's way to say which part this is; '' is all of it."""
+    """Slice in the notation of TensorFlow's SaveV2, such as '8 3 4,4:0,3'; '' for the whole tensor."""
     return slice_spec(self.shape, self.begin, tuple(self.value.shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class WholeState:
-  """A state that one process holds whole: {'step', 'weights', 'slots'} of tensors (see program.py)."""
+  """State held whole by one process: {'step', 'weights', 'slots'} of tensors (see program.py)."""
 
   state: Mapping
   process_index: int = 0
@@ -50,17 +50,17 @@ class WholeState:
 
 
 def slots_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
-  """The optimiser's slots among what a checkpoint holds, by their names in a state."""
+  """Optimizer slots among the tensors of a checkpoint, by their names in a state."""
   return {name.removeprefix(_SLOTS): value for name, value in tensors.items() if name.startswith(_SLOTS)}
 
 
 def slot_names(names: Iterable[str]) -> list[str]:
-  """The names in a checkpoint of slots with these names in a state."""
+  """Names in a checkpoint of the optimizer slots with these names in a state."""
   return [_SLOTS + name for name in names]
 
 
 def is_slot(name: str) -> bool:
-  """Whether a name in a checkpoint is a slot's."""
+  """True for the name of an optimizer slot in a checkpoint."""
   return name.startswith(_SLOTS)
 
 

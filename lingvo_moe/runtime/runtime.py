@@ -1,4 +1,4 @@
-"""What every runtime offers: the small interface that the jobs are written against."""
+"""Runtime: the interface that all runtimes have and that the jobs use."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lingvo_moe.program import Program
 from lingvo_moe.runtime.pieces import Piece
 
 Batch = Mapping[str, np.ndarray]  # the rows that this process feeds
-Function = Callable[[Batch], Any]  # of the current weights and a batch; returns a nest of numpy values
+Function = Callable[[Batch], Any]  # applies the current weights to a batch; returns a nest of numpy values
 
 
 class Runtime(Protocol):
-  """Holds the state of a Program and runs its steps. It is a checkpoint.Holder too.
+  """Runtime, which holds the state of a Program and runs its steps. It is a checkpoint.Holder too.
 
   Attributes:
-    program: what it runs.
-    process_index: this process's number,
-    process_count: of how many.
-    feed_index: which part of a batch's rows this process feeds,
-    feed_count: of how many; processes whose devices share rows feed the same part.
-    row_multiple: what the mesh divides the rows of a batch into.
-    step: updates made.
+    program: the program that it runs.
+    process_index: number of this process.
+    process_count: number of processes.
+    feed_index: number of the part of a batch's rows that this process feeds.
+    feed_count: number of parts; processes whose devices share rows feed the same part.
+    row_multiple: number of equal parts into which the mesh splits the rows of a batch.
+    step: updates made so far.
   """
 
   program: Program
@@ -36,31 +36,31 @@ class Runtime(Protocol):
   step: int
 
   def init(self) -> None:
-    """Starts from initial values."""
+    """Sets the state to initial values."""
 
   def load(self, state: Mapping) -> None:
-    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out."""
+    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing."""
 
   def pieces(self) -> Iterable[Piece]:
-    """What of the state this process is to save."""
+    """Pieces of the state that this process saves."""
 
   def agree(self, flag: bool) -> bool:
-    """Whether the flag is set in every process; waits for all of them."""
+    """True if the flag is set in every process; waits for all of them."""
 
   def not_finite(self) -> str | None:
-    """The name of a weight that is not finite everywhere; None if all are."""
+    """Name of a weight with an infinite or NaN element; None if there is none."""
 
   def train_step(self, batch: Batch) -> dict:
-    """One update; returns metrics of numpy values."""
+    """Makes one update; returns metrics as numpy values."""
 
   def train_steps(self, batches: Sequence[Batch]) -> list[dict]:
-    """An update by each of some batches of one shape, in their order; returns the metrics of each."""
+    """Makes an update per batch, in order; the batches have one shape. Returns the metrics of each."""
 
   def eval_step(self, batch: Batch) -> dict:
-    """Metrics of a batch at inference, of numpy values."""
+    """Metrics of a batch at inference, as numpy values."""
 
   def function(self, f: Callable[[dict, dict], Any]) -> Function:
-    """f(weights, batch), in TensorFlow, as a function of the batch for whatever weights there are at the time.
+    """Function of a batch that calls the TensorFlow function f(weights, batch) with the weights at the time of the call.
 
-    The batch is whole: every process gives the same.
+    The batch is whole: every process passes the same one.
     """

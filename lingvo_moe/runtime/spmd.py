@@ -1,8 +1,8 @@
-"""N devices in one or several processes: TensorFlow's program, partitioned and run by XLA on the PJRT runtime.
+"""SPMD runtime: N devices in one or several processes run a TensorFlow program that XLA partitions, on PJRT.
 
-A step is traced by TensorFlow with the mesh as the ambient one, so that it carries the layers' annotations; lowered to
-StableHLO by jax2tf.call_tf; and compiled by jax.jit for all devices, which XLA's SPMD partitioner cuts it up for. One
-program is compiled for each shape of batch. JAX is used for that alone: it holds the arrays, it traces nothing.
+TensorFlow traces a step with the mesh as the ambient one, so that the step has the layers' sharding annotations;
+jax2tf.call_tf lowers it to StableHLO; and jax.jit compiles it for all devices, with XLA's SPMD partitioner. One
+program is compiled for each shape of batch. JAX only compiles, runs and holds the arrays; no model code is JAX's.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from lingvo_moe.runtime.lowering import Lowering
 Arrays = dict[str, jax.Array]
 
 _CONNECT_SECONDS = 120
-_HEARTBEAT_SECONDS = 60  # a peer that is silent for so long is lost
-_SHUTDOWN_SECONDS = 20  # to wait for the others at the end
+_HEARTBEAT_SECONDS = 60  # a process that is silent for so long counts as lost
+_SHUTDOWN_SECONDS = 20  # to wait for the other processes at the end
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-  """Which process this is.
+  """Processes of a run: their number, the number of this one, and the coordinator's address.
 
   Attributes:
     coordinator: HOST:PORT at which process 0 listens; '' with one process.
-    count: processes in all.
-    index: this one's number.
+    count: number of processes.
+    index: number of this process.
   """
 
   coordinator: str = ''
@@ -63,28 +63,28 @@ class Processes:
   def __post_init__(self):
     if not 0 <= self.index < self.count or (self.count > 1) != bool(self.coordinator):
       raise UserError(
-        'several processes are told --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
+        'several processes need --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
         f'none of them; saw {self.coordinator!r}, {self.count} and {self.index}'
       )
 
 
 def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
-  """Makes the devices of a mesh ready: once in a process, before anything is computed.
+  """Initializes the devices of a mesh; call it once in a process, before anything is computed.
 
-  On CPUs, as many virtual devices as the mesh needs are made.
+  On CPUs it creates as many virtual devices as the mesh needs.
 
   Returns:
-    The devices of the mesh, those of each process together.
+    The devices of the mesh, process by process.
   """
   if mesh.num_devices % processes.count:
     raise UserError(
       f'every process holds as many devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} processes'
     )
-  if jax.config.jax_platforms is None:  # no TPU was found, and libtpu, where it is installed to compile, need not look
+  if jax.config.jax_platforms is None:  # keeps libtpu, which may be installed for its compiler, from searching for TPUs
     os.environ.setdefault('TPU_LOAD_LIBRARY', '0')
   local = mesh.num_devices // processes.count
   if max(jax.config.jax_num_cpu_devices, 1) < local:
-    with contextlib.suppress(RuntimeError):  # the devices were made already
+    with contextlib.suppress(RuntimeError):  # the devices exist already
       jax.config.update('jax_num_cpu_devices', local)
   if processes.count > 1:
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
@@ -115,33 +115,33 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
 
 
 def agree(flag: bool) -> bool:
-  """Whether the flag is set in every process; waits for all of them."""
+  """True if the flag is set in every process; waits for all of them."""
   return all(gather(flag))
 
 
 def gather(flag: bool) -> list[bool]:
-  """Every process's flag, in their order; waits for all of them."""
+  """Flags of all processes, in their order; waits for all of them."""
   if jax.process_count() == 1:
     return [flag]
-  with _told_of_losses():
+  with _process_loss_reported():
     return multihost_utils.process_allgather(np.asarray(flag)).tolist()
 
 
 def share(value: Any) -> Any:
-  """Process 0's value, in every process: a small one, that JSON can hold. The others' is not looked at."""
+  """Broadcasts process 0's value, a small one that JSON can hold, to all processes; the others' values are ignored."""
   if jax.process_count() == 1:
     return value
   text = json.dumps(value).encode() if jax.process_index() == 0 else b''
-  with _told_of_losses():
+  with _process_loss_reported():
     size = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text), np.int32)))
-    room = 1 << size.bit_length()  # a power of two: a program is compiled for each
+    room = 1 << size.bit_length()  # a power of two, as a program is compiled for each size
     padded = np.frombuffer(text.ljust(room), np.uint8)
     return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
 
 
 @contextlib.contextmanager
-def _told_of_losses() -> Iterator[None]:
-  """What XLA says when a peer is gone, as a user needs to hear it."""
+def _process_loss_reported() -> Iterator[None]:
+  """Turns XLA's error about a lost process into a ProcessLostError."""
   try:
     yield
   except jax.errors.JaxRuntimeError as e:
@@ -154,10 +154,10 @@ def _told_of_losses() -> Iterator[None]:
 
 
 class SpmdRuntime:
-  """Runs a Program's steps on a mesh of devices; the same interface as LocalRuntime.
+  """Runtime for a mesh of devices (see runtime.Runtime).
 
-  The state lives in jax.Arrays, each device holding its part; a step's is donated to the next. Batches are arrays of
-  the rows that this process feeds: part `feed_index` of `feed_count`.
+  The state consists of jax.Arrays, of which each device holds its part; every step donates its buffers to the next.
+  Batches are arrays of the rows that this process feeds: part `feed_index` of `feed_count`.
   """
 
   def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device] | None = None):
@@ -186,7 +186,7 @@ class SpmdRuntime:
     return int(self._state['step'])
 
   def init(self) -> None:
-    """Starts from initial values, each device making its part alone."""
+    """Sets the state to initial values, of which each device computes its own part."""
     self._state = {
       'step': _place(np.zeros([], np.int32), self._whole),  # 32 bits here, as JAX's integers have
       'weights': self._initial(self.program.weight_specs),
@@ -194,9 +194,9 @@ class SpmdRuntime:
     }
 
   def load(self, state: Mapping) -> None:
-    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out.
+    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing.
 
-    No more than this process's devices hold is read of it.
+    Only the parts that this process's devices hold are read.
     """
     place = lambda values, shardings: {name: _place(value, shardings[name]) for name, value in values.items()}
     self._state = {
@@ -206,13 +206,13 @@ class SpmdRuntime:
     }
 
   def state(self) -> dict:
-    """The current state, of jax.Arrays."""
+    """Current state, a nest of jax.Arrays."""
     return self._state
 
   def pieces(self) -> Iterator[Piece]:
-    """The parts of the state that this process is to save.
+    """Pieces of the state that this process saves.
 
-    What several devices hold one of them saves, which by the tensor's name, so that all have their share of the work.
+    A part that several devices hold is saved by one of them, chosen by the tensor's name, which divides the work.
     """
     if self.process_index == 0:
       yield Piece('step', (), (), np.asarray(self.step, np.int64))
@@ -226,47 +226,47 @@ class SpmdRuntime:
           yield Piece(name, value.shape, begin, np.asarray(part.data))
 
   def not_finite(self) -> str | None:
-    """The name of a weight that is not finite everywhere; None if all are."""
+    """Name of a weight with an infinite or NaN element; None if there is none."""
     finite = jax.device_get(self._finite(self._state['weights']))
     return next((name for name, ok in finite.items() if not ok), None)
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """One update; returns metrics of numpy values."""
-    with _told_of_losses():
+    """Makes one update; returns metrics as numpy values."""
+    with _process_loss_reported():
       self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
       return jax.tree.map(_to_numpy, metrics)
 
   def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """An update by each of some batches, one after the other; returns the metrics of each."""
+    """Makes an update per batch, in order; returns the metrics of each."""
     return [self.train_step(batch) for batch in batches]
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Metrics of a batch at inference, of numpy values."""
-    with _told_of_losses():
+    """Metrics of a batch at inference, as numpy values."""
+    with _process_loss_reported():
       return jax.device_get(
         self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
       )
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """f(weights, batch) of the current weights as a function of the batch; it returns numpy values, whole."""
+    """Function of a batch that calls f(weights, batch) with the current weights; returns whole numpy values."""
     compiled = self._compiled(f, out=lambda: self._whole)
 
     def call(batch):
-      with _told_of_losses():
+      with _process_loss_reported():
         return jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
 
     return call
 
   def train_program(self, batch: Mapping[str, Any]) -> jax.stages.Compiled:
-    """The train step for batches of some shape, compiled: for tools that read programs. It needs no state."""
+    """Compiled train step for batches of this shape, for tools that read programs. It needs no state."""
     return self._train.program(self._lowering.state(), self._lowering.batch(batch))
 
   def agree(self, flag: bool) -> bool:
-    """Whether the flag is set in every process; waits for all of them."""
+    """True if the flag is set in every process; waits for all of them."""
     return agree(flag)
 
   def _initial(self, specs: Mapping[str, WeightSpec]) -> Arrays:
-    """Weights that differ in their names only share one program, to which the name comes as a key."""
+    """Initial values by name. Equal specs share one program, to which the name is passed as a random key."""
 
     @functools.cache
     def maker(spec, sharding):
@@ -280,7 +280,7 @@ class SpmdRuntime:
     return _Compiled(self._lowering.traced(f), out, donate)
 
   def _place_batch(self, batch: Mapping[str, np.ndarray], part: int, parts: int) -> Arrays:
-    """A batch on the devices, of whose rows this process was given one of some parts."""
+    """Places a batch on the devices; this process has part number `part` of the `parts` parts of its rows."""
 
     def place(x):
       rows = x.shape[0] * parts
@@ -296,7 +296,7 @@ class SpmdRuntime:
     return {name: place(np.asarray(x)) for name, x in batch.items()}
 
   def _feed(self) -> tuple[int, int]:
-    """(which part of the rows of a batch the devices of this process hold, of how many)."""
+    """Values of feed_index and feed_count: the part of a batch's rows on this process's devices, and the number of parts."""
     parts = self.row_multiple
     held = self._rows.addressable_devices_indices_map((parts,)).values()
     mine = sorted({index[0].indices(parts)[0] for index in held})
@@ -309,7 +309,7 @@ class SpmdRuntime:
 
 
 class _Compiled:
-  """A function of (state or weights, batch), compiled for each shape of batch; it says so, for that takes long."""
+  """Function of (state or weights, batch), compiled for each shape of batch; process 0 prints how long that took."""
 
   def __init__(self, f: Callable, out: Callable[[], Any], donate: tuple[int, ...]):
     self._f, self._out, self._donate = f, out, donate
@@ -323,14 +323,14 @@ class _Compiled:
     return self.program(state, batch)(state, batch)
 
   def program(self, state, batch) -> jax.stages.Compiled:
-    """The program for arguments of these shapes."""
+    """Compiled program for arguments of these shapes."""
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
       try:
         self._programs[shapes] = self.jitted.lower(state, batch).compile()
       except UserError as e:
-        raise UserError(str(e).split('\n')[0]) from None  # below it JAX writes how it came to be tracing
+        raise UserError(str(e).split('\n')[0]) from None  # the other lines are JAX's tracing history
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun
@@ -339,7 +339,7 @@ class _Compiled:
 
 
 def _to_numpy(x: jax.Array) -> np.ndarray:
-  """The whole of an array, wherever its parts are."""
+  """Whole array, gathered from all processes if need be."""
   if x.is_fully_addressable or x.is_fully_replicated:
     return np.asarray(x)
   return multihost_utils.process_allgather(x, tiled=True)

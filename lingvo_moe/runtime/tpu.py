@@ -1,16 +1,16 @@
-"""A TPU through tf.distribute.TPUStrategy: one replica over all its cores, cut up by XLA's SPMD partitioner.
+"""TPU runtime on tf.distribute.TPUStrategy: one replica over all cores of a TPU, partitioned by XLA's SPMD partitioner.
 
 NOT RUN ON HARDWARE: no TPU was at hand. The tests trace the steps for a faked topology with the real TPUStrategy, and
-pass what comes out through the passes of TensorFlow's own TPU bridge that its CPU wheel has; nothing was executed.
+run the passes of TensorFlow's TPU bridge that its CPU wheel has over the result; nothing was executed.
 
-Under SPMD, TPUStrategy keeps each variable whole on every core (TPUReplicatedVariable). Here a weight is one variable a
-core with that core's part (Sliced), and all of them enter the step by one TPUPartitionedInputV2, as TensorFlow's own do
-but with partition dims: the bridge reads and assigns each core's part on that core. Variables are made and placed here,
-not by the strategy, which is left with what it alone does: to compile one program for all cores and to run it.
+Under SPMD, TPUStrategy keeps each variable whole on every core (TPUReplicatedVariable). Here a weight has one variable
+per core with that core's part (Sliced). All of them enter the step by one TPUPartitionedInputV2, as TensorFlow's own
+do, but with partition dims: the bridge reads and assigns each core's part on that core. This file creates and places
+the variables; the strategy only compiles one program for all cores and runs it.
 
-What enters or leaves the program has its sharding written as a list of devices and not in the iota form: the bridge
-deals out parts by that list (ExtractInputsForLogicalDevices), and only late versions, such as TensorFlow 2.21's, make
-one of an iota first; earlier ones deal out nothing. Annotations within the program are in the iota form, as everywhere.
+Inputs and outputs of the program have their sharding written as a list of devices instead of the iota form: the bridge
+distributes parts by that list (ExtractInputsForLogicalDevices), and only recent versions, such as TensorFlow 2.21's,
+expand an iota first; earlier ones distribute nothing. Annotations within the program are in the iota form, as elsewhere.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from lingvo_moe.xla_sharding import OpSharding
 
 @dataclasses.dataclass(frozen=True)
 class Cores:
-  """The cores of a TPU, ready to run programs.
+  """Cores of an initialized TPU.
 
   Attributes:
     strategy: runs a function on all cores, as one replica.
-    devices: TensorFlow's name of the core at each place of the mesh, the last axis of the mesh fastest.
+    devices: TensorFlow's name of the core at each position of the mesh, the last axis of the mesh fastest.
   """
 
   strategy: tf.distribute.Strategy
@@ -51,14 +51,14 @@ class Cores:
 
 
 def connect(name: str, mesh: Mesh) -> Cores:
-  """Finds a TPU and makes it ready: once in a process, before anything is computed.
+  """Connects to a TPU and initializes it; call it once in a process, before anything is computed.
 
   Args:
-    name: of the Cloud TPU, its address (grpc://HOST:PORT), or 'local' on a TPU VM.
-    mesh: over all of its cores.
+    name: name of a Cloud TPU, its address (grpc://HOST:PORT), or 'local' on a TPU VM.
+    mesh: mesh of all its cores.
 
   Raises:
-    UserError: there is no such TPU, or it has another number of cores than the mesh.
+    UserError: TensorFlow cannot reach the TPU, or its number of cores is not the mesh's.
   """
   try:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
@@ -76,7 +76,7 @@ def connect(name: str, mesh: Mesh) -> Cores:
 def cores(
   resolver: tf.distribute.cluster_resolver.TPUClusterResolver, topology: tf.tpu.experimental.Topology, mesh: Mesh
 ) -> Cores:
-  """The cores of a TPU that is ready, in the order of the mesh."""
+  """Cores of an initialized TPU, in the order of the mesh."""
   assignment = device_assignment(topology, mesh)
   strategy = tf.distribute.TPUStrategy(
     resolver, experimental_device_assignment=assignment, experimental_spmd_xla_partitioning=True
@@ -86,13 +86,13 @@ def cores(
 
 
 def device_assignment(topology: tf.tpu.experimental.Topology, mesh: Mesh) -> tf.tpu.experimental.DeviceAssignment:
-  """One replica whose logical core i, by which number annotations call it, is the core at place i of the mesh.
+  """Device assignment of one replica: logical core i, the number used by annotations, is at position i of the mesh.
 
-  Mesh.device_ids() gives the core's physical number: its place in the TPU's grid (x, y, z, core of a chip), the last
-  fastest.
+  Mesh.device_ids() gives a core's physical number: its position in the TPU's grid (x, y, z, core of a chip), the last
+  axis fastest.
 
   Raises:
-    UserError: the mesh has another number of devices than the TPU, or was laid out for another grid.
+    UserError: the mesh has another number of devices than the TPU, or a topology that is not the TPU's grid.
   """
   coordinates = np.array(sorted(map(tuple, topology.device_coordinates.reshape(-1, topology.mesh_rank).tolist())))
   if len(coordinates) != mesh.num_devices:
@@ -110,13 +110,13 @@ def device_assignment(topology: tf.tpu.experimental.Topology, mesh: Mesh) -> tf.
 
 
 class Sliced:
-  """A logical tensor of which each core keeps a part, as a variable of its own; some may keep the same.
+  """Logical tensor stored as one variable per core, each with a part of it; cores may hold copies of a part.
 
-  Reads as a numpy array where it is indexed, as a whole tensor in a step.
+  Indexing it gives a numpy array; in a step it is read as a whole tensor.
   """
 
   def __init__(self, name: str, spec: WeightSpec, sharding: OpSharding, devices: Sequence[str]):
-    """Zeros, of the spec's shape and type, split as the sharding says over the devices (by logical core)."""
+    """Creates zeros with the spec's shape and type, split by `sharding` over the devices (in order of logical cores)."""
     self.shape, self.dtype = spec.shape, spec.dtype
     self._sharding = _listed(sharding)
     self._tiles = list(_tiles(self.shape, self._sharding, len(devices)))
@@ -130,11 +130,11 @@ class Sliced:
 
   @property
   def variables(self) -> list[tf.Variable]:
-    """The part of each core, by its logical number."""
+    """Variables in the order of logical cores."""
     return [self._variables[core] for core in range(len(self._variables))]
 
   def parts(self) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """(where it begins, value) of each part, once."""
+    """Yields (begin, value) of each part, without copies."""
     for index, holders in self._tiles:
       yield tuple(part.start for part in index), self._variables[holders[0]].numpy()
 
@@ -148,7 +148,7 @@ class Sliced:
     return int(self[()])
 
   def load(self, value: Any) -> None:
-    """Takes the values of anything with a shape that can be sliced; of one part at a time."""
+    """Assigns from a value with a shape that can be sliced, part by part."""
     if value is self:
       return
     for index, holders in self._tiles:
@@ -157,23 +157,23 @@ class Sliced:
         self._variables[core].assign(tf.cast(part, self.dtype))
 
   def read_value(self) -> tf.Tensor:
-    """The whole, in a step."""
+    """Reads the whole tensor, in a step."""
     whole = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self.dtype)
     whole.set_shape(self.shape)
     return whole
 
   def assign(self, value: tf.Tensor) -> None:
-    """A new whole, in a step."""
+    """Assigns the whole tensor, in a step."""
     tf.raw_ops.AssignVariableOp(resource=self._handle(), value=tf.cast(value, self.dtype))
 
   def _handle(self) -> tf.Tensor:
-    """All variables as one resource, as TPUReplicatedVariable.handle and TPUVariableMixin.handle make it.
+    """Resource handle for all variables together, built as in TPUReplicatedVariable.handle and TPUVariableMixin.handle.
 
-    One a graph, so that TensorFlow sees that a read and an assignment are of the same thing. It lies outside of the
-    replicated computation, which control_dependencies(None) leaves.
+    There is one per graph, so that TensorFlow sees that reads and assignments are of the same resource. It is created
+    outside the replicated computation, hence control_dependencies(None).
     """
     if self._latest is None or self._latest.graph is not tf.compat.v1.get_default_graph():
-      # Inputs come in the order of tiles, and with equal ones of their copies; without tiles, in the order of cores.
+      # Inputs are in the order of tiles, copies of a tile next to each other; without tiles, in the order of cores.
       inputs = [self._variables[core].handle for _, holders in self._tiles for core in holders]
       tiles = list(self._sharding.tile_assignment_dimensions)
       with tf.control_dependencies(None):
@@ -184,9 +184,9 @@ class Sliced:
 
 
 class TpuRuntime(LocalRuntime):
-  """Runs a Program's steps on the cores of a TPU: LocalRuntime's, with a state in slices and all cores at work.
+  """Runtime for the cores of a TPU: a LocalRuntime whose state is Sliced and whose steps run on all cores.
 
-  One process drives the whole TPU, of however many hosts, and feeds it whole batches. A program is compiled for each
+  One process drives the whole TPU, with any number of hosts, and feeds it whole batches. A program is compiled for each
   shape of batch.
   """
 
@@ -200,17 +200,17 @@ class TpuRuntime(LocalRuntime):
     finite = lambda weights, _: {name: tf.reduce_all(tf.math.is_finite(w)) for name, w in weights.items()}
     self._finite = self.function(finite)
     self._initial = self._traced(lambda _: self._assign(self.program.init()))
-    self._train_loop = tf.function(self._train_in_turn, autograph=False)
+    self._train_loop = tf.function(self._train_stacked, autograph=False)
 
   def init(self) -> None:
-    """Starts from initial values, each core making its part alone."""
+    """Sets the state to initial values, of which each core computes its own part."""
     self._make(with_slots=True)
     self._initial({})
 
   def load(self, state: Mapping) -> None:
-    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out.
+    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing.
 
-    No more than a part is read at a time.
+    Values are read one part at a time.
     """
     slots = state.get('slots', {})
     self._make(with_slots=bool(slots))
@@ -220,11 +220,11 @@ class TpuRuntime(LocalRuntime):
         held[name].load(value)
 
   def state(self) -> dict:
-    """The current state, of Sliced."""
+    """Current state, a nest of Sliced."""
     return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
 
   def pieces(self) -> Iterator[Piece]:
-    """The state, part by part, to be saved."""
+    """Pieces of the state, to be saved."""
     yield Piece('step', (), (), np.asarray(self.step, np.int64))
     slots = dict(zip(pieces.slot_names(self._slots), self._slots.values(), strict=True))
     for name, value in {**self._weights, **slots}.items():
@@ -232,11 +232,11 @@ class TpuRuntime(LocalRuntime):
         yield Piece(name, value.shape, begin, part)
 
   def not_finite(self) -> str | None:
-    """The name of a weight that is not finite everywhere; None if all are."""
+    """Name of a weight with an infinite or NaN element; None if there is none."""
     return next((name for name, finite in self._finite({}).items() if not finite), None)
 
   def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """Updates by batches of one shape, in one call of a loop on the TPU's host; returns the metrics of each."""
+    """Makes an update per batch, all of one shape, by one call of a loop on the TPU's host; returns the metrics of each."""
     if len(batches) == 1:
       return [self.train_step(batches[0])]
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
@@ -247,7 +247,7 @@ class TpuRuntime(LocalRuntime):
   def _traced(
     self, f: Callable[[dict], Any], backend: Backend = xla.BACKEND, jit: bool = True
   ) -> tf.types.experimental.PolymorphicFunction:
-    """f of a batch, once on all cores, always compiled by XLA. Its results are whole on every core."""
+    """Function of a batch that runs f once on all cores, compiled by XLA; results are whole on every core."""
     del jit, backend
 
     def on_cores(batch):
@@ -255,13 +255,13 @@ class TpuRuntime(LocalRuntime):
         outputs = f({name: self._split_rows(x) for name, x in batch.items()})
         return tf.nest.map_structure(xla_sharding.replicate, {} if outputs is None else outputs)
 
-    def on_host(batch):  # TensorFlow names the program after it, and does not take a lambda's name
+    def on_host(batch):  # not a lambda, whose name TensorFlow could not give to the program
       return self._cores.strategy.run(on_cores, args=(batch,))
 
     return tf.function(on_host, autograph=False)
 
-  def _train_in_turn(self, stacked):
-    """The train step for each of some batches that are stacked along a first axis."""
+  def _train_stacked(self, stacked):
+    """Runs the train step for each of the batches that are stacked along a first axis."""
     specs = {name: tf.TensorSpec(x.shape[1:], x.dtype) for name, x in stacked.items()}
     once = self._train.get_concrete_function(specs)
     shapes = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), once.structured_outputs)
@@ -273,7 +273,7 @@ class TpuRuntime(LocalRuntime):
     return x if xla_sharding.current() is None else xla_sharding.annotate(x, _listed(sharding))
 
   def _make(self, with_slots: bool) -> None:
-    """Makes the variables that are not there yet."""
+    """Creates the variables that do not exist yet."""
     if self._step is None:
       whole = OpSharding(type=OpSharding.REPLICATED)
       self._step = Sliced('step', WeightSpec((), '', tf.zeros, dtype=tf.int64), whole, self._cores.devices)
@@ -287,7 +287,7 @@ class TpuRuntime(LocalRuntime):
 
 
 def _listed(sharding: OpSharding) -> OpSharding:
-  """A sharding in the iota form, with its devices as a list."""
+  """Sharding with a list of devices in place of its iota form."""
   listed = OpSharding()
   listed.CopyFrom(sharding)
   if sharding.iota_reshape_dims:
@@ -301,7 +301,7 @@ def _listed(sharding: OpSharding) -> OpSharding:
 def _tiles(
   shape: tuple[int, ...], sharding: OpSharding, num_cores: int
 ) -> Iterator[tuple[tuple[slice, ...], list[int]]]:
-  """(where it is, the logical cores that hold it) of each part, in XLA's order of tiles."""
+  """Yields (slices, logical cores that hold it) of each part, in XLA's order of tiles."""
   if sharding.type == OpSharding.REPLICATED:
     yield tuple(slice(0, size) for size in shape), list(range(num_cores))
     return

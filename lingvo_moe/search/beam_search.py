@@ -1,6 +1,6 @@
-"""Flat beam search (GShard, arXiv:2006.16668, appendix A.1): which hypotheses go on, which end, and which are best.
+"""Beam search on a flat key/value cache (GShard, arXiv:2006.16668, appendix A.1): the ranking of hypotheses.
 
-What the decoder keeps of their symbols lies in one flat sequence a beam, under a mask: see flat_sequence.py.
+The decoder's cache holds all hypotheses of a beam interleaved in one sequence, under a mask: see flat_sequence.py.
 
 Axes: `W` hypotheses of a beam (or of the result), `U` flat positions, `J` candidates among which the best are chosen.
 """
@@ -19,25 +19,25 @@ NEG_INF = float('-inf')
 
 
 class Hypotheses(NamedTuple):
-  """The n-best translations of each sentence, best first: W is n_best here."""
+  """N-best translations of each sentence, best first; here W = n_best."""
 
-  ids_BWT: tf.Tensor  # int32; eos at lengths - 1, pad from there on; T is max_steps
-  lengths_BW: tf.Tensor  # int32; |Y| counting eos; 0 where there is none
-  log_probs_BW: tf.Tensor  # float32; sum of log-probabilities, eos's too; or -inf
-  scores_BW: tf.Tensor  # float32; log_prob / length_penalty; -inf where there is none
-  steps: tf.Tensor  # int32 scalar; how often step_fn was called
+  ids_BWT: tf.Tensor  # int32; eos at lengths - 1, pad after it; T is max_steps
+  lengths_BW: tf.Tensor  # int32; |Y| counting eos; 0 where there is no translation
+  log_probs_BW: tf.Tensor  # float32; sum of log-probabilities, including eos's; -inf where there is no translation
+  scores_BW: tf.Tensor  # float32; log_prob / length_penalty; -inf where there is no translation
+  steps: tf.Tensor  # int32 scalar; number of calls of step_fn
 
 
 class _Live(NamedTuple):
-  """Hypotheses that go on. A sentence that has stopped has none: all its log_probs are -inf."""
+  """Live hypotheses, which have no eos yet. A sentence that has stopped has none: all its log_probs are -inf."""
 
   last_BW: tf.Tensor  # int32; the last symbol: bos, or the last of its ids
-  ids_BWT: tf.Tensor  # int32; y1.. so far, then pad
+  ids_BWT: tf.Tensor  # int32; the symbols so far, then pad
   log_probs_BW: tf.Tensor  # float32; -inf where there is no hypothesis
 
 
 class _Finished(NamedTuple):
-  """Hypotheses that ended, best first, W = n_best: as in Hypotheses."""
+  """Finished hypotheses, which end in eos, best first; W = n_best, fields as in Hypotheses."""
 
   ids_BWT: tf.Tensor
   lengths_BW: tf.Tensor
@@ -46,11 +46,11 @@ class _Finished(NamedTuple):
 
 
 class _Continuations(NamedTuple):
-  """The best continuations of a beam by one symbol, best first."""
+  """Best continuations of the live hypotheses of a beam by one symbol, best first."""
 
   log_probs_BJ: tf.Tensor
   symbols_BJ: tf.Tensor  # int32
-  parents_BJ: tf.Tensor  # int32; which live hypothesis each continues
+  parents_BJ: tf.Tensor  # int32; the live hypothesis that each one continues
 
 
 StepFn = Callable[[tf.Tensor, flat_sequence.Now, Any], tuple[tf.Tensor, Any]]
@@ -74,57 +74,58 @@ def beam_search(
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
 ) -> Hypotheses:
-  """Searches the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
+  """Beam search for the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
-  The rule, for each sentence by itself:
+  The algorithm, for each sentence independently:
   1. The beam begins with one live hypothesis, bos, of log-probability 0.
   2. A step ranks all continuations of the live hypotheses by one symbol, by log-probability, and
      takes the 2 W best (as tensor2tensor does). Pad and bos are not among them, though the softmax
      counts them; nor is eos before min_length - 1 symbols. A hypothesis of max_length - 1 symbols
      can only be continued by eos.
-  3. Those of the 2 W that end in eos are finished: they are scored and join those finished so far,
-     of which the n_best by score are kept.
-  4. The W best of the 2 W that do not end in eos are the live hypotheses of the next step.
+  3. Of the 2 W, the continuations that end in eos are finished: they are scored and join those
+     finished so far, of which the n_best by score are kept.
+  4. Of the others, the W best are the live hypotheses of the next step.
   5. The sentence stops when no live hypothesis is left; with `early_stop`, also when none can enter
      the n_best any more: the largest live log-probability, divided by the penalty of max_length (it
      can only fall, and no penalty is larger), does not exceed the n_best-th score so far. So early
      stopping saves steps and never changes the result.
-  Ties go to what finished earlier, then to the better parent, to eos, to the smaller symbol.
+  Ties go to the hypothesis that finished earlier, then to the better parent, to eos, to the smaller symbol.
 
-  The loop ends when every sentence has stopped, or at max_steps. What a sentence gets does not
-  depend on its neighbours, which may keep the loop running. With W = 1 the result scores no less
-  than greedy search's.
+  The loop ends when every sentence has stopped, or at max_steps. The result of a sentence does not
+  depend on the others of its batch, which may keep the loop running. With W = 1 the result scores
+  no less than greedy search's.
 
   With static shapes (Python ints throughout) and without `keep` the whole search lowers to XLA.
 
   Args:
     step_fn: (ids_BW, now, cache) -> (logits_BWV, cache). Takes the last symbol of each live
-      hypothesis (bos at time 0), writes what attention needs of it at flat positions now.start to
+      hypothesis (bos at time 0), writes its keys and values at flat positions now.start to
       now.start + W - 1, and attends where now.mask_BWU is 1, the symbol's own position included.
-      It is asked for rows without a live hypothesis too; their logits are not used.
-    cache: any nest of tensors, whose shapes step_fn keeps: of max_steps * W flat positions, or, if
-      `keep` is given, of one.
+      Its input has rows without a live hypothesis too, whose logits are ignored.
+    cache: any nest of tensors, whose shapes step_fn keeps, with max_steps * W flat positions, or
+      with one if `keep` is given.
     batch_size: B.
     beam_size: W, the live hypotheses kept for each sentence.
     max_steps: T, the most steps to run.
     max_lengths_B: int, the largest |Y| of each sentence, counting eos; cut to max_steps. A sentence
       with 0 gets no hypothesis and costs no step.
-    bos_id: fed at the first step.
+    bos_id: input at the first step.
     eos_id: ends a hypothesis.
     vocab_size: V.
     length_norm_alpha: GNMT's alpha, at least 0. With 0 the score is the log-probability.
-    min_length: the least |Y|, counting eos, of a sentence that may have as many.
-    n_best: how many to return, beam_size unless told. Fewer stop earlier; the first stay the same.
+    min_length: the least |Y|, counting eos, or max_length of a sentence where that is less.
+    n_best: number of translations to return; None for beam_size. A smaller one stops earlier and
+      returns the same first translations.
     early_stop: stop a sentence as soon as its result is certain.
     pad_id: fills ids after eos.
-    keep: (cache, positions_BU) -> a cache of the values at these flat positions, so that those
-      which no live hypothesis owns can be dropped; see flat_sequence.loop.
+    keep: (cache, positions_BU) -> a cache of the values at these flat positions, to drop positions
+      that no live hypothesis uses any more; see flat_sequence.loop.
 
   Returns:
     Hypotheses with W = n_best and T = max_steps.
 
   Raises:
-    UserError: for a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.
+    UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.
   """
   n_best = beam_size if n_best is None else n_best
   _check(beam_size, n_best, length_norm_alpha, vocab_size, pad=pad_id, bos=bos_id, eos=eos_id)
@@ -144,7 +145,7 @@ def beam_search(
     ends = length >= min_lengths_B, length >= max_lengths_B
     best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
     finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))
-    parents_BW, live = _go_on(live, best, length, eos_id)
+    parents_BW, live = _next_live(live, best, length, eos_id)
     if early_stop:
       best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
       live = _stop(live, where_B1=best_attainable_B1 <= finished.scores_BW[:, -1:])
@@ -162,12 +163,12 @@ def beam_search(
 
 
 def length_penalty(length: int | tf.Tensor, alpha: float) -> tf.Tensor:
-  """((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
+  """Length penalty ((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
   return tf.pow((5.0 + tf.cast(length, tf.float32)) / 6.0, alpha)
 
 
 def _check(beam_size, n_best, alpha, vocab_size, **specials):
-  """Raises UserError on values with which there is nothing to search."""
+  """Raises UserError if a size, alpha or symbol id is out of range."""
   if beam_size < 1 or n_best < 1:
     raise UserError(f'beam_size={beam_size} and n_best={n_best} must both be at least 1')
   if not alpha >= 0:
@@ -181,7 +182,7 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
 
 
 def _first_live(ids_1T, batch_size, beam_size, bos_id, max_lengths_B):
-  """One hypothesis, bos, for each sentence that may have a symbol at all."""
+  """Live hypotheses of the first step: bos alone, in each sentence whose max_length is not 0."""
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
   return _Live(
     last_BW=tf.fill([batch_size, beam_size], bos_id),
@@ -197,10 +198,10 @@ def _none_finished(ids_1T, batch_size, n_best):
 
 
 def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
-  """The 2 W best continuations by one symbol, of all live hypotheses of a sentence together."""
+  """Continues the live hypotheses of each sentence by one symbol, and returns the 2 W best continuations."""
   beam_size, vocab_size = logits_BWV.shape[1:]
-  # Eos has a place of its own, so that a hypothesis can be made to end. Of the rest the 2 W best of
-  # a row are enough; pad, bos and eos may be among what top_k gives.
+  # Eos is always a candidate, so that a hypothesis can be forced to end. Of the other symbols the
+  # 2 W best of a hypothesis are enough; top_k takes 3 more as it may return pad, bos and eos.
   logits_BWJ, symbols_BWJ = _top_k(logits_BWV, min(2 * beam_size + 3, vocab_size))
   best_BW1, best_symbol_BW1 = logits_BWJ[:, :, :1], symbols_BWJ[:, :, :1]
   barred_BWJ = (symbols_BWJ == pad_id) | (symbols_BWJ == bos_id) | (symbols_BWJ == eos_id)
@@ -209,11 +210,11 @@ def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
   logits_BWJ = tf.concat([eos_BW1, tf.where(barred_BWJ, NEG_INF, logits_BWJ)], axis=-1)
   symbols_BWJ = tf.concat([tf.fill(tf.shape(symbols_BWJ[:, :, :1]), eos_id), symbols_BWJ], axis=-1)
 
-  # Log Z by way of the likeliest symbol, whose probability is 1 / V at least, so that nothing cancels: the softmax is
-  # one kernel, where tf.reduce_logsumexp is four.
+  # log Z = logit - log(prob) of the likeliest symbol, whose probability is at least 1 / V, so that no precision is
+  # lost. The softmax is one kernel, tf.reduce_logsumexp four.
   best_prob_BW1 = tf.gather(tf.nn.softmax(logits_BWV), best_symbol_BW1, batch_dims=2)
   log_probs_BWJ = logits_BWJ - (best_BW1 - tf.math.log(best_prob_BW1))
-  log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # lest by rounding a hypothesis gain by going on
+  log_probs_BWJ = tf.minimum(log_probs_BWJ, 0.0)  # rounding must not raise a hypothesis's log-probability
   live_BW1 = live.log_probs_BW[:, :, tf.newaxis]
   log_probs_BWJ = tf.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
 
@@ -225,9 +226,9 @@ def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
 
 
 def _top_k(logits_BWV, k, block=32):
-  """tf.math.top_k, ties too, but faster for large V: it looks only into the k best blocks.
+  """Top-k logits as by tf.math.top_k, ties included, but faster for large V: it searches only the k best blocks.
 
-  Were one of the k largest in a block not chosen, the maxima of k blocks would come before it.
+  It is exact: if one of the k largest were in a block not chosen, the maxima of k blocks would all rank before it.
   """
   beam_size, vocab_size = logits_BWV.shape[1:]
   num_blocks = -(-vocab_size // block)
@@ -238,7 +239,7 @@ def _top_k(logits_BWV, k, block=32):
     logits_BWV = tf.pad(logits_BWV, paddings, constant_values=NEG_INF)
   blocks = tf.reshape(logits_BWV, [-1, beam_size, num_blocks, block])
   _, chosen = tf.math.top_k(tf.reduce_max(blocks, axis=-1), k)
-  chosen = tf.sort(chosen, axis=-1)  # smaller symbols first again, as ties ask
+  chosen = tf.sort(chosen, axis=-1)  # smaller symbols first again, for the order of ties
   candidates = tf.reshape(tf.gather(blocks, chosen, batch_dims=2), [-1, beam_size, k * block])
   logits_BWJ, index_BWJ = tf.math.top_k(candidates, k)
   block_BWJ = tf.gather(chosen, index_BWJ // block, batch_dims=2)
@@ -246,13 +247,13 @@ def _top_k(logits_BWV, k, block=32):
 
 
 def _finish(finished, live, best, length, eos_id, penalty):
-  """Keeps the best, by score, of what had finished and of the continuations that end in eos, of `length` symbols."""
+  """Adds the continuations that end in eos, `length` symbols long, to the finished hypotheses; keeps the best."""
   n_best = finished.scores_BW.shape[1]
   ended_BJ = tf.where(best.symbols_BJ == eos_id, best.log_probs_BJ, NEG_INF)
   log_probs_BJ = tf.concat([finished.log_probs_BW, ended_BJ], axis=1)
   scores_BJ = tf.concat([finished.scores_BW, ended_BJ / penalty], axis=1)
   lengths_BJ = tf.concat([finished.lengths_BW, tf.fill(tf.shape(ended_BJ), length)], axis=1)
-  # Those that had finished, and the live ones with an end.
+  # Sources of ids: the hypotheses finished before, then the live ones with eos appended.
   old_BJ = tf.zeros_like(finished.lengths_BW) + tf.range(n_best)
   source_BJ = tf.concat([old_BJ, n_best + best.parents_BJ], axis=1)
   ids_BJT = tf.concat([finished.ids_BWT, _with_symbol(live.ids_BWT, length, eos_id)], axis=1)
@@ -263,8 +264,8 @@ def _finish(finished, live, best, length, eos_id, penalty):
   return _Finished(ids_BWT, take(lengths_BJ), take(log_probs_BJ), scores_BW)
 
 
-def _go_on(live, best, length, eos_id):
-  """The W best continuations that do not end, now of `length` symbols, and their parents."""
+def _next_live(live, best, length, eos_id):
+  """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
   log_probs_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.log_probs_BJ)
   log_probs_BW, chosen_BW = tf.math.top_k(log_probs_BJ, live.last_BW.shape[1])
   parents_BW = tf.gather(best.parents_BJ, chosen_BW, batch_dims=1)
@@ -274,7 +275,7 @@ def _go_on(live, best, length, eos_id):
 
 
 def _with_symbol(ids_BWT, length, symbol):
-  """Hypotheses with a last symbol, their length-th."""
+  """Sets the symbol at position length - 1, the last of each hypothesis."""
   return tf.where(tf.range(tf.shape(ids_BWT)[2]) == length - 1, symbol, ids_BWT)
 
 

@@ -1,13 +1,13 @@
-"""The flat sequence of a beam: what its hypotheses write is written once, and a mask tells whose it is.
+"""Flat key/value cache of a beam: hypotheses write interleaved positions, and a mask says which belong to each.
 
-GShard (arXiv:2006.16668), appendix A.1. An ordinary beam search moves the keys and values of its hypotheses at every
-step, to where the survivors are. Here the symbols of all hypotheses of a beam interleave in one sequence: at every step
-each of the W hypotheses writes one of W new positions, and only the rows of a 0/1 mask over the positions, one row a
+GShard (arXiv:2006.16668), appendix A.1. An ordinary beam search reorders the keys and values of its hypotheses at every
+step. Here the symbols of all hypotheses of a beam interleave in one sequence, which is never reordered: at every step
+each of the W hypotheses writes one of W new positions, and only the rows of a 0/1 mask over the positions, one row per
 hypothesis, move from parent to child.
 
-Most positions are soon nobody's, for the hypotheses that go on have most of their past in common. Where shapes need not
-be static they are dropped every few steps, in one gather of all that is kept, and room is made for the steps that
-follow: so attention is over little more than is owned, and memory grows as it is needed.
+As live hypotheses share most of their past, most positions soon belong to none of them. Where shapes need not be
+static, these positions are dropped every few steps, by one gather of the positions that are kept, with room added for
+the steps that follow: attention then covers few unused positions, and memory grows only as needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lingvo_moe.core.shapes import Size
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.ops import backend
 
-# Steps that there is room for at least, whenever room is made. The number of positions is a multiple of what these
-# take, for kernels are set up anew for every size that they see.
+# The least number of steps that there is room for after positions were dropped. The number of positions is a multiple
+# of ROOM * W, because kernels are set up anew for every new size.
 ROOM = 8
 
 
@@ -47,23 +47,23 @@ def loop(
   max_steps: Size,
   keep: Keep | None = None,
 ) -> tuple[tf.Tensor, State]:
-  """Makes steps while there is a hypothesis, up to max_steps.
+  """Runs decoding steps until no hypothesis is live, max_steps at most.
 
   Args:
-    step: writes to the cache at the new positions, and says for each hypothesis of the next step which of this step it
-      continues.
-    state: any nest of tensors, whose shapes steps keep.
-    cache: any nest of tensors, of flat positions or not; room for `first_room` positions, or for max_steps * W if
-      `keep` is None.
-    alive: of the state, booleans [B, W]: which hypotheses there are.
+    step: writes the cache at the new positions, and returns in parents_BW, for each hypothesis of the next step, the
+      hypothesis of this step that it continues.
+    state: any nest of tensors, whose shapes `step` keeps.
+    cache: any nest of tensors, with or without an axis of flat positions. It has room for `first_room` positions,
+      or for max_steps * W if `keep` is None.
+    alive: function of the state that returns booleans [B, W]: True where a hypothesis is live.
     batch_size: B.
     beam_size: W.
-    max_steps: the most steps to make.
-    keep: chooses positions of a cache. A position may come twice, and then is nobody's until it is written again.
+    max_steps: the most steps to run.
+    keep: gathers positions of a cache. A position may be gathered twice; the copy is unused until it is written again.
       None, or a backend without open shapes: no position is ever dropped and all shapes stay the same.
 
   Returns:
-    (steps made, the state after them).
+    (number of steps run, state after them).
   """
 
   def unfinished(time, start, mask_BWU, state, cache):
@@ -77,8 +77,8 @@ def loop(
 
   if not backend.current().open_shapes:
     keep = None
-  positions = max_steps * beam_size if keep is None else first_room(max_steps, beam_size)
-  begin = tf.constant(0), tf.constant(0), tf.zeros([batch_size, beam_size, positions]), tuple(state), cache
+  num_positions = max_steps * beam_size if keep is None else first_room(max_steps, beam_size)
+  begin = tf.constant(0), tf.constant(0), tf.zeros([batch_size, beam_size, num_positions]), tuple(state), cache
   if keep is None:
     steps, _, _, state, _ = tf.while_loop(unfinished, make_step, begin)
     return steps, state
@@ -90,28 +90,33 @@ def loop(
   def make_steps(time, start, mask_BWU, state, cache):
     del start
     mask_BWU = tf.where(alive(*state)[:, :, tf.newaxis], mask_BWU, 0.0)
-    start, positions_BU, mask_BWU = _owned(mask_BWU, ROOM * beam_size)
+    start, positions_BU, mask_BWU = _used(mask_BWU, ROOM * beam_size)
     return tf.while_loop(has_room, make_step, (time, start, mask_BWU, state, keep(cache, positions_BU)))
 
-  # The sizes that depend on the number of positions stay open, all others as they are.
+  # Shape invariants: sizes that depend on the number of positions are None, all others static. Those are found by
+  # comparing the cache of one position with a cache of two.
   time, start, mask_BWU, state, _ = tf.nest.map_structure(lambda _: None, begin)
   mask_BWU = tf.TensorSpec([*begin[2].shape[:2], None])
   of_two = keep(cache, tf.zeros([batch_size, 2], tf.int32))
-  specs = time, start, mask_BWU, state, tf.nest.map_structure(_in_common, cache, of_two)
+  specs = time, start, mask_BWU, state, tf.nest.map_structure(_common_spec, cache, of_two)
   steps, _, _, state, _ = tf.while_loop(unfinished, make_steps, begin, shape_invariants=specs)
   return steps, state
 
 
-def _owned(mask_BWU: tf.Tensor, block: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """The positions that are owned, in order, then room for `block` at least: (where that begins, positions, mask)."""
-  owned_BU = tf.reduce_max(mask_BWU, axis=1)
-  most = tf.cast(tf.reduce_max(tf.reduce_sum(owned_BU, axis=1)), tf.int32)
+def _used(mask_BWU: tf.Tensor, block: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Positions that a hypothesis uses, in order, followed by room for at least `block` new ones.
+
+  Returns:
+    (start, positions_BU, mask_BWU): where the room begins, the positions to keep, a multiple of `block`, and their mask.
+  """
+  used_BU = tf.reduce_max(mask_BWU, axis=1)
+  most = tf.cast(tf.reduce_max(tf.reduce_sum(used_BU, axis=1)), tf.int32)
   room = (tf.math.floordiv(most + block - 1, block) + 1) * block - most
-  _, positions_BU = tf.math.top_k(owned_BU, most)  # ties go to the earlier one
+  _, positions_BU = tf.math.top_k(used_BU, most)  # ties go to the earlier one
   mask_BWU = tf.gather(mask_BWU, positions_BU, axis=2, batch_dims=1)
   return most, tf.pad(positions_BU, [[0, 0], [0, room]]), tf.pad(mask_BWU, [[0, 0], [0, 0], [0, room]])
 
 
-def _in_common(x: tf.Tensor, y: tf.Tensor) -> tf.TensorSpec:
-  """The spec of both, open where their sizes differ."""
+def _common_spec(x: tf.Tensor, y: tf.Tensor) -> tf.TensorSpec:
+  """TensorSpec of both tensors, with size None where they differ."""
   return tf.TensorSpec([n if n == m else None for n, m in zip(x.shape, y.shape, strict=True)], x.dtype)

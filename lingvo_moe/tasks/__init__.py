@@ -1,4 +1,4 @@
-"""Tasks: what is computed and on what text, with no loops and no devices.
+"""Tasks: models with their data, vocabularies and metrics, without training loops or devices.
 
-Imports layers, search, optim and program.py; knows no runtime and no flag.
+Imports layers, search, optim and program.py; no runtime and no flag.
 """

@@ -1,4 +1,4 @@
-"""What a step costs: FLOPs by part against a formula, memory against the specs, communication by hand; TPUs compiled."""
+"""Cost reports: FLOPs by part against a formula, memory against the specs, communication by hand; for TPUs too."""
 
 from __future__ import annotations
 

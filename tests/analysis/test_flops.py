@@ -1,4 +1,4 @@
-"""Arithmetic by formula: sums worked out by hand. tests/test_cost.py holds train steps against compiled programs."""
+"""FLOPs by formula against sums worked out by hand. test_cost.py compares train steps with compiled programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading programs: shapes, padding, FLOPs, groups, and how often each instruction runs; by hand, on small texts."""
+"""HLO parser: shapes, padding, FLOPs, device groups and execution counts, worked out by hand for small texts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LIMIT = 600  # bytes
 
 
 def shortened(name):
-  """A tiny model with one pair of layers a stack: every kind of layer that it has, once."""
+  """Tiny model reduced to one pair of layers a stack, which has every kind of layer once."""
   config = registry.get(name)()
   layers = max(1, config.moe_every)
   return dataclasses.replace(
@@ -40,7 +40,7 @@ def shortened(name):
 
 
 def different_tinies():
-  """The tiny models that differ in more than their training once they are shortened, by name."""
+  """Names of the tiny models that, once shortened, differ in more than their training."""
   kept = {}
   for name in registry.names():
     if name.endswith('Tiny') and registry.get(name)().num_groups % 4 == 0:

@@ -1,4 +1,4 @@
-"""Where memory goes, on programs of a few lines whose values can be followed by hand."""
+"""Memory of programs of a few lines, whose values can be followed by hand."""
 
 from __future__ import annotations
 

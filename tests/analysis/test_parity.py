@@ -1,4 +1,4 @@
-"""The parity matrix: a small MoE and its dense twin give the same numbers on every mesh, dropout and noise on."""
+"""Parity: a small MoE and its dense twin give equal numbers on every mesh, with dropout and gating noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools/bench.py is made of: the clock, figures side by side, both forms of a beam, profiles, two commits."""
+"""Parts of tools/bench.py: the clock, comparisons of figures, both forms of beam attention, profiles, two commits."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_figures_of_peers_and_of_ours_are_set_beside_each_other(tmp_path):
   text = 'some log\n' + ''.join(json.dumps(line) + '\n' for line in lines)
   text += 'RESULT ' + json.dumps({**peer, 'tokens_per_s': 6000.0}) + '\n'
   (tmp_path / 'results').write_text(text)
-  figures = against.beside(record(), against.read(str(tmp_path / 'results')))
+  figures = against.comparable(record(), against.read(str(tmp_path / 'results')))
   assert [(f.label, f.tokens_per_s, f.disturbed) for f in figures] == [
     ('lingvo', 6000.0, False),
     ('mt.bench_s.Moe16', 4000.0, False),
@@ -94,7 +94,7 @@ def test_kinds_of_dispatch_are_compared_with_their_own(tmp_path):
   ours = [record(what='moe_layer', dispatch=kind, tokens_per_s=2.0) for kind in ('gather', 'einsum')]
   (tmp_path / 'results').write_text(''.join(json.dumps(line) + '\n' for line in [peer, *ours]))
   others = against.read(str(tmp_path / 'results'))
-  found = against.beside(record(what='moe_layer', dispatch='gather'), others)
+  found = against.comparable(record(what='moe_layer', dispatch='gather'), others)
   assert [f.label for f in found] == ['mt.bench_s.Moe16', 'lingvo']
 
 

@@ -1,4 +1,4 @@
-"""What a layer owns: shapes, names, counts and initial values."""
+"""Weight specs: shapes, names, counts and initial values."""
 
 from __future__ import annotations
 

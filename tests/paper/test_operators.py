@@ -1,4 +1,4 @@
-"""Operators partitioned over devices: the same as on one, with the collectives that GShard's Table 4 and A.4 name."""
+"""Partitioned operators: equal to those on one device, with the collectives that GShard's Table 4 and A.4 name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and figures of the paper beside reports: with a stand-in for tools/cost.py, and once with the real one."""
+"""Tables and figures of the paper, with a stand-in for tools/cost.py, and once with the real one."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def expected():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Of the train step on a mesh."""
+  """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
   mesh = Mesh.parse('data:2,expert:2')
   export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG))

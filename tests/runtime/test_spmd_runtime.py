@@ -1,4 +1,4 @@
-"""The runtime on a mesh: who holds what, checkpoints that any other mesh goes on from, and mistakes told."""
+"""SPMD runtime: the parts on each device, checkpoints that another mesh resumes from, and error messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_flags_that_do_not_go_together_are_told(fields, message):
 
 
 def test_processes_need_each_other():
-  with pytest.raises(UserError, match='several processes are told --coordinator'):
+  with pytest.raises(UserError, match='several processes need --coordinator'):
     runtime_flags.Choice('spmd', 'expert:2', num_processes=2).connect()
   with pytest.raises(UserError, match='every process holds as many devices; saw --mesh=expert:3 of 3 for 2'):
     runtime_flags.Choice('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2).connect()

@@ -1,4 +1,4 @@
-"""The TPU runtime without a TPU: who holds what, and what TensorFlow's TPU bridge makes of the steps.
+"""TPU runtime without a TPU: the parts on each core, and the steps after the passes of TensorFlow's TPU bridge.
 
 A real TPUStrategy is given a faked topology and traces. Where steps are to run, the cores are this CPU: then what only a
 TPU has (partitioned resources, XLA's annotations) is put aside, and the rest of the runtime is at work.
@@ -91,7 +91,7 @@ def strategy():
 
 @pytest.fixture(scope='module')
 def traced(strategy):
-  """(the train step as the host has it, the runtime)."""
+  """(traced train step as the host runs it, runtime)."""
   runtime = tpu.TpuRuntime(PROGRAM, MESH, tpu.Cores(strategy, CPU))
   runtime.load(initial_state())
   return runtime._train.get_concrete_function(SPECS), runtime
@@ -209,7 +209,7 @@ def test_the_strategy_makes_one_program_for_all_cores(traced):
 
 
 def test_the_step_carries_every_annotation_of_the_program(traced):
-  """As many of each kind as the program has by itself; and the batch's rows, in parts, and metrics, whole."""
+  """As many of each kind as in the program alone, and those of the batch's rows (split) and the metrics (whole)."""
 
   def annotations(graph):
     ops = [op for op in graph.get_operations() if op.type == 'XlaSharding']
@@ -233,7 +233,7 @@ def test_the_step_carries_every_annotation_of_the_program(traced):
 
 
 def with_types_of_resources(function, runtime):
-  """A function of the host in MLIR, with what convert_function drops and TensorFlow has when it runs a function."""
+  """MLIR of a function of the host, with the resource types that convert_function drops."""
   state = runtime.state()
   held = [state['step'], *state['weights'].values(), *state['slots'].values()]
   variables = {id(v.handle): v for value in held for v in value.variables}
@@ -257,7 +257,7 @@ def with_types_of_resources(function, runtime):
 
 
 def bridged(module):
-  """MLIR of the host as the first half of TensorFlow's TPU bridge leaves it."""
+  """MLIR of the host after the first half of TensorFlow's TPU bridge."""
   worker = '/job:worker/replica:0/task:{}/device:{}'.format
   devices = [worker(task, name) for task in range(2) for name in ('CPU:0', 'TPU:0', 'TPU:1', 'TPU_SYSTEM:0')]
   devices = ', '.join(f'"{device}"' for device in devices)
@@ -268,14 +268,14 @@ def bridged(module):
 
 
 def found(what, cluster):
-  """How many inputs or outputs of a program are cut up in each way."""
+  """Number of inputs or outputs of a program by their sharding."""
   (listed,) = re.findall(what + r'_sharding_configuration = \[(.*?)\]', cluster)
   protos = [unescape(text) for text in re.findall(r'"(.*?)"', listed)]
   return collections.Counter(devices_of(OpSharding.FromString(proto)) for proto in protos)
 
 
 def the_cluster(module):
-  """The line that runs the program for the cores."""
+  """Line of MLIR that runs the program on the cores."""
   (cluster,) = (line for line in module.splitlines() if '"tf_device.cluster_func"' in line)
   assert 'use_spmd_for_xla_partitioning = true' in cluster  # it has not fallen back to one core
   return cluster

@@ -49,7 +49,7 @@ class Toy:
     return *(tf.gather(x, positions_BU, batch_dims=1) for x in flat), readout_BMV
 
   def step(self, ids_BW, now, cache):
-    """The same through flat caches."""
+    """Equal logits, computed through flat caches."""
     values_BUM, when_BU, readout_BMV = cache
     own_WU = tf.one_hot(now.start + tf.range(ids_BW.shape[1]), tf.shape(when_BU)[1])
     new_U = tf.reduce_any(own_WU > 0, axis=0)
@@ -111,7 +111,7 @@ def ordinary_search(toy, source, max_length, beam_size, alpha, *, n_best, early_
 
 
 def every_translation(toy, source, max_length, alpha):
-  """All of them, best first."""
+  """Every possible translation, best first."""
   symbols = [y for y in range(toy.vocab_size) if y not in (PAD, BOS, EOS)]
   found = []
   for length in range(1, max_length + 1):

@@ -1,4 +1,4 @@
-"""The loop over a beam's flat sequence: a hypothesis owns what its ancestors wrote, and what nobody owns is dropped."""
+"""Decoding loop on a flat cache: a hypothesis uses the positions its ancestors wrote; unused ones are dropped."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SHAPES = {'step': (), 'moe/wi': (2, 3, 4), 'norm': (4,), 'slots/moe/wi/row': (2,
 
 @dataclasses.dataclass
 class HalfOfTwo:
-  """One of two processes: each holds an expert, the first what is whole too."""
+  """One of two processes: each holds an expert, and the first also the tensors that are not split."""
 
   process_index: int
   meeting: threading.Barrier

@@ -1,27 +1,26 @@
-"""Fills the arrays of a batch from token ids, all examples at once."""
+"""Batch assembly: fills the arrays of a batch from token ids, for all examples at once."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.mt.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
 
 Batch = dict[str, np.ndarray]  # int32 [B, T] each
 
-SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
-TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
-
 
 def source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix: np.ndarray | None = None) -> Batch:
-  """The source side of a batch.
+  """Source arrays of a batch (SOURCE_KEYS), whose segments end with eos.
 
   Args:
-    plan: where each example goes.
-    ids: the tokens of the plan's examples, one after the other, without eos.
-    lengths: how many each has.
-    prefix: a tag's id for each, or None.
+    plan: row and position of each example.
+    ids: token ids of the plan's examples, one after the other, without eos.
+    lengths: number of ids of each example.
+    prefix: id of the tag to put before each example; None for no tags.
   """
   ids, lengths, begins = _with_ends(ids, lengths, prefix is not None)
   if prefix is not None:
@@ -31,7 +30,7 @@ def source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix:
 
 
 def target_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray) -> Batch:
-  """The target side: labels end with eos, inputs are the labels one position later with bos in front."""
+  """Target arrays of a batch (TARGET_KEYS): labels end with eos; inputs are bos and the labels one position later."""
   labels, lengths, begins = _with_ends(ids, lengths, False)
   inputs = np.concatenate([[BOS], labels[:-1]])[: len(labels)]
   inputs[begins] = BOS
@@ -43,7 +42,7 @@ def target_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray) -> Batc
 
 
 def _with_ends(ids, lengths, room_in_front: bool):
-  """(ids with eos after each example and, if asked, a place before it; new lengths; where each begins)."""
+  """Adds eos to each example and, for `room_in_front`, a position before it; returns new ids, lengths and begins."""
   before = np.cumsum(lengths) - lengths
   new_lengths = lengths + 1 + room_in_front
   begins = np.cumsum(new_lengths) - new_lengths
@@ -53,7 +52,7 @@ def _with_ends(ids, lengths, room_in_front: bool):
 
 
 def _places(plan, start, lengths, begins) -> np.ndarray:
-  """The flat position in [B, T] of every token."""
+  """Flat position in [B, T] of every token."""
   return np.arange(int(lengths.sum())) + np.repeat(plan.row * plan.length + start - begins, lengths)
 
 

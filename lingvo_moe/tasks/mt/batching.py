@@ -1,7 +1,7 @@
-"""From the lengths of a window of examples to batches: which example goes where in which batch.
+"""Batch plans: assigns the examples of a window, by their lengths, to batches, rows and positions.
 
-Both ways see lengths only, so a batch can be planned without reading a token. A plan covers one window and forgets
-it: batches never mix windows, and the plan of window w depends on nothing before it.
+There are two ways, buckets of similar length and packing. Both use only lengths, so a batch is planned without reading
+tokens. Batches never mix windows, and the plan of a window does not depend on earlier windows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 
 from lingvo_moe.tasks.mt.sampling import shuffled
 
-# Steps of a quarter of the power of two below, at least 4. Half as many steps made 6 to 8% more of a batch padding.
+# Row lengths in steps of a quarter of the next lower power of two, at least 4. With half as many, the share of padding
+# in a batch was 6 to 8% higher.
 _LADDER = (
   8,
   12,
@@ -46,31 +47,31 @@ _LADDER = (
 
 
 class BatchPlan(NamedTuple):
-  """A batch of B rows of T positions; each array has one entry for each example in it."""
+  """Plan of a batch of B rows of T positions; each array has one entry for each example in the batch."""
 
   rows: int  # B
   length: int  # T
-  example: np.ndarray  # its number within the window
+  example: np.ndarray  # number of the example within the window
   row: np.ndarray
   segment: np.ndarray  # 1, 2, ... within the row
-  source_start: np.ndarray  # where in the row its source and its target begin
-  target_start: np.ndarray
+  source_start: np.ndarray  # position in the row where its source begins
+  target_start: np.ndarray  # and its target
 
 
 def default_boundaries(max_length: int) -> tuple[int, ...]:
-  """8, 12, 16, 20, 24, 28, 32, 40, ... and max_length at the end."""
+  """Default row lengths: 8, 12, 16, 20, 24, 28, 32, 40, ... up to and including max_length."""
   return tuple(b for b in _LADDER if b < max_length) + (max_length,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batcher:
-  """Cuts windows into batches of at most `batch_tokens` positions a side.
+  """Planner of batches with at most `batch_tokens` positions a side.
 
   Attributes:
-    batch_tokens: B * T of a batch, at most (unless row_multiple rows are already more).
-    boundaries: the row lengths T there are, ascending; the last is the longest sentence (with eos) taken.
-    row_multiple: what divides every B.
-    packing: whether a row holds several examples; then every row has the last boundary's length.
+    batch_tokens: largest B * T of a batch (unless row_multiple rows are already more).
+    boundaries: possible row lengths T, ascending; the last is that of the longest sentence, with eos.
+    row_multiple: divisor of every B.
+    packing: True to put several examples in a row; then every row has the length of the last boundary.
   """
 
   batch_tokens: int
@@ -79,13 +80,13 @@ class Batcher:
   packing: bool = False
 
   def rows(self, length: int) -> int:
-    """B for rows of this length."""
+    """Number of rows (B) of a batch with rows of this length."""
     return max(1, self.batch_tokens // length // self.row_multiple) * self.row_multiple
 
   def plan(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> list[BatchPlan]:
-    """Batches of all examples, given their lengths with eos; those of length 0 are left out.
+    """Plans the batches of all examples, given their lengths with eos; examples of length 0 are left out.
 
-    The examples' order is kept within a bucket. Only the last batch may have empty rows.
+    Examples stay in order within a bucket. Only the last batch may have empty rows.
     """
     kept = np.flatnonzero((source_lengths > 0) & (target_lengths > 0))
     if not len(kept):
@@ -95,7 +96,7 @@ class Batcher:
     return [plan._replace(example=kept[plan.example]) for plan in plans]
 
   def _bucketed(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> list[BatchPlan]:
-    """One example a row. What does not fill a batch of its bucket is carried into the next larger one."""
+    """Plans with one example a row. Examples that do not fill a batch of their bucket go to the next longer bucket."""
     bucket = np.searchsorted(self.boundaries, np.maximum(source_lengths, target_lengths))
     order = np.argsort(bucket, kind='stable')
     ends = np.searchsorted(bucket[order], np.arange(len(self.boundaries)), side='right')
@@ -115,7 +116,7 @@ class Batcher:
     length = self.boundaries[-1]
     row, segment, source_start, target_start = pack(source_lengths, target_lengths, length)
     rows = self.rows(length)
-    # The longest pairs went to the first rows: spread them over the batches.
+    # The first rows have the longest pairs; this spreads them over the batches.
     row = shuffled(int(row.max()) + 1, 'rows')[row]
     order = np.lexsort((segment, row))
     cuts = np.searchsorted(row[order], np.arange(0, row.max() + rows + 1, rows))
@@ -135,10 +136,10 @@ def _one_a_row(rows: int, length: int, example: np.ndarray) -> BatchPlan:
 def pack(
   source_lengths: np.ndarray, target_lengths: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Puts pairs into rows of `length` positions a side: best fit, in the order of decreasing length.
+  """Packs pairs into rows of `length` positions a side: best fit, in the order of decreasing length.
 
-  A pair goes to the row that it leaves the least room in. The room of a row is that of its fuller side; rows are kept
-  by room in `length` piles, and the bits of one integer say which are not empty, so a pair costs a microsecond.
+  A pair goes to the row in which it leaves the least room. The room of a row is that of its fuller side. There is a
+  list of rows for every room, and one integer has a bit for each list that is not empty, so a pair costs a microsecond.
 
   Returns:
     (row, segment, source_start, target_start), each with an entry for each pair. No pair is split.

@@ -1,12 +1,12 @@
-"""Token ids on disk: every file of a corpus tokenised once, then read by line number without parsing.
+"""Token cache: the ids of every line of a corpus on disk, tokenised once and read by line number.
 
-A cache entry is one side of one pair and split: `tokens.bin`, the ids of all lines one after the other (uint16, or int32
-for vocabularies beyond 65,536), `offsets.bin`, int64, where each line begins, and `meta.json`. Line i of the text is
-entry i, empty ones included. Both arrays are memory mapped, so that a corpus may be larger than memory.
+An entry is one side of one pair and split: `tokens.bin`, the ids of all lines one after the other (uint16, or int32 for
+vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`. Line i of the text is line i
+of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be larger than memory.
 
-An entry's folder carries a hash of what it was made from (the files' paths, sizes, times of change and ends, and the
-vocabulary) in its name: whatever changes, another folder is asked for. It is written under another name and renamed
-when complete, so processes that build at the same time cannot harm each other: the first one wins.
+The name of an entry's folder has a hash of its inputs (the vocabulary, and the paths, sizes, modification times and
+first and last bytes of the files): if any of them changes, a new folder is made. A folder is written under a temporary
+name and renamed when complete, so processes may build the same entry at the same time: the first to finish wins.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from lingvo_moe.tasks.mt.lock import lock
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 _FORMAT = 1
-_ENDS = 65536  # bytes of either end of a file that go into its fingerprint
+_ENDS = 65536  # bytes from the start and from the end of a file that enter its fingerprint
 
 
 class TokenCache:
-  """The lines of one side, as ids without bos and eos.
+  """Cache entry: the lines of one side, as ids without bos and eos.
 
   Attributes:
     tokens: all ids, memory mapped.
     offsets: int64, one more than lines; line i is tokens[offsets[i] : offsets[i + 1]].
-    shard_lines: the number of lines in each of the files.
+    shard_lines: number of lines of each file.
   """
 
   def __init__(self, folder: str):
@@ -53,13 +53,13 @@ class TokenCache:
     return len(self.offsets) - 1
 
   def lengths(self, lines: np.ndarray | slice) -> np.ndarray:
-    """The number of ids of some lines."""
+    """Number of ids of each of these lines."""
     if isinstance(lines, slice):
       return np.diff(self.offsets[lines.start : lines.stop + 1])
     return self.offsets[lines + 1] - self.offsets[lines]
 
   def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(ids of some lines one after the other, their lengths)."""
+    """Ids of these lines, one after the other, and the number of ids of each."""
     starts = self.offsets[lines]
     lengths = self.offsets[lines + 1] - starts
     shift = starts - (np.cumsum(lengths) - lengths)
@@ -69,12 +69,12 @@ class TokenCache:
 def _map(path: str, dtype: str, size: int) -> np.ndarray:
   if os.path.getsize(path) != size * np.dtype(dtype).itemsize:
     raise OSError(f'{path} is incomplete')
-  # A plain array over the map: numpy's memmap class is slow to index.
+  # A plain array view of the map, as numpy's memmap class is slow to index.
   return np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
 
 
 def fingerprint(files: Sequence[str], vocab: Vocab) -> str:
-  """What an entry depends on, as 16 hex digits."""
+  """Hash of everything that an entry depends on, as 16 hex digits."""
   h = hashlib.sha256(f'{_FORMAT} {vocab.fingerprint}'.encode())
   for path in files:
     stat = os.stat(path)
@@ -89,10 +89,10 @@ def fingerprint(files: Sequence[str], vocab: Vocab) -> str:
 def open_pairs(
   pairs: Sequence[corpus.Pair], source_vocab: Vocab, target_vocab: Vocab, cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[TokenCache, TokenCache]]:
-  """(source, target) of every pair; what is not there yet is built, with a progress bar.
+  """Opens the (source, target) caches of every pair; missing ones are built, with a progress bar.
 
   Raises:
-    UserError: the sides have not as many lines, or a file cannot be read, or the cache not written.
+    UserError: the two sides differ in their number of lines, a file cannot be read, or the cache cannot be written.
   """
   wanted = []
   for pair in pairs:
@@ -133,7 +133,7 @@ def _build_all(missing: dict[str, tuple[Sequence[str], Vocab]], quiet: bool) -> 
 
 
 def _remove_leftovers(cache_dir: str) -> None:
-  """What processes of this machine left when they were killed; none is at work, as we hold the lock."""
+  """Removes temporary folders of killed processes of this machine; none is in use, as this process holds the lock."""
   for name in os.listdir(cache_dir):
     if f'.tmp-{socket.gethostname()}-' in name:
       shutil.rmtree(os.path.join(cache_dir, name), ignore_errors=True)
@@ -142,12 +142,12 @@ def _remove_leftovers(cache_dir: str) -> None:
 def _open(folder: str) -> TokenCache | None:
   try:
     return TokenCache(folder)
-  except (OSError, ValueError, KeyError):  # not there, or cut short by a full disk or a crash
+  except (OSError, ValueError, KeyError):  # missing, or incomplete after a full disk or a crash
     return None
 
 
 def _build(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> TokenCache:
-  """Writes an entry under a name of its own, then renames it into place."""
+  """Writes an entry under a temporary name, then renames it into place."""
   temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
   try:
     os.makedirs(temporary)
@@ -199,9 +199,9 @@ def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) ->
 
 
 def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> Iterator:
-  """(ids, lengths) of some thousands of lines at a time, and an empty one at the end of each file.
+  """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each file.
 
-  All files go through one tf.data pipeline, as building one takes longer than tokenising a small file.
+  All files share one tf.data pipeline, because building a pipeline takes longer than tokenising a small file.
   """
   failure = []
 
@@ -211,7 +211,7 @@ def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], Non
         for batch in corpus.line_batches(path, progress=progress):
           yield np.array(batch, object)
         yield np.array([], object)
-    except UserError as e:  # tf.data would bury it in a trace
+    except UserError as e:  # raised below, as tf.data would wrap it in an error with a stack trace
       failure.append(e)
 
   def tokenise(lines):

@@ -1,13 +1,13 @@
-"""Parallel text on disk: which pairs there are, in which files, and their lines.
+"""Parallel corpora on disk: finds language pairs and their files, and reads their lines.
 
-Two layouts, told apart by looking:
+There are two layouts, which are recognised automatically:
 - folders: `<data_dir>/<source>-<target>/<split>.<language>[.gz]`, e.g. `deu-en/train.deu.gz` with `deu-en/train.en.gz`;
-  `en-deu` names the same files in the other direction, unless it has a folder of its own;
+  `en-deu` names the same files in the other direction, unless there is a folder of that name;
 - plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a
   pair, in either direction.
 
-In place of one file a side may come in shards, `train-*.<language>[.gz]`, taken in the order of their names. Where
-`x.de` and `x.de.gz` both exist the first is read. Lines end with LF (CR before it is dropped) and are UTF-8.
+A side may consist of shards instead of one file, `train-*.<language>[.gz]`, read in the order of their names. If
+`x.de` and `x.de.gz` both exist, the first is read. Lines end with LF (CR before it is dropped) and are UTF-8.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LINES_A_BATCH = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """The two sides of one language pair in one split: line i of one file goes with line i of the other."""
+  """Language pair in one split, with the files of its two sides: line i of one file translates line i of the other."""
 
   name: str  # 'deu-en'
   source: str  # 'deu'
@@ -44,18 +44,18 @@ def find_pairs(
   split: str = 'train',
   split_files: Mapping[str, str] | Iterable[tuple[str, str]] = (),
 ) -> list[Pair]:
-  """The chosen pairs that have the split, by name.
+  """Finds the chosen pairs that have the split, sorted by name.
 
   Args:
     data_dir: a folder in one of the two layouts.
-    pairs: names and globs with commas between, 'deu-en,fra-en' or '*-en'. Empty takes every folder. A pattern that
-      matches no folder may match folders the other way round: 'en-*'. Plain files give no direction, so there a pair
+    pairs: names and globs separated by commas, 'deu-en,fra-en' or '*-en'. Empty takes every folder. A pattern that
+      matches no folder may match reversed names of folders: 'en-*'. Plain files give no direction, so there a pair
       must be named.
     split: 'train', 'dev', 'test' or any file prefix.
     split_files: other prefixes for splits, e.g. {'dev': 'val'}.
 
   Raises:
-    UserError: nothing there, nothing that matches, a side or a shard without its partner.
+    UserError: there are no files, no pair matches, or a side or shard has no partner.
   """
   if not data_dir or not os.path.isdir(data_dir):
     raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
@@ -79,7 +79,7 @@ def find_pairs(
 
 
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
-  """The known names that match any pattern; every pattern must match some."""
+  """Known names that match any of the patterns; UserError for a pattern without a match."""
   known = sorted(known)
   if not patterns:
     return known
@@ -90,14 +90,14 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
 
 
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
-  """name -> (folder, source, target) of every folder that is named after two languages it has files of."""
+  """Pair folders: name -> (folder, source, target) for folders named after two languages, with files of at least one."""
   found = {}
   for name in sorted(os.listdir(data_dir)):
     folder = os.path.join(data_dir, name)
     if '-' not in name or not os.path.isdir(folder):
       continue
     languages = {language for _, language, _ in _files(folder)}
-    cuts = [i for i, c in enumerate(name) if c == '-']  # a language code may hold a hyphen itself
+    cuts = [i for i, c in enumerate(name) if c == '-']  # several, as a language code may contain a hyphen
     for cut in cuts:
       if name[:cut] in languages or name[cut + 1 :] in languages:
         found[name] = (folder, name[:cut], name[cut + 1 :])
@@ -107,7 +107,7 @@ def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
 
 
 def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[str]) -> dict[str, tuple[str, str, str]]:
-  """The folders the other way round that patterns ask for which match none as it is called."""
+  """Folders with source and target exchanged, whose reversed names match a pattern that matches no folder's name."""
   reverse = {f'{target}-{source}': (folder, target, source) for folder, source, target in folders.values()}
   lacking = [pattern for pattern in patterns if not fnmatch.filter(folders, pattern)]
   return {name: way for name, way in reverse.items() if any(fnmatch.fnmatchcase(name, p) for p in lacking)}
@@ -129,7 +129,7 @@ def _plain_pairs(data_dir, patterns, split, prefix) -> list[Pair]:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str, str]]:
-  """(stem, language, path) of each file called stem.language or stem.language.gz."""
+  """Yields (stem, language, path) of each file named stem.language or stem.language.gz."""
   for name in sorted(os.listdir(folder)):
     stem, dot, language = name.removesuffix('.gz').rpartition('.')
     path = os.path.join(folder, name)
@@ -138,7 +138,7 @@ def _files(folder: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _side(folder: str, prefix: str, language: str) -> dict[str, str]:
-  """stem -> path: the one file of this prefix and language, or its shards."""
+  """Files of one side by stem: the file of this prefix and language, or its shards."""
   stems = {}
   for stem, lang, path in _files(folder):
     if lang == language:
@@ -172,12 +172,12 @@ def _no_such_file(folder, prefix, languages) -> UserError:
 def line_batches(
   path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None
 ) -> Iterator[list[bytes]]:
-  """Lines of a file, without their ends, in lists of up to `size`; only one list is held at a time.
+  """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
   Args:
-    path: plain or gzip, by its name.
-    size: lines in a list.
-    progress: called with the bytes of the file consumed since the last call.
+    path: path of a text file; gzip if it ends in .gz.
+    size: number of lines in a list.
+    progress: function called with the bytes of the file consumed since the last call.
 
   Raises:
     UserError: the file is missing, damaged, or not UTF-8 (with the line number).
@@ -227,24 +227,24 @@ def _check_utf8(batch: list[bytes], path: str, number: int) -> None:
 
 
 def read_lines(files: Iterable[str]) -> list[str]:
-  """Every line of some files, in order; for held-out sets, which are small."""
+  """Reads all lines of these files, in order; for held-out sets, which are small."""
   return [line.decode('utf-8') for path in files for batch in line_batches(path) for line in batch]
 
 
 def read_pair(pair: Pair) -> tuple[list[str], list[str]]:
-  """(source lines, target lines) of a held-out set."""
+  """Reads (source lines, target lines) of a held-out set."""
   sources, targets = ([read_lines([path]) for path in side] for side in (pair.source_files, pair.target_files))
   check_counts(pair, map(len, sources), map(len, targets))
   return list(itertools.chain(*sources)), list(itertools.chain(*targets))
 
 
 def count_lines(path: str) -> int:
-  """The lines of a file (one without LF at the end counts), read as a stream."""
+  """Counts the lines of a file, read as a stream; a last line without LF counts."""
   return sum(len(batch) for batch in line_batches(path))
 
 
 def check_counts(pair: Pair, source_counts: Iterable[int], target_counts: Iterable[int]) -> int:
-  """The number of lines of a pair, given the lines of each of its files; UserError unless the sides agree."""
+  """Number of lines of a pair, given those of each file; UserError if the two sides differ or are empty."""
   counts = list(zip(pair.source_files, source_counts, pair.target_files, target_counts, strict=True))
   for source_file, sources, target_file, targets in counts:
     if sources != targets:

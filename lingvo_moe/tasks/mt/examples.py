@@ -1,4 +1,4 @@
-"""The tokenised examples of some pairs: their lengths, and batches of them."""
+"""Examples of a split: the tokenised sentence pairs of all language pairs, their lengths, and batches of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK = 1 << 20  # lines scanned at a time
 
 @dataclasses.dataclass(frozen=True)
 class PairStats:
-  """What a pair gives: lines in all, those left out, and the tokens (with eos and tag) of the others."""
+  """Statistics of a pair: its lines, those left out, and the tokens (with eos and tag) of the kept ones."""
 
   name: str
   lines: int
@@ -37,12 +37,12 @@ class PairStats:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-  """PairStats of every pair."""
+  """Statistics of every pair."""
 
   pairs: tuple[PairStats, ...]
 
   def total(self, field: str) -> int:
-    """The sum of a field or property of PairStats over the pairs."""
+    """Sum of a field or property of PairStats over the pairs."""
     return sum(getattr(p, field) for p in self.pairs)
 
   def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Stats:
 
 
 def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
-  """The two vocabularies of a configuration that names them; one object if they are one file."""
+  """Loads the source and target vocabularies that a configuration names; one object if they are the same file."""
   for name in ('source_vocab', 'target_vocab'):
     if not getattr(config, name):
       raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with tools/train_vocab.py')
@@ -65,29 +65,29 @@ def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
 
 
 def tag_ids(config: DataConfig, pairs: list[corpus.Pair], source_vocab: Vocab) -> np.ndarray | None:
-  """The id that goes before each pair's sources, or None if they are not tagged.
+  """Ids of the tags that go before the sources of each pair; None if sources are not tagged.
 
-  Whether several target languages are in use is a fact of the training corpus, whatever split is read.
+  Sources are tagged if the training corpus has several target languages, for all splits alike.
   """
   targets = {pair.target for pair in pairs}
   if config.tag_target is None:
     try:
       targets |= {p.target for p in corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
     except UserError:
-      pass  # only held-out sets are here
+      pass  # there are only held-out sets
   if not config.tags(targets):
     return None
   return np.asarray([source_vocab.tag_id(pair.target) for pair in pairs], np.int32)
 
 
 class Examples:
-  """Every example of one split, as (number of its pair, line).
+  """Examples of one split; an example is (number of its pair, line).
 
   Attributes:
-    pairs: the pairs found, by name.
-    sizes: the lines of each.
+    pairs: the pairs found, sorted by name.
+    sizes: number of lines of each pair.
     stats: see Stats.
-    fingerprint: a hash of all that the examples and their lengths depend on.
+    fingerprint: hash of everything that the examples and their lengths depend on.
   """
 
   def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
@@ -120,7 +120,7 @@ class Examples:
     return source * kept, target * kept, empty
 
   def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(source, target) lengths with eos and tag; 0 and 0 where an example is empty or too long."""
+    """Lengths (source, target) with eos and tag; both are 0 for an example that is empty or too long."""
     source, target = np.empty(len(pair), np.int64), np.empty(len(pair), np.int64)
     order = np.argsort(pair, kind='stable')
     for p, group in _groups(pair[order]):
@@ -129,7 +129,7 @@ class Examples:
     return source, target
 
   def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> assembly.Batch:
-    """The arrays of a planned batch, given the pair and line of each number that the plan uses."""
+    """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes."""
     pair = pair[plan.example]
     order = np.argsort(pair, kind='stable')
     pair, line = pair[order], line[plan.example][order]
@@ -146,14 +146,14 @@ class Examples:
 
 
 def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
-  """(value, its slice) for the runs of equal values."""
-  starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # none where there is no value: zip ends with the shorter
+  """Yields (value, slice) for each run of equal values."""
+  starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # empty if `ordered` is, in which case zip yields nothing
   for start, end in zip(starts, np.append(starts[1:], len(ordered))):
     yield int(ordered[start]), slice(int(start), int(end))
 
 
 def rows_of_process(plan: BatchPlan, index: int, count: int) -> BatchPlan:
-  """The part of a batch that one of several processes feeds: rows [index B / count, (index + 1) B / count)."""
+  """Part of a batch that process `index` of `count` feeds: rows [index B / count, (index + 1) B / count)."""
   if count == 1:
     return plan
   if plan.rows % count:

@@ -1,9 +1,9 @@
-"""Batches for training, for dev cross-entropy and for decoding.
+"""Input pipelines: batches for training, for evaluation and for decoding.
 
-A batch is a dict of int32 arrays [B, T]: src_ids, src_segments, src_positions, tgt_inputs, tgt_labels, tgt_segments,
-tgt_positions. Segments are 0 at padding and else the number of the pair within its row; positions count from 0 in
-each segment; sources and labels end with eos, inputs begin with bos. Evaluation adds 'pairs' [B, P], 1 at the number of
-a row's pair (0 everywhere in a row that is filler), by which losses are told apart.
+A batch is a dict of int32 arrays [B, T], named by batch_keys.BATCH_KEYS. Segments number the examples in a row from 1
+and are 0 at padding; positions count from 0 in each segment; sources and labels end with eos, inputs begin with bos.
+Evaluation adds 'pairs' [B, P], which is 1 at the language pair of a row and 0 elsewhere (an empty row has only zeros),
+for losses by pair.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
@@ -30,14 +31,13 @@ from lingvo_moe.tasks.mt.sampling import shuffled
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 Batch = assembly.Batch
-_KEYS = assembly.SOURCE_KEYS + assembly.TARGET_KEYS
 _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
 
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-  """A window's examples and how they are cut; the batches are in the order of training."""
+  """Window of examples, with the plans of its batches in the order of training."""
 
   number: int
   pair: np.ndarray
@@ -46,19 +46,19 @@ class _Window:
 
 
 class TrainInput:
-  """The endless stream of training batches: batch(step) depends on the configuration, the corpus and step alone.
+  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
 
   Args:
-    config: with both vocabularies named.
-    cache_dir: where tokenised text is kept; made if need be.
-    process_index: which part of each batch's rows this process feeds,
-    process_count: of how many.
-    vocabs: (source, target) where they are loaded already.
-    quiet: no progress bar.
+    config: configuration that names both vocabularies.
+    cache_dir: folder of the token cache; created if missing.
+    process_index: number of the part of each batch's rows that this process feeds.
+    process_count: number of parts.
+    vocabs: (source, target) vocabularies, if they are loaded already.
+    quiet: True for no progress bar.
 
   Attributes:
-    stats: pairs, examples, tokens, and what was left out; its str() is for the log.
-    shares: name -> part of the stream.
+    stats: numbers of pairs, examples and tokens, and of examples left out; its str() is for the log.
+    shares: name of a pair -> its share of the stream.
   """
 
   def __init__(
@@ -108,23 +108,23 @@ class TrainInput:
     self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
 
   def batch(self, step: int) -> Batch:
-    """This process's rows of the batch of a step; steps count from 0 and may be asked for in any order."""
+    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
     window, number = self._locate(step)
     plan = rows_of_process(window.plans[number], *self._process)
     return self._examples.batch(plan, window.pair, window.line)
 
   def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
-    """The batches from a step on, made in the background while earlier ones are used."""
+    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
 
     def one(step):
-      values = tf.numpy_function(self._values, [step], [tf.int32] * len(_KEYS), stateful=False)
-      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(_KEYS, values, strict=True)}
+      values = tf.numpy_function(self._values, [step], [tf.int32] * len(BATCH_KEYS), stateful=False)
+      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(BATCH_KEYS, values, strict=True)}
 
     return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
 
   def _values(self, step) -> list[np.ndarray]:
     batch = self.batch(int(step))
-    return [batch[key] for key in _KEYS]
+    return [batch[key] for key in BATCH_KEYS]
 
   def _locate(self, step: int) -> tuple[_Window, int]:
     with self._lock:
@@ -148,9 +148,9 @@ class TrainInput:
 
 
 class _BatchCounts:
-  """How many batches each window has, so that a step's window is found; kept in a file that saves counting again.
+  """Number of batches of each window, to find the window of a step; saved in a file.
 
-  The file only saves time: the counts are a pure function of what its name is a hash of.
+  The file only saves time: the counts are a pure function of the values whose hash is in its name.
   """
 
   def __init__(self, path: str):
@@ -159,7 +159,7 @@ class _BatchCounts:
     try:
       self._ends = [int(n) for n in np.load(path)]
     except (OSError, ValueError, EOFError):
-      pass  # not there yet, or damaged: counted again
+      pass  # missing or damaged: windows are counted again
     self._saved = len(self._ends)
 
   def __len__(self) -> int:
@@ -181,31 +181,31 @@ class _BatchCounts:
         np.save(f, np.asarray(self._ends, np.int64))
       os.replace(temporary, self._path)
     except OSError:
-      pass  # a full disk costs time at the next start, no more
+      pass  # on a full disk the next start only takes longer
     self._saved = len(self._ends)
 
   def locate(self, step: int) -> tuple[int, int]:
-    """(the window of a step, the first step of that window)."""
+    """Window of a step, and the first step of that window."""
     window = bisect.bisect_right(self._ends, step)
     return window, self._ends[window - 1] if window else 0
 
 
 class EvalInput:
-  """One pass over a held-out split, in a fixed order, one pair a row.
+  """Evaluation input: one pass over a held-out split, in a fixed order, with one sentence pair a row.
 
   Args:
-    config: with both vocabularies named.
-    cache_dir: as in training.
+    config: configuration that names both vocabularies.
+    cache_dir: as in TrainInput.
     split: 'dev', or any other.
-    max_sentences: of each pair, evenly spaced over it; 0 takes all.
-    trim: whether the last batch has only as many rows as it needs, which spares work and costs one more shape.
-    process_index: as in training.
-    process_count: as in training.
-    vocabs: (source, target) where they are loaded already.
-    quiet: no progress bar.
+    max_sentences: number of sentences of each pair, evenly spaced over its lines; 0 for all.
+    trim: True to give the last batch only as many rows as it needs, which saves work but adds a shape to compile for.
+    process_index: as in TrainInput.
+    process_count: as in TrainInput.
+    vocabs: (source, target) vocabularies, if they are loaded already.
+    quiet: True for no progress bar.
 
   Attributes:
-    stats: as in training; sentences over max_length are left out here as well, and counted.
+    stats: as in TrainInput; sentences over max_length are left out here too, and counted.
   """
 
   def __init__(
@@ -259,23 +259,23 @@ def _trimmed(plan: BatchPlan, multiple: int) -> BatchPlan:
 
 
 class TextInput:
-  """Batches of given sentences, for decoding, or for scoring where targets are given too.
+  """Input of given sentences, for decoding, or with targets for scoring.
 
-  Iterating yields (index_B, batch): index_B says which sentence is in each row, -1 for an empty row; without targets
-  the batch has the source's arrays only. A sentence over max_length keeps its first tokens and eos.
+  Iterating yields (index_B, batch): index_B is the index of the sentence in each row, -1 for an empty row. Without
+  targets the batch has only the source arrays. A sentence over max_length is cut to its first tokens and eos.
 
   Args:
-    config: max_length, boundaries, num_groups and eval_batch_tokens are used.
-    source_vocab: of the sources.
+    config: configuration, of which max_length, boundaries, num_groups and eval_batch_tokens are used.
+    source_vocab: vocabulary of the sources.
     sources: the sentences.
-    target_language: whose tag goes before each source; None: no tag.
+    target_language: language whose tag goes before each source; None for no tag.
     targets: as many sentences, or None.
-    target_vocab: of the targets.
-    trim: whether the last batch has only as many rows as it needs.
+    target_vocab: vocabulary of the targets.
+    trim: True to give the last batch only as many rows as it needs.
 
   Attributes:
-    empty: the sentences without a token, which are in no batch (with targets: those with an empty source).
-    truncated: the sentences of which either side was cut.
+    empty: indices of the sentences without a token, which are in no batch (with targets: with an empty source).
+    truncated: indices of the sentences of which a side was cut.
   """
 
   def __init__(

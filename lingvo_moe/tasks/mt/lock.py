@@ -1,4 +1,4 @@
-"""A folder that one process at a time may add to."""
+"""File lock for a folder, so that one process at a time adds to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lingvo_moe.core.errors import UserError
 
 @contextlib.contextmanager
 def lock(folder: str) -> Iterator[None]:
-  """Makes the folder if need be and waits for its turn; the system ends the turn of a process that dies.
+  """Creates the folder if needed, and holds its lock for the block; the system releases that of a process that dies.
 
-  It spares double work on one machine. Files must still be renamed into place when complete, as other machines may
-  share the folder without sharing the lock.
+  The lock avoids duplicate work on one machine. Files must still be renamed into place when complete, as other machines
+  may share the folder without sharing the lock.
   """
   try:
     os.makedirs(folder, exist_ok=True)

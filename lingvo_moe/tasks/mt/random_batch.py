@@ -1,12 +1,11 @@
-"""Batches of random ids, for tools that time, compare or compile a model and need no text."""
+"""Random batches, for tools that time, compare or compile a model and need no text."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from lingvo_moe.tasks.mt.assembly import SOURCE_KEYS
-from lingvo_moe.tasks.mt.assembly import TARGET_KEYS
 from lingvo_moe.tasks.mt.assembly import Batch
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
@@ -15,12 +14,12 @@ _FIRST_ID = 10  # none of the special symbols
 
 
 def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
-  """A batch as in training: one sentence a row of max_length tokens, as many rows as batch_tokens holds.
+  """Batch of random ids: rows of max_length tokens with one sentence each, as many as batch_tokens allows.
 
   Args:
-    config: its sizes are used.
-    seed: of the ids, and of the lengths.
-    full: every row is full; otherwise sentences have 1 to max_length tokens, and padding follows.
+    config: configuration with the sizes.
+    seed: seed of the ids and lengths.
+    full: True for full rows; False for sentences of 1 to max_length tokens, followed by padding.
   """
   rng = np.random.default_rng(seed)
   length = config.max_length
@@ -41,19 +40,13 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
     config.source_vocab_size if config.shared_vocab else config.target_vocab_size
   )
   inputs = np.where(tgt_segments > 0, np.concatenate([np.full([rows, 1], BOS), labels[:, :-1]], axis=1), 0)
-  return {
-    'src_ids': src_ids,
-    'src_segments': src_segments,
-    'src_positions': src_positions,
-    'tgt_inputs': inputs.astype(np.int32),
-    'tgt_labels': labels,
-    'tgt_segments': tgt_segments,
-    'tgt_positions': tgt_positions,
-  }
+  source = src_ids, src_segments, src_positions
+  target = inputs.astype(np.int32), labels, tgt_segments, tgt_positions
+  return dict(zip(BATCH_KEYS, source + target, strict=True))
 
 
 def batch_shapes(config: MtConfig) -> Batch:
-  """The shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has."""
+  """Batch with the shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has."""
   length = config.max_length
   zeros_BT = np.broadcast_to(np.zeros([], np.int32), [config.batcher().rows(length), length])
-  return dict.fromkeys(SOURCE_KEYS + TARGET_KEYS, zeros_BT)
+  return dict.fromkeys(BATCH_KEYS, zeros_BT)

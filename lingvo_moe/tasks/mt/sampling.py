@@ -1,10 +1,11 @@
-"""An endless stream of examples, mixed from several languages, as a pure function of (seed, number).
+"""Temperature sampling: an endless stream of examples from several languages, as a pure function of (seed, number).
 
-With temperature T, a language of n lines has the share n^(1/T) / sum of all of them (GShard, section 4.1, after
-arXiv:1907.05019): 1 keeps the natural shares, and with growing T they become equal. Window w of W numbers takes from
-each language its draws floor(w W share) up to floor((w+1) W share): no random choice of language, so that its share is
-exact to one draw at the end of every window. Draw j of a language is line perm(j mod n) of its epoch j div n, where
-perm is a keyed permutation that is computed, never stored: nothing grows with the corpus.
+With a temperature t, a language of n lines has a share in proportion to n^(1/t) (GShard, section 4.1, after
+arXiv:1907.05019): t = 1 keeps the natural shares, and with growing t they become equal. The stream is divided into
+windows of about window_size examples. Window i takes from each language the draws floor(i * window_size * share) up to
+floor((i + 1) * window_size * share). Languages are not chosen at random, so at the end of every window the share of
+each is exact to one draw. Draw j of a language is line permute(j mod n) of its epoch j div n, where permute is a keyed
+permutation that is computed and not stored, so no memory grows with the corpus.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ROUNDS = 4
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-  """The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection of uint64 that leaves no visible pattern."""
+  """Finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection of uint64 whose values look random."""
   with np.errstate(over='ignore'):
     x = (x ^ (x >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> _U64(27))) * _U64(0x94D049BB133111EB)
@@ -27,7 +28,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold(*parts) -> np.ndarray:
-  """uint64 hash of integers, strings and integer arrays, which broadcast."""
+  """Hash (uint64) of integers, strings and integer arrays, which broadcast."""
   h = _U64(0x243F6A8885A308D3)
   with np.errstate(over='ignore'):
     for part in parts:
@@ -39,15 +40,15 @@ def fold(*parts) -> np.ndarray:
 
 
 def shuffled(n: int, *key) -> np.ndarray:
-  """The numbers 0 to n-1 in an order given by the key."""
+  """Shuffled numbers 0 to n-1, in an order given by the key."""
   return np.argsort(fold(*key, np.arange(n)), kind='stable')
 
 
 def permute(position: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarray:
-  """Element-wise: the image of `position` under the permutation of [0, size) that belongs to `key`.
+  """Permutes positions element by element: the image of `position` under the permutation of [0, size) given by `key`.
 
-  A Feistel network over the smallest power of two that holds `size`, walked until it comes back into the range
-  (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). O(1) memory an element, whatever the size.
+  A Feistel network on the smallest power of two that holds `size`, applied again until the result is below `size`
+  (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Memory does not depend on `size`.
   """
   position, size, key = np.broadcast_arrays(*(np.asarray(a).astype(_U64) for a in (position, size, key)))
   bits = np.ceil(np.log2(np.maximum(size, 2).astype(np.float64))).astype(_U64)
@@ -63,7 +64,7 @@ def permute(position: np.ndarray, size: np.ndarray, key: np.ndarray) -> np.ndarr
 
 
 def _feistel(x, low, high, key):
-  """Two halves, each xored in turn with a hash of the other: bijective whatever the hash."""
+  """Feistel network: two halves, each XORed in turn with a hash of the other, which is bijective for any hash."""
   one = _U64(1)
   low_mask, high_mask = (one << low) - one, (one << high) - one
   left, right = x >> low, x & low_mask
@@ -76,19 +77,19 @@ def _feistel(x, low, high, key):
 
 
 def shares(sizes: Sequence[int], temperature: float) -> np.ndarray:
-  """Each language's part of the stream; they sum to 1."""
-  # Normalised by the largest first: no overflow at any temperature.
+  """Share of each language in the stream; shares sum to 1."""
+  # Divided by the largest size first, so that no temperature overflows.
   p = (np.asarray(sizes, np.float64) / max(sizes)) ** (1.0 / temperature)
   return p / p.sum()
 
 
 def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32) -> list[int]:
-  """The shares as integers that sum to `total`, by largest remainders, none below 1."""
+  """Shares as integers of at least 1 that sum to `total`, by the method of largest remainders."""
   exact = shares(sizes, temperature) * total
   q = np.maximum(np.floor(exact).astype(np.int64), 1)
   short = total - int(q.sum())
   q[np.argsort(np.floor(exact) - exact, kind='stable')[: max(short, 0)]] += 1
-  while short < 0:  # those lifted to 1 are paid for by the largest, which has enough where total is large
+  while short < 0:  # quotas raised to 1 made the sum too large: the largest are reduced
     largest = np.argmax(q)
     paid = min(-short, int(q[largest]) - 1) if q[largest] * 2 > total else 1
     q[largest] -= paid
@@ -97,11 +98,11 @@ def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32) -> list
 
 
 class Sampler:
-  """The stream, in windows of about W examples.
+  """Sampler of the stream, by windows of about window_size examples.
 
   Attributes:
-    window_size: W; the floors leave out up to one draw a language, so a window has W to within their number.
-    shares: each language's part of the stream.
+    window_size: as given; by rounding, a window may differ from it by up to the number of languages.
+    shares: share of each language in the stream.
   """
 
   def __init__(self, names: Sequence[str], sizes: Sequence[int], *, temperature: float, seed: int, window_size: int):
@@ -113,11 +114,11 @@ class Sampler:
     self._keys = np.asarray([fold(seed, 'language', name) for name in names], _U64)
 
   def drawn(self, window: int) -> np.ndarray:
-    """int64: how many draws each language has given before this window (exact: Python's integers do not overflow)."""
+    """Draws (int64) of each language before this window, computed exactly with Python's integers."""
     return np.asarray([(window * self.window_size * q) >> 32 for q in self._quotas], np.int64)
 
   def window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """(language, line) of each example of a window, in a random order."""
+    """Examples of a window, as (language, line) arrays, in a random order."""
     first, last = self.drawn(window), self.drawn(window + 1)
     counts = last - first
     language = np.repeat(np.arange(len(counts)), counts)

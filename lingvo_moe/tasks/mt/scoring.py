@@ -1,4 +1,4 @@
-"""How good translations are: sacreBLEU's BLEU and chrF, each with the signature that says what was counted."""
+"""Translation quality: sacreBLEU's BLEU and chrF, with the signatures that state how they were computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bleu_tokenizer(language: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PairScores:
-  """What is known of one held-out set's translations. `copy_*` scores the source as its own translation."""
+  """Scores of the translations of one held-out set. `copy_*` are the scores of the sources as translations."""
 
   sentences: int
   bleu: float
@@ -43,10 +43,10 @@ class PairScores:
 
 
 class References:
-  """The sources and references of one pair; what does not depend on translations is worked out once."""
+  """Sources and references of one pair, with the statistics that do not depend on translations computed once."""
 
   def __init__(self, sources: Sequence[str], references: Sequence[str], target_language: str):
-    # `force`: whether the text looks tokenised is not ours to warn of; it changes no score.
+    # `force` only turns off a warning that the text looks tokenised; it changes no score.
     self._bleu = BLEU(tokenize=bleu_tokenizer(target_language), force=True, references=[list(references)])
     self._chrf = CHRF(references=[list(references)])
     self._copy = self._scores(sources)
@@ -71,16 +71,16 @@ class References:
 
 
 def mean_scores(scores: Mapping[str, PairScores]) -> dict[str, float]:
-  """The plain mean over pairs of each score, however many sentences a pair has."""
+  """Unweighted mean of each score over the pairs."""
   names = ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')
   return {name: sum(getattr(s, name) for s in scores.values()) / len(scores) for name in names}
 
 
 def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
-  """The scores by pair, the signatures, and the mean as the last line.
+  """Table of the scores by pair, with the signatures, and the mean as the last line.
 
   Args:
-    scores: by pair.
+    scores: scores by name of the pair.
     most: with more pairs than this, only the best, the worst and a few between are shown.
   """
   names = sorted(scores)

@@ -1,4 +1,4 @@
-"""How many weights a translation model has, where they are, and how many of them a token uses."""
+"""Weight counts of a translation model: by part, of its experts, and used per token."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import math
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import WeightSpec
 
-# Whatever the number of experts, a token visits two of each layer (its first and second choice).
-_CHOICES = 2
+_CHOICES = 2  # experts that a token visits in each MoE layer, whatever their number
 
 
 def count_per_token(specs: weights_lib.Nested) -> int:
-  """Weights that one source token and the target token it becomes are computed with.
+  """Number of weights used to compute with one source token and one target token.
 
-  All of encoder and decoder, but two experts of each layer that has them; the whole output softmax, which is the
-  target embedding; and one row of a source embedding.
+  These are the whole encoder and decoder, with two experts of each MoE layer; the whole output softmax, which is the
+  target embedding; and one row of a separate source embedding.
   """
   return sum(_used_by_a_token(name, spec) for name, spec in weights_lib.flatten(specs).items())
 
 
 def count_experts(specs: weights_lib.Nested) -> int:
-  """Experts in all, over every layer that has them."""
+  """Number of experts, over all MoE layers."""
   return sum(_experts(s) for name, s in weights_lib.flatten(specs).items() if name.endswith('/wi'))
 
 
 def parts(specs: weights_lib.Nested) -> dict[str, int]:
-  """Weights by part: 'embeddings/source', 'encoder/attention', 'decoder/experts', ...; they sum to all there are."""
+  """Number of weights by part: 'embeddings/source', 'encoder/attention', 'decoder/experts', ..."""
   sums: dict[str, int] = {}
   for name, spec in weights_lib.flatten(specs).items():
     part = part_of(name, spec)
@@ -35,7 +34,7 @@ def parts(specs: weights_lib.Nested) -> dict[str, int]:
 
 
 def part_of(name: str, spec: WeightSpec) -> str:
-  """The part a weight belongs to, by its flat name."""
+  """Part that a weight belongs to, from its flat name."""
   stack, *path = name.split('/')
   if stack.endswith('_embedding'):
     return f'embeddings/{stack.removesuffix("_embedding")}'
@@ -49,7 +48,7 @@ def part_of(name: str, spec: WeightSpec) -> str:
 
 
 def short(number: int) -> str:
-  """A count in three digits: 619B, 1.43B, 585k."""
+  """Count written with three digits: 619B, 1.43B, 585k."""
   for unit, letter in ((10**12, 'T'), (10**9, 'B'), (10**6, 'M'), (10**3, 'k')):
     if number >= unit:
       return f'{float(f"{number / unit:.3g}"):g}{letter}'
@@ -61,7 +60,7 @@ _ORDER = ['embeddings/source', 'embeddings/target', *(f'{s}/{k}' for s in ('enco
 
 
 def _experts(spec: WeightSpec) -> int:
-  """Experts whose weights these are, of all layers of a stack where it is scanned."""
+  """Number of experts in a weight, over all layers of a scanned stack; 0 for a weight without experts."""
   if 'E' not in spec.dims:
     return 0
   return math.prod(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter in 'LE')

@@ -1,7 +1,7 @@
-"""A SentencePiece vocabulary: text to ids in the graph, ids to text in Python.
+"""SentencePiece vocabulary: text to ids in the graph, ids to text in Python.
 
-Every vocabulary has the same four special ids. A target language is asked for by its tag, `<2xx>`, which is one
-symbol of the source vocabulary and is put before the sentence as an id, never as text.
+Every vocabulary has the same four special ids. The target language of a sentence is chosen by a tag, `<2xx>`, a symbol
+of the source vocabulary whose id is put before the ids of the sentence; it is never part of the text.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import sentencepiece
 from lingvo_moe.core.errors import UserError
 
 if TYPE_CHECKING:
-  import tensorflow as tf  # slow to import; making a vocabulary does not need it
+  import tensorflow as tf  # slow to import, and not needed to train a vocabulary
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 
 
 def tag(language: str) -> str:
-  """The symbol that asks for a target language: '<2de>'."""
+  """Tag of a target language: '<2de>'."""
   return f'<2{language}>'
 
 
 class Vocab:
-  """A SentencePiece .model file.
+  """Vocabulary in a SentencePiece .model file.
 
   Attributes:
-    path: the file.
-    size: the number of ids.
-    model_bytes: its contents.
-    fingerprint: their SHA-256, in hex.
+    path: path of the file.
+    size: number of ids.
+    model_bytes: contents of the file.
+    fingerprint: SHA-256 of the contents, in hex.
   """
 
   def __init__(self, path: str):
@@ -74,17 +74,17 @@ class Vocab:
       return tensorflow_text.SentencepieceTokenizer(self.model_bytes)
 
   def tokenize(self, strings: tf.Tensor) -> tf.RaggedTensor:
-    """int32 ids of each string of a vector, in the graph; neither bos nor eos."""
+    """Tokenises a vector of strings in the graph: int32 ids of each, without bos and eos."""
     return self._tokenizer.tokenize(strings)
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
-    """The same ids as lists: by the same tokeniser, as sentencepiece's own resolves ties in another way."""
+    """Ids of each line as lists, by `tokenize`, because the tokeniser of `sentencepiece` resolves ties differently."""
     import tensorflow as tf
 
     return self.tokenize(tf.constant(list(lines), tf.string)).to_list()
 
   def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
-    """One line of text for each row of ids, which ends at eos; pad, bos and ids beyond the vocabulary are skipped."""
+    """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
     if hasattr(rows, 'to_list'):
       rows = rows.to_list()
     return [self._line(row) for row in rows]
@@ -96,20 +96,20 @@ class Vocab:
         break
       if i not in (PAD, BOS) and i < self.size:
         ids.append(i)
-    # Byte pieces can spell an end of line, which would shift every line after it.
+    # Byte pieces can form a line break, which would shift all later lines of a file.
     return self._processor.decode(ids).replace('\n', ' ').replace('\r', ' ')
 
   def normalize(self, line: str) -> str:
-    """The text that tokenising and detokenising gives back."""
+    """Normalised text, the result of tokenising and detokenising a line."""
     return self._processor.normalize(line).replace('\u2581', ' ').strip(' ')
 
   def tags(self) -> list[str]:
-    """The languages that there is a tag for, sorted."""
+    """Languages with a tag in the vocabulary, sorted."""
     matches = (re.fullmatch(r'<2(\S+)>', self._processor.id_to_piece(i)) for i in range(self.size))
     return sorted(m[1] for m in matches if m)
 
   def tag_id(self, language: str) -> int:
-    """The id of a target language's tag."""
+    """Id of the tag of a target language; UserError if the vocabulary lacks it."""
     i = self._processor.piece_to_id(tag(language))
     if i == UNK:
       raise UserError(

@@ -1,4 +1,4 @@
-"""Makes SentencePiece vocabularies from parallel corpora, with languages mixed as in training."""
+"""Training of SentencePiece vocabularies on parallel corpora, with languages mixed as in training."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def train_vocab(
   exact_size: bool = True,
   quiet: bool = False,
 ) -> str:
-  """Writes `output`.model and `output`.vocab; the same arguments and corpus give the same bytes.
+  """Trains a vocabulary: writes `output`.model and `output`.vocab. Equal arguments and corpus give equal bytes.
 
   Args:
-    pairs: what to read, normally the train split.
+    pairs: pairs to read, normally of the train split.
     output: path without '.model'.
-    vocab_size: pieces, with the 4 special ids, 256 bytes and the tags among them.
+    vocab_size: number of pieces, including the 4 special ids, 256 bytes and the tags.
     side: 'source', 'target' or 'shared' (both sides of every pair).
-    temperature: of the mix of pairs. Where a pair's share exceeds its lines, they are used repeatedly.
-    max_sentences: lines of either side at most; fewer if the corpus has fewer.
-    character_coverage: the part of all characters that get pieces; the others are spelt in bytes.
-    tags: whether to add the symbols `<2xx>` of the target languages; None: if there are several.
+    temperature: temperature of the sampling over pairs. A pair whose share exceeds its lines repeats them.
+    max_sentences: most lines of either side to use.
+    character_coverage: share of all characters that get pieces; the others are written as bytes.
+    tags: True to add the symbols `<2xx>` of the target languages; None to add them if there are several.
     normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
-    seed: of the choice of lines.
-    overwrite: whether existing files may be replaced.
-    exact_size: whether a corpus that gives fewer pieces is an error; else the vocabulary is as large as it can be.
-    quiet: no progress bar.
+    seed: seed of the choice of lines.
+    overwrite: True to replace existing files.
+    exact_size: True to raise an error if the corpus gives fewer pieces; False to accept a smaller vocabulary.
+    quiet: True for no progress bar.
 
   Returns:
-    The path of the .model file.
+    Path of the .model file.
 
   Raises:
-    UserError: the corpus is damaged, or cannot give a vocabulary of that size, or the output exists.
+    UserError: the corpus is damaged, it cannot give a vocabulary of that size, or the output exists.
   """
   if side not in SIDES:
     raise UserError(f'side must be one of {", ".join(SIDES)}; saw {side!r}')
@@ -102,7 +102,7 @@ def _count(pair: corpus.Pair) -> int:
 
 
 def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
-  """The chosen lines in the order of the files: `wanted` of each pair, every line as often as any other, give or take one."""
+  """Yields the chosen lines in the order of the files: `wanted` of each pair, each line equally often to within one."""
   for pair, size, n in zip(pairs, sizes, wanted, strict=True):
     files = list(pair.source_files) if side == 'source' else list(pair.target_files)
     if side == 'shared':
@@ -136,7 +136,7 @@ def _run_sentencepiece(lines, model, vocab_size, **options) -> None:
       sentence_iterator=guarded(),
       model_writer=model,
       vocab_size=vocab_size,
-      num_threads=16,  # fixed: the order of its sums, and so the result, depends on it
+      num_threads=16,  # fixed, because the order of its sums, and so the result, depends on it
       minloglevel=2,
       **options,
     )
@@ -149,7 +149,7 @@ def _run_sentencepiece(lines, model, vocab_size, **options) -> None:
 
 
 def _explain(message: str, vocab_size: int) -> UserError:
-  """SentencePiece's complaint as rule, values and way out."""
+  """Translates an error message of SentencePiece to a UserError with the rule, the values and the way out."""
   if m := re.search(r'too high.*<= (\d+)', message):
     return UserError(
       f'the corpus must hold as many different pieces as the vocabulary; saw vocab_size={vocab_size}, and it gives at '
@@ -180,13 +180,13 @@ def _write(output: str, model: bytes) -> None:
 
 
 def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:
-  """The paths of the source and target vocabularies; those that the configuration does not give are made.
+  """Paths of the source and target vocabularies; trains those that the configuration does not name.
 
-  They go to `vocab_dir`, and the next call finds them there. Of several processes that share the folder one makes
-  them while the others wait; where they do not share it each makes the same.
+  They are written to `vocab_dir`, where the next call finds them. Of several processes that share the folder, one
+  trains them while the others wait; processes that do not share it train equal ones.
 
   Raises:
-    UserError: one that is there was made with other settings.
+    UserError: a vocabulary in `vocab_dir` was made with other settings.
   """
   if config.source_vocab and config.target_vocab:
     return config.source_vocab, config.target_vocab

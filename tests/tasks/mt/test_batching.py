@@ -1,4 +1,4 @@
-"""Plans: buckets, packing, and what no plan may do."""
+"""Batch plans: buckets, packing, and the rules for all plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora: what is found on disk, in which layout, and what damaged text is answered with."""
+"""Corpora: pairs and files in each layout, and error messages for damaged text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: what is in them, that they depend on (seed, step) alone, and the token cache they come from."""
+"""Input: contents of batches, which depend on (seed, step) alone, and the token cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of examples: exact shares, every example once an epoch, nothing but (seed, number) behind it."""
+"""Sampling: exact shares, every example once an epoch, and a stream that depends on (seed, number) alone."""
 
 from __future__ import annotations
 

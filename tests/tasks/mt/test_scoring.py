@@ -1,4 +1,4 @@
-"""Scores of translations: they are sacreBLEU's own, and the table says what a reader looks for."""
+"""Scores of translations: equal to sacreBLEU's own, and their table."""
 
 from __future__ import annotations
 

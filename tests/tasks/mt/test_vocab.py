@@ -1,4 +1,4 @@
-"""Vocabularies: ids, round trips in many scripts, how they are made, and what cannot be made."""
+"""Vocabularies: ids, round trips in many scripts, training, and error messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The embedded default corpus: phrases of CLDR's languages and their English, made out of the Babel package.
+"""Default corpus: phrases in CLDR's languages with their English, generated from the data in the Babel package.
 
-Every language says the same phrases (phrases.py) as far as it can (speaker.py), so what is learnt of one
-may help another. Sizes follow a power law; the English of dev and test is in no language's training set. The same
-recipe gives the same bytes, and a language's files do not depend on which others are made.
+All languages have the same phrases (phrases.py), except those that a language cannot express (speaker.py), so
+languages may help each other in training. Sizes follow a power law; the English of dev and test is in no language's
+training set. The same recipe gives the same bytes, and the files of a language do not depend on which others are made.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from lingvo_moe.tasks.mt.cldr.speaker import Tree
 from lingvo_moe.tasks.mt.cldr.speaker import Unspeakable
 from lingvo_moe.tasks.mt.cldr.speaker import script_of
 
-# By number of speakers (first and second language, usual estimates): the sizes are then skewed as real corpora are,
-# and only the order counts. The list holds the languages that can say at least a third of the phrases in Babel 2.18,
-# less English, what is nearly English as CLDR has it (Nigerian Pidgin, Filipino, Hindi in Latin letters), constructed
-# languages but Esperanto, and second standards of one language (Norwegian Nynorsk, Serbian in Latin letters, ...).
+# Languages by number of speakers (first and second language, usual estimates), so that sizes are skewed as in real
+# corpora; only the order counts. These are the languages that can express at least a third of the phrases in Babel
+# 2.18, without English, languages that are nearly English in CLDR (Nigerian Pidgin, Filipino, Hindi in Latin letters),
+# constructed languages except Esperanto, and second standards of a language (Norwegian Nynorsk, Serbian in Latin
+# letters, ...).
 LANGUAGES = (
   'zh hi es ar fr bn pt ru id ur de ja mr vi te ha tr yue sw ta pa fa ko th jv it gu am kn yo ps my pl or uk ml '
   'ff_Adlm uz sd ms ne ro nl as az so si km af kk ku el hu sv cs ak tg ti bg he ca sr tk sk ks qu ky '
@@ -40,8 +41,8 @@ LANGUAGES = (
   'eu cy ast fur dz szl lij fy lb is ccp br oc to mi fo gd rm kgp hsb yrl dsb chr nqo'
 ).split()
 
-# What the quickstart learns in minutes: 16 languages of 13 scripts, from 6666 training pairs down to 459, among them
-# verb-final, agglutinative and right-to-left ones, so that no two are learnt by the same shortcut.
+# Languages of the quickstart, which trains in minutes: 16 languages in 13 scripts, with 6666 to 459 training pairs,
+# among them verb-final, agglutinative and right-to-left ones, so that no shortcut serves two of them.
 QUICKSTART_LANGUAGES = 'es ar ru ja te tr sw ko th am el he ka fi hy lo'.split()
 
 DEFAULT_SEED = 1
@@ -49,30 +50,30 @@ DEFAULT_MAX_PAIRS = 10000
 SPLITS = ('train', 'dev', 'test')
 _HELD_OUT = {'dev': 100, 'test': 200}  # lines of each language
 _HELD_OUT_PERCENT = {'dev': 3, 'test': 5}  # of all English phrases, by hash
-_SPARE = 1.6  # phrases made for a pair of the largest language: no language can say them all
-_HEAD = 3  # languages before the first one of the power law, which would else halve at every start
+_SPARE = 1.6  # phrases generated per training pair of the largest language, as no language can express all of them
+_HEAD = 3  # ranks of the power law that are left out, so that the second size is not half the first
 _MANIFEST = 'cldr_corpus.json'
-_FORMAT = 1  # raise it when the same seed comes to give other text
+_FORMAT = 1  # to be increased when a change gives other text for the same seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Phrase:
-  """What to say, and how English says it."""
+  """Phrase: its tree, and its English text."""
 
   tree: Tree
   english: str
 
 
 def train_size(code: str, max_pairs: int = DEFAULT_MAX_PAIRS) -> int:
-  """Training pairs of a language: a power law of exponent 1, size(rank) = max_pairs * 4 / (rank + 3)."""
+  """Number of training pairs of a language, a power law of exponent 1: size(rank) = max_pairs * 4 / (rank + 3)."""
   rank = LANGUAGES.index(code) + 1
   return max(1, max_pairs * (1 + _HEAD) // (rank + _HEAD))
 
 
 def resolve_languages(names: Iterable[str] | None) -> list[str]:
-  """CLDR's codes, in the corpus's order, for codes ('de', ISO 639's 'deu') or English names ('German').
+  """CLDR codes, in the order of LANGUAGES, of languages given as codes ('de', ISO 639's 'deu') or names ('German').
 
-  None is all of them. Raises UserError for a language that the corpus does not have, with the closest names.
+  None gives all languages. Raises UserError, with the closest names, for a language that the corpus lacks.
   """
   if names is None:
     return list(LANGUAGES)
@@ -99,7 +100,7 @@ def resolve_languages(names: Iterable[str] | None) -> list[str]:
 
 
 def split_of(english: str) -> str:
-  """The split a phrase belongs to in every language: a hash of its English letters and digits."""
+  """Split of a phrase in all languages, by a hash of its English letters and digits."""
   letters = ' '.join(''.join(c if c.isalnum() else ' ' for c in english.lower()).split())
   percent = int.from_bytes(hashlib.sha256(letters.encode()).digest()[:8], 'big') % 100
   if percent < _HELD_OUT_PERCENT['dev']:
@@ -108,7 +109,7 @@ def split_of(english: str) -> str:
 
 
 def make_phrases(seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS) -> dict[str, list[Phrase]]:
-  """Draws the phrases that all languages share, by split; each English text occurs once."""
+  """Draws the phrases for all languages, by split; each English text occurs once."""
   wanted = {split: 4 * lines for split, lines in _HELD_OUT.items()}
   wanted['train'] = int(max_pairs * _SPARE) + 1
   phrases = {split: [] for split in SPLITS}
@@ -126,9 +127,10 @@ def make_phrases(seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS) -
 
 
 def translate(code: str, phrases: dict[str, list[Phrase]], num_train: int) -> dict[str, list[tuple[str, str]]]:
-  """Says the phrases in one language: split -> (source, English) pairs, fewer than asked if it lacks the words.
+  """Translates phrases to one language: (source, English) pairs by split, fewer than wanted if many are left out.
 
-  Left out: what the language cannot say, what comes out half English, and a source that another English has.
+  Phrases are left out if the language cannot express them, if their source is half English, or if it is the source of
+  another English text too.
   """
   speaker = Speaker(code, INVENTORY)
   wanted = dict(_HELD_OUT, train=num_train)
@@ -138,7 +140,7 @@ def translate(code: str, phrases: dict[str, list[Phrase]], num_train: int) -> di
     pairs[split] = []
     candidates = phrases[split]
     if split == 'train':
-      # Languages start at different phrases, so that small ones do not all know the same few.
+      # Languages start at different phrases, so that small ones do not all have the same few.
       start = int.from_bytes(hashlib.sha256(code.encode()).digest()[:8], 'big') % len(candidates)
       candidates = candidates[start:] + candidates[:start]
     for phrase in candidates:
@@ -153,7 +155,7 @@ def translate(code: str, phrases: dict[str, list[Phrase]], num_train: int) -> di
 
 
 def _half_english(source: str, english: str) -> bool:
-  """Whether half the English words, or most of the words and numbers, stand in the source already."""
+  """True if at least half of the English words, or 60% of its words and numbers, are in the source too."""
   for pattern, most in ((r'[^\W\d]+', 0.5), (r'\w+', 0.6)):
     words = set(re.findall(pattern, english.lower()))
     if len(words & set(re.findall(pattern, source.lower()))) >= most * len(words):
@@ -169,21 +171,22 @@ def make_corpus(
   overwrite: bool = False,
   progress: bool = True,
 ) -> dict:
-  """Writes <out_dir>/<code>-en/{train,dev,test}.{<code>,en}, all or nothing.
+  """Writes the corpus, <out_dir>/<code>-en/{train,dev,test}.{<code>,en}; after an error nothing is written.
 
   Args:
-    out_dir: a new or empty directory, or one that this function made, whose languages it then replaces.
+    out_dir: a new or empty directory, or one that this function made, whose languages are then replaced.
     languages: codes or names; None for all of LANGUAGES.
-    seed: gives other phrases.
-    max_pairs: training pairs of the largest language, zh; the rest follow `train_size`.
-    overwrite: write also beside files that are not this function's. No such file is ever replaced or removed.
-    progress: show a progress bar.
+    seed: seed of the phrases.
+    max_pairs: training pairs of the largest language, zh; the others follow `train_size`.
+    overwrite: True to write to a directory with other files too. Such files are never replaced or removed.
+    progress: True to show a progress bar.
 
   Returns:
-    What is also written to <out_dir>/cldr_corpus.json: the recipe, and name, script and pairs of each language.
+    The manifest, also written to <out_dir>/cldr_corpus.json: the recipe, and name, script and number of pairs of each
+    language.
 
   Raises:
-    UserError: for an unknown language, impossible sizes, or an out_dir that holds something else.
+    UserError: an unknown language, impossible sizes, or an out_dir with other files.
   """
   codes = resolve_languages(languages)
   recipe = _recipe(codes, seed, max_pairs)
@@ -214,7 +217,7 @@ def make_corpus(
 def ensure_corpus(
   out_dir: str, languages: Sequence[str] | None = None, seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS
 ) -> str:
-  """Makes the corpus in out_dir unless it is there already, of the same recipe; returns out_dir."""
+  """Makes the corpus in out_dir unless one of the same recipe exists there; returns out_dir."""
   manifest = _manifest(out_dir)
   if not manifest or manifest['recipe'] != _recipe(resolve_languages(languages), seed, max_pairs):
     make_corpus(out_dir, languages, seed, max_pairs)
@@ -222,7 +225,7 @@ def ensure_corpus(
 
 
 def table(manifest: dict) -> str:
-  """The languages of a corpus, one line each, and their sum."""
+  """Table of the languages of a corpus, with their sums."""
   languages = manifest['languages']
   lines = [f'{"code":8} {"language":20} {"script":16} {"train":>6} {"dev":>5} {"test":>5}']
   for code, row in languages.items():
@@ -249,7 +252,7 @@ def _recipe(codes: Sequence[str], seed: int, max_pairs: int) -> dict:
 
 
 def _manifest(out_dir: str) -> dict | None:
-  """What _write left in out_dir, or None where it is not ours."""
+  """Manifest in out_dir; None if there is none, or one of another program."""
   try:
     with open(os.path.join(out_dir, _MANIFEST), encoding='utf-8') as f:
       manifest = json.load(f)
@@ -259,7 +262,7 @@ def _manifest(out_dir: str) -> dict | None:
 
 
 def _check_writable(out_dir: str, overwrite: bool) -> dict | None:
-  """Refuses to write among foreign files; returns the manifest of the corpus that is there, if any."""
+  """Raises UserError if out_dir has other files; returns the manifest of the corpus in it, or None."""
   if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     raise UserError(f'out_dir={out_dir} is a file: name a directory')
   old = _manifest(out_dir)
@@ -273,7 +276,7 @@ def _check_writable(out_dir: str, overwrite: bool) -> dict | None:
 
 
 def _check_nothing_foreign(out_dir: str, codes: Sequence[str]) -> None:
-  """Refuses to replace <code>-en directories that hold more than this command writes there."""
+  """Raises UserError if a <code>-en directory to be replaced has files that this command does not write."""
   for code in codes:
     folder = os.path.join(out_dir, f'{code}-en')
     ours = {f'{split}.{extension}' for split in SPLITS for extension in (code, 'en')}
@@ -303,7 +306,7 @@ def _write(directory: str, code: str, pairs: dict[str, list[tuple[str, str]]]) -
 
 
 def _move(new_dir: str, out_dir: str, old: dict | None) -> None:
-  """Puts a finished corpus in its place: by one rename if there is nothing, else language by language."""
+  """Moves a finished corpus into place: by one rename if out_dir is new, else language by language."""
   try:
     os.rename(new_dir, out_dir)
     return

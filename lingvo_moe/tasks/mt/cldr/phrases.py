@@ -1,7 +1,7 @@
-"""The phrases of the CLDR corpus: a small random grammar over what a `speaker.Speaker` can say.
+"""Phrases of the CLDR corpus: a small random grammar of the trees that a `speaker.Speaker` turns into text.
 
-A phrase is a tree without words; its parts come from ranked lists (territories, currencies, units, ...) whose first
-entries are drawn most, so that a small language meets the common names and a large one also the rare.
+A phrase is a tree without words. Its parts come from ranked lists (territories, currencies, units, ...) whose first
+entries are drawn most often, so that small languages have the common names, and large ones also the rare ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CURRENCIES = (
   'USD EUR JPY GBP CNY INR RUB BRL MXN CHF TRY KRW EGP ZAR AUD CAD SEK NOK DKK PLN CZK HUF THB IDR VND PHP ILS NGN '
   'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD'
 ).split()
-# Units, each with the values that suit it.
+# Units, each with the size of the values that it is used with.
 _SMALL, _LARGE, _EITHER = 'small', 'large', 'either'
 _UNITS = {
   'length-kilometer': _EITHER,
@@ -160,10 +160,10 @@ def _with_sums(shares: dict) -> tuple[list, list[float]]:
 
 
 class Phrases:
-  """An endless series of trees, the same for the same seed on any machine."""
+  """Endless series of random trees, the same for the same seed on any machine."""
 
   def __init__(self, seed: int):
-    # Of random.Random only random() is promised never to change between Python versions.
+    # Only random() of random.Random is guaranteed to be the same in all Python versions.
     self._random = random.Random(seed).random
     self._ranked = {
       kind: list(itertools.accumulate(1 / (rank + _RANKS_SHARED) for rank in range(len(keys))))
@@ -198,7 +198,7 @@ class Phrases:
     )
 
   def draw(self) -> Tree:
-    """A head and what is said of it ('March 2018: 300 euros'), or one of them alone."""
+    """Draws a tree: a head and a body ('March 2018: 300 euros'), or one of them alone."""
     if self._random() < 0.12:
       return self._choose(self._heads)
     body = self._choose(self._bodies)
@@ -256,7 +256,7 @@ class Phrases:
     return self._names(self._pick(('weekday', 'month')), 2, 4)
 
   def _varieties(self) -> Tree:
-    """'Portuguese (Brazil) and Serbian (Cyrillic)'."""
+    """Languages with a territory or script: 'Portuguese (Brazil) and Serbian (Cyrillic)'."""
     return self._list(
       [
         ('paren', self._name('language'), self._name('script' if self._random() < 0.3 else 'territory'))
@@ -296,7 +296,10 @@ class Phrases:
     return ('quantity', value, unit)
 
   def _measures(self) -> Tree:
-    """'5 kilometers, 3 hours'; always the list style of units, lest '5 hours and 3 minutes' have two sources."""
+    """Measures: '5 kilometers, 3 hours'.
+
+    The list style is always that of units, so that '5 hours and 3 minutes' has only one source.
+    """
     measures = [self._measure() for _ in range(self._between(1, 3))]
     return self._list(list({unit: (kind, value, unit) for kind, value, unit in measures}.values()), 'unit')
 
@@ -349,7 +352,7 @@ class Phrases:
   def _date(self) -> Tree:
     style = self._pick(('full', 'full', 'long', 'long', 'yMMMM', 'yMMMM', 'MMMMd', 'MMMEd', 'yMd', 'yQQQQ'))
     year, month, day = self._day()
-    # What the style does not state must not tell two trees apart.
+    # Fields that the style does not show are fixed, so that equal texts have equal trees.
     if style == 'yMMMM':
       day = 1
     elif style == 'yQQQQ':

@@ -1,9 +1,9 @@
-"""Says dates, amounts, names and lists in any of CLDR's languages (the data come with the Babel package).
+"""Text of dates, amounts, names and lists in any of CLDR's languages, from the data in the Babel package.
 
 A `Speaker` turns a small tree, such as `('colon', ('name', 'territory', 'PE'), ('quantity', '12', 'length-mile'))`,
-into the text of one language; the English speaker's text of the same tree is its translation. CLDR has holes, which
-Babel fills from its root locale ('+3 d', '12 km', codes for names), and forms that lose what the English states.
-Where the text would not determine the English, a Speaker raises Unspeakable.
+into text of one language; the English speaker's text of the same tree is its translation. CLDR's data have gaps, which
+Babel fills from its root locale ('+3 d', '12 km', codes for names), and forms that omit something the English states.
+If the text would not determine the English, a Speaker raises Unspeakable.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _ZERO_OF_DIGITS = {
   'tibt': '\u0f20',
 }
 _JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
-_DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # controls, bidi marks and the unassigned
+_DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # control characters, bidi marks and unassigned characters
 _SPACES = ('Zs', 'Zl', 'Zp')
 _WIDE = {'zh': ('：', '（', '）'), 'yue': ('：', '（', '）'), 'ja': ('：', '（', '）'), 'fr': (' : ', ' (', ')')}
 
 
 class Unspeakable(Exception):
-  """The language has no words for it, or words that do not determine the English."""
+  """Tree that a language has no words for, or only words that do not determine the English."""
 
 
 class _Cleaner(dict):
-  """What each character becomes, for str.translate; filled as characters are met."""
+  """Replacements of characters, for str.translate; computed when a character first occurs."""
 
   def __missing__(self, code: int) -> int | None:
     c = chr(code)
@@ -64,12 +64,12 @@ _CLEANER = _Cleaner()
 
 
 def clean(text: str) -> str:
-  """NFC, single ordinary spaces, no control or bidi characters."""
+  """Cleans text: NFC, single ordinary spaces, no control or bidi characters."""
   return ' '.join(unicodedata.normalize('NFC', text).translate(_CLEANER).split())
 
 
 def script_of(code: str) -> str:
-  """The ISO 15924 code of the script a language is written in: 'Latn', 'Jpan', 'Deva'."""
+  """Script of a language, as an ISO 15924 code: 'Latn', 'Jpan', 'Deva'."""
   _, _, script, *_ = babel.parse_locale(code)
   if not script:
     _, _, script, *_ = babel.parse_locale(babel.core.get_global('likely_subtags')[code])
@@ -77,10 +77,10 @@ def script_of(code: str) -> str:
 
 
 def _locale(code: str) -> babel.Locale:
-  """A Locale with data of its own.
+  """Locale with its own copy of the data.
 
-  Babel resolves an alias ('stand-alone months are as the others') where it finds it, which may be in data that
-  languages share through their root: then Turkish has the months of whichever language was asked first.
+  Babel resolves an alias (such as stand-alone months to the other months) in place, which may be in data that
+  languages share through the root locale: Turkish would then get the months of the language that was loaded first.
   """
   localedata._cache.clear()
   locale = babel.Locale.parse(code)
@@ -89,18 +89,18 @@ def _locale(code: str) -> babel.Locale:
 
 
 class Speaker:
-  """One language of CLDR.
+  """Speaker of one language of CLDR: turns trees into its text.
 
   Args:
     code: CLDR's code, such as 'de' or 'zh_Hant'.
-    inventory: kind of name ('territory', 'language', ...) to the keys that trees will ask for. A name that two of
-      them share is never spoken.
+    inventory: for each kind of name ('territory', 'language', ...) the keys that occur in trees. A name that two of
+      them share is never used.
   """
 
   def __init__(self, code: str, inventory: Mapping[str, Sequence[str]]):
     self.code = code
     self._locale = _locale(code)
-    # What Babel's formatters themselves read; much of it has no public accessor.
+    # The data that Babel's formatters read; much of it has no public accessor.
     self._data = self._locale._data
     self._root = localedata.load('root')
     self._english = code == 'en'
@@ -117,7 +117,7 @@ class Speaker:
       self._names[kind] = {key: name for key, name in names.items() if name and times[name] == 1}
 
   def say(self, tree: Tree) -> str:
-    """The text of a tree; raises Unspeakable where the language cannot say it."""
+    """Text of a tree; raises Unspeakable if the language cannot express it."""
     return clean(self._say(tree).translate(self._digits))
 
   def _say(self, tree: Tree) -> str:
@@ -133,7 +133,7 @@ class Speaker:
     return text
 
   def _own(self, text: str | None) -> str:
-    """Lets text pass that is in the language's script: 'km' or 'English' within Thai is a hole of CLDR's."""
+    """Returns text in the language's script; raises Unspeakable for 'km' or 'English' within Thai, a gap in CLDR."""
     if not text or (not self._latin and re.search('[A-Za-z]', text)):
       raise Unspeakable(text)
     return text
@@ -159,13 +159,13 @@ class Speaker:
       name = locale.meta_zones.get(metazone, {}).get('long', {}).get(form)
     elif kind == 'city':
       name = locale.time_zones.get(key, {}).get('city')
-      if not name and self._latin:  # then, says CLDR, it is spelt as in the zone's id
+      if not name and self._latin:  # by CLDR's rule the name is then that in the zone's id
         name = key.rsplit('/', 1)[1].replace('_', ' ')
     elif kind == 'weekday':
       name = locale.days['stand-alone']['wide'].get(int(key))
     else:
       name = locale.months['stand-alone']['wide'].get(int(key))
-    # A digit, slash or colon is no part of a name (but of a month's in some languages): a note slipped into CLDR.
+    # A digit, slash or colon is a stray note in CLDR and no part of a name (except digits in months of some languages).
     odd = r'[:/﴿]' if kind == 'month' else r'[\d:/﴿]'
     if not name or re.search(odd, name) or (not self._latin and re.search('[A-Za-z]', name)):
       return None
@@ -177,7 +177,7 @@ class Speaker:
       raise Unspeakable(kind, key)
     return name
 
-  # Numbers. Values are decimal strings, so that '2.50' keeps its zero.
+  # Numbers. Values are decimal strings, so that '2.50' keeps its final zero.
 
   def _number(self, value: str) -> str:
     pattern = '#,##0.00' if re.search(r'\.\d\d$', value) else None
@@ -187,8 +187,9 @@ class Speaker:
     return numbers.format_percent(decimal.Decimal(value) / 100, locale=self._locale, numbering_system='default')
 
   def _compact(self, value: str) -> str:
-    """'1.5 million', in a word: '1.5M' will not do."""
-    # Babel's own format_compact_decimal counts the zeros of the negative pattern, too: '17 thousand' is 'elfu 1700'.
+    """Compact number with a word: '1.5 million', not '1.5M'."""
+    # Babel's own format_compact_decimal counts the zeros of the negative pattern too, and so writes '17 thousand' in
+    # Swahili as 'elfu 1700'.
     widths = self._data['compact_decimal_formats']
     forms = widths.get('long') or widths['short']
     amount = decimal.Decimal(value)
@@ -211,23 +212,23 @@ class Speaker:
     return re.sub('0+', number, pattern).replace("'", '')
 
   def _counted(self, forms: Mapping[str, str], value: str, root: Mapping[str, str]) -> str:
-    """Picks the plural form for a value and writes the value into it."""
+    """Inserts a value into the pattern of its plural form."""
     amount = decimal.Decimal(value)
     pattern = self._own(forms.get(self._locale.plural_form(amount)) or forms.get('other'))
     if pattern == root.get('other'):
       raise Unspeakable(pattern)
-    if '{0}' not in pattern and value not in ('1', '2'):  # an Arabic 'two days' states its number, little else does
+    if '{0}' not in pattern and value not in ('1', '2'):  # only forms for 1 and 2 imply it, as Arabic's 'two days' does
       raise Unspeakable(pattern)
     return pattern.replace('{0}', self._number(value))
 
   def _quantity(self, value: str, unit: str) -> str:
     widths = self._data['unit_patterns'].get(unit, {})
-    # A long form that is the same as the short one is left out of the data.
+    # The data omit long forms that equal the short ones.
     forms = {**widths.get('short', {}), **widths.get('long', {})}
     return self._counted(forms, value, self._root['unit_patterns'].get(unit, {}).get('short', {}))
 
   def _relative(self, direction: str, value: str, field: str) -> str:
-    """'in 3 days' (direction 'future') or '3 days ago' ('past')."""
+    """Relative time: 'in 3 days' (direction 'future') or '3 days ago' ('past')."""
     forms = self._data['date_fields'].get(field, {}).get(direction, {})
     return self._counted(forms, value, self._root['date_fields'][field][direction])
 
@@ -239,7 +240,7 @@ class Speaker:
     return (patterns.get(form) or patterns['other']).replace('{0}', self._number(value)).replace('{1}', name)
 
   def _per(self, what: Tree, unit: str) -> str:
-    """'3 euros per kilogram'."""
+    """Ratio: '3 euros per kilogram'."""
     pattern = self._own(self._data['unit_patterns'].get(unit, {}).get('long', {}).get('per'))
     if pattern == self._root['unit_patterns'].get(unit, {}).get('short', {}).get('per'):
       raise Unspeakable(unit)
@@ -263,7 +264,7 @@ class Speaker:
     return _written_out(skeleton.pattern)
 
   def _date(self, style: str, year: int, month: int, day: int) -> str:
-    """A date in the style 'full', 'long', or of a skeleton such as yMMMM, its abbreviations written out."""
+    """Date in the style 'full', 'long', or of a skeleton such as yMMMM, with abbreviations written out."""
     pattern = self._date_pattern(style)
     fields = _fields(pattern)
     if not _STATED[style] <= fields or (style == 'yMd' and pattern == self._date_pattern('long')):
@@ -274,7 +275,7 @@ class Speaker:
     return self._format(self._locale.time_formats['short'].pattern, datetime.time(hour, minute))
 
   def _time_at(self, hour: int, minute: int, second: int, zone: str) -> str:
-    """'3:05:30 PM Japan Standard Time'."""
+    """Time with a zone: '3:05:30 PM Japan Standard Time'."""
     pattern = self._locale.time_formats['full'].pattern
     name = self._name('zone', zone).replace("'", "''")
     if 'zzzz' not in pattern:
@@ -286,23 +287,23 @@ class Speaker:
     return _fill(glue, self._say(time), self._say(date))
 
   def _dates(self, first: tuple[int, int, int], last: tuple[int, int, int]) -> str:
-    """An interval of days, each (year, month, day), by the format for the greatest field in which they differ."""
+    """Interval of two days, each (year, month, day), in the format for the largest field in which they differ."""
     field = next(f for f, a, b in zip('yMd', first, last) if a != b)
     parts = self._data['interval_formats'].get('yMMMd', {}).get(field, ())
-    # Both ends must state the day and what else differs: CLDR's Swahili writes April 4 to May 9 as '4 - 9 May'.
+    # Both ends must state the day and all fields that differ: CLDR's Swahili writes April 4 to May 9 as '4 - 9 May'.
     needed = set('dMy'[: 'dMy'.index(field) + 1])
     if len(parts) != 2 or not all(needed <= _fields(part) for part in parts):
       raise Unspeakable(first, last)
     ends = [self._format(_written_out(part), datetime.date(*day)) for part, day in zip(parts, (first, last))]
     return self._own(''.join(ends))
 
-  # What joins them.
+  # Combinations.
 
   def _through(self, first: Tree, last: Tree) -> str:
     return _fill(self._data['interval_formats'][None], self._say(first), self._say(last))
 
   def _list(self, style: str, *items: Tree) -> str:
-    """Items joined as 'standard' ('a, b, and c'), 'or' or 'unit' ('3 hours, 5 minutes')."""
+    """List of items in the style 'standard' ('a, b, and c'), 'or' or 'unit' ('3 hours, 5 minutes')."""
     known = self._data['list_patterns']
     patterns = {}
     for source in _LIST_STYLES[style]:
@@ -330,7 +331,7 @@ def _long(widths: Mapping[str, str]) -> str | None:
   return widths.get('long') or widths.get('short')
 
 
-# The fields without which a date would not determine its English.
+# Fields that a date in each style must state to determine its English.
 _STATED = {
   'full': set('yMdE'),
   'long': set('yMd'),
@@ -340,19 +341,19 @@ _STATED = {
   'MMMMd': set('Md'),
   'MMMEd': set('MdE'),
 }
-# What CLDR falls back to for the patterns of a style, the worst first.
+# Sources of the list patterns of a style in CLDR; later ones override earlier ones.
 _LIST_STYLES = {'standard': ('standard',), 'or': ('or',), 'unit': ('standard', 'unit-short', 'unit')}
 _RUN = re.compile(r"'[^']*'|([A-Za-z])\1*")
 
 
 def _fields(pattern: str) -> set[str]:
-  """The date fields in a pattern; a year of two digits is none."""
+  """Date fields in a pattern; a year of two digits does not count."""
   letters = {match.group() for match in _RUN.finditer(pattern) if match.group(1)} - {'yy'}
   return {{'L': 'M', 'c': 'E', 'e': 'E', 'q': 'Q'}.get(run[0], run[0]) for run in letters}
 
 
 def _written_out(pattern: str) -> str:
-  """Widens abbreviated months and weekdays, as CLDR's users are told to (UTS 35, missing skeleton fields)."""
+  """Widens abbreviated months and weekdays in a pattern, as UTS 35 prescribes (missing skeleton fields)."""
 
   def widen(match):
     run = match.group()
