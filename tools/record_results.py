@@ -22,7 +22,9 @@ _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
 _SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus with the references; in place of the run's.")
 _COMMIT = flags.DEFINE_string('commit', None, 'The commit that trained.')
-_STEPS_PER_EPOCH = flags.DEFINE_float('steps_per_epoch', None, 'Updates in an epoch, if epochs are to be told.')
+_STEPS_PER_EPOCH = flags.DEFINE_float(
+  'steps_per_epoch', None, 'Updates in an epoch; without it no epochs are recorded.'
+)
 
 
 def main(argv):

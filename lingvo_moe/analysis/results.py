@@ -63,7 +63,7 @@ class Run:
     return sorted(int(m[1]) for path in found if (m := re.search(r'step_(\d+)$', os.path.dirname(path))))
 
   def summary(self, split: str, step: int) -> dict[str, Any]:
-    """scores.json of a step."""
+    """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
     path = os.path.join(self.path, 'decode', split, f'step_{step}', 'scores.json')
     found = _read_json(path)
     if found is None:
@@ -72,6 +72,9 @@ class Run:
         f'{self.path} has no translations of {split} by step {step}; decoded there: {there}. Make them with '
         f'python -m lingvo_moe.decoder --logdir={self.path} --split={split} --step={step}'
       )
+    pairs = found.get('pairs') if isinstance(found, dict) else None
+    if not pairs or not all({'sentences', 'chrf'} <= scores.keys() for scores in pairs.values()):
+      raise UserError(f'{path} is not what the decoder writes: decode the step again (--overwrite)')
     return found
 
   def train_log(self) -> Iterator[dict[str, Any]]:
