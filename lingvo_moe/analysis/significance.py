@@ -3,12 +3,12 @@
 Scores are sacreBLEU's. They follow from n-gram counts summed over lines, so the counts of every line are collected
 once, and a resample of lines is a vector of multiplicities times a matrix: all resamples are one product.
 
-One pair of languages: paired bootstrap as sacreBLEU does it (Koehn 2004; the p-value of Riezler and Maxwell 2005), with its
-random numbers and its float32, to the same p.
+One pair of languages: paired bootstrap (Koehn 2004) as sacreBLEU does it, after Moses'
+bootstrap-hypothesis-difference-significance.pl, with its random numbers and its float32, to the same p.
 
 The mean over pairs: where the test sets of several languages are translations of the same sentences, their lines are no
-independent draws. A sentence that is easy is so in every language, and a hundred languages tell less than a hundred
-times one. So sentences are resampled, each with its lines in all languages; see sentence_ids. Pairs that share no
+independent draws, as a sentence that is easy is so in every language, and the interval of independent resampling would
+be too narrow. So sentences are resampled, each with its lines in all languages; see sentence_ids. Pairs that share no
 sentence are resampled each for itself.
 """
 
