@@ -27,16 +27,17 @@ def _parse_flags(argv):
     sys.exit(1)
 
 
-def run(main: Callable[[list[str]], int | None], tensorflow: bool = True) -> None:
+def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
   """Parses absl flags, runs main(argv), and answers UserError without a stack trace.
 
   Args:
     main: the command; what it returns is the exit status.
     tensorflow: whether it uses TensorFlow, which is then imported first, without its chatter.
+    arguments: whether it takes arguments beside flags, in argv[1:].
   """
 
   def guarded(argv):
-    if len(argv) > 1:
+    if len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
       import_tensorflow_quietly()

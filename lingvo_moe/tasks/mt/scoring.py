@@ -13,14 +13,17 @@ from sacrebleu.metrics import CHRF
 # Languages written without spaces between words, or with particles joined to them, by two- and three-letter codes:
 # sacreBLEU's tokeniser, and the module it needs.
 _TOKENIZERS = {
-  **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue'), ('zh', None)),
+  **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue', 'lzh', 'wuu', 'nan', 'hak'), ('zh', None)),
+  **dict.fromkeys(('my', 'mya', 'bur', 'th', 'tha', 'km', 'khm', 'lo', 'lao'), ('char', None)),
+  **dict.fromkeys(('bo', 'bod', 'tib', 'dz', 'dzo'), ('char', None)),
   **dict.fromkeys(('ja', 'jpn'), ('ja-mecab', 'MeCab')),
   **dict.fromkeys(('ko', 'kor'), ('ko-mecab', 'mecab_ko')),
 }
 
 
 def bleu_tokenizer(language: str) -> str:
-  """sacreBLEU's tokeniser for a target language: 13a, or what Chinese, Japanese and Korean ask for.
+  """sacreBLEU's tokeniser for a target language: 13a, or what Chinese, Japanese and Korean ask for, or 'char' for
+  other scripts without spaces between words.
 
   'char' stands in for MeCab's where they are not installed (sacrebleu[ja], sacrebleu[ko]); the signature tells.
   """

@@ -35,7 +35,13 @@ def test_references_can_be_used_again():
   assert references.score(REFERENCES).bleu == pytest.approx(100)
 
 
-@pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'zh-CN', 'zh_Hant'])
+@pytest.mark.parametrize('language', ['mya', 'th', 'lao-Laoo', 'khm', 'bo'])
+def test_scripts_without_spaces_are_split_by_character(language):
+  s = scoring.References(['x'], ['သူသည်အိမ်သို့သွားသည်'], language).score(['သူသည်အိမ်မှသွားသည်'])
+  assert s.bleu > 50 and 'tok:char' in s.bleu_signature
+
+
+@pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'lzh', 'zh-CN', 'zh_Hant'])
 def test_chinese_is_split_by_character(language):
   s = scoring.References(['x'], ['我们今天去公园散步。'], language).score(['我们今天去学校散步。'])
   assert s.bleu > 20 and 'tok:zh' in s.bleu_signature

@@ -1,0 +1,167 @@
+"""Records of what a run reached, as JSON lines to be committed: checkpoints may be lost, and logs are large.
+
+A line is of one of two kinds:
+
+eval   an evaluation on dev: the mean loss, and at steps that are multiples of keep_every (of every one, where that is 0)
+       the loss by pair
+test   a pair that the decoder has translated: BLEU, chrF2 and chrF++, and the pair's dev loss where that step has one
+
+Both have the run, model, direction, step, epochs, seconds of training, source and target tokens of training so far, and
+the commit that trained. null: not known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lingvo_moe.analysis import results
+from lingvo_moe.analysis import significance
+from lingvo_moe.core.errors import UserError
+
+Record = dict[str, Any]
+_SCORE_DIGITS = 4
+_LOSS_DIGITS = 5
+_SO_FAR = {'seconds': 1, 'source_tokens': 0, 'target_tokens': 0}  # and their decimals
+
+
+class Log(NamedTuple):
+  """What train.jsonl says, by step."""
+
+  so_far: dict[int, dict[str, float]]
+  dev_loss: dict[int, float]
+  by_pair: dict[int, dict[str, float]]
+
+  @classmethod
+  def of(cls, run: results.Run) -> Log:
+    log = cls({}, {}, {})
+    for line in run.train_log():
+      step = line['step']
+      # The first line of a step: what evaluating it took is not yet in its seconds.
+      log.so_far.setdefault(step, {name: line[f'{name}_so_far'] for name in _SO_FAR if f'{name}_so_far' in line})
+      if 'dev_loss' in line:
+        log.dev_loss[step] = line['dev_loss']
+        log.by_pair[step] = line.get('dev_loss_by_pair', {})
+    return log
+
+
+def read(path: str) -> list[Record]:
+  """The records of a file; none if it is not there."""
+  try:
+    with open(path, encoding='utf-8') as f:
+      return [json.loads(line) for line in f]
+  except FileNotFoundError:
+    return []
+  except ValueError as e:
+    raise UserError(f'{path} has a line that is not JSON ({e}): mend it, or take another --out') from None
+
+
+def write(path: str, records: Iterable[Record]) -> None:
+  """Writes the file whole or not at all."""
+  os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+  with open(path + '.partial', 'w', encoding='utf-8') as f:
+    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in records)
+  os.replace(path + '.partial', path)
+
+
+def new_records(
+  run: results.Run,
+  known: Sequence[Record],
+  splits: Sequence[str] = ('test',),
+  data_dir: str | None = None,
+  commit: str | None = None,
+  steps_per_epoch: float | None = None,
+  progress: Callable[[Sequence[str]], Iterable[str]] = iter,
+) -> list[Record]:
+  """What a run has reached beyond the records that there are.
+
+  Args:
+    run: the run.
+    known: records, of this run or of others.
+    splits: decoded sets.
+    data_dir: the corpus with the references; None: the run's.
+    commit: of the checkout that trained.
+    steps_per_epoch: how many updates see the corpus once.
+    progress: wraps the names of pairs to be scored.
+
+  Raises:
+    UserError: a pair is recorded with another score than it has now; references are missing or others.
+  """
+  there = {_key(record): record for record in known}
+  log = Log.of(run)
+
+  def common(kind, direction, step):
+    so_far = log.so_far.get(step, {})
+    return {
+      'kind': kind,
+      'run': run.name,
+      'model': run.model,
+      'direction': direction,
+      'step': step,
+      'epochs': round(step / steps_per_epoch, 4) if steps_per_epoch else None,
+      **{name: _rounded(so_far.get(name), digits) for name, digits in _SO_FAR.items()},
+      'commit': commit,
+    }
+
+  found = []
+  for step, loss in log.dev_loss.items() if not run.averaged else ():
+    by_pair = log.by_pair[step]
+    record = {**common('eval', _direction(by_pair), step), 'dev_loss': _rounded(loss, _LOSS_DIGITS)}
+    if by_pair and step % (run.values.get('keep_every') or 1) == 0:
+      record['dev_loss_by_pair'] = {pair: _rounded(value, _LOSS_DIGITS) for pair, value in by_pair.items()}
+    if _key(record) not in there:
+      found.append(record)
+  for split in splits:
+    for step in run.decoded_steps(split):
+      scored = run.summary(split, step)['pairs']
+      keys = {pair: ('test', run.name, step, split, pair) for pair in scored}
+      for pair, key in keys.items():
+        _check_same(there.get(key), scored[pair]['chrf'])
+      missing = [pair for pair, key in keys.items() if key not in there]
+      if not missing:
+        continue
+      translated = results.translations(run, split, step, data_dir)
+      for pair in progress(missing):
+        t = translated[pair]
+        scores = significance.corpus_scores(t.counted())
+        loss = None if run.averaged else log.by_pair.get(step, {}).get(pair)
+        found.append(
+          {
+            **common('test', t.direction, step),
+            'split': split,
+            'pair': pair,
+            'lines': len(t.lines),
+            'dev_loss': _rounded(loss, _LOSS_DIGITS),
+            **{metric: round(score, _SCORE_DIGITS) for metric, score in scores.items()},
+            'tokenizer': t.tokenizer,
+            **({'average_of': run.averaged['steps']} if run.averaged else {}),
+          }
+        )
+  return found
+
+
+def _key(record: Record) -> tuple:
+  return tuple(record.get(name) for name in ('kind', 'run', 'step', 'split', 'pair') if name in record)
+
+
+def _check_same(recorded: Record | None, chrf: float) -> None:
+  if recorded and abs(recorded['chrF2'] - chrf) > 2 * 10**-_SCORE_DIGITS:
+    raise UserError(
+      f'{recorded["run"]} step {recorded["step"]}, {recorded["pair"]}: chrF2 {recorded["chrF2"]} is recorded, but the '
+      f'decoder has left {chrf:.{_SCORE_DIGITS}f}; results do not change in silence: remove the lines that no longer '
+      'hold, or rename the log directory of another run of the same name'
+    )
+
+
+def _direction(pairs: Mapping[str, float]) -> str | None:
+  """The direction that all pairs have."""
+  found = {results.direction(*pair.split('-', 1)) for pair in pairs}
+  return found.pop() if len(found) == 1 else None
+
+
+def _rounded(value: float | None, digits: int) -> float | int | None:
+  if value is None:
+    return None
+  return round(value, digits) if digits else round(value)

@@ -1,0 +1,176 @@
+"""Average of the weights of several checkpoints of a run, in a log directory of its own.
+
+The average is no checkpoint of the training run: it has no optimizer slots, so training could not go on from it, and
+neither the newest nor the best checkpoint of the run, nor what is dropped of them, may change by it. Hence a directory
+beside it, which decoder and translate take like any other:
+
+config.json        copied
+vocab/             copied
+checkpoints/       one checkpoint, under the last of the averaged steps, without slots and without a dev loss
+finished.json      no more checkpoints will come
+averaged.json      the steps, and the run that they are of
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import checkpoint
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime import pieces
+from lingvo_moe.runtime.pieces import Piece
+
+NOTE = 'averaged.json'
+_PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is written at once
+
+
+def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()) -> list[int]:
+  """The steps that are meant, oldest first: the last so many checkpoints, or those given, which must be there."""
+  if not run.exists:
+    run.load()  # says what is missing
+  there = run.checkpoints().steps()
+  listed = ', '.join(map(str, there)) or 'none'
+  if missing := sorted(set(steps) - set(there)):
+    raise UserError(f'{run.path} has no checkpoint of step {", ".join(map(str, missing))}; there: {listed}')
+  if len(set(steps)) < len(steps):
+    raise UserError(f'every step counts once in an average; saw {", ".join(map(str, steps))}')
+  if last and last > len(there):
+    raise UserError(
+      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(there)} ({listed}): '
+      'ask for fewer, or train with keep_checkpoints or keep_every for more'
+    )
+  return sorted(steps) or there[-last:]
+
+
+def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART_BYTES) -> int:
+  """Writes the mean of the weights of some checkpoints to the log directory `out`; returns the step they are under.
+
+  Sums are float64 and rounded once, to each weight's own type. Memory holds one weight, as TensorFlow reads it, and a
+  few times `part_bytes` beside it. The directory appears whole or not at all.
+
+  Raises:
+    UserError: `out` exists or cannot be written; a checkpoint is damaged, or not of the same model as the others.
+  """
+  if os.path.lexists(out):
+    raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
+  prefixes = {step: run.checkpoints().path(step) for step in steps}
+  shapes = _common_shapes(prefixes)
+  stored = {name: [] for name in shapes}
+  for prefix in prefixes.values():
+    for name, tensor in checkpoint.load(prefix, shapes).items():
+      stored[name].append(tensor)
+  out = os.path.abspath(out)
+  partial = os.path.join(os.path.dirname(out), f'.partial_{os.path.basename(out)}')
+  shutil.rmtree(partial, ignore_errors=True)  # of a command that was killed
+  step = max(steps)
+  try:
+    _copy_run(run, partial)
+    written = RunDir(partial)
+    prefix = written.checkpoints().path(step)
+    os.makedirs(os.path.dirname(prefix))
+    _write(prefix, _means(step, stored, part_bytes), part_bytes)
+    written.finish(step, 'average')
+    with open(written.file(NOTE), 'w', encoding='utf-8') as f:
+      json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, f, indent=2)
+    os.rename(partial, out)
+  except tf.errors.OpError as e:
+    raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
+  except OSError as e:
+    raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+  return step
+
+
+def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of the weights, which are the same in every checkpoint."""
+  weights = {
+    step: {name: shape for name, shape in checkpoint.shapes(prefix).items() if _is_weight(name)}
+    for step, prefix in prefixes.items()
+  }
+  (first, shapes), *others = weights.items()
+  for step, found in others:
+    for name in sorted(shapes.keys() | found.keys()):
+      if shapes.get(name) != found.get(name):
+        seen = lambda shape: 'is not there' if shape is None else f'has shape {shape}'
+        raise UserError(
+          f'checkpoints of one model are averaged; {name!r} {seen(shapes.get(name))} at step {first}, but '
+          f'{seen(found.get(name))} at step {step}: leave out the steps of the other model'
+        )
+  return shapes
+
+
+def _is_weight(name: str) -> bool:
+  return name != 'step' and not pieces.is_slot(name)
+
+
+def _means(step: int, stored: Mapping[str, Sequence[checkpoint.Stored]], part_bytes: int) -> Iterator[Piece]:
+  """The checkpoint, in pieces of at most part_bytes."""
+  yield Piece('step', (), (), np.asarray(step, np.int64))
+  for name, tensors in sorted(stored.items()):
+    shape, dtype = tensors[0].shape, tensors[0].dtype
+    if not dtype.is_floating or any(t.dtype != dtype for t in tensors):
+      raise UserError(
+        f'weights are averaged in one floating-point type; {name!r} has {[t.dtype.name for t in tensors]}'
+      )
+    for begin, sizes in _blocks(shape, part_bytes // dtype.size):
+      index = tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...
+      total = np.zeros(sizes, np.float64)
+      for tensor in tensors:
+        total += tensor[index]
+      yield Piece(name, shape, begin, (total / len(tensors)).astype(dtype.as_numpy_dtype))
+
+
+def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+  """(begin, sizes) of blocks of at most `most` elements, at least a row of the last axis, that make up a tensor."""
+  if math.prod(shape) <= most or len(shape) < 2:
+    yield (0,) * len(shape), shape
+    return
+  row = math.prod(shape[1:])
+  rows = max(1, most // row)
+  for at in range(0, shape[0], rows):
+    count = min(rows, shape[0] - at)
+    if count * row <= most:
+      yield (at, *(0,) * (len(shape) - 1)), (count, *shape[1:])
+    else:
+      for begin, sizes in _blocks(shape[1:], most):
+        yield (at, *begin), (1, *sizes)
+
+
+def _write(prefix: str, parts: Iterator[Piece], part_bytes: int) -> None:
+  """Writes a bundle, never holding much more than part_bytes of it."""
+  bundles, held = [], []
+
+  def flush():
+    bundles.append(f'{prefix}_part_{len(bundles):05d}')
+    tf.raw_ops.SaveV2(
+      prefix=bundles[-1],
+      tensor_names=[piece.name for piece in held],
+      shape_and_slices=[piece.slice_spec for piece in held],
+      tensors=[tf.convert_to_tensor(piece.value) for piece in held],
+    )
+    held.clear()
+
+  for piece in parts:
+    # A bundle holds one slice of a tensor at most.
+    if held and (sum(p.value.nbytes for p in held) + piece.value.nbytes > part_bytes or held[-1].name == piece.name):
+      flush()
+    held.append(piece)
+  flush()
+  tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=False)
+
+
+def _copy_run(run: RunDir, to: str) -> None:
+  """What decoder and translate need of a run beside its weights."""
+  os.makedirs(to)
+  shutil.copy(run.config_file, to)
+  if os.path.isdir(run.vocab_dir):
+    shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)))

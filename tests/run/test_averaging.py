@@ -1,0 +1,225 @@
+"""Averages of checkpoints: NumPy's mean, in a run of its own that decodes, and nothing left of what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import decoder
+from lingvo_moe.analysis import results
+from lingvo_moe.core import configuration
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import averaging
+from lingvo_moe.run import checkpoint
+from lingvo_moe.run import inference
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.pieces import WholeState
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'average_checkpoints.py'
+SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
+MODEL = 'mt.cldr.Tiny'
+
+
+def weights_at(step, shapes=None):
+  rng = np.random.default_rng(step)
+  return {name: np.float32(rng.normal(0, 10.0**step, shape)) for name, shape in (shapes or SHAPES).items()}
+
+
+def save(run, step, shapes=None, **options):
+  weights = weights_at(step, shapes)
+  slots = {f'{name}/moment': np.ones_like(value) for name, value in weights.items()}
+  run.checkpoints(keep=9).save(
+    WholeState({'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': slots}), **options
+  )
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Checkpoints of steps 1 to 4 with a configuration and a vocabulary that nobody reads."""
+  run = RunDir(str(tmp_path / 'run'))
+  os.makedirs(run.vocab_dir)
+  pathlib.Path(run.config_file).write_text('{"model": "m"}')
+  pathlib.Path(run.vocab_dir, 'source.model').write_text('pieces')
+  for step in range(1, 5):
+    save(run, step, dev_loss=1.0 + step)
+  return run
+
+
+def read_all(prefix):
+  reader = tf.train.load_checkpoint(prefix)
+  return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.parametrize('part_bytes', [16, 40, 100, 1 << 20])
+def test_it_is_numpys_mean_rounded_once_however_small_the_parts(run, tmp_path, part_bytes):
+  out = RunDir(str(tmp_path / 'out'))
+  assert averaging.average(run, [1, 2, 4], out.path, part_bytes) == 4
+  found = read_all(out.checkpoints().path(4))
+  assert found.keys() == {'step', *SHAPES} and found['step'] == 4
+  for name in SHAPES:
+    expected = np.mean([weights_at(step)[name] for step in (1, 2, 4)], axis=0, dtype=np.float64).astype(np.float32)
+    assert found[name].dtype == np.float32
+    np.testing.assert_array_equal(found[name], expected, err_msg=name)
+  left = os.listdir(os.path.dirname(out.checkpoints().path(4)))
+  assert all(name.startswith('state.') for name in left)
+
+
+def test_blocks_are_small_and_make_up_the_whole():
+  for shape in ((3, 4, 5), (7,), (), (6, 2), (1, 1, 9)):
+    for most in (1, 4, 5, 11, 20, 59, 60, 100):
+      filled = np.zeros(shape, int)
+      for begin, sizes in averaging._blocks(shape, most):
+        filled[tuple(slice(b, b + s) for b, s in zip(begin, sizes))] += 1
+        assert np.prod(sizes) <= max(most, shape[-1] if shape else 1)
+      assert (filled == 1).all(), (shape, most)
+
+
+def test_the_mean_of_one_checkpoint_is_that_checkpoint(run, tmp_path):
+  averaging.average(run, [3], str(tmp_path / 'out'))
+  found = read_all(RunDir(str(tmp_path / 'out')).checkpoints().path(3))
+  for name, value in weights_at(3).items():
+    np.testing.assert_array_equal(found[name], value)
+
+
+def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run, tmp_path):
+  before = sorted(str(path) for path in pathlib.Path(run.path).rglob('*'))
+  out = RunDir(str(tmp_path / 'out'))
+  averaging.average(run, [3, 4], out.path)
+  assert sorted(str(path) for path in pathlib.Path(run.path).rglob('*')) == before
+  assert (run.checkpoints().latest(), run.checkpoints().best()) == (4, (1, 2.0))
+  assert sorted(os.listdir(out.path)) == ['averaged.json', 'checkpoints', 'config.json', 'finished.json', 'vocab']
+  assert out.finished and out.checkpoints().steps() == [4] and out.checkpoints().best() is None
+  assert json.loads(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}
+  assert pathlib.Path(out.vocab_dir, 'source.model').read_text() == 'pieces'
+
+
+def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
+  assert averaging.choose_steps(run, last=2) == [3, 4]
+  assert averaging.choose_steps(run, steps=[4, 1]) == [1, 4]
+  with pytest.raises(UserError, match='has no checkpoint of step 5, 9; there: 1, 2, 3, 4'):
+    averaging.choose_steps(run, steps=[1, 9, 5])
+  with pytest.raises(UserError, match=r'the last 5 checkpoints .* but it has 4 \(1, 2, 3, 4\)'):
+    averaging.choose_steps(run, last=5)
+  with pytest.raises(UserError, match='every step counts once'):
+    averaging.choose_steps(run, steps=[1, 1])
+
+
+@pytest.mark.parametrize(
+  ('shapes', 'seen'),
+  [
+    ({**SHAPES, 'encoder/bias': (2,)}, r"'encoder/bias' has shape \(\) at step 4, but has shape \(2,\) at step 5"),
+    ({**SHAPES, 'more': (2,)}, r"'more' is not there at step 4, but has shape \(2,\) at step 5"),
+  ],
+)
+def test_checkpoints_of_two_models_are_refused(run, tmp_path, shapes, seen):
+  save(run, 5, shapes)
+  with pytest.raises(UserError, match=seen):
+    averaging.average(run, [4, 5], str(tmp_path / 'out'))
+  assert sorted(os.listdir(tmp_path)) == ['run']
+
+
+def test_a_damaged_checkpoint_is_told_and_nothing_half_written_is_left(run, tmp_path):
+  path = pathlib.Path(run.checkpoints().path(2) + '.data-00000-of-00001')
+  good = path.read_bytes()
+  at = good.index(weights_at(2)['decoder/norm/scale'].tobytes())
+  path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+  with pytest.raises(UserError, match='step_00000002/state is damaged or cut short'):
+    averaging.average(run, [1, 2], str(tmp_path / 'out'))
+  path.write_bytes(good[:at])
+  with pytest.raises(UserError, match='step_00000002/state is damaged or cut short'):
+    averaging.average(run, [1, 2], str(tmp_path / 'out'))
+  assert sorted(os.listdir(tmp_path)) == ['run']
+
+
+def test_an_output_that_exists_is_refused_and_one_left_by_a_kill_is_replaced(run, tmp_path):
+  with pytest.raises(UserError, match='exists: an average goes to a new directory'):
+    averaging.average(run, [1, 2], run.path)
+  os.makedirs(tmp_path / '.partial_out' / 'checkpoints')
+  averaging.average(run, [1, 2], str(tmp_path / 'out'))
+  assert sorted(os.listdir(tmp_path)) == ['out', 'run']
+
+
+def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='could not be written'):
+    averaging.average(run, [1, 2], str(tmp_path / 'file' / 'out'))
+
+
+def write_lines(path, lines):
+  path.write_text(''.join(line + '\n' for line in lines))
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A real run with two checkpoints, neither of them trained."""
+  root = tmp_path_factory.mktemp('corpus')
+  rng = random.Random(0)
+  (root / 'xx-en').mkdir()
+  targets = [' '.join(rng.choices(['one', 'two', 'three', 'four'], k=rng.randint(1, 7))) for _ in range(200)]
+  write_lines(root / 'xx-en' / 'train.en', targets)
+  write_lines(root / 'xx-en' / 'train.xx', [line[::-1] for line in targets])
+  write_lines(root / 'xx-en' / 'test.en', targets[:3])
+  write_lines(root / 'xx-en' / 'test.xx', [line[::-1] for line in targets[:3]])
+  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
+  sizes = dict(source_vocab_size=275, target_vocab_size=272, max_length=16, encoder_layers=1, decoder_layers=1)
+  config = run.begin(MODEL, configuration.resolve(MODEL, data_dir=str(root), **sizes))
+  for step in (1, 2):
+    program = LocalRuntime(config.program()).program
+    state = program.init()
+    noisy = {name: w + 0.1 * step for name, w in state['weights'].items()}
+    run.checkpoints().save(WholeState({**state, 'step': tf.constant(step, tf.int64), 'weights': noisy}))
+  return run
+
+
+def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(trained, tmp_path):
+  logdir = str(tmp_path / 'log')
+  shutil.copytree(trained.path, logdir)
+  done = subprocess.run([sys.executable, TOOL, f'--logdir={logdir}/', '--last=2'], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  out = RunDir(logdir + '_average')
+  assert done.stdout == (
+    f'{out.path}: the mean of steps 1, 2 of {logdir}, as step 2\n'
+    f'python -m lingvo_moe.decoder --logdir={out.path} --split=test --step=2\n'
+  )
+  decoder.decode(decoder.Options(logdir=out.path, step=2))
+  assert os.path.exists(out.file('decode', 'test', 'step_2', 'scores.json'))
+  decoder.decode(decoder.Options(logdir=out.path))  # waits for no other
+  read = results.Run.read(out.path)
+  assert read.averaged['steps'] == [1, 2] and read.decoded_steps('test') == [2]
+  assert results.translations(read, 'test', 2)['xx-en'].counted().shape[0] == 3
+  config = inference.load_config(out)
+  runtime = LocalRuntime(config.program())
+  inference.load_weights(runtime, out.checkpoints(), 2)
+  for name, value in runtime.state()['weights'].items():
+    a, b = (read_all(trained.checkpoints().path(step)) for step in (1, 2))
+    np.testing.assert_array_equal(value, np.float32((np.float64(a[name]) + b[name]) / 2), err_msg=name)
+  with pytest.raises(UserError, match="no tensor 'slots/"):
+    warm_start.resume(runtime, out.checkpoints(), 2)
+  assert warm_start.find(out.path) == out.checkpoints().path(2)
+  assert checkpoint.shapes(out.checkpoints().path(2)).keys() == {'step', *runtime.program.weight_specs}
+
+
+@pytest.mark.parametrize(
+  ('flags', 'answer'),
+  [
+    (['--last=1', '--steps=1'], 'what to average is given either as --last=4 or as --steps=1000,2000'),
+    ([], 'what to average is given either'),
+    (['--steps=1,b'], "--steps are numbers with commas between, e.g. --steps=1000,2000; saw 'b'"),
+    (['--last=2'], 'nowhere: there is no such directory'),
+  ],
+)
+def test_a_mistake_gets_one_line_and_status_1(tmp_path, flags, answer):
+  done = subprocess.run([sys.executable, TOOL, f'--logdir={tmp_path}/nowhere', *flags], capture_output=True, text=True)
+  assert done.returncode == 1 and not done.stdout and answer in done.stderr
+  assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith('error: ')

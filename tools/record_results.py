@@ -1,0 +1,54 @@
+#!/usr/bin/env python
+"""python tools/record_results.py RUN --out=docs/results/NAME.jsonl [--commit=C] [--steps_per_epoch=N]
+
+Appends what a run has reached to a file of JSON lines, to be committed: a line for every evaluation on dev, and one for
+every pair of every step that the decoder has translated, with BLEU, chrF2 and chrF++. What is there already is not added
+again, so it may be run while training goes on, after every step that is decoded, and for several runs into one file.
+
+RUN is a log directory; an average of checkpoints counts as a run of its own. Translations are scored against the corpus of
+the run, or of --data_dir. --commit is that of the checkout that trained, which a log directory does not know.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.core.errors import UserError
+
+_OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
+_SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')
+_DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus with the references; in place of the run's.")
+_COMMIT = flags.DEFINE_string('commit', None, 'The commit that trained.')
+_STEPS_PER_EPOCH = flags.DEFINE_float(
+  'steps_per_epoch', None, 'Updates in an epoch; without it no epochs are recorded.'
+)
+
+
+def main(argv):
+  if len(argv) != 2:
+    raise UserError(
+      f'one run is recorded: tools/record_results.py RUN --out=FILE; saw {" ".join(argv[1:]) or "none"!r}'
+    )
+  if _STEPS_PER_EPOCH.value is not None and not _STEPS_PER_EPOCH.value > 0:
+    raise UserError(f'--steps_per_epoch must be positive; saw {_STEPS_PER_EPOCH.value}')
+  import tqdm
+
+  from lingvo_moe.analysis import recording
+  from lingvo_moe.analysis.results import Run
+
+  interval = 0.5 if sys.stderr.isatty() else 30
+  progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
+  known = recording.read(_OUT.value)
+  options = (_SPLIT.value, _DATA_DIR.value, _COMMIT.value, _STEPS_PER_EPOCH.value)
+  found = recording.new_records(Run.read(argv[1]), known, *options, progress)
+  if found:
+    recording.write(_OUT.value, [*known, *found])
+  count = lambda kind: sum(record['kind'] == kind for record in found)
+  print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {len(known)} lines')
+
+
+if __name__ == '__main__':
+  app.run(main, tensorflow=False, arguments=True)
