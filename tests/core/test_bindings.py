@@ -25,6 +25,10 @@ def test_a_binding_to_a_parent_reaches_the_model(parent):
   assert configuration.resolve(TINY, (), [f'{parent}.seed = 9']).seed == 9
 
 
+def test_a_giants_binding_reaches_its_tiny_sibling():
+  assert configuration.resolve('mt.m4.T96LTiny', (), ['T96L.seed = 9']).seed == 9
+
+
 @pytest.mark.parametrize(
   'field, giver',
   [('num_experts', 'FromEnglishMoE32E'), ('pairs', 'FromEnglishDense'), ('max_steps', 'FromEnglishDense')],
