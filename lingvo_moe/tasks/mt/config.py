@@ -50,7 +50,7 @@ class MtConfig(DataConfig):
   )
   remat: str = field(
     'none',
-    "What backprop recomputes: nothing, 'block' (all of a layer but its input) or 'attention' (its inner values).",
+    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
     choices=POLICIES,
     may_change=True,
   )
@@ -63,11 +63,11 @@ class MtConfig(DataConfig):
   label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
   aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer.', choices=tuple(_OPTIMIZERS))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
   schedule: str = field(
     'inverse_sqrt',
-    'Learning rate at step t: learning_rate / sqrt(max(t, warmup_steps)); linear to learning_rate at warmup_steps, then '
-    'falling as 1 / sqrt(t); or constant.',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
+    'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
     choices=('inverse_sqrt', 'warmup_inverse_sqrt', 'constant'),
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
