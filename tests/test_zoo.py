@@ -106,10 +106,11 @@ def test_every_registered_model_builds_and_its_docstring_tells_the_truth(name):
   cls = registry.get(name)
   config = cls()  # checks types and ranges
   specs = config.program().task.weights()
-  doc = inspect.getdoc(cls)
+  doc = registry.about(name)
 
   assert cls.__doc__ and doc.splitlines()[0].endswith('.')
-  assert f'--model={name} ' in doc or 'tools/quickstart' in doc, 'the docstring says how to run it'
+  assert f'--model={name} ' in doc or 'tools/quickstart' in doc, 'it says how to run it'
+  assert re.search(r'^Result:  +\S', doc, re.MULTILINE) or name.endswith('Tiny'), 'it says what came of it'
   assert sum(sizes.parts(specs).values()) == weights_lib.count(specs)
   for weights, used in re.findall(r'([\d.]+[kMBT]) weights, ([\d.]+[kMBT]) used by a token', doc):
     assert (weights, used) == (sizes.short(weights_lib.count(specs)), sizes.short(sizes.count_per_token(specs)))

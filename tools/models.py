@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """python tools/models.py [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--gin_bindings=B] [--json]
 
-Without --model, lists the registered models, each with the first line of its docstring. With it, prints that model's
-resolved configuration and its weights: in all, used by a token, and by part. Weights are counted from their shapes and
-none is allocated, so the 1T model takes seconds.
+Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
+is, how to run it, its weights (in all, used by a token, and by part), and each field of its configuration: its value,
+its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
+so the 1T model takes seconds.
 
 A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
 each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
@@ -13,13 +14,14 @@ embedding.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
+import textwrap
 
 from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core import configuration
+from lingvo_moe.core import fields
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 
@@ -30,7 +32,7 @@ _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
 
 
 def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
-  """Everything this command says of a model, ready for JSON."""
+  """Description of a model, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
   from lingvo_moe.core import weights as weights_lib
   from lingvo_moe.tasks.mt import sizes
@@ -39,21 +41,32 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   specs = config.task().weights()
   return {
     'model': name,
+    'about': registry.about(name),
     'weights': weights_lib.count(specs),
     'weights_per_token': sizes.count_per_token(specs),
     'experts': sizes.count_experts(specs),
     'parts': sizes.parts(specs),
     'config': dataclasses.asdict(config),
+    'fields': {
+      field.name: {
+        'default': field.default,
+        'meaning': spec.meaning,
+        'rule': spec.rule,
+        'may_change': spec.may_change,
+        'text': spec.text,
+      }
+      for field, spec in zip(dataclasses.fields(config), fields.specs(type(config)).values(), strict=True)
+    },
   }
 
 
 def summaries() -> dict[str, str]:
   """The first docstring line of every registered model, by name."""
-  return {name: inspect.getdoc(registry.get(name)).splitlines()[0] for name in registry.names()}
+  return {name: registry.about(name).splitlines()[0] for name in registry.names()}
 
 
 def _table(found: dict) -> str:
-  """The parts as lines, each with its share of all weights."""
+  """A description as text; each part with its share of all weights."""
   from lingvo_moe.tasks.mt import sizes
 
   line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
@@ -62,8 +75,13 @@ def _table(found: dict) -> str:
   if found['experts']:
     rows.append(line('experts in all', found['experts']))
   parts = [line(part, n, share(n)) for part, n in found['parts'].items()]
-  values = [f'  {field} = {value!r}' for field, value in found['config'].items()]
-  return '\n'.join([found['model'], *rows, '', 'Weights by part', *parts, '', 'Configuration', *values])
+  values = []
+  for name, field in found['fields'].items():
+    value = found['config'][name]
+    bound = '' if value == field['default'] else f' Bound here; {field["default"]!r} by default.'
+    values += [f'  {name} = {value!r}', textwrap.indent(textwrap.fill(field['text'] + bound, 112), ' ' * 6)]
+  about = textwrap.indent(found['about'], '  ')
+  return '\n'.join([found['model'], about, '', *rows, '', 'Weights by part', *parts, '', 'Configuration', *values])
 
 
 def main(argv):

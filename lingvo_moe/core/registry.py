@@ -1,39 +1,69 @@
 """Models by name: 'mt.m4.MoE2048E36L' is class MoE2048E36L of lingvo_moe/params/mt/m4.py.
 
-Only the module a name asks for is imported, so a gin binding cannot reach a class of the same name elsewhere.
+Only the module that a name is in is imported, and only if the name is looked up.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
+import inspect
 import pkgutil
+import typing
+from typing import Any, TypeVar
 
+import gin
+
+from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 
 _ROOT = 'lingvo_moe.params.'
 _models: dict[str, type] = {}
+_T = TypeVar('_T')
 
 
-def register(cls: type) -> type:
-  """Class decorator: gives a model params class its name, its module below lingvo_moe.params and its own."""
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(fields.field,))
+def register(cls: type[_T]) -> type[_T]:
+  """Class decorator: makes a frozen dataclass whose fields gin can bind, and registers it by module and name.
+
+  Raises:
+    ValueError: for a module outside lingvo_moe.params, a name that is taken, or a field that no parent declares.
+  """
   if not cls.__module__.startswith(_ROOT):
     raise ValueError(f'{cls.__module__}.{cls.__name__}: registered models live in {_ROOT}*')
   name = name_of(cls)
-  if name in _models and _models[name].__module__ != cls.__module__:
+  if name in _models:
     raise ValueError(f'two classes are called {name}')
-  _models[name] = cls
-  return cls
+  fields.check_overrides(cls)
+  _models[name] = gin.configurable(dataclasses.dataclass(frozen=True)(cls))
+  return _models[name]
+
+
+def tiny(giant: type, counts: str, **sizes: Any) -> type:
+  """Registers <giant>Tiny, a subclass of the same graph at other sizes, and returns it.
+
+  Args:
+    giant: a registered class.
+    counts: weights of the tiny model, for its docstring: '484k weights, 179k used by a token'.
+    **sizes: values of fields.
+  """
+  body = {
+    '__doc__': f'{giant.__name__} at a size that runs anywhere: {counts}.',
+    '__module__': giant.__module__,
+    '__annotations__': {name: fields.types(giant).get(name) for name in sizes},
+  }
+  return register(type(f'{giant.__name__}Tiny', (giant,), body | sizes))
 
 
 def name_of(cls: type) -> str:
-  """The name of a registered class."""
+  """Name of a registered class."""
   return f'{cls.__module__[len(_ROOT) :]}.{cls.__name__}'
 
 
 def get(name: str) -> type:
-  """The class registered as `name`; UserError with the closest names if there is none."""
+  """Class registered as `name`; UserError with the closest names if there is none."""
   module = _ROOT + name.rpartition('.')[0]
   try:
     is_dotted = '.' in name and all(part.isidentifier() for part in name.split('.'))
@@ -47,14 +77,19 @@ def get(name: str) -> type:
   return _models[name]
 
 
+def about(name: str) -> str:
+  """Docstring of a model, with the trainer's command where it has no 'Run:' of its own."""
+  doc = inspect.getdoc(get(name))
+  run = f'Run:     python -m lingvo_moe.trainer --model={name} --logdir=DIR --data_dir=CORPUS'
+  if 'Run:' in doc:
+    return doc
+  text, result, rest = doc.partition('\nResult:')
+  return f'{text}\n{run}{result}{rest}' if result else f'{text}\n\n{run}'
+
+
 def siblings(name: str) -> dict[str, type]:
-  """The other models that the import of `name` registered."""
+  """All other models that are registered by now."""
   return {n: c for n, c in _models.items() if n != name}
-
-
-def module_of(cls: type) -> list[type]:
-  """The registered classes of the module that `cls` is in."""
-  return [c for c in _models.values() if c.__module__ == cls.__module__]
 
 
 def names() -> list[str]:

@@ -20,35 +20,12 @@ import sys
 from typing import IO, Any
 
 from lingvo_moe.core import configuration
+from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
-
-# What may change when a run goes on: where the text lies, how far and how closely watched it goes, and what is computed
-# when, which changes results no more than rounding does.
-_MAY_CHANGE = (
-  'scan_layers',
-  'remat',
-  'micro_batches',
-  'data_dir',
-  'max_steps',
-  'log_every',
-  'eval_every',
-  'save_every',
-  'keep_checkpoints',
-  'keep_every',
-  'patience',
-  'eval_sentences',
-  'eval_batch_tokens',
-  'beam_size',
-  'length_norm_alpha',
-  'decode_ratio',
-  'decode_extra',
-  'source_vocab',
-  'target_vocab',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +140,7 @@ class RunDir:
     old_name, old = configuration.load(self.config_file)
     if old_name != name:
       raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
-    changed = configuration.differences(old, config, _MAY_CHANGE)
+    changed = configuration.differences(old, config, fields.may_change(type(config)))
     if changed:
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '

@@ -6,17 +6,11 @@ a side. The models are not meant to be trained on text.
 
 from __future__ import annotations
 
-import dataclasses
-
-import gin
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Dense(MtConfig):
   """No experts: 11.5M weights, 9.42M used by a token.
 
@@ -40,8 +34,6 @@ class Dense(MtConfig):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Moe16(Dense):
   """16 experts in every other layer: 42.9M weights, 11.5M used by a token.
 
@@ -53,8 +45,6 @@ class Moe16(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Moe128(Dense):
   """128 experts in every other layer: 278M weights, 11.6M used by a token.
 
@@ -67,8 +57,6 @@ class Moe128(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Moe512(Dense):
   """512 experts in every other layer: 1.08B weights, 12M used by a token.
 
@@ -81,8 +69,6 @@ class Moe512(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Tiny(Moe16):
   """Moe16 at the size of a test: 192k weights, 64.5k used by a token.
 

@@ -5,17 +5,11 @@ tools/make_cldr_corpus.py writes it; tools/quickstart does it all.
 
 from __future__ import annotations
 
-import dataclasses
-
-import gin
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Dense(MtConfig):
   """MoE8E's dense twin: 1.72M weights, 948k used by a token.
 
@@ -53,8 +47,6 @@ class Dense(MtConfig):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE8E(Dense):
   """The quickstart's model, with 8 experts in every other layer: 2.5M weights, 948k used by a token.
 
@@ -68,13 +60,8 @@ class MoE8E(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Tiny(MoE8E):
-  """MoE8E at the size of a test, 4 groups, 4 heads, 8 experts: 209k weights, 64k used by a token.
-
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr.Tiny --logdir=DIR --data_dir=CORPUS
-  """
+  """MoE8E at the size of a test, 4 groups, 4 heads, 8 experts: 209k weights, 64k used by a token."""
 
   source_vocab_size: int = 3000
   target_vocab_size: int = 400

@@ -11,21 +11,14 @@ has no horizon, so that any two runs compare at equal steps. One group: loads ar
 
 from __future__ import annotations
 
-import dataclasses
-
-import gin
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Dense(MtConfig):
   """Into English, without experts: 6.98M weights, 2.89M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.Dense --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -54,12 +47,9 @@ class Dense(MtConfig):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE8E(Dense):
   """Into English, 8 experts in every other layer: 10.1M weights, 2.89M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE8E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -68,12 +58,9 @@ class MoE8E(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE32E(Dense):
   """Into English, 32 experts in every other layer: 22.7M weights, 2.9M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE32E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -82,12 +69,9 @@ class MoE32E(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE128E(Dense):
   """Into English, 128 experts in every other layer: 73.1M weights, 2.95M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.MoE128E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -96,12 +80,9 @@ class MoE128E(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class FromEnglishDense(Dense):
   """Out of English, without experts: 4.95M weights, 4.42M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishDense --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -115,12 +96,9 @@ class FromEnglishDense(Dense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class FromEnglishMoE8E(FromEnglishDense):
   """Out of English, 8 experts in every other layer: 8.09M weights, 4.42M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE8E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -129,12 +107,9 @@ class FromEnglishMoE8E(FromEnglishDense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class FromEnglishMoE32E(FromEnglishDense):
   """Out of English, 32 experts in every other layer: 20.7M weights, 4.44M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE32E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -143,12 +118,9 @@ class FromEnglishMoE32E(FromEnglishDense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class FromEnglishMoE128E(FromEnglishDense):
   """Out of English, 128 experts in every other layer: 71.1M weights, 4.49M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE128E --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -157,12 +129,9 @@ class FromEnglishMoE128E(FromEnglishDense):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class FromEnglishMoE32E16L(FromEnglishMoE32E):
   """Out of English, 32 experts, 8 + 8 layers: 38.8M weights, 6.82M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.FromEnglishMoE32E16L --logdir=DIR --data_dir=M4MINI
   Result:  not yet run
   """
 
@@ -172,13 +141,8 @@ class FromEnglishMoE32E16L(FromEnglishMoE32E):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Tiny(Dense):
-  """A test-size MoE on the same text, 8 experts, 4 heads, 4 groups: 484k weights, 179k used by a token.
-
-  Run:     python -m lingvo_moe.trainer --model=mt.m4mini.Tiny --logdir=DIR --data_dir=M4MINI
-  """
+  """A test-size MoE on the same text, 8 experts, 4 heads, 4 groups: 484k weights, 179k used by a token."""
 
   source_vocab_size: int = 8000
   batch_tokens: int = 1024

@@ -7,21 +7,14 @@ arXiv 2105.14462, call it 'tiny').
 
 from __future__ import annotations
 
-import dataclasses
-
-import gin
-
 from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Tiny(MtConfig):
   """German, French and Czech into English with the dense 'tiny' model: 2.86M weights, 1.84M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.Tiny --logdir=DIR --data_dir=MULTI30K
   Result:  not yet run
   """
 
@@ -49,12 +42,9 @@ class Tiny(MtConfig):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE8E(Tiny):
   """Tiny with 8 experts in every other layer: 4.7M weights, 2.1M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.MoE8E --logdir=DIR --data_dir=MULTI30K
   Result:  test_2016_flickr, step 10,000 (dev loss 1.5719; 1.5722 at 8500): de-en 40.3, fr-en 49.9, cs-en 38.7 BLEU;
            step 6000: 39.5, 48.6, 37.6; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of
            an AMD EPYC, 2 hours
@@ -64,12 +54,9 @@ class MoE8E(Tiny):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class MoE16E(Tiny):
   """Tiny with 16 experts in every other layer: 6.8M weights, 2.1M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.MoE16E --logdir=DIR --data_dir=MULTI30K
   Result:  not yet run
   """
 
@@ -77,15 +64,12 @@ class MoE16E(Tiny):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class Dense(Tiny):
   """The experts' dense twin: 3.12M weights, 2.1M used by a token.
 
   Two experts of H=256 a token in every other layer cost what 1.5 x H costs in every layer: so ff_dim is 384, and a
   token costs the same FLOPs in both.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.Dense --logdir=DIR --data_dir=MULTI30K
   Result:  test_2016_flickr, step 6000: de-en 40.4, fr-en 49.1, cs-en 37.4 BLEU (MoE8E at that step 39.5, 48.6, 37.6);
            BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one core of an AMD EPYC
   """
@@ -94,12 +78,9 @@ class Dense(Tiny):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class EnDe(Tiny):
   """English into German with 'tiny' on one shared vocabulary, as published results have it: 2.35M weights, 2.35M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.EnDe --logdir=DIR --data_dir=MULTI30K
   Result:  test_2016_flickr, step 9750 (dev loss 1.566, the best): 40.0 BLEU, lower-cased and tokenised 40.3;
            BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one shared core of an AMD EPYC
   """
@@ -115,12 +96,9 @@ class EnDe(Tiny):
 
 
 @registry.register
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
 class DeEn(EnDe):
   """German into English by itself, otherwise as EnDe: 2.35M weights, 2.35M used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.multi30k.DeEn --logdir=DIR --data_dir=MULTI30K
   Result:  not yet run
   """
 

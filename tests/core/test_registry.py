@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 
+import gin
 import pytest
 
+from lingvo_moe.core import fields
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 
@@ -57,6 +60,75 @@ def test_what_is_not_a_registered_name_is_refused(name):
 def test_a_class_outside_params_cannot_be_registered():
   with pytest.raises(ValueError, match=r'Stray: registered models live in lingvo_moe.params.\*'):
     registry.register(dataclasses.dataclass(type('Stray', (), {})))
+
+
+def model(name, parent, **values):
+  """A class as a params module would state it."""
+  annotations = dict.fromkeys(values, 'int')
+  body = {'__module__': 'lingvo_moe.params.mt.m4mini', '__annotations__': annotations, '__doc__': 'For a test.'}
+  return type(name, (parent,), body | values)
+
+
+@pytest.fixture
+def unregistered(monkeypatch):
+  """Registers into a copy of the table of models."""
+  monkeypatch.setattr(registry, '_models', dict(registry._models))
+
+
+def test_one_decorator_makes_a_frozen_dataclass_that_gin_binds(unregistered):
+  cls = registry.register(model('Wide', registry.get('mt.m4mini.Tiny'), ff_dim=96))
+
+  assert registry.get('mt.m4mini.Wide') is cls
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    cls().ff_dim = 3
+  gin.parse_config('mt.m4mini.Wide.model_dim = 48')
+  try:
+    assert (cls().ff_dim, cls().model_dim, cls(model_dim=16).model_dim) == (96, 48, 16)
+  finally:
+    gin.clear_config()
+
+
+def test_two_classes_of_one_name_are_refused():
+  with pytest.raises(ValueError, match=r'two classes are called mt.m4mini.Tiny'):
+    registry.register(model('Tiny', registry.get('mt.m4mini.Dense')))
+
+
+def test_a_misspelt_override_cannot_be_registered():
+  with pytest.raises(ValueError, match=r'Misspelt.ff_dims overrides no field: closest: ff_dim'):
+    registry.register(model('Misspelt', registry.get('mt.m4mini.Dense'), ff_dims=3))
+  assert 'mt.m4mini.Misspelt' not in registry.siblings('')
+
+
+def test_a_tiny_sibling_is_a_subclass_with_other_sizes():
+  giant, tiny = registry.get('mt.m4.T96L'), registry.get('mt.m4.T96LTiny')
+
+  assert issubclass(tiny, giant) and (tiny.__module__, tiny.__qualname__) == (giant.__module__, 'T96LTiny')
+  assert (tiny().ff_dim, tiny().remat) == (64, giant().remat)
+  assert fields.specs(tiny) == fields.specs(giant)
+  assert pickle.loads(pickle.dumps(tiny(seed=3))) == tiny(seed=3)
+
+
+def test_a_tiny_sibling_with_a_misspelt_size_cannot_be_made():
+  with pytest.raises(ValueError, match=r'Moe16Tiny.ff_dims overrides no field: closest: ff_dim'):
+    registry.tiny(registry.get('mt.bench_s.Moe16'), '1k weights', ff_dims=3)
+
+
+RUN = 'Run:     python -m lingvo_moe.trainer --model={} --logdir=DIR --data_dir=CORPUS'
+
+
+@pytest.mark.parametrize(
+  'name, ends_with',
+  [
+    ('mt.m4mini.MoE8E', ['', RUN, 'Result:  not yet run']),
+    ('mt.m4.T96LTiny', ['', RUN]),
+    ('mt.bench_s.Tiny', ['', 'Run:     python tools/bench.py --model=mt.bench_s.Tiny --calls=1']),
+  ],
+)
+def test_what_is_said_of_a_model_ends_with_how_to_run_it_and_what_came_of_it(name, ends_with):
+  said = registry.about(name).splitlines()
+
+  assert said[-len(ends_with) :] == [line.format(name) for line in ends_with]
+  assert said[0] == registry.get(name).__doc__.strip().splitlines()[0]
 
 
 def test_only_the_module_asked_for_is_imported():

@@ -34,6 +34,22 @@ def test_json_tells_the_weights_of_the_1t_model():
   assert found['experts'] == 2048 * 30
   assert found['parts']['encoder/experts'] == 15 * 2048 * 2 * 1024 * 8192
   assert found['config']['activation_dtype'] == 'bfloat16'
+  assert found['about'].startswith('MoE(2048E, 60L), bfloat16 activations')
+  assert 'Run:     python -m lingvo_moe.trainer --model=mt.m4.MoE2048E60L ' in found['about']
+
+
+def test_json_describes_every_field():
+  found = json.loads(run('--model=mt.m4mini.Tiny', '--json').stdout)
+
+  assert list(found['fields']) == list(found['config'])
+  assert found['fields']['max_steps'] == {
+    'default': 1000,
+    'meaning': 'Step at which training ends.',
+    'rule': 'at least 0',
+    'may_change': True,
+    'text': 'Step at which training ends. At least 0. A run may change it.',
+  }
+  assert found['fields']['optimizer']['rule'] == 'one of adafactor, adam'
 
 
 def test_bindings_and_files_are_resolved_before_counting(tmp_path):
@@ -46,6 +62,8 @@ def test_bindings_and_files_are_resolved_before_counting(tmp_path):
   assert lines[0] == 'mt.m4mini.Tiny'
   assert {'num_experts = 16', 'ff_dim = 48', 'experts in all 32 32'} <= set(lines)
   assert any(line.startswith(f'encoder/experts {16 * 2 * 32 * 48:,} ') for line in lines)
+  described = lines[lines.index('ff_dim = 48') + 1]
+  assert described.startswith('H, ') and described.endswith('At least 1. Bound here; 64 by default.')
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""A registered translation model: every value that makes it what it is, in one frozen dataclass."""
+"""Configuration of a translation model, its training and decoding: one frozen dataclass of values."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from lingvo_moe.core import fields
+from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.embedding import Embedding
@@ -19,157 +21,99 @@ from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 _OPTIMIZERS = {'adafactor': Adafactor, 'adam': Adam}
-_SCHEDULES = ('inverse_sqrt', 'warmup_inverse_sqrt', 'constant')
-_ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
 class MtConfig(DataConfig):
-  """Model, training and decoding; DataConfig holds the corpus and its batches.
+  """Model, training and decoding of a translation model."""
 
-  Attributes:
-    model_dim: M.
-    ff_dim: H, of the dense feed-forward layers and of every expert.
-    num_heads: N.
-    head_dim: K.
-    encoder_layers: layers of the encoder.
-    decoder_layers: layers of the decoder.
-    num_experts: E of each layer with experts; 0 makes a dense model.
-    moe_every: every moe_every-th layer carries experts.
-    capacity_factor: C = capacity_factor * S / E; 2 gives both choices of every token a slot at perfect balance.
-    dispatch: how tokens get to experts: 'einsum', 'gather', 'grouped', or 'auto', what the machine is best at.
-    activation_dtype: 'float32' or 'bfloat16'; weights, their updates, gates, norms, softmaxes and the output scores are
-      float32 in both; attention scores are products in this type, of which the softmax is taken in float32.
-    scan_layers: whether each stack is one loop over its blocks of moe_every layers, so that the size of the program does
-      not grow with depth; its blocks are rematerialised.
-    remat: what is made again for its gradient and not kept: 'none', 'block' (of a layer all but its input), or
-      'attention' (what it makes inside).
-    micro_batches: parts of a batch that are computed one after the other, their gradients added up.
-    input_dropout: on the embedded input.
-    residual_dropout: on every residual branch.
-    attention_dropout: on the attention weights.
-    label_smoothing: share of the target spread over all symbols.
-    aux_loss_weight: k, of the gates' auxiliary loss, summed over layers.
-    z_loss_weight: of the square of the output softmax's log normaliser.
-    optimizer: 'adafactor' or 'adam'.
-    schedule: 'inverse_sqrt' (learning_rate / sqrt(max(t, warmup_steps))), 'warmup_inverse_sqrt' (linear to
-      learning_rate at warmup_steps, then falling as 1 / sqrt(t)) or 'constant'.
-    learning_rate: see schedule.
-    warmup_steps: see schedule.
-    clip_norm: largest global norm of the gradients; 0 for no limit.
-    max_steps: where training ends.
-    log_every: steps between lines of train.jsonl and of the event file.
-    eval_every: steps between evaluations of dev cross-entropy, each of which also saves.
-    save_every: steps between checkpoints; 0: only when evaluating.
-    keep_checkpoints: how many of the newest are kept, beside the best.
-    keep_every: checkpoints of steps that are multiples of it are kept for good; 0: none.
-    patience: evaluations without a gain on dev after which training ends; 0: never before max_steps.
-    eval_sentences: dev sentences of a pair that are evaluated; 0: all.
-    beam_size: W, hypotheses kept while decoding.
-    length_norm_alpha: GNMT's alpha.
-    decode_ratio: a translation has at most decode_ratio * source tokens + decode_extra symbols.
-    decode_extra: see decode_ratio.
-  """
+  model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
+  ff_dim: int = field(256, 'H, the width of the dense feed-forward layers and of every expert.', at_least=1)
+  num_heads: int = field(4, 'N, attention heads.', at_least=1)
+  head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
+  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1)
+  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
+  moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
+  capacity_factor: float = field(
+    2.0, 'C = capacity_factor * S / E; 2 has a slot for both choices of every token at perfect balance.', above=0
+  )
+  dispatch: str = field(
+    'auto',
+    'How tokens get to experts and back, to the same numbers; auto: grouped on CPUs, gather under XLA.',
+    choices=('auto', *DISPATCHERS),
+    may_change=True,
+  )
+  activation_dtype: str = field(
+    'float32',
+    'Type of activations. Weights, their updates, gates, norms, softmaxes and output scores are float32 in any case.',
+    choices=('float32', 'bfloat16'),
+  )
+  scan_layers: bool = field(
+    False,
+    'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.',
+    may_change=True,
+  )
+  remat: str = field(
+    'none',
+    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
+    choices=POLICIES,
+    may_change=True,
+  )
+  micro_batches: int = field(
+    1, 'Parts of a batch that are computed one after another, their gradients summed.', at_least=1, may_change=True
+  )
+  input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
+  residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
+  attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
+  label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
+  aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
+  z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
+  schedule: str = field(
+    'inverse_sqrt',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
+    'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
+    choices=('inverse_sqrt', 'warmup_inverse_sqrt', 'constant'),
+  )
+  learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
+  warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
+  max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
+  log_every: int = field(1, 'Steps between lines of train.jsonl and of the event file.', at_least=1, may_change=True)
+  eval_every: int = field(
+    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
+  )
+  save_every: int = field(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0, may_change=True)
+  keep_checkpoints: int = field(3, 'Newest checkpoints that are kept, beside the best.', at_least=1, may_change=True)
+  keep_every: int = field(
+    0, 'Checkpoints of steps that are multiples of it are kept for good; 0: none.', at_least=0, may_change=True
+  )
+  patience: int = field(
+    0, 'Evaluations without a gain on dev after which training ends; 0: no limit.', at_least=0, may_change=True
+  )
+  eval_sentences: int = field(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0, may_change=True)
+  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, may_change=True)
+  length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
+  decode_ratio: float = field(
+    2.0, 'A translation has at most decode_ratio * source tokens + decode_extra symbols.', at_least=0, may_change=True
+  )
+  decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
 
-  model_dim: int = 128
-  ff_dim: int = 256
-  num_heads: int = 4
-  head_dim: int = 32
-  encoder_layers: int = 4
-  decoder_layers: int = 4
-  num_experts: int = 0
-  moe_every: int = 2
-  capacity_factor: float = 2.0
-  dispatch: str = 'auto'
-  activation_dtype: str = 'float32'
-  scan_layers: bool = False
-  remat: str = 'none'
-  micro_batches: int = 1
-  input_dropout: float = 0.1
-  residual_dropout: float = 0.1
-  attention_dropout: float = 0.1
-  label_smoothing: float = 0.1
-  aux_loss_weight: float = 0.01
-  z_loss_weight: float = 0.0
-  optimizer: str = 'adafactor'
-  schedule: str = 'inverse_sqrt'
-  learning_rate: float = 1.0
-  warmup_steps: int = 10_000
-  clip_norm: float = 0.0
-  max_steps: int = 100_000
-  log_every: int = 1
-  eval_every: int = 1000
-  save_every: int = 0
-  keep_checkpoints: int = 3
-  keep_every: int = 0
-  patience: int = 0
-  eval_sentences: int = 0
-  beam_size: int = 4
-  length_norm_alpha: float = 0.8
-  decode_ratio: float = 2.0
-  decode_extra: int = 10
-
-  def _check_ranges(self) -> None:
-    super()._check_ranges()
-    for name in (
-      'model_dim',
-      'ff_dim',
-      'num_heads',
-      'head_dim',
-      'encoder_layers',
-      'decoder_layers',
-      'warmup_steps',
-      'log_every',
-      'eval_every',
-      'keep_checkpoints',
-      'beam_size',
-      'micro_batches',
-    ):
-      if getattr(self, name) < 1:
-        self._refuse(name, 'at least 1')
-    for name in (
-      'num_experts',
-      'moe_every',
-      'aux_loss_weight',
-      'z_loss_weight',
-      'clip_norm',
-      'max_steps',
-      'save_every',
-      'keep_every',
-      'patience',
-      'eval_sentences',
-      'length_norm_alpha',
-      'decode_ratio',
-      'decode_extra',
-    ):
-      if not getattr(self, name) >= 0:
-        self._refuse(name, 'at least 0')
-    for name in ('input_dropout', 'residual_dropout', 'attention_dropout', 'label_smoothing'):
-      if not 0 <= getattr(self, name) < 1:
-        self._refuse(name, 'at least 0 and below 1')
-    for name in ('capacity_factor', 'learning_rate'):
-      if not getattr(self, name) > 0:
-        self._refuse(name, 'above 0')
+  def _check_together(self) -> None:
+    super()._check_together()
     if self.num_experts == 1:
-      self._refuse('num_experts', '2 or more (each token visits two), or 0 for a dense model')
-    for name, known in (
-      ('optimizer', tuple(_OPTIMIZERS)),
-      ('schedule', _SCHEDULES),
-      ('dispatch', ('auto', *DISPATCHERS)),
-      ('activation_dtype', _ACTIVATION_DTYPES),
-      ('remat', POLICIES),
-    ):
-      if getattr(self, name) not in known:
-        self._refuse(name, 'one of ' + ', '.join(known))
+      fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
     if self.num_groups % self.micro_batches:
-      self._refuse('micro_batches', f'a divisor of num_groups={self.num_groups}')
+      fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
     if self.scan_layers:
       if self.remat != 'block':
-        self._refuse('remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+        fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
       period = self.moe_every if self.num_experts and self.moe_every else 1
       for name in ('encoder_layers', 'decoder_layers'):
         if getattr(self, name) % period:
-          self._refuse(name, f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many')
+          rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
+          fields.refuse(self, name, rule)
 
   def task(self) -> TranslationModel:
     """The model that these values describe."""

@@ -385,7 +385,7 @@ def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
     (dict(batch_tokens='4096'), "batch_tokens must be an integer; saw '4096'"),
     (dict(packing=1), 'packing must be True or False; saw 1'),
     (dict(seed=True), 'seed must be an integer; saw True'),
-    (dict(temperature=0), 'temperature must be a positive number; saw 0.0: 1 keeps'),
+    (dict(temperature=0), 'temperature must be above 0; saw 0.0: 1 keeps'),
     (dict(num_groups=0), 'num_groups must be at least 1; saw 0'),
     (dict(batch_tokens=100), 'saw batch_tokens=100 with 1 rows of 128: use at least 128'),
     (dict(eval_batch_tokens=256, num_groups=4), 'eval_batch_tokens=256 with 4 rows of 128: use at least 512'),

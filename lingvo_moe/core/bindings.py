@@ -1,0 +1,216 @@
+"""gin bindings: statements are read by gin's parser, checked against the selected model, and resolved to its values.
+
+A binding names the model or a parent of it. One to a parent counts unless the model, or a class between the two, states
+the field itself: gin would pass over it in silence, here it is refused with the line to write. Macros
+(`size = 64`, then `%size`) and `include 'file.gin'` work as in gin; imports, scopes and references (`@f`), with which
+gin binds more than values, are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import os
+import tokenize
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gin import config_parser
+
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
+
+
+def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = ()) -> dict[str, Any]:
+  """Values that files, then bindings, give to fields of the model registered as `name`; the last statement counts."""
+  reader = _Reader(name)
+  for path in gin_files:
+    reader.read_file(path, f'--gin_file={path}')
+  for text in gin_bindings:
+    reader.read(text)
+  return reader.values()
+
+
+class _Macro(NamedTuple):
+  """%name, where a value is expected."""
+
+  name: str
+
+  def __repr__(self):
+    return f'%{self.name}'
+
+
+class _Reference(NamedTuple):
+  """@name or @name(), where a value is expected."""
+
+  name: str
+  is_call: bool
+
+  def __repr__(self):
+    return f'@{self.name}{"()" * self.is_call}'
+
+
+class _Delegate(config_parser.ParserDelegate):
+  """Makes what gin's parser leaves to its caller."""
+
+  def configurable_reference(self, scoped_configurable_name, evaluate):
+    return _Reference(scoped_configurable_name, evaluate)
+
+  def macro(self, macro_name):
+    return _Macro(macro_name)
+
+
+class _Stated(NamedTuple):
+  """Right side of a statement."""
+
+  value: Any
+  where: str  # prefix of an error about it: the file, or nothing
+
+
+class _Reader:
+  """Collects statements, then resolves them: a macro may be defined after it is used."""
+
+  def __init__(self, name: str):
+    self._name, self._cls = name, registry.get(name)
+    # From the model to its farthest parent.
+    self._classes = [c for c in self._cls.__mro__ if dataclasses.is_dataclass(c)]
+    self._fields = [f.name for f in dataclasses.fields(self._cls)]
+    self._bound: dict[str, _Stated] = {}
+    self._macros: dict[str, _Stated] = {}
+    # Class that gives a field its value so far: the nearest to the model that states it.
+    self._giver = {f: next(c for c in self._classes if f in inspect.get_annotations(c)) for f in self._fields}
+
+  def read_file(self, path: str, named: str, where: str = '', including: tuple[str, ...] = ()) -> None:
+    """Reads a file and those that it includes; `named` as the user named it, `including` the files that led here."""
+    try:
+      with open(path, encoding='utf-8') as f:
+        text = f.read()
+    except FileNotFoundError:
+      raise UserError(f'{where}{named}: there is no such file') from None
+    except (OSError, ValueError) as e:  # a folder; other bytes, or a name with a zero
+      raise UserError(f'{where}{named} cannot be read as UTF-8 text: {e}') from None
+    real = os.path.realpath(path)
+    if real in including:
+      raise UserError(f'{where}{named} includes itself: take that line out')
+    self.read(text, f'{where}{named}: ', (*including, real))
+
+  def read(self, text: str, where: str = '', including: tuple[str, ...] = ()) -> None:
+    """Reads statements of gin's language."""
+    for statement in self._parse(text, where):
+      match statement:
+        case config_parser.BindingStatement():
+          self._add(statement, where)
+        case config_parser.IncludeStatement(filename=path):
+          self.read_file(_located(path), f'include {path!r}', where, including)
+        case config_parser.ImportStatement():
+          raise UserError(f'{where}bindings bind values and import nothing; saw {statement.format()!r}: take it out')
+
+  def values(self) -> dict[str, Any]:
+    """Values of fields, macros replaced by theirs."""
+    used: set[str] = set()
+    resolved = {f: self._resolve(stated.value, stated.where, (), used) for f, stated in self._bound.items()}
+    for macro, (value, where) in self._macros.items():
+      if macro not in used:
+        line = self._line(macro, value if macro in self._fields else _Macro(macro))
+        raise UserError(f'{where}{macro} binds no value of the model: write {line}')
+    return resolved
+
+  def _parse(self, text: str, where: str) -> list[Any]:
+    parser = None
+    try:
+      parser = config_parser.ConfigParser(text, _Delegate())
+      return list(parser)
+    except SyntaxError as e:
+      reason, line = e.msg, e.text
+    except (tokenize.TokenError, TypeError, ValueError, RecursionError) as e:  # an open bracket, {[1]: 2}, ((((...
+      reason, line = e.args[0], parser and parser.current_token.line
+    reason = reason.splitlines()[-1].strip().rstrip('.')
+    raise UserError(
+      f'{where}gin could not read a binding: {reason[:80]}; saw {(line or text).strip()[:80]!r} '
+      f'(bindings are written {self._line("max_steps", 100)}, and text in quotes)'
+    )
+
+  def _add(self, statement: config_parser.BindingStatement, where: str) -> None:
+    scope, selector, field, value, _ = statement
+    if scope:
+      key = '.'.join(filter(None, (f'{scope}/{selector}', field)))
+      raise UserError(f'{where}{key} binds no value of the model: write {self._line(field or selector, value)}')
+    if not field:
+      self._macros[selector] = _Stated(value, where)
+      return
+    called = next((c for c in (*self._classes, *self._others()) if _is_called(c, selector)), None)
+    if called is None:
+      raise UserError(
+        f'{where}{selector!r} is not the chosen model; its bindings are written {self._cls.__name__}.<field>: '
+        f'write {self._line(field, value)}'
+      )
+    if field not in self._fields:
+      raise UserError(f'{where}{self._cls.__name__} has no field {field!r}; {closest(field, self._fields)}')
+    giver = self._giver[field]
+    if called not in self._classes:
+      why = f'of which {_label(called)} is no parent'
+    elif self._classes.index(giver) < self._classes.index(called):
+      why = f'for which {giver.__name__} sets {field}'
+    else:
+      self._giver[field] = called
+      self._bound[field] = _Stated(value, where)
+      return
+    raise UserError(
+      f'{where}{called.__name__}.{field} is bound, a value of {_label(called)}, but the model is {self._name}, '
+      f'{why}: write {self._line(field, value)}'
+    )
+
+  def _others(self) -> list[type]:
+    """Other models that have been imported, those of the same module first."""
+    others = registry.siblings(self._name).values()
+    return sorted(others, key=lambda c: c.__module__ != self._cls.__module__)
+
+  def _line(self, field: str, value: Any) -> str:
+    """Binding to the model, as a user would type it."""
+    return f'{self._cls.__name__}.{field if field in self._fields else "<field>"} = {value!r}'
+
+  def _resolve(self, value: Any, where: str, within: tuple[str, ...], used: set[str]) -> Any:
+    """A value without macros; `within` are the macros on the way to it, `used` collects all."""
+    resolve = lambda part: self._resolve(part, where, within, used)
+    match value:
+      case _Macro(name) if name in within:
+        chain = ' = '.join(f'%{macro}' for macro in (*within, name))
+        raise UserError(f'{where}a macro has a value of its own; saw {chain}: write {name} = <value>')
+      case _Macro(name) if name not in self._macros:
+        raise UserError(f'{where}%{name} is not defined; {closest(name, self._macros)}: write {name} = <value>')
+      case _Macro(name):
+        used.add(name)
+        return self._resolve(*self._macros[name], (*within, name), used)
+      case _Reference():
+        raise UserError(f'{where}bindings bind values, not functions or classes; saw {value!r}: write a value')
+      case dict():
+        return tuple((resolve(key), resolve(part)) for key, part in value.items())  # as fields.check has it
+      case list() | tuple():
+        return tuple(map(resolve, value))
+    return value
+
+
+def _is_called(cls: type, selector: str) -> bool:
+  """Whether a selector is the end, or all, of a class's dotted name."""
+  return f'.{cls.__module__}.{cls.__qualname__}'.endswith(f'.{selector}')
+
+
+def _label(cls: type) -> str:
+  """Registered name of a model, or the name of a class that is no model."""
+  return next((name for name, c in registry.siblings('').items() if c is cls), cls.__name__)
+
+
+def _located(path: str) -> str:
+  """A path, or that of a file in an installed package: 'lingvo_moe/params/mt/base.gin' is found from any folder."""
+  folder, name = os.path.split(path)
+  package = folder.replace('/', '.')
+  if os.path.exists(path) or not all(part.isidentifier() for part in package.split('.')):
+    return path
+  try:
+    spec = importlib.util.find_spec(package)
+  except ModuleNotFoundError:
+    return path
+  places = spec.submodule_search_locations if spec else None
+  return os.path.join(places[0], name) if places else path
