@@ -162,7 +162,8 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
     for language, words in ('de', number), ('en', numeral):
       lines = (' '.join(words[int(digit)] for digit in f'{7919 * i % 100_000}') + '\n' for i in range(begin, end))
       (tmp_path / 'DATA' / 'de-en' / f'{split}.{language}').write_text(''.join(lines), encoding='utf-8')
-  smaller = {'source_vocab_size': 300, 'target_vocab_size': 300, 'batch_tokens': 512, 'model_dim': 16, 'ff_dim': 16}
+  smaller = {'source_vocab_size': 300, 'target_vocab_size': 300, 'batch_tokens': 512, 'max_length': 16}
+  smaller |= {'model_dim': 16, 'ff_dim': 16, 'encoder_layers': 2, 'decoder_layers': 2, 'num_experts': 4}
   smaller = [f'--gin_bindings=MoE8E.{field} = {value}' for field, value in smaller.items()]
   (own_text,) = [block for block in blocks('README.md', 'sh') if 'lingvo_moe.translate' in block]
   lines = [line for line in own_text.replace('\\\n', ' ').splitlines() if 'lingvo_moe.' in line]
@@ -220,6 +221,18 @@ def test_the_quickstart_takes_as_long_wherever_it_is_said(path):
     [],
     ['$((SECONDS / 60)) min'],
   )
+
+
+@pytest.mark.parametrize(
+  'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'tools/make_cldr_corpus.py', 'params/mt/cldr.py']
+)
+def test_the_corpus_has_as_many_languages_wherever_it_is_said(path):
+  from lingvo_moe.tasks.mt.cldr import corpus
+
+  text = (ROOT / path).read_text(encoding='utf-8')
+  assert f'{len(corpus.LANGUAGES)} languages' in text
+  said = re.findall(r'(\d+) languages', text)
+  assert {int(number) for number in said} <= {len(corpus.LANGUAGES), len(corpus.QUICKSTART_LANGUAGES)}
 
 
 def test_contributing_has_the_alphabet_of_axes():
