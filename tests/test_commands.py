@@ -1,9 +1,10 @@
-"""tools/test and tools/quickstart: what they answer before anything is installed."""
+"""tools/test and tools/quickstart: what they install, and what they answer before anything is installed."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -79,6 +80,59 @@ def test_quickstart_answers_an_unknown_argument_with_those_it_knows(checkout):
   done = _run(checkout / 'tools/quickstart', '--max_step=3')
   assert done.returncode == 1
   assert 'unknown argument --max_step=3' in done.stderr and '--max_steps=N' in done.stderr
+
+
+@pytest.fixture
+def environment(checkout) -> pathlib.Path:
+  """An active virtual environment, whose Python notes what pip is asked for and succeeds at everything."""
+  python = checkout / 'env' / 'bin' / 'python'
+  python.parent.mkdir(parents=True)
+  python.write_text(f"""#!/bin/sh
+case "$*" in
+  *python_version*) echo 3.11.2 ;;
+  *sys.prefix*) echo {checkout}/env ;;
+  *lingvo_moe.params*) echo {checkout}/params/__init__.py ;;
+  *'pip install'*) for last; do :; done; echo "$last" >> {checkout}/installed ;;
+esac
+""")
+  python.chmod(0o755)
+  (checkout / 'setup.py').write_text('first version')
+  return checkout / 'env'
+
+
+def _installed_by(command: str, environment: pathlib.Path) -> list[str]:
+  """What the command asked pip for."""
+  checkout = environment.parent
+  log = checkout / 'installed'
+  log.write_text('')
+  done = _run(checkout / command, *_logdir(command, checkout), VIRTUAL_ENV=str(environment))
+  assert done.returncode == 0, done.stderr
+  return log.read_text().split()
+
+
+def test_quickstart_installs_no_test_tools_and_nothing_twice(environment):
+  assert _installed_by('tools/quickstart', environment) == ['.']
+  assert _installed_by('tools/quickstart', environment) == []
+
+
+def test_an_environment_with_the_test_extra_serves_the_quickstart_too(environment):
+  assert _installed_by('tools/quickstart', environment) == ['.']
+  assert _installed_by('tools/test', environment) == ['.[test]']
+  assert _installed_by('tools/quickstart', environment) == []
+  assert _installed_by('tools/test', environment) == []
+
+
+def test_a_changed_setup_is_installed_again(environment):
+  assert _installed_by('tools/test', environment) == ['.[test]']
+  (environment.parent / 'setup.py').write_text('second version')
+  assert _installed_by('tools/quickstart', environment) == ['.']
+  assert _installed_by('tools/test', environment) == ['.[test]']
+
+
+def test_files_that_run_alone_exist():
+  listed = re.findall(r'^  (tests/\S+\.py)$', (ROOT / 'tools/test').read_text(), flags=re.MULTILINE)
+  assert len(listed) > 5
+  assert [name for name in listed if not (ROOT / name).is_file()] == []
 
 
 def _logdir(command: str, checkout: pathlib.Path) -> list[str]:

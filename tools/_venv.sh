@@ -1,5 +1,7 @@
 # Sourced by tools/test and tools/quickstart: sets ROOT and PYTHON, a Python that has lingvo_moe
 # installed from this checkout, in the active virtual environment or else in ROOT/.venv.
+#
+#   EXTRA=test   set by the caller: install that extra of setup.py too; unset: the package alone
 
 ROOT="$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
@@ -36,18 +38,20 @@ installed_here() {
   [[ "$found" == "$ROOT/params/__init__.py" ]]
 }
 
-# Installs when setup.py, the checkout or the Python changed since the last time.
+# Installs when setup.py, the checkout or the Python changed since the last time, or when EXTRA was
+# not installed then. The stamp's first line says for what it was made, its second which extra.
 install_package() {
-  local stamp wanted quiet=()
+  local stamp wanted installed had extra="${EXTRA:-}" quiet=()
   stamp="$("$PYTHON" -c 'import sys; print(sys.prefix)')/.lingvo_moe_installed"
   wanted="$ROOT $(version "$PYTHON") $(cksum < "$ROOT/setup.py")"
-  if [[ "$(cat "$stamp" 2>/dev/null)" == "$wanted" ]] && installed_here; then return; fi
+  { read -r installed; read -r had; } 2>/dev/null < "$stamp" || true
+  if [[ "${installed:-}" == "$wanted" && ( -z "$extra" || "${had:-}" == "$extra" ) ]] && installed_here; then return; fi
   say "Installing lingvo_moe and what it needs from PyPI (TensorFlow is large: some minutes)"
   if [[ -n "${CI:-}" || ! -t 1 ]]; then quiet=(--quiet --progress-bar=off); fi
   "$PYTHON" -c 'import pip' 2>/dev/null || "$PYTHON" -m ensurepip
   (cd "$ROOT" && "$PYTHON" -m pip install --disable-pip-version-check --no-input "${quiet[@]}" \
-    --editable '.[test]')
-  echo "$wanted" > "$stamp"
+    --editable ".${extra:+[$extra]}")
+  printf '%s\n%s\n' "$wanted" "$extra" > "$stamp"
 }
 
 if [[ -n "${VIRTUAL_ENV:-}" ]]; then

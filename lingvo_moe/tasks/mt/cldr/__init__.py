@@ -1,1 +1,1 @@
-"""The default corpus: phrases said in about 100 languages out of the CLDR data in Babel."""
+"""The default corpus: phrases said in 125 languages out of the CLDR data in Babel."""
