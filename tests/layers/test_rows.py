@@ -19,7 +19,7 @@ from lingvo_moe.layers.rows import in_parts
 from lingvo_moe.layers.rows import undivided
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import cores
-from lingvo_moe.tasks.mt.model import BATCH_KEYS
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 

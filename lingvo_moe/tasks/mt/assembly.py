@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.mt.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
 
 Batch = dict[str, np.ndarray]  # int32 [B, T] each
-
-SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
-TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 
 
 def source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix: np.ndarray | None = None) -> Batch:

@@ -16,6 +16,7 @@ from lingvo_moe.optim import schedule
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 _OPTIMIZERS = {'adafactor': optimizer.Adafactor, 'adam': optimizer.Adam}
 _SCHEDULES = ('inverse_sqrt', 'warmup_inverse_sqrt', 'constant')
@@ -23,7 +24,7 @@ _ACTIVATION_DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
-class MtConfig(DataConfig):
+class MtConfig(DataConfig, TranslationTask):
   """Model, training and decoding; DataConfig holds the corpus and its batches.
 
   Attributes:

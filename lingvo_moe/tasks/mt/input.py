@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
@@ -30,7 +31,6 @@ from lingvo_moe.tasks.mt.sampling import shuffled
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 Batch = assembly.Batch
-_KEYS = assembly.SOURCE_KEYS + assembly.TARGET_KEYS
 _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
 
@@ -117,14 +117,14 @@ class TrainInput:
     """The batches from a step on, made in the background while earlier ones are used."""
 
     def one(step):
-      values = tf.numpy_function(self._values, [step], [tf.int32] * len(_KEYS), stateful=False)
-      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(_KEYS, values, strict=True)}
+      values = tf.numpy_function(self._values, [step], [tf.int32] * len(BATCH_KEYS), stateful=False)
+      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(BATCH_KEYS, values, strict=True)}
 
     return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
 
   def _values(self, step) -> list[np.ndarray]:
     batch = self.batch(int(step))
-    return [batch[key] for key in _KEYS]
+    return [batch[key] for key in BATCH_KEYS]
 
   def _locate(self, step: int) -> tuple[_Window, int]:
     with self._lock:
@@ -239,7 +239,7 @@ class EvalInput:
     self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
 
   @property
-  def pairs(self) -> list[str]:
+  def subsets(self) -> list[str]:
     """The names of the pairs, by number."""
     return [pair.name for pair in self._examples.pairs]
 
@@ -248,7 +248,7 @@ class EvalInput:
 
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
-      pairs_BP = np.zeros((plan.rows, len(self.pairs)), np.int32)
+      pairs_BP = np.zeros((plan.rows, len(self.subsets)), np.int32)
       pairs_BP[plan.row, self._pair[plan.example]] = 1
       yield {**self._examples.batch(plan, self._pair, self._line), 'pairs': pairs_BP}
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lingvo_moe.tasks.mt.assembly import SOURCE_KEYS
-from lingvo_moe.tasks.mt.assembly import TARGET_KEYS
 from lingvo_moe.tasks.mt.assembly import Batch
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab import BOS
 from lingvo_moe.tasks.mt.vocab import EOS
@@ -56,4 +55,4 @@ def batch_shapes(config: MtConfig) -> Batch:
   """The shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has."""
   length = config.max_length
   zeros_BT = np.broadcast_to(np.zeros([], np.int32), [config.batcher().rows(length), length])
-  return dict.fromkeys(SOURCE_KEYS + TARGET_KEYS, zeros_BT)
+  return dict.fromkeys(BATCH_KEYS, zeros_BT)
