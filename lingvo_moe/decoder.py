@@ -69,6 +69,8 @@ def define_flags() -> None:
   flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
   runtime_flags.define()
   flags.DEFINE_float('poll_seconds', 5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01)
+  for shared in (checkpoint_flags, runtime_flags):
+    flags.adopt_module_key_flags(shared)  # so that --help shows them
 
 
 def main(argv) -> None:

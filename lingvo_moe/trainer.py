@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model', None, "A registered model's name; tools/models.py lists them.", required=True)
 flags.DEFINE_string('logdir', None, 'Directory for checkpoints, logs and everything else of the run.', required=True)
-flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
-flags.DEFINE_multi_string('gin_bindings', [], "A gin binding, such as 'MoE8E.batch_tokens = 2048'; may be repeated.")
+flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings.')
+flags.DEFINE_multi_string('gin_bindings', [], "A gin binding, such as 'MoE8E.batch_tokens = 2048'.")
 flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the configuration's.")
 flags.DEFINE_integer('max_steps', None, "Steps to train in all; default: the configuration's.", lower_bound=0)
 flags.DEFINE_string('init_from', None, 'Log directory, or checkpoint, whose weights a new run begins with.')
@@ -45,6 +45,7 @@ flags.DEFINE_integer(
   lower_bound=1,
 )
 runtime_flags.define()
+flags.adopt_module_key_flags(runtime_flags)  # so that --help shows them
 
 
 def main(argv) -> int | None:

@@ -47,6 +47,8 @@ def define_flags() -> None:
   flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   runtime_flags.define()
   flags.DEFINE_integer('batch_lines', 1, 'Lines that are read before they are translated together.', lower_bound=1)
+  for shared in (checkpoint_flags, runtime_flags):
+    flags.adopt_module_key_flags(shared)  # so that --help shows them
 
 
 def main(argv) -> None:

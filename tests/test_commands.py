@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -79,6 +80,13 @@ def test_quickstart_answers_an_unknown_argument_with_those_it_knows(checkout):
   done = _run(checkout / 'tools/quickstart', '--max_step=3')
   assert done.returncode == 1
   assert 'unknown argument --max_step=3' in done.stderr and '--max_steps=N' in done.stderr
+
+
+@pytest.mark.parametrize('job', ['trainer', 'decoder', 'translate'])
+def test_help_of_a_job_has_the_flags_that_jobs_share(job):
+  command = [sys.executable, '-m', f'lingvo_moe.{job}', '--help']
+  said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+  assert '--logdir' in said and '--mesh' in said and ('--beam_size' in said) == (job != 'trainer')
 
 
 def _logdir(command: str, checkout: pathlib.Path) -> list[str]:
