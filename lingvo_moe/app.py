@@ -1,4 +1,4 @@
-"""Runs a command's main: a user's mistake becomes one line on stderr and exit status 1."""
+"""Entry point of every command: parses flags, runs main, and prints a UserError as one line with exit status 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
 
-# TensorFlow's start-up chatter would bury the one line that matters.
+# TensorFlow's messages at start-up would hide the one line that matters.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
@@ -28,12 +28,12 @@ def _parse_flags(argv):
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
-  """Parses absl flags, runs main(argv), and answers UserError without a stack trace.
+  """Parses absl flags and runs main(argv); prints UserError without a stack trace.
 
   Args:
     main: the command; what it returns is the exit status.
-    tensorflow: whether it uses TensorFlow, which is then imported first, without its chatter.
-    arguments: whether it takes arguments beside flags, in argv[1:].
+    tensorflow: whether it uses TensorFlow, which is then imported first, without its messages.
+    arguments: whether it takes positional arguments, in argv[1:].
   """
 
   def guarded(argv):
@@ -52,7 +52,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     except ToldElsewhereError:
       return 1
     except UserError as e:
-      message = str(e).split('\n  In call to configurable')[0]  # what gin adds tells a user nothing
+      message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
     except BrokenPipeError:
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       return 1
@@ -69,7 +69,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
 
 
 def claim_stdout() -> None:
-  """Keeps stdout for what Python prints: what native code writes there, such as Gloo's greetings, goes to stderr."""
+  """Reserves stdout for what Python prints; what native code writes to it, such as Gloo's messages, goes to stderr."""
   sys.stdout.flush()
   own = os.dup(1)
   os.dup2(2, 1)
@@ -77,16 +77,16 @@ def claim_stdout() -> None:
 
 
 def _flags_parser(argv):
-  # absl's own answer to --help, ours to a bad flag.
+  # absl handles --help, and we handle a bad flag.
   if any(a in ('--help', '-h', '-help', '--helpfull', '--helpshort') for a in argv[1:]):
     return app.parse_flags_with_usage(argv)
   return _parse_flags(argv)
 
 
 def import_tensorflow_quietly() -> None:
-  """Imports TensorFlow with stderr held back: it writes lines there that no log level turns off.
+  """Imports TensorFlow with stderr redirected to a file, as no log level turns off all of its messages.
 
-  Should the import fail, what it wrote is shown.
+  If the import fails, they are printed.
   """
   with tempfile.TemporaryFile() as held:
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine, and ends them all when one is lost."""
+"""Launcher of several processes of one run on this machine; when one is lost it ends the others."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-_GRACE_SECONDS = 100  # for the others to notice the loss by themselves, and end in order
-_SETTLE_SECONDS = 5  # in which processes that end together have all ended
+_GRACE_SECONDS = 100  # for the other processes to notice the loss themselves and end
+_SETTLE_SECONDS = 5  # within which processes that end for one mistake have all ended
 _POLL_SECONDS = 0.2
-_MISTAKE = 1  # exit status of a command that told the user what is wrong
+_MISTAKE = 1  # exit status after a UserError
 
 
 def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
   """Runs `command` as `count` processes of one run; returns the first exit status that is not 0, else 0.
 
   Each gets --coordinator, --num_processes and --process_id. Process 0 has our stdin, stdout and stderr, the others only
-  stderr. SIGTERM and SIGINT are handed on.
+  stderr. SIGTERM and SIGINT are forwarded.
   """
   address = f'127.0.0.1:{free_port()}'
   output = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
@@ -31,13 +31,13 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
     )
     for index in range(count)
   ]
-  handed = {}
+  previous = {}
   for number in (signal.SIGTERM, signal.SIGINT):
-    handed[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
+    previous[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
   try:
     return _wait(processes)
   finally:
-    for number, handler in handed.items():
+    for number, handler in previous.items():
       signal.signal(number, handler)
     for process in processes:
       if process.poll() is None:
@@ -45,17 +45,17 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int:
-  lost, since, told = None, math.inf, False  # lost: its number and exit status
+  lost, since, said = None, math.inf, False  # lost: its number and exit status
   while True:
     running = [process for process in processes if process.poll() is None]
     if lost is None:
       lost = next(((i, process.returncode) for i, process in enumerate(processes) if process.returncode), None)
       since = time.monotonic() if lost else math.inf
     passed = time.monotonic() - since
-    # A mistake is told by the process that made it, and all end with the same status.
+    # A UserError is printed by the process that raised it, and all processes end with its status.
     alike = all(process.returncode in (None, _MISTAKE) for process in processes)
-    if lost and not told and not (alike and (not running or passed < _SETTLE_SECONDS)):
-      told = True
+    if lost and not said and not (alike and (not running or passed < _SETTLE_SECONDS)):
+      said = True
       print(
         f'process {lost[0]} of {len(processes)} was lost ({_how(lost[1])}): the others cannot go on without '
         'it and are ended; the last checkpoint stands, and the same command goes on from it',

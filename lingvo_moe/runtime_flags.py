@@ -1,4 +1,4 @@
-"""The flags that choose a runtime, the same for every job."""
+"""Flags that choose a runtime, the same for every job; and what the processes of a run do together."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def define() -> None:
     'runtime',
     'local',
     ['local', 'spmd', 'tpu'],
-    'local: one CPU or GPU; spmd: a mesh of devices; tpu: a mesh of all cores of a TPU, through TPUStrategy.',
+    'local: one CPU or GPU. spmd: a mesh of devices (XLA). tpu: a mesh of all cores of a TPU (TPUStrategy).',
   )
   flags.DEFINE_string('mesh', '', "Devices by axis for --runtime=spmd or tpu, such as 'expert:4' or 'data:2,expert:2'.")
-  flags.DEFINE_bool('split_dense', False, 'A device stores a part of the dense layers too, and not a copy of them.')
-  flags.DEFINE_string('coordinator', '', 'HOST:PORT at which process 0 listens, with several processes.')
-  flags.DEFINE_integer('num_processes', 1, 'Processes in all.', lower_bound=1)
-  flags.DEFINE_integer('process_id', 0, "This process's number.", lower_bound=0)
+  flags.DEFINE_bool('split_dense', False, 'Store a part of the dense layers on each device; default: a copy.')
+  flags.DEFINE_string('coordinator', '', 'HOST:PORT where process 0 listens; for several processes.')
+  flags.DEFINE_integer('num_processes', 1, 'Number of processes of the run.', lower_bound=1)
+  flags.DEFINE_integer('process_id', 0, 'Number of this process, from 0.', lower_bound=0)
   flags.DEFINE_string('tpu', '', "For --runtime=tpu: a TPU's name or address, or 'local' on a TPU VM.")
 
 
-# Of each flag, what it is for and the runtimes that take it.
+# Flag -> (what it is for, the runtimes that take it).
 _TAKEN = {
   'mesh': ('a mesh of devices', ('spmd', 'tpu')),
   'split_dense': ('a mesh of devices', ('spmd', 'tpu')),
@@ -49,7 +49,7 @@ _TAKEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A runtime that was asked for; the fields are the flags."""
+  """Values of the flags, one field each."""
 
   runtime: str = 'local'
   mesh: str = ''
@@ -78,7 +78,7 @@ class Choice:
 
   @property
   def leads(self) -> bool:
-    """Whether this is the process that does what one process does for all."""
+    """Whether this is the leader process, which alone writes the log directory and prints."""
     return self.process_id == 0
 
   def require_one_process(self, job: str) -> None:
@@ -87,15 +87,28 @@ class Choice:
         f'the {job} is one process, with as many devices as it finds; saw --num_processes={self.num_processes}: leave it out'
       )
 
+  def set_threads(self, decoding: bool, jit: bool = False) -> None:
+    """Sets how TensorFlow's kernels share the cores of a CPU; called by a job once, before anything is computed.
+
+    Args:
+      decoding: whether the job searches, and does not train or score.
+      jit: whether XLA compiles the step. XLA has threads of its own, and TensorFlow's stay as they are.
+    """
+    if self.runtime != 'local' or jit:
+      return
+    from lingvo_moe.ops.cpu import threads
+
+    threads.set_policy(decoding=decoding)
+
   def connect(self) -> None:
     """Finds the devices, and the other processes; before anything else is computed."""
     if self.runtime != 'local':
       _ = self._mesh_and_devices  # found once
 
   def together(self, f: Callable[[], T]) -> T:
-    """f() in every process; returns when it is done in all.
+    """Calls f in every process; returns its value here, when all are done.
 
-    What is raised in one of them ends all: it is told once, and is a ToldElsewhereError in the others.
+    An error in one process ends all: it is raised there, and the others raise ToldElsewhereError.
     """
     if self.num_processes == 1:
       return f()
@@ -105,7 +118,7 @@ class Choice:
     try:
       value = f()
     except ProcessLostError:
-      raise  # nothing can be told to those that are left
+      raise  # the processes that are left cannot be reached
     except Exception as e:
       error = e
     failed = [process for process, bad in enumerate(spmd.gather(error is not None)) if bad]
@@ -116,7 +129,10 @@ class Choice:
     raise ToldElsewhereError(f'process {failed[0]} could not go on, and says why')
 
   def lead(self, f: Callable[[], T]) -> T:
-    """f() of the process that leads, in every process: a small value, that JSON can hold. Raises as `together` does."""
+    """Calls f in the leader process; returns its value, a small one that JSON can hold, in every process.
+
+    Raises as `together` does.
+    """
     value = self.together(lambda: f() if self.leads else None)
     if self.num_processes == 1:
       return value
@@ -125,7 +141,7 @@ class Choice:
     return spmd.share(value)
 
   def say(self, text: str) -> None:
-    """Tells people, once."""
+    """Prints a line to stderr, in the leader process alone."""
     if self.leads:
       print(text, file=sys.stderr, flush=True)
 

@@ -14,49 +14,46 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe import checkpoint_flags
 from lingvo_moe import runtime_flags
 from lingvo_moe.core.errors import UserError
+
+# Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
+if TYPE_CHECKING:
+  from lingvo_moe.run.rundir import RunDir
+  from lingvo_moe.tasks.task import Translates
 
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-  """The flags; see define_flags."""
+class Options(checkpoint_flags.Options):
+  """Values of the flags; see define_flags."""
 
-  logdir: str
-  model: str | None = None
-  step: int | None = None
-  best: bool = False
   target: str | None = None
-  beam_size: int | None = None
-  length_norm_alpha: float | None = None
   n_best: int = 1
   batch_lines: int = 1
 
 
 def define_flags() -> None:
   """Not done by an import: the trainer and the decoder have flags of the same names."""
-  flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
-  flags.DEFINE_string('model', None, "The run's model, if you want that checked; the log directory knows it.")
-  flags.DEFINE_integer('step', None, 'The checkpoint of this step, and not the newest.')
-  flags.DEFINE_bool('best', False, 'The checkpoint of the best dev loss, and not the newest.')
-  flags.DEFINE_string('target', None, 'The target language, for models of several.')
-  flags.DEFINE_integer('beam_size', None, "Hypotheses kept; in place of the run's configuration.")
-  flags.DEFINE_float('length_norm_alpha', None, "GNMT's alpha; in place of the run's configuration.")
+  checkpoint_flags.define()
+  flags.DEFINE_string('target', None, 'Target language, for models of several.')
   flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   runtime_flags.define()
   flags.DEFINE_integer('batch_lines', 1, 'Lines that are read before they are translated together.', lower_bound=1)
+  for shared in (checkpoint_flags, runtime_flags):
+    flags.adopt_module_key_flags(shared)  # so that --help shows them
 
 
 def main(argv) -> None:
   del argv
-  options = Options(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Options)})
+  options = Options.from_flags()
   app.claim_stdout()
   translate(options, sys.stdin.buffer, sys.stdout, runtime_flags.Choice.from_flags())
 
@@ -66,65 +63,54 @@ def translate(
 ) -> None:
   """Translates until the source ends.
 
-  Of several processes the one that leads reads and answers; all of them translate.
+  Of several processes the leader reads and writes; all of them translate.
   """
-  # TensorFlow takes seconds to import: flags are checked before.
-  from lingvo_moe.ops.cpu import threads
   from lingvo_moe.run import inference
   from lingvo_moe.run.rundir import RunDir
 
-  if options.step is not None and options.best:
-    raise UserError('--step and --best each choose a checkpoint: give one of them')
-  if choice.runtime == 'local':
-    threads.set_policy(decoding=True)
+  choice.set_threads(decoding=True)
   choice.connect()
   run = RunDir(options.logdir)
-  config, vocabs, target = choice.together(lambda: _settings(run, options))
+  config = choice.together(lambda: load_config(run, options))
   runtime = choice.make(config.program())
-  checkpoints = run.checkpoints()
-  step = choice.lead(lambda: inference.choose_step(checkpoints, options.step, options.best))
-  choice.together(lambda: inference.load_weights(runtime, checkpoints, step))
-  translator = inference.translator(runtime, config, vocabs, n_best=options.n_best)
-
-  def answer(first, translated):
-    for i in translated.truncated:
-      print(
-        f'warning: line {first + i} is over max_length={config.max_length} tokens and was translated in part',
-        file=sys.stderr,
-      )
-    for number, hypotheses in enumerate(translated.hypotheses, first):
-      for h in hypotheses:
-        output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
-    output.flush()
-
+  vocabs = choice.together(config.vocabs)
+  target = choice.together(lambda: config.choose_target(vocabs, options.target))
+  translator = choice.together(lambda: config.translator(vocabs, runtime, n_best=options.n_best))
+  step = choice.lead(lambda: options.choose_step(run))
+  choice.together(lambda: inference.load_weights(runtime, run.checkpoints(), step))
+  lines_read = 0
   batches = _batches(source if choice.num_processes == 1 else _as_they_come(source), options.batch_lines)
-  first = 1
   while (lines := choice.lead(lambda: next(batches, None))) is not None:
     if lines:
       translated = choice.together(functools.partial(translator.translate, lines, target))
-      choice.lead(functools.partial(answer, first, translated))
-      first += len(lines)
+      choice.lead(functools.partial(write, output, translated, lines_read + 1, options, config.max_length))
+      lines_read += len(lines)
 
 
-def _settings(run, options: Options) -> tuple:
-  """(configuration, vocabularies, target language or None) as the options say."""
-  from lingvo_moe.run import inference
-  from lingvo_moe.tasks.mt import decoding
+def load_config(run: RunDir, options: Options) -> Translates:
+  """The run's configuration as the options say; UserError where its task is not translation."""
+  from lingvo_moe.tasks.task import Translates
 
-  config = inference.load_config(
-    run, options.model, beam_size=options.beam_size, length_norm_alpha=options.length_norm_alpha
-  )
-  if options.n_best > config.beam_size:
-    raise UserError(
-      f'a beam of {config.beam_size} has no {options.n_best} translations to choose from: '
-      f'use --n_best={config.beam_size}, or a larger --beam_size'
+  config = options.load_config(run)
+  if not isinstance(config, Translates):
+    raise UserError(f'{run.path} holds a run of {type(config).__name__}, which does not translate: use the decoder')
+  return config
+
+
+def write(output: TextIO, translated: Any, first: int, options: Options, max_length: int) -> None:
+  """Writes the translations of some lines, of which `first` is the number of the first, and flushes them."""
+  for i in translated.truncated:
+    print(
+      f'warning: line {first + i} is over max_length={max_length} tokens and was translated in part', file=sys.stderr
     )
-  vocabs = run.vocabs(config)
-  return config, vocabs, decoding.choose_target(config, vocabs[0], options.target)
+  for number, hypotheses in enumerate(translated.hypotheses, first):
+    for h in hypotheses:
+      output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
+  output.flush()
 
 
 def _as_they_come(source: BinaryIO) -> Iterator[bytes | None]:
-  """A file's lines, and None whenever there was none for a while: processes do not wait for each other for ever."""
+  """A file's lines, and None after a while without one, so that other processes need not wait without a limit."""
   rest = b''
   while True:
     if not select.select([source], [], [], _WHILE_SECONDS)[0]:
@@ -140,7 +126,7 @@ def _as_they_come(source: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
-  """Lines without their ends, as soon as there are `size`, or no more; no lines where the source has None."""
+  """Groups of `size` lines without their ends, the last one smaller; an empty group where the source has None."""
   lines, number = [], 0
   for line in source:
     if line is None:

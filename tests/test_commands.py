@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -133,6 +134,13 @@ def test_files_that_run_alone_exist():
   listed = re.findall(r'^  (tests/\S+\.py)$', (ROOT / 'tools/test').read_text(), flags=re.MULTILINE)
   assert len(listed) > 5
   assert [name for name in listed if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize('job', ['trainer', 'decoder', 'translate'])
+def test_help_of_a_job_has_the_flags_that_jobs_share(job):
+  command = [sys.executable, '-m', f'lingvo_moe.{job}', '--help']
+  said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+  assert '--logdir' in said and '--mesh' in said and ('--beam_size' in said) == (job != 'trainer')
 
 
 def _logdir(command: str, checkout: pathlib.Path) -> list[str]:

@@ -105,7 +105,7 @@ def translator_of(run, step, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return inference.translator(runtime, config, run.vocabs(config))
+  return config.translator(config.vocabs(), runtime)
 
 
 def scalars(run):

@@ -26,7 +26,7 @@ ORDER = (
   'analysis',
   'bench',
   'paper',
-  'app runtime_flags launcher',
+  'app checkpoint_flags runtime_flags launcher',
   'trainer decoder translate',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
@@ -53,6 +53,17 @@ def test_a_module_imports_nothing_of_a_later_layer(path):
   assert own in RANK, f'{own} has no place in the order'
   for module in imported(path):
     assert RANK[module.split('.')[0]] <= RANK[own], f'{path.relative_to(ROOT)} imports lingvo_moe.{module}'
+
+
+JOBS = {'trainer', 'decoder', 'translate', 'run', 'runtime', 'app', 'checkpoint_flags', 'runtime_flags', 'launcher'}
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_jobs_and_what_they_share_know_no_task_by_name(path):
+  if path.relative_to(PACKAGE).with_suffix('').parts[0] in JOBS:
+    shared = ('tasks.task', 'tasks.metrics')
+    named = [module for module in imported(path) if module.split('.')[0] == 'tasks' and module not in shared]
+    assert not named, f'{path.relative_to(ROOT)} imports {named}: use the protocol of tasks/task.py'
 
 
 def test_params_are_imported_by_name_only():

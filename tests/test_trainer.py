@@ -20,6 +20,7 @@ from absl.testing import flagsaver
 from lingvo_moe import trainer
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import reporting
+from lingvo_moe.run import training
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 
@@ -184,12 +185,12 @@ def test_several_steps_in_a_call_change_nothing(corpus, whole, tmp_path, monkeyp
   assert saved[0] == saved[1]
 
 
-def test_a_loop_has_one_shape_and_ends_where_there_is_something_to_do():
+def test_a_call_has_one_shape_and_ends_where_there_is_something_to_do():
   batch = lambda length: {'x': np.zeros([2, length])}
   lengths = [5, 5, 5, 9, 9, 9, 9, 5, 5, 5]
 
   def sizes(step, size, stops):
-    loops = trainer.in_loops(map(batch, lengths), step, size, stops)
+    loops = training.batches_by_call(map(batch, lengths), step, size, stops)
     return [[x['x'].shape[1] for x in loop] for loop in loops]
 
   assert sizes(0, 1, {4}) == [[length] for length in lengths]

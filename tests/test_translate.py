@@ -94,7 +94,7 @@ def _expected(run, lines, step=2, target=None, n_best=1, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return inference.translator(runtime, config, run.vocabs(config), n_best=n_best).translate(lines, target).hypotheses
+  return config.translator(config.vocabs(), runtime, n_best=n_best).translate(lines, target).hypotheses
 
 
 def texts(hypotheses):

@@ -1,12 +1,14 @@
 """Checkpoints: TensorFlow's TensorBundle, one logical tensor per weight, committed whole or not at all.
 
 `<directory>/step_00001000/state.{index,data-*}` holds 'step', every weight under its name ('decoder/layer_03/moe/wi')
-and every optimiser slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. Each process
-of a run writes the pieces of tensors that its devices hold, and reads those that they need, so a checkpoint of any
-number of devices goes on with any other, and nobody ever holds more than its part. Weights that a scanned stack keeps
-as one, [L, ...], are written and read layer by layer under the names of the unrolled one. A checkpoint is written beside its
-place and renamed into it, so a crash at any point leaves the one before. Beside it lies `dev_loss.json`, where the step
-was evaluated.
+and every optimizer slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine.
+
+- Each process writes and reads only the slices of tensors that its devices hold, so a checkpoint written by any number
+  of devices can be restored onto any other number.
+- Weights that a scanned stack keeps stacked, [L, ...], are written and read layer by layer under the names of the
+  unrolled stack.
+- A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before.
+- `dev_loss.json` in the folder holds the dev loss, where the step was evaluated.
 """
 
 from __future__ import annotations
@@ -34,19 +36,19 @@ from lingvo_moe.runtime.pieces import slice_spec
 _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
 _DEV_LOSS = 'dev_loss.json'
-# What TensorFlow's reader raises on a bad file; a file cut short is an IndexError.
+# Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 
 
 class Holder(Protocol):
-  """One of the processes that hold a state together, and save it together."""
+  """The part of a state that one process holds; the processes of a run save a checkpoint together."""
 
   process_index: int
   process_count: int
   step: int
 
   def pieces(self) -> Iterable[Piece]:
-    """What this process is to save; together the processes give every element once."""
+    """The slices that this process saves; over all processes, every element once."""
 
   def agree(self, flag: bool) -> bool:
     """Whether the flag is set in every process; waits for all of them."""
@@ -54,7 +56,7 @@ class Holder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-  """A tensor in a checkpoint, of which any part can be read: stored[...] or stored[0:2, 3:4]."""
+  """A tensor in a checkpoint, read slice by slice: stored[...] or stored[0:2, 3:4]."""
 
   prefix: str
   name: str
@@ -78,7 +80,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayers:
-  """Tensors in a checkpoint that are one to a scanned stack, along a leading axis; read as Stored is."""
+  """Tensors of several layers in a checkpoint, stacked along a leading axis for a scanned stack; read as Stored is."""
 
   layers: tuple[Stored, ...]
 
@@ -98,7 +100,7 @@ class StoredLayers:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-  """The checkpoints of a run.
+  """Checkpoints of a run: saves, finds, restores and drops them.
 
   Attributes:
     directory: where they are.
@@ -184,7 +186,7 @@ class Checkpoints:
     self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
-    """The named tensors of a checkpoint, whose shapes must be those given, to be read as they are needed."""
+    """The named tensors of a checkpoint, which must have the given shapes; they are read when they are sliced."""
     if step not in self.steps():
       there = ', '.join(map(str, self.steps())) or 'none'
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
@@ -223,7 +225,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-  """A state as it was: what is trained on meanwhile does not change it."""
+  """A copy of a state in memory, which training does not change."""
 
   step: int
   copied: tuple[Piece, ...]
@@ -232,7 +234,7 @@ class _Copy:
 
   @classmethod
   def of(cls, holder: Holder) -> _Copy:
-    # A tensor of TensorFlow's does not change; an array may be a view of a device's memory.
+    # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
     copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.pieces())
     return cls(holder.step, tuple(copied))
 
@@ -244,10 +246,10 @@ class _Copy:
 
 
 class Saver:
-  """Saves a state beside the training that goes on: it is copied at once, and written by a thread.
+  """Saves in the background: copies the state at once and writes it in a thread, while training goes on.
 
-  Several processes save together before they go on: their threads could not wait for each other while the devices
-  are at work.
+  With several processes it saves in the foreground, since their threads could not wait for each other while the devices
+  compute.
   """
 
   def __init__(self, checkpoints: Checkpoints, holder: Holder):
@@ -257,7 +259,7 @@ class Saver:
     self._writing: futures.Future | None = None
 
   def save(self) -> None:
-    """Begins to save the state of this moment, once the one before is written."""
+    """Begins to save the current state, once the one before is written."""
     self.wait()
     if self._holder.process_count > 1:
       self.checkpoints.save(self._holder)
@@ -265,7 +267,7 @@ class Saver:
       self._writing = self._thread.submit(self.checkpoints.save, _Copy.of(self._holder))
 
   def wait(self) -> None:
-    """Returns when what was saved is on disk; raises what went wrong with it."""
+    """Waits until the state that was saved is on disk; raises the error if that failed."""
     if self._writing:
       writing, self._writing = self._writing, None
       writing.result()
@@ -277,10 +279,10 @@ def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
 
 
 def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
-  """Tensors by name, stacked ones too, to be read as they are needed.
+  """Tensors by name, stacked ones too; they are read when they are sliced.
 
   Raises:
-    UserError: one is missing or has another shape; or, when it is read, fails its checksum.
+    UserError: a tensor is missing or has another shape; or, when it is read, fails its checksum.
   """
   there = shapes(prefix)
   for name, shape in by_layer(specs).items():
@@ -305,7 +307,7 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored 
 
 
 def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-  """Names and shapes as a checkpoint has them: those of stacked layers one by one."""
+  """Names and shapes as in a checkpoint, where stacked layers are separate tensors."""
   found = {}
   for name, shape in specs.items():
     layers = weights_lib.names_by_layer(name, shape[0]) if shape else None
@@ -314,7 +316,7 @@ def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]
 
 
 def _by_layer(pieces: Iterable[Piece]) -> Iterator[Piece]:
-  """Pieces of stacked layers one by one."""
+  """Splits pieces of stacked layers into one piece a layer."""
   for piece in pieces:
     layers = weights_lib.names_by_layer(piece.name, piece.shape[0]) if piece.shape else None
     if layers is None:
@@ -325,7 +327,7 @@ def _by_layer(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _write(prefix: str, pieces: Iterable[Piece]) -> str:
-  """Writes pieces to a bundle; returns why that failed, '' when it did not."""
+  """Writes pieces to a bundle; returns the error message, '' without one."""
   pieces = list(pieces)
   if not pieces:
     return ''

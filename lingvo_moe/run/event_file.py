@@ -1,4 +1,4 @@
-"""Scalars in TensorBoard's event files. TensorFlow writes those without TensorBoard, but its tf.summary.scalar does not."""
+"""TensorBoard event files of scalars, written without TensorBoard installed, which tf.summary.scalar needs."""
 
 from __future__ import annotations
 

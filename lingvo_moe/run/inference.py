@@ -1,21 +1,20 @@
-"""A run as those see it who only use its weights: decoder and translate."""
+"""Loading a run for inference: its configuration, a checkpoint, and the weights. For decoder and translate."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt.decoding import Translator
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import TaskConfig
 
 
-def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
+def load_config(run: RunDir, model: str | None = None, **overrides) -> TaskConfig:
   """The configuration of a run, with the values that are not None in place of its own.
 
   Args:
@@ -24,7 +23,7 @@ def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
     **overrides: fields; None leaves them.
 
   Raises:
-    UserError: there is no run, or it is one of another model, or a value is out of its range.
+    UserError: there is no run, or it is one of another model, or it has no such field, or a value is out of its range.
   """
   name, config = run.load()
   if model and model != name:
@@ -32,7 +31,12 @@ def load_config(run: RunDir, model: str | None = None, **overrides) -> Any:
       f'{run.path} holds a run of {name}, not of --model={model}: leave --model out, '
       'or give the --logdir of the other run'
     )
-  return dataclasses.replace(config, **{field: value for field, value in overrides.items() if value is not None})
+  overrides = {field: value for field, value in overrides.items() if value is not None}
+  known = [field.name for field in dataclasses.fields(config)]
+  for field in overrides:
+    if field not in known:
+      raise UserError(f'{name} has no field {field!r}, so that --{field} has no meaning; {closest(field, known)}')
+  return dataclasses.replace(config, **overrides)
 
 
 def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = False) -> int:
@@ -52,11 +56,6 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = 
       'for one, without --once'
     )
   return step
-
-
-def translator(runtime: Runtime, config: Any, vocabs: tuple[Vocab, Vocab], **options) -> Translator:
-  """Translates with the weights that a runtime holds; options are Translator's."""
-  return Translator(config, vocabs, runtime.function, row_multiple=runtime.row_multiple, **options)
 
 
 def load_weights(runtime: Runtime, checkpoints: Checkpoints, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training run tells: a progress bar, TensorBoard's event file, and the same scalars as JSON lines."""
+"""Log of a training run: a progress bar, TensorBoard's event file, and the same scalars as JSON lines."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ import tqdm
 
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt.input import EvalInput
+from lingvo_moe.tasks.task import DevInput
+from lingvo_moe.tasks.task import TaskConfig
 
 
 class DevLoss(NamedTuple):
   """Mean cross-entropy in nats a target token."""
 
   mean: float  # over all tokens
-  by_pair: dict[str, float]
+  by_subset: dict[str, float]
 
 
-def evaluate(runtime: Runtime, dev: EvalInput, give_up: Callable[[], object] = lambda: False) -> DevLoss | None:
-  """The loss of held-out text; None if `give_up` came true meanwhile."""
-  xent_P, tokens_P = np.zeros(len(dev.pairs)), np.zeros(len(dev.pairs))
+def evaluate(
+  config: TaskConfig, runtime: Runtime, dev: DevInput, give_up: Callable[[], object] = lambda: False
+) -> DevLoss | None:
+  """The loss on dev text; None if `give_up` came true meanwhile."""
+  xent_P, tokens_P = np.zeros(len(dev.subsets)), np.zeros(len(dev.subsets))
   xent = tokens = 0.0
   for batch in dev:
     if give_up():
@@ -36,55 +39,32 @@ def evaluate(runtime: Runtime, dev: EvalInput, give_up: Callable[[], object] = l
     metrics = runtime.eval_step(batch)
     xent += float(metrics['xent'])
     tokens += float(metrics['target_tokens'])
-    xent_P += metrics['xent_by_pair']
-    tokens_P += metrics['target_tokens_by_pair']
-  by_pair = dict(zip(dev.pairs, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
-  return DevLoss(xent / max(tokens, 1.0), by_pair)
-
-
-def scalars(metrics: Mapping) -> dict[str, float]:
-  """The task's metrics by name; of every layer with experts: balance, drops and entropy."""
-  tokens = max(float(metrics['target_tokens']), 1.0)
-  flat = {
-    'loss': metrics['loss'],
-    'xent': metrics['xent'] / tokens,
-    'aux_loss': metrics['aux_loss'],
-    'grad_norm': metrics['grad_norm'],
-    'learning_rate': metrics['learning_rate'],
-    'target_tokens': metrics['target_tokens'],
-  }
-  for layer, stats in metrics['routing'].items():
-    routed = max(float(stats.tokens), 1.0)
-    flat.update(
-      {
-        f'moe/{layer}/aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
-        f'moe/{layer}/first_dropped': stats.first_dropped / routed,
-        f'moe/{layer}/second_dropped': stats.second_dropped / routed,
-        f'moe/{layer}/second_skipped': stats.second_skipped / routed,
-        f'moe/{layer}/entropy': stats.entropy / routed,
-        f'moe/{layer}/largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
-      }
-    )
-  return {name: float(value) for name, value in flat.items()}
+    xent_P += metrics[f'xent_by_{config.subset}']
+    tokens_P += metrics[f'target_tokens_by_{config.subset}']
+  by_subset = dict(zip(dev.subsets, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
+  return DevLoss(xent / max(tokens, 1.0), by_subset)
 
 
 class TrainLog:
-  """The log of a run from `first_step` on.
+  """Log of a run from `first_step` on.
 
-  Lines of train.jsonl beyond that step, left by a run that died after its last checkpoint, are dropped: their steps
-  come again. Every line has the seconds of work and the source and target tokens of training since the run began, in all
-  its processes one after the other: time between them is not counted, nor are steps that were lost.
+  Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
+  steps are made again. Every line has the seconds of work and the tokens of training (config.token_counts) since the
+  run began, over all restarts; time between them is not counted, nor are steps that were lost.
   """
 
-  def __init__(self, logdir: str, first_step: int, max_steps: int):
+  def __init__(self, logdir: str, config: TaskConfig, first_step: int):
+    self._config = config
     self._path = os.path.join(logdir, 'train.jsonl')
-    self._totals = dict.fromkeys(('seconds', 'source_tokens', 'target_tokens'), 0.0)
+    self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
     self._totals |= _keep_lines_up_to(self._path, first_step, self._totals)
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = open(self._path, 'a', encoding='utf-8')
     self._events = EventFile(logdir)
     interval = 0.5 if sys.stderr.isatty() else 30
-    self._bar = tqdm.tqdm(total=max_steps, initial=first_step, unit='step', mininterval=interval, file=sys.stderr)
+    self._bar = tqdm.tqdm(
+      total=config.max_steps, initial=first_step, unit='step', mininterval=interval, file=sys.stderr
+    )
     self._waited = 0.0
     self._reset()
 
@@ -96,16 +76,16 @@ class TrainLog:
     self._waited += time.perf_counter() - start
 
   def step(self, step: int, metrics: Mapping, write: bool) -> None:
-    """Takes note of a step; with `write`, also logs its scalars and the pace since the last that was logged."""
-    for side in ('source_tokens', 'target_tokens'):
-      self._tokens += float(metrics[side])
-      self._totals[side] += float(metrics[side])
+    """Counts a step; with `write`, also logs its scalars and the pace since the last step that was logged."""
+    for name in self._config.token_counts:
+      self._tokens += float(metrics[name])
+      self._totals[name] += float(metrics[name])
     self._bar.update(1)
     if not write:
       return
     elapsed = time.perf_counter() - self._since
     pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
-    values = {**scalars(metrics), **pace}
+    values = {**self._config.scalars(metrics), **pace}
     self._write(step, values)
     self._bar.set_postfix(loss=f'{values["loss"]:.3f}', tok_s=f'{pace["tokens_per_second"]:.0f}', refresh=False)
     self._reset()
@@ -113,7 +93,7 @@ class TrainLog:
   def evaluation(self, step: int, loss: DevLoss) -> float:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
-    self._write(step, values, {'dev_loss_by_pair': loss.by_pair})
+    self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset})
     self._bar.write(f'step {step}: dev loss {loss.mean:.4f}', file=sys.stderr)
     self._reset()
     return loss.mean
@@ -137,16 +117,19 @@ class TrainLog:
 
 
 class NoLog:
-  """What a process that does not lead has in place of a TrainLog."""
+  """Stands in for TrainLog in a process that does not lead: writes nothing."""
 
   def waiting(self):
     return contextlib.nullcontext()
 
   def step(self, step: int, metrics: Mapping, write: bool) -> None:
-    """Not told."""
+    """Nothing."""
+
+  def evaluation(self, step: int, loss: DevLoss) -> float:
+    return loss.mean
 
   def close(self) -> None:
-    """Nothing to close."""
+    """Nothing."""
 
 
 def _keep_lines_up_to(path: str, step: int, totals: Mapping[str, float]) -> dict[str, float]:

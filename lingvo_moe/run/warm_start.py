@@ -1,4 +1,4 @@
-"""Where a run's first state comes from: its own last checkpoint, or the weights of another run."""
+"""First state of a run: its own last checkpoint, or weights of another run (--init_from)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import Vocabs
 
 
 def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
@@ -28,18 +29,20 @@ def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> 
   )
 
 
-def take_weights(runtime: Runtime, source: str, vocabs: tuple[Vocab, Vocab]) -> str:
-  """Loads every weight that `source` has under the same name and shape; says which were and were not taken.
+def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Vocabs) -> str:
+  """Loads every weight that `source` has under the same name and shape; returns which were and were not taken, as text.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
     source: a log directory (its best checkpoint, else its latest), or a checkpoint's directory or prefix in one.
-    vocabs: (source, target) of this run. Embeddings of a run with another vocabulary are not taken.
+    config: of this run. Weights that mean something else in the other run, such as embeddings of another vocabulary,
+      are not taken.
+    vocabs: of this run.
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not pieces.is_slot(name)}
-  foreign = _foreign_embeddings(prefix, vocabs)
+  foreign = _foreign_weights(prefix, config, vocabs)
   is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
     name: spec.shape for name, spec in specs.items() if is_there(name, spec.shape) and name.split('/')[0] not in foreign
@@ -66,14 +69,10 @@ def take_weights(runtime: Runtime, source: str, vocabs: tuple[Vocab, Vocab]) -> 
   return '\n'.join(lines)
 
 
-def _foreign_embeddings(prefix: str, vocabs: tuple[Vocab, Vocab]) -> set[str]:
-  """The embeddings of a checkpoint whose vocabulary is not this run's, as far as the run around it tells."""
+def _foreign_weights(prefix: str, config: TaskConfig, vocabs: Vocabs) -> set[str]:
+  """First parts of names of weights that mean something else there, as far as the run around the checkpoint tells."""
   run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(prefix))))
-  if not run.exists:
-    return set()
-  theirs = run.vocabs(run.load()[1])
-  pairs = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
-  return {name for name, ours, other in pairs if ours.fingerprint != other.fingerprint}
+  return config.foreign_weights(vocabs, run.load()[1]) if run.exists else set()
 
 
 def find(source: str) -> str:

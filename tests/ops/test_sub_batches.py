@@ -20,7 +20,7 @@ from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.tasks.mt.model import BATCH_KEYS
+from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 

@@ -19,12 +19,13 @@ from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
+from lingvo_moe.tasks.mt.task import TranslationTask
 
 _OPTIMIZERS = {'adafactor': Adafactor, 'adam': Adam}
 
 
 @dataclasses.dataclass(frozen=True)
-class MtConfig(DataConfig):
+class MtConfig(DataConfig, TranslationTask):
   """Model, training and decoding of a translation model."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)

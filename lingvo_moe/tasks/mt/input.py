@@ -239,7 +239,7 @@ class EvalInput:
     self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
 
   @property
-  def pairs(self) -> list[str]:
+  def subsets(self) -> list[str]:
     """The names of the pairs, by number."""
     return [pair.name for pair in self._examples.pairs]
 
@@ -248,7 +248,7 @@ class EvalInput:
 
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
-      pairs_BP = np.zeros((plan.rows, len(self.pairs)), np.int32)
+      pairs_BP = np.zeros((plan.rows, len(self.subsets)), np.int32)
       pairs_BP[plan.row, self._pair[plan.example]] = 1
       yield {**self._examples.batch(plan, self._pair, self._line), 'pairs': pairs_BP}
 

@@ -21,9 +21,7 @@ from lingvo_moe.layers.stack import Routed
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
 
-# What a batch holds: int32 arrays [B, T], made by tasks/mt/input.py.
-BATCH_KEYS = ('src_ids', 'src_segments', 'src_positions', 'tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
-Batch = Mapping[str, tf.Tensor]
+Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by the names of batch_keys.py
 Totals = dict[str, tf.Tensor]
 Routings = dict[str, Routed]  # by layer name
 
@@ -107,7 +105,7 @@ class TranslationModel:
 
     Args:
       theta: nested weights.
-      batch: BATCH_KEYS; and 'pairs' [B, P] where losses are wanted by pair: 1 at the pair that a row is of.
+      batch: arrays by BATCH_KEYS; and 'pairs' [B, P] where losses are wanted by pair: 1 at the pair that a row is of.
       key: random key in training, or a key of each row; None at inference: no dropout, nothing dropped by the experts.
       totals: of the whole batch, when this is a part of it.
 

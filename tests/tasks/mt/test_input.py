@@ -217,7 +217,7 @@ def test_dev_is_read_once_in_order(world):
 def test_evaluation_tells_the_pair_of_every_row(world):
   config, cache_dir = world
   dev = EvalInput(config, cache_dir, quiet=True)
-  assert dev.pairs == ['de-en', 'fr-en']
+  assert dev.subsets == ['de-en', 'fr-en']
   rows = np.zeros(2, int)
   for batch in dev:
     filled = batch['src_segments'].any(axis=1)

@@ -1,0 +1,59 @@
+"""Flags that choose a run, one of its checkpoints, and how it is decoded: the same for decoder and translate."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Self
+
+from absl import flags
+
+from lingvo_moe.core.errors import UserError
+
+if TYPE_CHECKING:
+  from lingvo_moe.run.rundir import RunDir
+  from lingvo_moe.tasks.task import TaskConfig
+
+
+def define() -> None:
+  """Called where a job defines its own flags; not done by an import, as the trainer has flags of the same names."""
+  flags.DEFINE_string('logdir', None, 'Log directory of the run.', required=True)
+  flags.DEFINE_string(
+    'model', None, "Name of the run's model, to have it checked; otherwise the log directory gives it."
+  )
+  flags.DEFINE_integer('step', None, 'Use the checkpoint of this step; default: the newest.')
+  flags.DEFINE_bool('best', False, 'Use the checkpoint with the lowest dev loss; default: the newest.')
+  flags.DEFINE_integer('beam_size', None, "Hypotheses kept in beam search; default: the run's configuration.")
+  flags.DEFINE_float('length_norm_alpha', None, "GNMT's length penalty alpha; default: the run's configuration.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Values of the flags, one field each. A job adds its own flags by a subclass."""
+
+  logdir: str
+  model: str | None = None
+  step: int | None = None
+  best: bool = False
+  beam_size: int | None = None
+  length_norm_alpha: float | None = None
+
+  def __post_init__(self):
+    if self.step is not None and self.best:
+      raise UserError('--step and --best each choose a checkpoint: give one of them')
+
+  @classmethod
+  def from_flags(cls) -> Self:
+    return cls(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(cls)})
+
+  def load_config(self, run: RunDir, **overrides) -> TaskConfig:
+    """The run's configuration with the flags' values, and `overrides` that are not None, in place of its own."""
+    from lingvo_moe.run import inference
+
+    decoding = {'beam_size': self.beam_size, 'length_norm_alpha': self.length_norm_alpha}
+    return inference.load_config(run, self.model, **decoding, **overrides)
+
+  def choose_step(self, run: RunDir) -> int:
+    """The step of the checkpoint to use; UserError if there is none."""
+    from lingvo_moe.run import inference
+
+    return inference.choose_step(run.checkpoints(), self.step, self.best)

@@ -1,0 +1,145 @@
+"""Hooks of the training loop: each is called with every step, and does one thing.
+
+CheckFinite      ends a run that diverged
+Log              writes the log
+SaveAndEvaluate  saves checkpoints and computes the dev loss
+StopOnSignal     saves and stops after SIGTERM or SIGINT
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import reporting
+from lingvo_moe.run.training import Step
+from lingvo_moe.run.training import Training
+
+
+class CheckFinite:
+  """Raises UserError when the loss, the gradient or, before they are saved, the weights are not finite."""
+
+  def __init__(self, training: Training):
+    self._training = training
+
+  def __call__(self, step: Step) -> None:
+    loss, grad_norm = step.metrics['loss'], step.metrics['grad_norm']
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+      self._diverged(step.number, f'loss={loss}, grad_norm={grad_norm}')
+
+  def check_weights(self) -> None:
+    """A step can end with a finite loss and leave weights that are not finite; they must not be saved."""
+    name = self._training.runtime.not_finite()
+    if name:
+      self._diverged(self._training.runtime.step, f'{name} is not finite')
+
+  def _diverged(self, step, what):
+    training = self._training
+    training.saver.wait()
+    kept = training.checkpoints.latest()
+    good = f'the checkpoint of step {kept} is kept' if kept is not None else 'no checkpoint had been saved yet'
+    training.run.finish(step, 'the loss was not finite')  # otherwise a decoder would wait for more
+    raise UserError(
+      f'the loss must stay finite; at step {step} {what} ({good}): lower learning_rate, lengthen warmup_steps or set '
+      'clip_norm, in a new --logdir with --init_from if you like'
+    )
+
+
+class Log:
+  """Writes a step's scalars to the log, every log_every steps."""
+
+  def __init__(self, training: Training):
+    self._training = training
+
+  def __call__(self, step: Step) -> None:
+    self._training.log.step(step.number, step.metrics, write=self._training.is_logged(step.number))
+
+
+class SaveAndEvaluate:
+  """Saves every save_every steps; saves and computes the dev loss every eval_every steps."""
+
+  def __init__(self, training: Training, check: CheckFinite, signals: Signals):
+    self._training = training
+    self._check = check
+    self._signals = signals
+
+  def __call__(self, step: Step) -> None:
+    if self._training.is_saved(step.number):
+      self.save()  # first, since evaluating takes a while
+    if self._training.is_evaluated(step.number):
+      self._evaluate(step.number)
+
+  def catch_up(self, resumed: bool) -> None:
+    """Does what is due before the first step: the checkpoint of a run of no steps; a dev loss that was interrupted."""
+    training = self._training
+    step = training.runtime.step
+    if not resumed and step == training.config.max_steps:
+      self.save(wait=True)
+    if resumed and training.is_evaluated(step) and training.checkpoints.dev_loss(step) is None:
+      self._evaluate(step)
+
+  def save(self, wait: bool = False) -> None:
+    """Saves the runtime's state, in the background unless `wait`."""
+    self._check.check_weights()
+    self._training.saver.save()
+    if wait:
+      self._training.saver.wait()
+
+  def _evaluate(self, step: int) -> None:
+    training = self._training
+    # Several processes evaluate to the end together: they could not give up at the same batch.
+    alone = training.runtime.process_count == 1
+    give_up = lambda: alone and self._signals.received
+    dev_loss = reporting.evaluate(training.config, training.runtime, training.dev_input, give_up)
+    training.saver.wait()
+    if dev_loss is not None and training.leads:
+      training.checkpoints.note_dev_loss(step, training.log.evaluation(step, dev_loss))
+    training.runtime.agree(True)  # so that every process sees the dev loss that was noted
+
+
+class StoppedBySignal(Exception):
+  """Training stopped, its state saved."""
+
+  def __init__(self, number: signal.Signals, step: int):
+    super().__init__(f'{number.name}: saved step {step}; the same command goes on from there')
+    self.exit_status = 0 if number == signal.SIGTERM else 130
+
+
+class StopOnSignal:
+  """Saves and raises StoppedBySignal once a process of the run has received SIGTERM or SIGINT."""
+
+  def __init__(self, training: Training, saving: SaveAndEvaluate, signals: Signals):
+    self._training = training
+    self._saving = saving
+    self._signals = signals
+
+  def __call__(self, step: Step) -> None:
+    if not step.ends_call:
+      return
+    received = self._signals.received  # read once: a signal that comes later is for the next call
+    if not self._training.runtime.agree(not received):
+      self._saving.save(wait=True)
+      raise StoppedBySignal(received or signal.SIGTERM, step.number)
+
+
+class Signals:
+  """Notes SIGTERM or SIGINT for StopOnSignal; a second SIGINT interrupts at once.
+
+  Before `in_loop` is set there is nothing to save, and either signal ends the process at once.
+  """
+
+  def __init__(self):
+    self.received: signal.Signals | None = None
+    self.in_loop = False
+    signal.signal(signal.SIGTERM, self._note)
+    signal.signal(signal.SIGINT, self._note)
+
+  def _note(self, number, frame):
+    del frame
+    if number == signal.SIGINT and (self.received is not None or not self.in_loop):
+      raise KeyboardInterrupt
+    if not self.in_loop:
+      sys.exit(0)
+    self.received = signal.Signals(number)

@@ -1,0 +1,124 @@
+"""A training run that is set up, and the stream of its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.run.reporting import NoLog
+from lingvo_moe.run.reporting import TrainLog
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.task import DevInput
+from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import TrainInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """What the loop and its hooks work with.
+
+  Attributes:
+    config: of the run, prepared.
+    run: its log directory.
+    lock: keeps other trainers out of it; None in processes that do not lead.
+    checkpoints: in it.
+    runtime: holds the state, once that is restored.
+    train_input: batches.
+    dev_input: batches of the dev loss.
+    saver: writes checkpoints.
+    log: of the leader process, from the restored step on.
+    leads: whether this is the leader process.
+    say: prints a line, in the leader process alone.
+  """
+
+  config: TaskConfig
+  run: RunDir
+  lock: IO | None
+  checkpoints: Checkpoints
+  runtime: Runtime
+  train_input: TrainInput
+  dev_input: DevInput
+  saver: Saver
+  log: TrainLog | NoLog
+  leads: bool
+  say: Callable[[str], None]
+
+  def reason_to_end(self) -> str:
+    """'' while training goes on. Depends on the checkpoints alone, so that an interruption changes nothing."""
+    step, best = self.runtime.step, self.checkpoints.best()
+    if step >= self.config.max_steps:
+      return 'max_steps'
+    if self.config.patience and best and step - best[0] >= self.config.patience * self.config.eval_every:
+      return f'no gain on dev in {self.config.patience} evaluations'
+    return ''
+
+  def is_evaluated(self, step: int) -> bool:
+    """Whether the dev loss is computed after a step."""
+    return step % self.config.eval_every == 0 or step == self.config.max_steps
+
+  def is_saved(self, step: int) -> bool:
+    """Whether a checkpoint is saved after a step."""
+    every = self.config.save_every
+    return self.is_evaluated(step) or bool(every and step % every == 0)
+
+  def is_logged(self, step: int) -> bool:
+    """Whether a step's scalars are logged."""
+    return step % self.config.log_every == 0 or step == self.config.max_steps
+
+
+class Step(NamedTuple):
+  """A training step that was made.
+
+  Attributes:
+    number: updates made with it, from 1.
+    metrics: the task's, 'grad_norm' and 'learning_rate'.
+    ends_call: whether it was the last of one call of the runtime, so that the runtime's state is that of this step.
+  """
+
+  number: int
+  metrics: Mapping[str, Any]
+  ends_call: bool
+
+
+def steps(training: Training, steps_per_loop: int = 1) -> Iterator[Step]:
+  """Makes training steps from the runtime's state on, until there is a reason to end."""
+  config, runtime = training.config, training.runtime
+  step = runtime.step
+  stops = {config.log_every, config.eval_every, config.save_every, config.max_steps} - {0}
+  calls = batches_by_call(training.train_input.dataset(step), step, steps_per_loop, stops)
+  ends = bool(training.reason_to_end())
+  while not ends:
+    with training.log.waiting():
+      batches = next(calls)
+    for left, metrics in zip(reversed(range(len(batches))), runtime.train_steps(batches), strict=True):
+      step += 1
+      yield Step(step, metrics, ends_call=left == 0)
+    ends = training.is_evaluated(step) and bool(training.reason_to_end())
+
+
+def batches_by_call(
+  batches: Iterable[Mapping], step: int, size: int, stops: Collection[int]
+) -> Iterator[list[Mapping]]:
+  """Groups batches into lists of one shape each, for one call of the runtime.
+
+  Args:
+    batches: from that of the first update after `step` on.
+    step: updates made.
+    size: most batches of a list.
+    stops: a list ends at every multiple of one of them.
+  """
+  shapes = lambda batch: {name: tuple(x.shape) for name, x in batch.items()}
+  call = []
+  for batch in batches:
+    if call and shapes(batch) != shapes(call[0]):
+      yield call
+      call = []
+    call.append(batch)
+    step += 1
+    if len(call) == size or any(step % stop == 0 for stop in stops):
+      yield call
+      call = []

@@ -1,0 +1,38 @@
+"""Scalars for the log of a training step, from the metrics that tasks with a token loss share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+  """Loss, gradient norm and learning rate by name; of every MoE layer its balance, drops and entropy.
+
+  Args:
+    metrics: a training step's, with 'xent' and 'target_tokens' summed over the batch, and 'routing', {layer: Stats}.
+  """
+  tokens = max(float(metrics['target_tokens']), 1.0)
+  flat = {
+    'loss': metrics['loss'],
+    'xent': metrics['xent'] / tokens,
+    'aux_loss': metrics['aux_loss'],
+    'grad_norm': metrics['grad_norm'],
+    'learning_rate': metrics['learning_rate'],
+    'target_tokens': metrics['target_tokens'],
+  }
+  for layer, stats in metrics['routing'].items():
+    flat |= {f'moe/{layer}/{name}': value for name, value in _routing_scalars(stats).items()}
+  return {name: float(value) for name, value in flat.items()}
+
+
+def _routing_scalars(stats) -> dict[str, float]:
+  routed = max(float(stats.tokens), 1.0)
+  return {
+    'aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
+    'first_dropped': stats.first_dropped / routed,
+    'second_dropped': stats.second_dropped / routed,
+    'second_skipped': stats.second_skipped / routed,
+    'entropy': stats.entropy / routed,
+    'largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
+  }

@@ -1,0 +1,230 @@
+"""Held-out evaluation of translation: BLEU and chrF of translations, or log-probabilities of the references."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tqdm
+
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import scoring
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.decoding import Translator
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+  """One pair's held-out lines."""
+
+  name: str
+  target: str
+  tag: str | None  # the target language, if the model's sources are tagged
+  sources: list[str]
+  targets: list[str]
+
+
+def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) -> list[HeldOut]:
+  """Every pair that has the split, or its first lines.
+
+  Args:
+    config: its data_dir, pairs, split_files and tag_target are used.
+    split: test, dev, or any file prefix.
+    max_sentences: of each pair; 0: all.
+    source_vocab: must know the tags.
+  """
+  sets = []
+  for pair in corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files):
+    if config.tag_target:
+      source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
+    sources, targets = corpus.read_pair(pair)
+    count = max_sentences or len(sources)
+    sets.append(
+      HeldOut(pair.name, pair.target, pair.target if config.tag_target else None, sources[:count], targets[:count])
+    )
+  return sets
+
+
+class Translations(NamedTuple):
+  """Translations of every pair, by its name."""
+
+  texts: dict[str, list[str]]
+  truncated: dict[str, int]  # lines that were translated in part
+
+
+class LogProbs(NamedTuple):
+  """Log-probabilities of every pair's targets, by its name."""
+
+  log_probs: dict[str, np.ndarray]  # of each line, in nats
+  tokens: dict[str, np.ndarray]  # symbols of each target
+  truncated: dict[str, int]  # lines that were scored in part
+
+
+class TranslateJob:
+  """Translates every set and scores the translations: <pair>.hyp and scores.json."""
+
+  summary_file = 'scores.json'
+  suffix = '.hyp'
+
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator):
+    self._sets = sets
+    self._translator = translator
+    self._max_length = config.max_length
+    used = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
+    self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
+
+  def run(self, label: str, quiet: bool = False) -> Translations:
+    """Translates with the weights that the runtime holds; `quiet` without a progress bar."""
+    texts, truncated = {}, {}
+    with _progress(label, self._sets, quiet) as bar:
+      # Sets share batches: what a sentence is translated to does not depend on its neighbours.
+      for tag, sets in _by_tag(self._sets):
+        translated = self._translator.translate(_lines(sets, 'sources'), tag, bar.update)
+        best = [hypotheses[0].text for hypotheses in translated.hypotheses]
+        texts |= _split(sets, best)
+        truncated |= _count_by_set(sets, translated.truncated)
+    return Translations(texts, truncated)
+
+  def finish(self, found: Translations) -> Outcome:
+    """Scores the translations."""
+    texts, truncated = found
+    _warn_of_cuts(truncated, 'translated', self._max_length)
+    scores = {s.name: self._references[s.name].score(texts[s.name], truncated[s.name]) for s in self._sets}
+    mean = scoring.mean_scores(scores)
+    scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
+    scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
+    pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean})
+
+  def report(self, summary: Mapping) -> str:
+    """The summary for people."""
+    return scoring.table({name: scoring.PairScores(**s) for name, s in summary['pairs'].items()})
+
+  @functools.cached_property
+  def _references(self) -> dict[str, scoring.References]:
+    return {s.name: scoring.References(s.sources, s.targets, s.target) for s in self._sets}
+
+
+class ScoreJob:
+  """Gives the log-probability of every target: <pair>.scores, a number a line, in nats, and perplexity.json."""
+
+  summary_file = 'perplexity.json'
+  suffix = '.scores'
+
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator):
+    self._sets = sets
+    self._translator = translator
+    self._max_length = config.max_length
+    self.settings = {'text': _fingerprint(sets)}
+
+  def run(self, label: str, quiet: bool = False) -> LogProbs:
+    """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
+    log_probs, tokens, truncated = {}, {}, {}
+    with _progress(label, self._sets, quiet) as bar:
+      for tag, sets in _by_tag(self._sets):
+        scored = self._translator.score(_lines(sets, 'sources'), _lines(sets, 'targets'), tag, bar.update)
+        log_probs |= _split(sets, scored.log_probs)
+        tokens |= _split(sets, scored.target_tokens)
+        truncated |= _count_by_set(sets, scored.truncated)
+    return LogProbs(log_probs, tokens, truncated)
+
+  def finish(self, found: LogProbs) -> Outcome:
+    """Works out cross-entropy and perplexity."""
+    log_probs, tokens, truncated = found
+    _warn_of_cuts(truncated, 'scored', self._max_length)
+    pairs = {}
+    for s in self._sets:
+      pairs[s.name] = {
+        'sentences': len(s.sources),
+        'truncated': truncated[s.name],
+        **_perplexity(log_probs[s.name], tokens[s.name]),
+      }
+    everything = _perplexity(*(np.concatenate([x[s.name] for s in self._sets]) for x in (log_probs, tokens)))
+    lines = {name: [f'{x:.6f}' for x in log_probs[name]] for name in pairs}
+    scalars = {f'perplexity/{name}': s['perplexity'] for name, s in pairs.items()}
+    return Outcome(lines, scalars, {'pairs': pairs, 'all': everything})
+
+  def report(self, summary: Mapping) -> str:
+    """The summary for people."""
+    width = max(len('pair'), *map(len, summary['pairs']))
+    lines = [f'{"pair":{width}}  sentences  target tokens  cross-entropy  perplexity']
+    for name, s in sorted(summary['pairs'].items()):
+      lines.append(
+        f'{name:{width}}  {s["sentences"]:9d}  {s["target_tokens"]:13d}  {s["cross_entropy"]:13.4f}  '
+        f'{s["perplexity"]:10.4g}'
+      )
+    total = summary['all']
+    lines.append(
+      f'cross-entropy {total["cross_entropy"]:.4f} nats a target token over {len(summary["pairs"])} languages '
+      f'(perplexity {total["perplexity"]:.4g})'
+    )
+    return '\n'.join(lines)
+
+
+def _perplexity(log_probs: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
+  """Cross-entropy and perplexity over the lines whose source is not empty."""
+  real = tokens > 0
+  total = int(tokens.sum())
+  cross_entropy = -float(log_probs[real].sum()) / max(total, 1)
+  perplexity = math.exp(min(cross_entropy, 700.0))
+  return {'target_tokens': total, 'cross_entropy': cross_entropy, 'perplexity': perplexity}
+
+
+def _by_tag(sets: Sequence[HeldOut]) -> Iterable[tuple[str | None, list[HeldOut]]]:
+  groups = collections.defaultdict(list)
+  for s in sets:
+    groups[s.tag].append(s)
+  return groups.items()
+
+
+def _lines(sets: Sequence[HeldOut], side: str) -> list[str]:
+  return [line for s in sets for line in getattr(s, side)]
+
+
+def _split(sets: Sequence[HeldOut], lines) -> dict[str, Any]:
+  """Cuts what there is for the lines of all sets into that of each."""
+  ends = np.cumsum([len(s.sources) for s in sets])
+  return {s.name: lines[end - len(s.sources) : end] for s, end in zip(sets, ends, strict=True)}
+
+
+def _count_by_set(sets: Sequence[HeldOut], indices: Iterable[int]) -> dict[str, int]:
+  marked = np.zeros(sum(len(s.sources) for s in sets), np.int64)
+  marked[list(indices)] = 1
+  return {name: int(part.sum()) for name, part in _split(sets, marked).items()}
+
+
+def _fingerprint(sets: Sequence[HeldOut]) -> str:
+  text = repr([(s.name, s.tag, s.sources, s.targets) for s in sets])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> tqdm.tqdm:
+  name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
+  interval = 0.5 if sys.stderr.isatty() else 30
+  return tqdm.tqdm(
+    total=sum(len(s.sources) for s in sets),
+    desc=f'{label}, {name}',
+    unit='sentence',
+    mininterval=interval,
+    file=sys.stderr,
+    disable=quiet,
+  )
+
+
+def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> None:
+  if total := sum(truncated.values()):
+    worst = sorted((name for name in truncated if truncated[name]), key=lambda name: -truncated[name])
+    where = ', '.join([f'{name} {truncated[name]}' for name in worst[:5]] + ['...'] * (len(worst) > 5))
+    print(
+      f'warning: {total} lines are over max_length={max_length} tokens and were {what} in part ({where})',
+      file=sys.stderr,
+    )

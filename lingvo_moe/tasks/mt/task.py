@@ -1,0 +1,91 @@
+"""Translation as a task of the jobs: implements the protocol of tasks/task.py for MtConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import run_vocabs
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.task import HeldOutJob
+from lingvo_moe.tasks.task import HeldOutOptions
+from lingvo_moe.tasks.task import Runner
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.mt.decoding import Translator
+  from lingvo_moe.tasks.mt.input import EvalInput
+  from lingvo_moe.tasks.mt.input import TrainInput
+
+Vocabs = tuple[Vocab, Vocab]  # (source, target)
+
+
+class TranslationTask:
+  """The methods of an MtConfig that the jobs use; program() is MtConfig's own. See TaskConfig.
+
+  Modules that import MtConfig, or are slow to import, are imported where they are used.
+  """
+
+  token_counts = ('source_tokens', 'target_tokens')
+  subset = 'pair'
+
+  def check_corpus(self: MtConfig) -> None:
+    for split in ('train', 'dev'):
+      corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+
+  def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
+    return run_vocabs.prepare(self, folder, begun)
+
+  def with_files(self: MtConfig, rename: Callable[[str], str]) -> MtConfig:
+    return run_vocabs.with_files(self, rename)
+
+  def vocabs(self: MtConfig) -> Vocabs:
+    """(source, target)."""
+    return run_vocabs.load(self)
+
+  def foreign_weights(self: MtConfig, vocabs: Vocabs, other: Any) -> set[str]:
+    """The embeddings whose vocabulary is another there."""
+    theirs = other.vocabs() if isinstance(other, TranslationTask) else (None, None)
+    embeddings = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
+    return {name for name, ours, their in embeddings if their is None or ours.fingerprint != their.fingerprint}
+
+  def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
+    from lingvo_moe.tasks.mt.input import TrainInput
+
+    return TrainInput(self, cache_dir, vocabs=vocabs, **vars(feed))
+
+  def dev_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> EvalInput:
+    from lingvo_moe.tasks.mt.input import EvalInput
+
+    return EvalInput(self, cache_dir, max_sentences=self.eval_sentences, vocabs=vocabs, **vars(feed))
+
+  def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    return metrics_lib.scalars(metrics)
+
+  def held_out_job(self: MtConfig, vocabs: Vocabs, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
+    """Translates every pair and scores the translations, or gives the log-probability of every target."""
+    from lingvo_moe.tasks.mt import held_out
+
+    sets = held_out.read(self, options.split, options.max_sentences, vocabs[0])
+    translator = self.translator(vocabs, runner, batch_tokens=options.batch_tokens)
+    return (held_out.ScoreJob if options.score else held_out.TranslateJob)(self, sets, translator)
+
+  def translator(self: MtConfig, vocabs: Vocabs, runner: Runner, n_best: int = 1, batch_tokens: int = 0) -> Translator:
+    from lingvo_moe.tasks.mt.decoding import Translator
+
+    if n_best > self.beam_size:
+      raise UserError(
+        f'a beam of {self.beam_size} has no {n_best} translations to choose from: '
+        f'use --n_best={self.beam_size}, or a larger --beam_size'
+      )
+    sizes = {'row_multiple': runner.row_multiple, 'n_best': n_best, 'batch_tokens': batch_tokens}
+    return Translator(self, vocabs, runner.function, **sizes)
+
+  def choose_target(self: MtConfig, vocabs: Vocabs, asked: str | None) -> str | None:
+    from lingvo_moe.tasks.mt import decoding
+
+    return decoding.choose_target(self, vocabs[0], asked)

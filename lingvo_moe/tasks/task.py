@@ -1,0 +1,207 @@
+"""The protocol between a task and the jobs: what a registered model's configuration offers.
+
+trainer, decoder, translate and run/ know no task by name. They get a configuration from the registry and work with it
+through `TaskConfig`; a new task is a folder beside mt/ whose configuration has these attributes and methods, and no
+change to a job. tasks/mt/task.py is the example to read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from lingvo_moe.program import Program
+
+Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
+Vocabs = Any  # what turns text into ids: made by a configuration and handed back to it
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+  """Which part of each batch's rows a process feeds.
+
+  Attributes:
+    process_index: its number.
+    process_count: the number of parts.
+    quiet: whether to leave out progress bars, as all processes but one do.
+  """
+
+  process_index: int = 0
+  process_count: int = 1
+  quiet: bool = False
+
+
+class Runner(Protocol):
+  """What decoding needs of a runtime; see runtime.Runtime."""
+
+  row_multiple: int
+
+  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Batch], Any]:
+    """f(weights, batch) as a function of the batch, with the weights that the runtime holds when it is called."""
+
+
+class TrainInput(Protocol):
+  """Batches for training; str(stats) describes the corpus in a line of the log."""
+
+  stats: Any
+
+  def dataset(self, start_step: int = 0) -> Iterable[Batch]:
+    """The endless stream of batches from a step on. It depends on the configuration, the corpus and the step alone."""
+
+
+class DevInput(Protocol):
+  """Batches for the dev loss, the same and in the same order each time.
+
+  Attributes:
+    stats: as in TrainInput.
+    subsets: names of the parts of the text by which losses are reported; see TaskConfig.subset.
+  """
+
+  stats: Any
+  subsets: Sequence[str]
+
+  def __iter__(self) -> Iterator[Batch]:
+    """The batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutOptions:
+  """Flags of the decoder that choose what it does with held-out text.
+
+  Attributes:
+    split: test, dev, or any file prefix.
+    max_sentences: first lines used of each part; 0: all.
+    score: whether to compute log-probabilities of the text, in place of producing text.
+    batch_tokens: tokens of a batch; 0: the task's default.
+  """
+
+  split: str = 'test'
+  max_sentences: int = 0
+  score: bool = False
+  batch_tokens: int = 0
+
+
+class Outcome(NamedTuple):
+  """Results of a held-out job with one checkpoint, to be written by the decoder."""
+
+  lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
+  scalars: Mapping[str, float]  # for TensorBoard
+  summary: dict[str, Any]  # for the JSON file that is written last
+
+
+class HeldOutJob(Protocol):
+  """What the decoder does with each checkpoint: translate and score held-out text, sample, compute perplexity.
+
+  Attributes:
+    summary_file: name of the JSON file of a step's summary.
+    suffix: of the files of lines.
+    settings: what the results depend on beside the checkpoint.
+  """
+
+  summary_file: str
+  suffix: str
+  settings: dict[str, Any]
+
+  def run(self, label: str, quiet: bool = False) -> Any:
+    """Computes with the weights that the runtime holds; every process of a run calls it.
+
+    Args:
+      label: heads the progress bar.
+      quiet: no progress bar.
+
+    Returns:
+      What `finish` takes.
+    """
+
+  def finish(self, found: Any) -> Outcome:
+    """Turns what `run` returned into results; called in one process. May print warnings."""
+
+  def report(self, summary: Mapping[str, Any]) -> str:
+    """A summary as text for people."""
+
+
+class TaskConfig(Protocol):
+  """The configuration of a model, a frozen dataclass, as jobs use it.
+
+  Attributes:
+    data_dir: the corpus.
+    max_steps: where training ends.
+    log_every: steps between lines of the log.
+    eval_every: steps between evaluations of the dev loss, each of which also saves.
+    save_every: steps between checkpoints; 0: only when evaluating.
+    keep_checkpoints: how many of the newest are kept, beside the best.
+    keep_every: checkpoints of steps that are multiples of it are kept for good; 0: none.
+    patience: evaluations without a gain in dev loss after which training ends; 0: any number.
+    token_counts: names of the metrics that count a step's tokens. Their sum is the pace of training, and each is also
+      logged as a total since the run began.
+    subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold
+      'xent' (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets:
+      'xent_by_<subset>' and 'target_tokens_by_<subset>'.
+  """
+
+  data_dir: str
+  max_steps: int
+  log_every: int
+  eval_every: int
+  save_every: int
+  keep_checkpoints: int
+  keep_every: int
+  patience: int
+  token_counts: tuple[str, ...]
+  subset: str
+
+  def program(self) -> Program:
+    """The model and how it learns."""
+
+  def check_corpus(self) -> None:
+    """Raises UserError unless the text of training and of the dev loss is there; quick, before anything is made."""
+
+  def prepare(self, folder: str, begun: bool) -> TaskConfig:
+    """Settles what depends on the corpus, and puts the run's own files, such as vocabularies, into its folder.
+
+    Args:
+      folder: of the files; made if need be.
+      begun: whether the run was begun before. Its files then stay as they are.
+
+    Returns:
+      The configuration that decoder and translate can use without the corpus; it names the files by full paths.
+    """
+
+  def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
+    """The configuration with another path for each of the run's own files."""
+
+  def vocabs(self) -> Vocabs:
+    """Loads the run's vocabularies; UserError where they do not fit the model."""
+
+  def foreign_weights(self, vocabs: Vocabs, other: TaskConfig) -> set[str]:
+    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies."""
+
+  def train_input(self, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
+    """Batches for training; `cache_dir` is for what only saves time."""
+
+  def dev_input(self, vocabs: Vocabs, cache_dir: str, feed: Feed) -> DevInput:
+    """Batches for the dev loss."""
+
+  def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What is logged of a training step's metrics, by name; 'loss' among them."""
+
+  def held_out_job(self, vocabs: Vocabs, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
+    """What the decoder does with the weights that a runtime holds; reads the held-out text."""
+
+
+@runtime_checkable
+class Translates(Protocol):
+  """A TaskConfig whose model translates lines, as the job translate needs.
+
+  Attributes:
+    max_length: tokens of a line, at most; of longer ones only the beginning is translated.
+  """
+
+  max_length: int
+
+  def translator(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
+    """Translates with the weights that a runtime holds; see tasks/mt/decoding.py: Translator."""
+
+  def choose_target(self, vocabs: Vocabs, asked: str | None) -> str | None:
+    """The target language to pass to the translator, given the one that was asked for."""

@@ -1,0 +1,190 @@
+"""A task of another kind, in this file alone: a bigram model of bytes, trained and evaluated by the jobs as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from absl.testing import flagsaver
+
+from lingvo_moe import decoder
+from lingvo_moe import trainer
+from lingvo_moe import translate
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import Constant
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim import schedule
+from lingvo_moe.optim.optimizer import Adam
+from lingvo_moe.program import Program
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks import task as task_lib
+from lingvo_moe.tasks.mt.config import MtConfig
+
+NAME = 'toy.Bytes'
+BOS = 0
+
+
+class Bigram:
+  """Scores of the next byte are a row of a table."""
+
+  def weights(self):
+    return {'table': WeightSpec((256, 256), 'VM', Constant(0.0))}
+
+  def totals(self, batch):
+    return {'target_tokens': tf.cast(tf.size(batch['ids']), tf.float32)}
+
+  def loss(self, theta, batch, key=None, totals=None):
+    ids_BT = batch['ids']
+    before_BT = tf.pad(ids_BT[:, :-1], [[0, 0], [1, 0]], constant_values=BOS)
+    logits_BTV = tf.gather(theta['table'], before_BT)
+    xent_BT = tf.nn.sparse_softmax_cross_entropy_with_logits(ids_BT, logits_BTV)
+    tokens = tf.cast(tf.size(ids_BT), tf.float32)
+    loss = tf.reduce_sum(xent_BT) / tokens
+    metrics = {'loss': loss, 'xent': tf.reduce_sum(xent_BT), 'target_tokens': tokens}
+    if 'files' in batch:
+      by_file = lambda x_BT: tf.einsum('BT,BP->P', x_BT, tf.cast(batch['files'], tf.float32))
+      metrics |= {'xent_by_file': by_file(xent_BT), 'target_tokens_by_file': by_file(tf.ones_like(xent_BT))}
+    return loss, metrics
+
+
+class Lines:
+  """Batches of one line each, as bytes."""
+
+  def __init__(self, path):
+    with open(path, 'rb') as f:
+      self.lines = [np.frombuffer(line, np.uint8).astype(np.int32)[None] for line in f.read().splitlines()]
+    self.stats = f'{len(self.lines)} lines'
+    self.subsets = [os.path.basename(path)]
+
+  def dataset(self, start_step=0):
+    return ({'ids': self.lines[step % len(self.lines)]} for step in range(start_step, 10**9))
+
+  def __iter__(self):
+    return ({'ids': line, 'files': np.ones([1, 1], np.int32)} for line in self.lines)
+
+
+class Perplexity:
+  """Perplexity of a file: bytes.nats has that of each line."""
+
+  summary_file = 'perplexity.json'
+  suffix = '.nats'
+
+  def __init__(self, model, path, runner):
+    self._lines = Lines(path)
+    self._loss = runner.function(lambda weights, batch: model.loss(weights, batch)[1]['xent'])
+    self.settings = {'lines': len(self._lines.lines)}
+
+  def run(self, label, quiet=False):
+    return [float(self._loss({'ids': line})) for line in self._lines.lines]
+
+  def finish(self, found):
+    perplexity = math.exp(sum(found) / sum(line.size for line in self._lines.lines))
+    return task_lib.Outcome({'bytes': map(str, found)}, {'perplexity': perplexity}, {'perplexity': perplexity})
+
+  def report(self, summary):
+    return f'perplexity {summary["perplexity"]:.2f}'
+
+
+@dataclasses.dataclass(frozen=True)
+class BytesConfig:
+  """What the protocol asks for, and no more."""
+
+  data_dir: str = ''
+  max_steps: int = 12
+  log_every: int = 2
+  eval_every: int = 4
+  save_every: int = 0
+  keep_checkpoints: int = 2
+  keep_every: int = 0
+  patience: int = 0
+  lines_seen: int = 0
+
+  token_counts = ('target_tokens',)
+  subset = 'file'
+
+  def program(self):
+    return Program(Bigram(), Adam(), schedule.Constant(0.1))
+
+  def check_corpus(self):
+    if not os.path.exists(os.path.join(self.data_dir, 'train.txt')):
+      raise UserError(f'{self.data_dir} has no train.txt')
+
+  def prepare(self, folder, begun):
+    return dataclasses.replace(self, lines_seen=len(Lines(os.path.join(self.data_dir, 'train.txt')).lines))
+
+  def with_files(self, rename):
+    return self
+
+  def vocabs(self):
+    return None
+
+  def foreign_weights(self, vocabs, other):
+    return set()
+
+  def train_input(self, vocabs, cache_dir, feed):
+    return Lines(os.path.join(self.data_dir, 'train.txt'))
+
+  def dev_input(self, vocabs, cache_dir, feed):
+    return Lines(os.path.join(self.data_dir, 'dev.txt'))
+
+  def scalars(self, metrics):
+    return {'loss': float(metrics['loss'])}
+
+  def held_out_job(self, vocabs, runner, options):
+    return Perplexity(Bigram(), os.path.join(self.data_dir, f'{options.split}.txt'), runner)
+
+
+def test_an_mt_configuration_and_this_one_implement_the_protocol():
+  for name, wanted in inspect.getmembers(task_lib.TaskConfig, inspect.isfunction):
+    if not name.startswith('_'):
+      for cls in MtConfig, BytesConfig:
+        found = inspect.signature(getattr(cls, name)).parameters
+        assert list(found)[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters)
+  for config in MtConfig(), BytesConfig():
+    assert all(hasattr(config, name) for name in task_lib.TaskConfig.__annotations__)
+  assert isinstance(MtConfig(), task_lib.Translates) and not isinstance(BytesConfig(), task_lib.Translates)
+
+
+def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(tmp_path, monkeypatch, capsys):
+  monkeypatch.setitem(registry._models, NAME, BytesConfig)
+  (tmp_path / 'corpus').mkdir()
+  for split, lines in (('train', ['abab', 'ababab', 'ab'] * 4), ('dev', ['abab', 'ab']), ('test', ['ab', 'abababab'])):
+    (tmp_path / 'corpus' / f'{split}.txt').write_text('\n'.join(lines) + '\n')
+  run = RunDir(str(tmp_path / 'log'))
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
+  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+  with flagsaver.flagsaver(model=NAME, logdir=run.path, data_dir=str(tmp_path / 'corpus')):
+    try:
+      assert trainer.main([]) is None
+    finally:
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
+  lines = [json.loads(line) for line in (tmp_path / 'log' / 'train.jsonl').read_text().splitlines()]
+  assert [line['step'] for line in lines] == [2, 4, 4, 6, 8, 8, 10, 12, 12]
+  assert lines[-1]['target_tokens_so_far'] == 4 * (4 + 6 + 2) and 'source_tokens_so_far' not in lines[-1]
+  losses = [line['dev_loss'] for line in lines if 'dev_loss' in line]
+  assert losses == sorted(losses, reverse=True) and losses[-1] < math.log(256) - 1
+  assert lines[-1]['dev_loss_by_file'] == {'dev.txt': pytest.approx(losses[-1])}
+  assert run.load()[1].lines_seen == 12 and run.finished
+
+  decoder.decode(decoder.Options(run.path, once=True))
+  summary = json.loads((tmp_path / 'log/decode/test/step_12/perplexity.json').read_text())
+  nats = (tmp_path / 'log/decode/test/step_12/bytes.nats').read_text().splitlines()
+  assert summary['perplexity'] == pytest.approx(math.exp(sum(map(float, nats)) / 10)) and summary['perplexity'] < 100
+  assert capsys.readouterr().out == f'step 12, test\nperplexity {summary["perplexity"]:.2f}\n'
+
+  with pytest.raises(UserError, match="toy.Bytes has no field 'beam_size', so that --beam_size has no meaning"):
+    decoder.decode(decoder.Options(run.path, once=True, beam_size=2))
+  with pytest.raises(UserError, match='holds a run of BytesConfig, which does not translate: use the decoder'):
+    translate.translate(translate.Options(run.path), io.BytesIO(b''), io.StringIO())
