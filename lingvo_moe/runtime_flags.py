@@ -28,6 +28,12 @@ def define() -> None:
     ['local', 'spmd', 'tpu'],
     'local: one CPU or GPU. spmd: a mesh of devices (XLA). tpu: a mesh of all cores of a TPU (TPUStrategy).',
   )
+  flags.DEFINE_enum(
+    'backend',
+    'auto',
+    ['auto', 'reference'],
+    'For --runtime=local. auto: kernels that suit the machine. reference: plain TensorFlow throughout, the same numbers.',
+  )
   flags.DEFINE_string('mesh', '', "Devices by axis for --runtime=spmd or tpu, such as 'expert:4' or 'data:2,expert:2'.")
   flags.DEFINE_bool('split_dense', False, 'Store a part of the dense layers on each device; default: a copy.')
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where process 0 listens; for several processes.')
@@ -38,6 +44,7 @@ def define() -> None:
 
 # Flag -> (what it is for, the runtimes that take it).
 _TAKEN = {
+  'backend': ("TensorFlow's own kernels", ('local',)),
   'mesh': ('a mesh of devices', ('spmd', 'tpu')),
   'split_dense': ('a mesh of devices', ('spmd', 'tpu')),
   'coordinator': ('a mesh of devices in several processes', ('spmd',)),
@@ -58,6 +65,7 @@ class Choice:
   num_processes: int = 1
   process_id: int = 0
   tpu: str = ''
+  backend: str = 'auto'
 
   def __post_init__(self):
     if self.runtime != 'local' and not self.mesh:
@@ -92,9 +100,10 @@ class Choice:
 
     Args:
       decoding: whether the job searches, and does not train or score.
-      jit: whether XLA compiles the step. XLA has threads of its own, and TensorFlow's stay as they are.
+      jit: whether XLA compiles the step. XLA has threads of its own, and TensorFlow's stay as they are, as they do with
+        the reference backend.
     """
-    if self.runtime != 'local' or jit:
+    if self.runtime != 'local' or jit or self.backend == 'reference':
       return
     from lingvo_moe.ops.cpu import threads
 
@@ -159,7 +168,7 @@ class Choice:
       return TpuRuntime(program, mesh, cores)
     from lingvo_moe.runtime.local import LocalRuntime
 
-    return LocalRuntime(program, jit=jit)
+    return LocalRuntime(program, jit=jit, backend=self.backend)
 
   @functools.cached_property
   def _mesh_and_devices(self):

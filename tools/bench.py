@@ -142,20 +142,16 @@ def _measured(config, what, clock) -> list[dict]:
   from lingvo_moe.bench import inputs
   from lingvo_moe.bench import moe_layer
   from lingvo_moe.bench import steps
-  from lingvo_moe.ops.cpu import threads
 
+  choice = runtime_flags.Choice.from_flags()
   if what == 'moe_layer':
-    if not _JIT.value:
-      threads.set_policy()
+    choice.set_threads(decoding=False, jit=_JIT.value)
     return moe_layer.measure(config, clock, jit=_JIT.value)
   if what == 'input':
     return inputs.measure(config, clock, _DATA_DIR.value)
+  choice.set_threads(decoding=what != 'train', jit=_JIT.value and what == 'train')
   if what == 'train':
-    if runtime_flags.Choice.from_flags().runtime == 'local' and not _JIT.value:
-      threads.set_policy()
     return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
-  if runtime_flags.Choice.from_flags().runtime == 'local':
-    threads.set_policy(decoding=True)
   if what == 'beam':
     return beam.measure(config, clock)
   return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]

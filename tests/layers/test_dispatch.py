@@ -147,25 +147,3 @@ def test_bfloat16_activations_keep_their_type_and_give_float32_gradients_of_the_
     y_GSM = dispatcher.combine(dispatcher.dispatch(x_GSM))
   dx_GSM, dweight_GSR = tape.gradient(y_GSM, [x_GSM, weight_GSR])
   assert (y_GSM.dtype, dx_GSM.dtype, dweight_GSR.dtype) == (tf.bfloat16, tf.bfloat16, tf.float32)
-
-
-@pytest.mark.parametrize('in_force', [CPU, xla.BACKEND], ids=lambda b: b.name)
-@pytest.mark.parametrize('way', WAYS)
-def test_gradients_are_named_after_the_scopes_of_what_they_are_gradients_of(way, in_force):
-  routing = random_routing(0)
-
-  @tf.function
-  def gradient(x_GSM):
-    with backend.use(in_force), tf.GradientTape() as tape:
-      tape.watch(x_GSM)
-      dispatcher = DISPATCHERS[way](routing)
-      with tf.name_scope('layer_01/dispatch'):
-        x_EGCM = dispatcher.dispatch(x_GSM)
-      with tf.name_scope('layer_01/combine'):
-        y_GSM = dispatcher.combine(x_EGCM)
-    return tape.gradient(y_GSM, x_GSM)
-
-  made = gradient.get_concrete_function(tf.TensorSpec([3, 10, 5])).graph.get_operations()
-  scopes = {op.name.rpartition('layer_01/')[0] for op in made if op.type in ('GatherV2', 'Einsum')}
-  assert scopes == {'', 'gradient_tape/'}
-  assert all('layer_01/' in op.name for op in made if op.type in ('GatherV2', 'Einsum'))
