@@ -92,7 +92,9 @@ def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
 
 
 def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """Tokens [G, S, M]: the rows of each token's choices summed with weights, which are 0 where a choice has no row."""
+  """Tokens [G, S, M]: the rows of each token's choices, summed with weights; a choice without a row counts 0."""
+  if places.has_row_GSR is not None:
+    weight_GSR = tf.where(places.has_row_GSR, weight_GSR, 0)
   return tf.reduce_sum(tf.gather(y_XM, places.row_GSR) * weight_GSR[..., tf.newaxis], axis=2)
 
 

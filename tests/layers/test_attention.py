@@ -9,11 +9,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
-from lingvo_moe.layers import attention
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
 
 LAYER = Attention(model_dim=6, num_heads=2, head_dim=4)
 THETA = {name: tf.random.stateless_normal(spec.shape, [i, 5]) for i, (name, spec) in enumerate(LAYER.weights().items())}
@@ -114,12 +116,20 @@ def extend(x_BWM, start, mask_BWU, cache):
   return LAYER.extend(THETA, x_BWM, Now(start // 2, start, mask_BWU), cache)
 
 
+def under(in_force):
+  def run(*args):
+    with backend.use(in_force):
+      return extend(*args)
+
+  return run
+
+
 ANY_CACHE = {name: tf.TensorSpec([None, 2, None, 4]) for name in ('keys', 'values')}
 EXTEND = {
-  'static': extend,
-  'compiled': tf.function(extend, jit_compile=True),
-  'dynamic': tf.function(
-    extend,
+  'reference': extend,
+  'xla': tf.function(under(xla.BACKEND), jit_compile=True),
+  'cpu': tf.function(
+    under(cpu.backend(training=False)),
     input_signature=[
       tf.TensorSpec([None, None, 6]),
       tf.TensorSpec([], tf.int32),
@@ -147,17 +157,6 @@ def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
   whole = tf.reshape(x_BWTM, [rows * width, steps, 6])
   expected = tf.reshape(LAYER(THETA, whole, whole, causal_mask(steps)), [rows, width, steps, 6])
   np.testing.assert_allclose(tf.stack(got, axis=2), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize('dtype, head_dim', [(tf.float32, 8), (tf.float32, 6), (tf.bfloat16, 8), (tf.bfloat16, 4)])
-def test_a_step_writes_its_own_positions_and_no_others(dtype, head_dim):
-  # 16 bytes are 4 features of float32 and 8 of bfloat16, where there are as many.
-  before, x = (tf.cast(tf.random.stateless_normal([2, 3, n, head_dim], [n, 0]), dtype) for n in (10, 4))
-  specs = [tf.TensorSpec([None, 3, None, head_dim], dtype)] * 2
-  write = tf.function(attention._write, input_signature=[*specs, tf.TensorSpec([], tf.int32)])
-  after = tf.concat([before[:, :, :5], x, before[:, :, 9:]], axis=2)
-  np.testing.assert_array_equal(write(before, x, 5), after)
-  np.testing.assert_array_equal(attention._select(before[:, :, :8], x, 4), tf.concat([before[:, :, :4], x], axis=2))
 
 
 def test_hypotheses_share_the_past_that_the_mask_gives_them():

@@ -11,12 +11,14 @@ from random_theta import theta_of
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
-from lingvo_moe.layers import experts
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
@@ -151,10 +153,12 @@ def test_experts_on_rows_of_their_own_change_no_number(how, looped, monkeypatch)
   theta, key = theta_of(unrolled), prng.key(3)
   expected = output_and_gradients(unrolled, theta, key)
   if looped:
-    monkeypatch.setattr(experts, '_MOST_TRACED', 1)
-    monkeypatch.setattr(experts, '_MOST_MULTIPLIED', 1)
+    monkeypatch.setattr(grouped_ffn, '_MAX_UNROLLED', 1)
+    monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', 1)
   stack = dataclasses.replace(unrolled, **how)
-  assert_same(output_and_gradients(stack, stacked(theta, stack) if stack.scan else theta, key, static=False), expected)
+  with backend.use(cpu.backend(training=True)):
+    got = output_and_gradients(stack, stacked(theta, stack) if stack.scan else theta, key, static=False)
+  assert_same(got, expected)
 
 
 def test_a_dense_stack_is_scanned_layer_by_layer():

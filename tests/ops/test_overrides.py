@@ -17,6 +17,7 @@ from lingvo_moe.ops import gpu
 from lingvo_moe.ops import reference
 from lingvo_moe.ops import xla
 from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops.cpu import cache
 
 RNG = np.random.default_rng(0)
 CPU = Backend('cpu', cpu.OVERRIDES, 'grouped')
@@ -189,13 +190,12 @@ def test_a_backend_is_in_force_within_its_block_only():
   assert backend.current() is backend.REFERENCE
 
 
-@pytest.mark.parametrize('width, head_dim', [(1, 3), (2, 8)])
-@pytest.mark.parametrize('dtype', [tf.float32, tf.bfloat16])
-def test_a_cache_is_written_alike_in_every_type_and_size(width, head_dim, dtype):
-  buffer, x = tf.cast(floats(2, 3, 8, head_dim), dtype), tf.cast(floats(2, 3, width, head_dim), dtype)
-  want = np.array(tf.cast(buffer, tf.float32))
-  want[:, :, 4 : 4 + width] = tf.cast(x, tf.float32)
-  for in_force in (backend.REFERENCE, CPU, xla.BACKEND):
-    with backend.use(in_force):
-      got = ops.write_cache(buffer, x, tf.constant(4))
-    np.testing.assert_array_equal(tf.cast(got, tf.float32), want)
+@pytest.mark.parametrize('dtype, head_dim', [(tf.float32, 8), (tf.float32, 6), (tf.bfloat16, 8), (tf.bfloat16, 4)])
+def test_a_step_writes_its_own_positions_and_no_others(dtype, head_dim):
+  # 16 bytes are 4 features of float32 and 8 of bfloat16, where there are as many.
+  before, x = (tf.cast(tf.random.stateless_normal([2, 3, n, head_dim], [n, 0]), dtype) for n in (10, 4))
+  specs = [tf.TensorSpec([None, 3, None, head_dim], dtype)] * 2
+  write = tf.function(cache.write_cache, input_signature=[*specs, tf.TensorSpec([], tf.int32)])
+  after = tf.concat([before[:, :, :5], x, before[:, :, 9:]], axis=2)
+  np.testing.assert_array_equal(write(before, x, 5), after)
+  np.testing.assert_array_equal(xla.write_cache(before[:, :, :8], x, 4), tf.concat([before[:, :, :4], x], axis=2))

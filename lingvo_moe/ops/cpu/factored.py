@@ -47,6 +47,11 @@ class FactoredGradient(tf.IndexedSlices):
     return self.dy_ECH.dtype
 
   @property
+  def _type_spec(self) -> tf.IndexedSlicesSpec:
+    # Out of a tf.function it goes as plain IndexedSlices.
+    return tf.IndexedSlicesSpec(self.shape, self.dtype, tf.int32, tf.int32, [self.shape[0]])
+
+  @property
   def has_few_rows(self) -> tf.Tensor:
     """Whether an update should make the product itself."""
     return self._rows <= _ROWS[-1]
