@@ -1,7 +1,7 @@
-"""A task as pure functions of a state: what every runtime runs.
+"""Program: a task, its optimizer and its seed as pure functions of a state, which every runtime runs.
 
 A state is {'step': int64 scalar, 'weights': {name: tensor}, 'slots': {name/slot: tensor}}. Nothing here owns a
-variable, opens a file or knows a device.
+variable, opens a file or names a device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lingvo_moe.optim.optimizer import clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
 
 State = dict[str, Any]
-Metrics = dict[str, Any]  # scalars, and a task's own nests of tensors
+Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a task
 
 
 class Task(Protocol):
-  """What a program needs of a model: its weights, and a loss."""
+  """Interface of a model to a program: its weights and a loss."""
 
   def weights(self) -> Specs:
     """Nested WeightSpecs."""
@@ -42,25 +42,25 @@ class Task(Protocol):
     key: tf.Tensor | None = None,
     totals: Mapping[str, tf.Tensor] | None = None,
   ) -> tuple[tf.Tensor, Metrics]:
-    """(scalar to minimise, metrics); key None means inference. With the totals of a batch both add up over its parts."""
+    """Loss: (scalar to minimise, metrics); key None means inference. With a batch's totals both add up over its parts."""
 
   def totals(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """What losses are divided by; they add up over parts of a batch."""
+    """Denominators of losses; they add up over parts of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A task, how it learns, and the seed of all its random numbers.
+  """Task with its optimizer, schedule and seed.
 
   Attributes:
-    task: what is computed.
+    task: model and loss.
     optimizer: see optimizer.py.
-    schedule: of the learning rate.
-    clip_norm: largest global norm of the gradients; 0: any.
-    seed: of initial weights and of training's random numbers.
-    num_groups: a batch is made of so many groups of rows, which stay together.
-    micro_batches: so many parts of a batch are computed one after the other and their gradients added up: the same
-      numbers to rounding, in less memory. It divides num_groups.
+    schedule: schedule of the learning rate.
+    clip_norm: largest global norm of the gradients; 0: no limit.
+    seed: seed of initial weights and of random numbers in training.
+    num_groups: number of groups of rows of a batch; the rows of a group stay together.
+    micro_batches: number of parts of a batch that are computed one after the other, with their gradients added up:
+      equal results to rounding, in less memory. It divides num_groups.
   """
 
   task: Task
@@ -78,13 +78,13 @@ class Program:
 
   @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
-    """Flat name/slot -> WeightSpec of what the optimiser keeps."""
+    """Flat name/slot -> WeightSpec of the optimizer slots."""
     return {
       f'{name}/{slot}': s for name, spec in self.weight_specs.items() for slot, s in self.optimizer.slots(spec).items()
     }
 
   def init(self) -> State:
-    """The state before the first step."""
+    """Initial state, before the first step."""
     initial = lambda specs: self._stored(weights_lib.initialize(specs, self.seed), specs)
     return {
       'step': tf.zeros([], tf.int64),
@@ -93,7 +93,7 @@ class Program:
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """One update. Returns (the next state, metrics: the task's, 'grad_norm', 'learning_rate')."""
+    """Train step: one update. Returns (the next state, metrics of the task with 'grad_norm' and 'learning_rate')."""
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     with tf.name_scope('update'):
       state, applied = self.apply(state, grads)
@@ -102,16 +102,17 @@ class Program:
   def gradients(
     self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
   ) -> tuple[dict[str, tf.Tensor], Metrics]:
-    """(the gradient of the loss for each weight, the task's metrics).
+    """Gradients of the loss by weight, and metrics of the task.
 
-    A gradient is a tensor, or what the backend made in its place; tf.convert_to_tensor makes it a tensor.
+    A gradient is a tensor, or tf.IndexedSlices: of an embedding's rows, or a FactoredGradient of the CPU backend.
+    tf.convert_to_tensor makes either a tensor.
     """
     weights = self._stored(weights, self.weight_specs)
     key = prng.key(self.seed, 'train', step)
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 
     def of_part(rows_B, batch, **totals):
-      # Each row of the batch has a key of its own: its random numbers do not depend on the part that it comes in.
+      # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is in.
       key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
       with tf.GradientTape() as tape:
         tape.watch(list(weights.values()))
@@ -125,7 +126,7 @@ class Program:
 
   def _sum_over_micro_batches(self, of_part, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
-    # Micro-batches take turns at the groups, so that each device has as much of every one.
+    # Groups are dealt to micro-batches in turn, so that each device has an equal part of every micro-batch.
     per_part = self.num_groups // self.micro_batches
 
     def divided(x_B):
@@ -156,9 +157,9 @@ class Program:
     return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
   def apply(self, state: State, grads: Mapping[str, Any]) -> tuple[State, Metrics]:
-    """The state after an update by the gradients; and {'grad_norm', 'learning_rate'}."""
+    """State after an update by the gradients, and {'grad_norm', 'learning_rate'}."""
     step, rate = state['step'], self.schedule(state['step'])
-    grads, weights = (self._stored(of, self.weight_specs) for of in (grads, state['weights']))
+    grads, weights = (self._stored(values, self.weight_specs) for values in (grads, state['weights']))
     old_slots = self._stored(state['slots'], self.slot_specs)
     norm = None
     if self.clip_norm:
@@ -175,13 +176,13 @@ class Program:
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 
   def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
-    """The task's metrics of a batch, at inference."""
+    """Metrics of the task for a batch, at inference."""
     return self.task.loss(self.theta(weights), batch)[1]
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-    """Flat weights as the task takes them: nested, and where devices store parts of one that all use, gathered.
+    """Nested weights for the task; weights that devices store in parts but use whole are gathered.
 
-    Those of a scanned stack are gathered layer by layer, within its loop.
+    Weights of a scanned stack are gathered layer by layer, within its loop.
     """
 
     def used(name, weight):
@@ -192,7 +193,7 @@ class Program:
       return weights_lib.unflatten({name: used(name, weight) for name, weight in weights.items()})
 
   def _stored(self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
-    """Tensors split as devices store them."""
+    """Converts values to tensors, annotated with the split in which devices store them."""
     with tf.name_scope('state'):
       tensors = {name: tf.convert_to_tensor(value) for name, value in values.items()}
       return {name: xla_sharding.store(value, specs[name].dims) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""Layers: frozen dataclasses that say what weights they own and compute with a `theta` handed to them.
+"""Layers: frozen dataclasses that specify their weights and compute with a `theta` passed to them.
 
-Pure functions. Imports core, xla_sharding and ops; knows no task, runtime, device or flag.
+Pure functions. Imports core, xla_sharding and ops, and no task, runtime, device or flag.
 """

@@ -17,22 +17,22 @@ from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.xla_sharding import shard
 
-# The keys and values [B, N, U, K] of flat positions, 'keys' and 'values'.
+# Keys and values [B, N, U, K] of flat positions: 'keys' and 'values'.
 Cache = dict[str, tf.Tensor]
 
-# What a masked score becomes. Finite, so that a row with nothing to attend to stays finite; exp of it is 0 beside any
-# score that is not masked, so masked positions change nothing at all.
+# Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
+# that is not masked, so masked positions do not change the result.
 _MASKED = -1e9
 
 
 def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
-  """Booleans [B, T, U]: position T may attend to position U of the same segment; segment 0 is padding."""
+  """Mask of segments, booleans [B, T, U]: position T may attend to position U of the same segment; segment 0 is padding."""
   keys_B1U = key_segments_BU[:, tf.newaxis, :]
   return (query_segments_BT[:, :, tf.newaxis] == keys_B1U) & (keys_B1U > 0)
 
 
 def causal_mask(length: Size) -> tf.Tensor:
-  """Booleans [1, T, T]: position T may attend to no later position."""
+  """Causal mask, booleans [1, T, T]: position T may attend to no later position."""
   position_T = tf.range(length)
   return (position_T[:, tf.newaxis] >= position_T[tf.newaxis, :])[tf.newaxis]
 
@@ -83,7 +83,7 @@ class Attention:
 
     Args:
       theta: this layer's weights.
-      x_BTM: the positions that ask.
+      x_BTM: positions that attend, from which queries are computed.
       keys_BNUK, values_BNUK: from `keys_values`.
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
@@ -91,7 +91,9 @@ class Attention:
     Returns:
       [B, T, M].
     """
-    scale = self.head_dim**-0.5  # of the queries, that scores have unit variance; taken where it is cheapest
+    scale = (
+      self.head_dim**-0.5
+    )  # of the queries, for scores of unit variance; applied to the weights, the smallest tensors
     q_BTNK = ops.linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)
     q_BNTK = shard(_heads_first(q_BTNK), 'BNTK')
     scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
@@ -114,12 +116,12 @@ class Attention:
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
   def empty_cache(self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> Cache:
-    """Room for the keys and values [B, N, U, K] of `num_positions` flat positions."""
+    """Cache of zeros with room for the keys and values of `num_positions` flat positions."""
     zeros = tf.zeros([batch_size, self.num_heads, num_positions, self.head_dim], dtype)
     return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
-    """A cache of what `cache` has at these flat positions."""
+    """Cache gathered at these flat positions."""
     return {name: tf.gather(buffer, positions_BU, axis=2, batch_dims=1) for name, buffer in cache.items()}
 
   def extend(self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache) -> tuple[tf.Tensor, Cache]:
@@ -129,8 +131,8 @@ class Attention:
 
     Args:
       theta: this layer's weights.
-      x_BWM: the last symbol of each hypothesis.
-      now: where to write, and what each hypothesis owns. Static shapes ask for U and start to be multiples of W.
+      x_BWM: embedded last symbol of each hypothesis.
+      now: positions to write, and positions of each hypothesis. Under XLA, U and start must be multiples of W.
       cache: from `empty_cache`, `keep_positions` or the step before.
 
     Returns:
@@ -145,5 +147,5 @@ class Attention:
 
 
 def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
-  """[B, N, T, K]. A product that came out so would transpose the larger operands of its gradients instead."""
+  """Transpose to [B, N, T, K]. A product with this result would instead transpose larger operands of its gradients."""
   return tf.einsum('BTNK->BNTK', x_BTNK)

@@ -1,10 +1,10 @@
-"""Dispatchers carry out a Routing: tokens to their experts and the experts' answers back to the tokens.
+"""Dispatchers carry out a Routing: tokens to their experts, and the experts' outputs back to the tokens.
 
-A MoE layer knows only two verbs, `dispatch` and `combine`. All dispatchers give the same numbers to rounding:
+A MoE layer calls only `dispatch` and `combine`. All dispatchers give equal results to rounding:
 - EinsumDispatcher, 'einsum': the paper's Algorithm 2, one-hot masks and matrix products, which XLA partitions into
   AllToAlls;
 - GatherDispatcher, 'gather': rows copied by index into the slots of the experts: no arithmetic is spent on masks;
-- GroupedDispatcher, 'grouped': rows sorted by expert, each expert with those of its own tokens and no empty slots.
+- GroupedDispatcher, 'grouped': rows sorted by expert, with no empty slots.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from lingvo_moe.xla_sharding import shard
 
 
 class GroupedRows(NamedTuple):
-  """Rows sorted by expert, as many of each as it has tokens."""
+  """Rows sorted by expert, one for each choice of an expert."""
 
-  x_XM: tf.Tensor  # one more row behind the last expert's belongs to none
+  x_XM: tf.Tensor  # one more row at the end belongs to no expert
   expert_offsets: tf.Tensor  # int32 [E + 1]: expert e has rows expert_offsets[e] up to expert_offsets[e + 1]
 
 
@@ -36,23 +36,23 @@ Dispatched = tf.Tensor | GroupedRows  # x_EGCM: slots of every expert; or rows g
 
 
 class Dispatcher(Protocol):
-  """Carries tokens to their experts and the experts' answers back."""
+  """Transport of tokens to their experts, and of the experts' outputs back."""
 
   def dispatch(self, x_GSM: tf.Tensor) -> Dispatched:
-    """The tokens of each expert; empty slots hold zeros."""
+    """Tokens of each expert; empty slots hold zeros."""
 
   def combine(self, y: Dispatched) -> tf.Tensor:
-    """y_GSM: each token's answers, summed with its weights; zeros where it was dropped."""
+    """Weighted sum y_GSM of the experts' outputs for each token; zeros where it was dropped."""
 
 
 def make(name: str, routing: Routing) -> Dispatcher:
-  """The dispatcher of a name; 'auto' is what the backend in force is best at."""
+  """Dispatcher by name; 'auto' is the one that the backend in force names."""
   return DISPATCHERS[backend.current().dispatcher if name == 'auto' else name](routing)
 
 
 @dataclasses.dataclass(frozen=True)
 class EinsumDispatcher:
-  """Algorithm 2 of GShard.
+  """Dispatch by one-hot masks and einsums: Algorithm 2 of GShard.
 
   The masks span the flat slot axis X = E * C, not [E, C]: TPUs pad a last axis to 128, and a capacity of 2 or 4
   would grow the masks 32 times or more.
@@ -61,10 +61,10 @@ class EinsumDispatcher:
   routing: Routing
 
   def _mask_GSX(self, weight_GSR: tf.Tensor) -> tf.Tensor:
-    """Each token's weights at its slots."""
+    """Weights of each token at its slots."""
     r = self.routing
     slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
-    # Choice by choice: a mask of both choices before their sum, [G, S, R, X], would be twice the size of this one.
+    # One choice at a time: a mask of both choices before their sum, [G, S, R, X], would be twice as large.
     at = lambda rank: tf.one_hot(slot_GSR[:, :, rank], r.num_experts * r.capacity) * weight_GSR[:, :, rank, tf.newaxis]
     return shard(at(0) + at(1), 'GSX')
 
@@ -87,11 +87,12 @@ class EinsumDispatcher:
 
 @dataclasses.dataclass(frozen=True)
 class GatherDispatcher:
-  """Copies rows by index into the slots of the experts, and back.
+  """Dispatch by gathers: copies rows by index into the slots of the experts, and back.
 
-  A token knows its slots and a slot its token, so the gradient of either gather is the other gather. On a mesh it works
-  in manual regions (section 3.2 of GShard): every device copies the rows of its own groups, and only what is copied
-  travels.
+  There is an index of each choice's slot and one of each slot's choice, so the gradient of a gather by one is a gather by
+  the other. On a mesh it works
+  in manual regions (section 3.2 of GShard): each device copies the rows of its own groups, and only copied rows are
+  communicated.
   """
 
   routing: Routing
@@ -121,15 +122,15 @@ class GatherDispatcher:
 
   @functools.cached_property
   def _places(self) -> ops.Places:
-    """Slot (e, g, c), flattened, of each choice, and choice (g, s, r) of each slot."""
+    """Flat slot (e, g, c) of each choice, and flat choice (g, s, r) of each slot."""
     r = self.routing
     groups, size, ranks = sizes(r.slot_GSR)
     group_G11 = tf.range(groups)[:, tf.newaxis, tf.newaxis]
     kept_GSR = r.weight_GSR > 0
     row_GSR = tf.where(kept_GSR, (r.expert_GSR * groups + group_G11) * r.capacity + r.slot_GSR, 0)
     num_rows = r.num_experts * groups * r.capacity
-    # Choices without a slot are scattered to one behind the last, which is cut off. Choices are counted from 1, so that
-    # slots nobody wrote to read 0.
+    # Choices without a slot are scattered to an extra slot at the end, which is cut off. Choices are counted from 1, so
+    # that empty slots read 0.
     address_GSR1 = tf.where(kept_GSR, row_GSR, num_rows)[..., tf.newaxis]
     choice_GSR = tf.reshape(tf.range(1, groups * size * ranks + 1), [groups, size, ranks])
     choice_X = tf.scatter_nd(address_GSR1, choice_GSR, [num_rows + 1])[:num_rows] - 1
@@ -138,11 +139,11 @@ class GatherDispatcher:
 
 @dataclasses.dataclass(frozen=True)
 class GroupedDispatcher:
-  """Sorts the choices by expert: each expert gets the rows of the tokens that chose it, however many (dropless).
+  """Dropless dispatch: choices sorted by expert, so that each expert gets as many rows as tokens chose it.
 
-  The cost is proportional to the choices, however unevenly they fall. One more row belongs to no expert: its answer is
-  zeros, for choices of weight 0. The number of rows of an expert is known only when the program runs, so neither XLA nor
-  a mesh can have it so.
+  The cost is proportional to the number of choices, however unevenly they are distributed. One more row belongs to no
+  expert; its output is zeros, for choices of weight 0. The number of rows of an expert is known only when the program
+  runs, so this dispatcher works neither under XLA nor on a mesh.
   """
 
   routing: Routing
@@ -156,9 +157,9 @@ class GroupedDispatcher:
 
   @functools.cached_property
   def _places(self) -> tuple[ops.Places, tf.Tensor]:
-    """(row of each choice and choice of each row, expert offsets)."""
+    """Row of each choice and choice of each row; and the expert offsets."""
     r = self.routing
-    # Choices of weight 0 are sorted behind the last expert, where they are cut off.
+    # Choices of weight 0 are sorted after the last expert, and cut off.
     expert_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR, r.num_experts)
     by_expert = sort(tf.reshape(expert_GSR, [-1]), r.num_experts)
     num_rows = by_expert.offsets[-1]

@@ -1,4 +1,4 @@
-"""Symbols to vectors and back, and sinusoidal positions."""
+"""Embedding of symbols, output softmax, and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lingvo_moe.xla_sharding import shard
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-  """A table of a vector per symbol, which also serves as the output softmax (Press and Wolf, 2017)."""
+  """Embedding table with a vector per symbol, shared with the output softmax (Press and Wolf, 2017)."""
 
   vocab_size: int
   model_dim: int
@@ -27,17 +27,17 @@ class Embedding:
     return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM')}
 
   def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
-    """Vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
+    """Embedding vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
     return shard(tf.gather(theta['table'], ids_BT), 'BTM') * math.sqrt(self.model_dim)
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """float32 scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
+    """Scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
     with tf.name_scope('softmax'):
       return shard(ops.product('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
-  """float32 [B, T, M]: sines of the position at geometric wavelengths 2 pi .. 20000 pi, then cosines.
+  """Sinusoidal positions, float32 [B, T, M]: sines at geometric wavelengths 2 pi .. 20000 pi, then cosines.
 
   Vaswani et al. (2017), section 3.5, with sines and cosines in two halves instead of interleaved.
   """

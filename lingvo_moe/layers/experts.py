@@ -1,4 +1,4 @@
-"""Experts: E feed-forward networks, each on the tokens that were dispatched to it (GShard, equations 2 and 3)."""
+"""Experts: E feed-forward networks, each on the tokens dispatched to it (GShard, equations 2 and 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lingvo_moe.xla_sharding import shard
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """relu(x wi) wo of each expert, without biases, as in the paper."""
+  """Expert feed-forward relu(x wi) wo, without biases, as in the paper."""
 
   model_dim: int
   hidden_dim: int
@@ -32,7 +32,7 @@ class Experts:
     }
 
   def __call__(self, theta: Theta, x: Dispatched) -> Dispatched:
-    """Answers in the form that the tokens came in: every slot of every expert, full or not, or grouped rows."""
+    """Outputs in the form of the input: every slot of every expert, full or not, or grouped rows."""
     if isinstance(x, GroupedRows):
       return x._replace(x_XM=ops.grouped_ffn(x.x_XM, x.expert_offsets, theta['wi'], theta['wo']))
     h_EGCH = tf.nn.relu(shard(ops.product('EGCM,EMH->EGCH', x, theta['wi']), 'EGCH'))

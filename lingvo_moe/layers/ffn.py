@@ -1,4 +1,4 @@
-"""The dense position-wise feed-forward layer."""
+"""Dense position-wise feed-forward layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lingvo_moe.xla_sharding import shard
 
 @dataclasses.dataclass(frozen=True)
 class FeedForward:
-  """ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2)."""
+  """Feed-forward ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2)."""
 
   model_dim: int
   hidden_dim: int

@@ -1,4 +1,4 @@
-"""One step of incremental decoding, as the layers see it."""
+"""Incremental decoding: the arguments of one step that layers need."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import tensorflow as tf
 class Now(NamedTuple):
   """Position of a decoding step in the flat key/value cache; see search/flat_sequence.py."""
 
-  time: tf.Tensor  # int32 scalar; the steps made before
+  time: tf.Tensor  # int32 scalar; number of steps made before
   start: tf.Tensor  # int32 scalar; hypothesis w writes flat position start + w
-  mask_BWU: tf.Tensor  # float32 0/1; the positions of each hypothesis, the one it writes now included
+  mask_BWU: tf.Tensor  # float32 0/1; positions of each hypothesis, including the one written now

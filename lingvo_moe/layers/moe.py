@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer: gate, dispatch, experts, combine (GShard, section 2.2)."""
+"""Mixture-of-experts layer: gate, dispatch, experts, combine (GShard, section 2.2)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lingvo_moe.xla_sharding import shard
 
 @dataclasses.dataclass(frozen=True)
 class MoE:
-  """E feed-forward experts of which each token visits two.
+  """Mixture of E feed-forward experts, of which each token is sent to two.
 
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
-  batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so a token's answer
-  depends on that token alone, and groups and dispatchers are a matter of cost.
+  batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so the output for
+  a token depends on that token alone, and groups and dispatchers change only the cost.
 
   Attributes:
     model_dim: M.
@@ -52,19 +52,19 @@ class MoE:
 
   def weights(self) -> Specs:
     m, e = self.model_dim, self.num_experts
-    # The gate's columns are candidates, J: every token needs all of them, so no device may hold those of its experts only.
+    # The gate's columns are candidates, axis J: every token needs all of them, so they are not split like the experts, E.
     return {'gate': WeightSpec((m, e), 'MJ', glorot_uniform(m, e), factored='MJ'), **self.experts.weights()}
 
   def __call__(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None = None
   ) -> tuple[tf.Tensor, Routing]:
-    """Sends each token through two experts and sums their answers, weighted by the gate.
+    """Sends each token to two experts and sums their outputs, weighted by the gate.
 
     Args:
       theta: gate [M, E], wi [E, M, H], wo [E, H, M].
-      x_BTM: tokens. The gate sees them in float32.
-      paddings_BT: 1.0 at padding, which visits no expert.
-      key: random key, by which second choices are skipped in training; None at inference.
+      x_BTM: tokens. The gate is computed in float32.
+      paddings_BT: 1.0 at padding, which is sent to no expert.
+      key: random key in training, for skipping second choices; None at inference.
 
     Returns:
       ([B, T, M] of x's type, zeros where a token is padding or found no room; the Routing).
@@ -85,13 +85,14 @@ class MoE:
     dispatcher = dispatch.make(self.dispatch, routing)
     with tf.name_scope('dispatch'):
       tokens = dispatcher.dispatch(x_GSM)
-    answers = self.experts(theta, tokens)
+    outputs = self.experts(theta, tokens)
     with tf.name_scope('combine'):
-      y_GSM = shard(dispatcher.combine(answers), 'GSM')
+      y_GSM = shard(dispatcher.combine(outputs), 'GSM')
     return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
 
   def _groups(self, rows: Size, training: bool) -> int:
-    """G: at inference num_groups where that is known to divide the rows, so that shards stay where they are, else 1."""
+    """Number of groups: in training num_groups; at inference num_groups if it divides a static number of rows (shards then
+    stay where they are), else 1."""
     divides = isinstance(rows, int) and rows % self.num_groups == 0
     if training and isinstance(rows, int) and not divides:
       raise ValueError(
@@ -102,6 +103,6 @@ class MoE:
 
 
 def _grouped(x_BT: tf.Tensor, groups: int) -> tf.Tensor:
-  """[G, S, ...] of [B, T, ...]."""
+  """Reshapes [B, T, ...] to [G, S, ...]; a group is whole rows."""
   rows, length = sizes(x_BT)[:2]
   return tf.reshape(x_BT, [groups, rows // groups * length, *x_BT.shape[2:]])

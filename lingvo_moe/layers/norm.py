@@ -15,7 +15,7 @@ from lingvo_moe.core.weights import WeightSpec
 
 @dataclasses.dataclass(frozen=True)
 class LayerNorm:
-  """Mean 0 and variance 1 over the features, then a learnt scale and bias; computed in float32."""
+  """Layer normalisation: mean 0 and variance 1 over the features, then a learnt scale and bias; computed in float32."""
 
   model_dim: int
   epsilon: float = 1e-6

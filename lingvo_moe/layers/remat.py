@@ -1,6 +1,6 @@
-"""Rematerialisation: what a function made on the way is dropped, and made again when its gradient is taken.
+"""Rematerialisation: intermediate values of a function are dropped, and recomputed for its gradient.
 
-Chen et al. (2016), 'Training deep nets with sublinear memory cost': time is paid for memory.
+Chen et al. (2016), 'Training deep nets with sublinear memory cost': more time, less memory.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 
-# 'none': all is kept; 'block': of a layer, or of a block of a scanned stack, its input alone; 'attention': all but what
-# attention made inside.
+# 'none': all values are kept; 'block': only the input of each layer, or of each block of a scanned stack; 'attention': all
+# values but those inside attention.
 POLICIES = ('none', 'block', 'attention')
 
 
 def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
-  """function(*args), of which nothing but the arguments is kept for the gradient.
+  """Calls function(*args), and keeps only the arguments for the gradient.
 
   Args:
-    function: of nested tensors, giving nested tensors; other values that it closes over get no gradient.
+    function: function of nested tensors that returns nested tensors; other values that it closes over get no gradient.
     *args: nested tensors.
   """
   flat_args = tf.nest.flatten(args)
@@ -34,8 +34,8 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
     structure[:] = [results]
 
     def grad(*dresults):
-      # The second run waits for the gradient; else the first one's results would serve, and be kept. What it runs on is
-      # new, and knows no parts of rows that the first one made.
+      # The second run waits for the incoming gradient; otherwise common subexpression elimination would keep the values of
+      # the first run instead.
       later = xla_sharding.barrier([*flat, *dresults])
       return pull_back(call, later[: len(flat)], later[len(flat) :])
 
@@ -48,7 +48,7 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
 def pull_back(
   function: Callable[..., Any], args: Sequence[tf.Tensor], dresults: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Runs a function and carries the gradients of its results, in nest order, back to its arguments, which are tensors."""
+  """Runs a function and returns the vjp of its results, in nest order, for its arguments, which are tensors."""
   with tf.GradientTape() as tape:
     tape.watch(args)
     results = tf.nest.flatten(function(*args))

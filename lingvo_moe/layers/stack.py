@@ -1,4 +1,4 @@
-"""Encoder and decoder stacks: layers in order, each k-th with experts, unrolled or as one loop over stacked weights."""
+"""Encoder and decoder stacks: layers in order, every k-th with experts, unrolled or scanned."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from lingvo_moe.layers.transformer import Rows
 
 StackCache = dict[str, LayerCache]  # by layer name
 
-# Weights that are always used in float32: gates would tie, norms sum over many terms.
+# Weights always used in float32: lower precision makes gates tie, and norms sum over many terms.
 _FLOAT32 = ('gate', 'scale', 'bias')
 
 
 class Routed(NamedTuple):
-  """What the gate of a layer did."""
+  """Statistics and decisions of the gate of one layer."""
 
   stats: RoutingStats
   decisions: Decisions
@@ -48,21 +48,21 @@ class Routed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-  """An encoder (`cross_attention=False`) or decoder: its layers in order, then a last normalisation.
+  """Encoder (`cross_attention=False`) or decoder: layers in order, then a last normalisation.
 
-  Every `moe_every`-th layer carries experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
+  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
 
   Attributes:
-    num_layers: of both kinds.
-    attention: of every layer.
-    ffn: of the layers without experts.
-    moe: of the layers with experts; None: there are none.
+    num_layers: number of layers of both kinds.
+    attention: attention of every layer.
+    ffn: feed-forward of the layers without experts.
+    moe: feed-forward of the layers with experts; None: no layer has any.
     moe_every: see above.
     cross_attention: whether it is a decoder.
-    residual_dropout: on every branch.
-    scan: whether training and whole rows run in one loop over blocks of `moe_every` layers, whose weights are stacked
-      on a leading axis L (see scan.py). The numbers are the same to rounding, and checkpoints are the same.
-    remat: of remat.POLICIES, what of an unrolled layer is made again for its gradient. A scanned block always is.
+    residual_dropout: dropout of every branch.
+    scan: whether whole rows, in training and at inference, run in one loop over blocks of `moe_every` layers, whose
+      weights are stacked on a leading axis L (see scan.py). Results are equal to rounding, and so are checkpoints.
+    remat: policy of remat.POLICIES for an unrolled layer. A scanned block is always rematerialised.
   """
 
   num_layers: int
@@ -84,12 +84,12 @@ class Stack:
 
   @property
   def period(self) -> int:
-    """Layers of a block, which repeats."""
+    """Number of layers of a block, which repeats."""
     return self.moe_every if self.moe is not None and self.moe_every else 1
 
   @property
   def layers(self) -> dict[str, Layer]:
-    """The layers by name: layer_00, layer_01, ..."""
+    """Layers by name: layer_00, layer_01, ..."""
     return {weights_lib.layer_name(i): self._layer(i) for i in range(self.num_layers)}
 
   @property
@@ -120,13 +120,13 @@ class Stack:
     Args:
       theta: the stack's weights.
       x_BTM: embedded input.
-      segments_BT: which sentence of the row a position belongs to; 0 is padding.
-      memory_BUM: the encoder's output, for decoders.
-      memory_segments_BU: its segments.
+      segments_BT: sentence of the row that a position belongs to; 0 is padding.
+      memory_BUM: encoder output, for decoders.
+      memory_segments_BU: segments of memory_BUM.
       key: random key in training; None at inference.
 
     Returns:
-      ([B, T, M], {layer name: Routed} of the layers with experts).
+      ([B, T, M], {layer name: Routed} for layers with experts).
     """
     mask_BTT = segment_mask(segments_BT, segments_BT)
     memory_mask_BTU = None
@@ -183,19 +183,19 @@ class Stack:
   def _run(
     self, number: int | tf.Tensor, layer: Layer, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
   ) -> tuple[list[tf.Tensor], Routing | None]:
-    """One layer with random keys of its own, its weights in the type of its input."""
+    """Runs one layer with random keys of its own, and weights cast to the type of its input."""
     parts = [part._replace(key=None if part.key is None else prng.fold(part.key, number)) for part in parts]
     return layer(_cast(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Each decoder layer's cache by name."""
+    """Cache of each decoder layer by name."""
     return {
       name: layer.init_cache(self._theta_of(number, theta, memory_BUM.dtype), memory_BUM, num_positions)
       for number, (name, layer) in enumerate(self.layers.items())
     }
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
-    """A cache of what `cache` has at these flat positions; see flat_sequence.loop."""
+    """Cache gathered at these flat positions; see flat_sequence.loop."""
     return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in self.layers.items()}
 
   def extend(
@@ -206,20 +206,20 @@ class Stack:
     memory_segments_BU: tf.Tensor,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
-    """One decoding step of W hypotheses a row, at inference.
+    """Decoding step of W hypotheses a row, at inference.
 
     Args:
       theta: the stack's weights.
-      x_BWM: the embedded last symbol of each hypothesis.
-      now: where the step writes and what each hypothesis owns; see Attention.extend.
-      memory_segments_BU: segments of the encoder's output: one sentence a row, 0 at padding.
+      x_BWM: embedded last symbol of each hypothesis.
+      now: positions to write, and positions of each hypothesis; see Attention.extend.
+      memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding.
       cache: from `init_cache` or the step before.
 
     Returns:
       ([B, W, M], the cache with the step's keys and values).
     """
     memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
-    # Rows without a source (fillers) are padding to the experts.
+    # Rows without a source, which pad a batch, are padding for the experts.
     empty_B1 = tf.cast(tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True), tf.float32)
     paddings_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2])
     cache = dict(cache)
@@ -237,11 +237,11 @@ class Stack:
 
   @property
   def _block(self) -> dict[str, Layer]:
-    """The layers of a block by the names under which all blocks are stacked."""
+    """Layers of a block by the names of their stacked weights."""
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
   def _theta_of(self, number: int, theta: Theta, dtype: tf.DType) -> Theta:
-    """The weights of one layer, as it uses them."""
+    """Weights of one layer, gathered and cast for use."""
     if not self.scan:
       return _cast(theta[weights_lib.layer_name(number)], dtype)
     place = number % self.period
@@ -252,7 +252,7 @@ class Stack:
 
 
 def _cast(theta: Theta, dtype: tf.DType) -> Theta:
-  """A layer's weights in the type that its activations have."""
+  """Casts a layer's weights to the type of its activations, except for _FLOAT32."""
   flat = weights_lib.flatten(theta)
   cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, dtype) for n, w in flat.items()}
   return weights_lib.unflatten(cast)

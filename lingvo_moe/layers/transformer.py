@@ -1,4 +1,4 @@
-"""One layer of an encoder or decoder: pre-norm residual branches of attention and feed-forward, or experts."""
+"""Transformer layer of an encoder or decoder: pre-norm residual branches of attention and feed-forward, or experts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
 
-LayerCache = dict[str, Cache]  # of a decoder layer: 'self', and 'memory', which does not change
-Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> what is added to x
+LayerCache = dict[str, Cache]  # cache of a decoder layer: 'self', and 'memory', which is constant
+Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> term added to x
 
 
 class Rows(NamedTuple):
-  """Rows of a batch, or a sub-batch of them, on their way through a stack."""
+  """Rows of a batch, or of a sub-batch, as inputs of a layer."""
 
   x_BTM: tf.Tensor
   mask_BTT: tf.Tensor  # where a position may attend to another of x
-  memory_BUM: tf.Tensor | None = None  # the encoder's output, for layers with cross-attention
+  memory_BUM: tf.Tensor | None = None  # encoder output, for layers with cross-attention
   memory_mask_BTU: tf.Tensor | None = None  # where a position may attend to memory
-  key: tf.Tensor | None = None  # random key, or one of each row, in training; None at inference
+  key: tf.Tensor | None = None  # random key, or one for each row, in training; None at inference
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-  """One layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
+  """Layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
 
-  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as Lingvo builds them. `remat_attention`
-  keeps nothing of what attention makes inside for its gradient.
+  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as in Lingvo. `remat_attention`
+  rematerialises attention for its gradient.
   """
 
   attention: Attention
@@ -68,15 +68,15 @@ class Layer:
   def __call__(
     self, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
   ) -> tuple[list[tf.Tensor], Routing | None]:
-    """Runs the layer over whole rows in sub-batches, which only experts see as one batch.
+    """Runs the layer over whole rows in sub-batches, which are joined for experts only.
 
     Args:
       theta: the layer's weights.
-      parts: the sub-batches of all rows; see ops.split_rows.
-      paddings_BT: 1.0 where x is padding, of all rows.
+      parts: sub-batches of all rows; see ops.split_rows.
+      paddings_BT: 1.0 where x is padding, for all rows.
 
     Returns:
-      (x_BTM of each sub-batch, the Routing of the experts or None).
+      (x_BTM of each sub-batch, Routing of the experts or None).
     """
     xs = [self._attention(theta, rows) for rows in parts]
     keys = [rows.key for rows in parts]
@@ -90,13 +90,13 @@ class Layer:
       return [x + self._dropout(y, key, 'moe') for x, y, key in zip(xs, answers, keys, strict=True)], routing
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
-    """Room for a decoder layer's own keys and values, and those of the encoder's output, computed once."""
+    """Cache of a decoder layer: room for its own keys and values, and those of the encoder output, computed once."""
     keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
     empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, keys.dtype)
     return {'self': empty, 'memory': {'keys': keys, 'values': values}}
 
   def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
-    """A cache of what `cache` has at these flat positions, and the same memory."""
+    """Cache gathered at these flat positions, with its memory unchanged."""
     return {**cache, 'self': self.attention.keep_positions(cache['self'], positions_BU)}
 
   def extend(
@@ -108,13 +108,13 @@ class Layer:
     paddings_BW: tf.Tensor,
     cache: LayerCache,
   ) -> tuple[tf.Tensor, LayerCache]:
-    """One decoding step of W hypotheses a row, at inference.
+    """Decoding step of W hypotheses a row, at inference.
 
     Args:
       theta: the layer's weights.
       x_BWM: input.
-      now: where the step writes and what each hypothesis owns; see Attention.extend.
-      memory_mask_B1U: where the encoder's output may be attended to.
+      now: positions to write, and positions of each hypothesis; see Attention.extend.
+      memory_mask_B1U: where the encoder output may be attended to.
       paddings_BW: 1.0 where there is no hypothesis.
       cache: from `init_cache` or the step before.
 
@@ -136,7 +136,7 @@ class Layer:
     return x_BWM, {'self': self_cache, 'memory': memory}
 
   def _attention(self, theta: Theta, rows: Rows) -> tf.Tensor:
-    """The branches of attention: to the rows themselves, then to memory."""
+    """Branches of attention: self-attention, then attention to memory."""
     own = theta['attention']
     attend = lambda x, key: self._attend(own, x, x, rows.mask_BTT, key)
     x_BTM = self._residual(own, rows.x_BTM, attend, rows.key, 'attention')

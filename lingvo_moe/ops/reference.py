@@ -1,7 +1,7 @@
-"""Reference arithmetic of the models: each operation once, in plain TensorFlow, with TensorFlow's own gradients.
+"""Reference arithmetic of the models: each operation once, in plain TensorFlow with derived gradients.
 
-A backend (backend.py) may override an operation by name; tests hold every override to the function here, values and
-gradients. `--backend=reference` trains and decodes with these alone.
+A backend (backend.py) may override an operation by name; tests compare the values and gradients of every override with
+those of the function here. `--backend=reference` trains and decodes with these functions alone.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def linear(
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """tf.einsum of activations and a weight, such as 'EGCM,EMH->EGCH'; each letter is in two of the three, or in all."""
+  """Einsum of activations and a weight, such as 'EGCM,EMH->EGCH'; each letter is in two of the three tensors, or in all."""
   return tf.einsum(equation, x, weight)
 
 
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
-  """Mean 0 and variance 1 over the last axis, then scale and bias (Ba et al., 2016); float32."""
+  """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 over the last axis, then scale and bias; float32."""
   centred_BTM = x_BTM - tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
   variance_BT1 = tf.reduce_mean(tf.square(centred_BTM), axis=-1, keepdims=True)
   return centred_BTM * tf.math.rsqrt(variance_BT1 + epsilon) * scale_M + bias_M
@@ -42,7 +42,7 @@ def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon:
 def softmax_cross_entropy(
   logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """(-log p of each label, the loss to minimise), float32 [B, T] each; the first passes no gradient.
+  """Cross-entropy: (-log p of each label, the loss to minimise), float32 [B, T]; the first passes no gradient.
 
   The loss is the cross-entropy with a target of 1 - smoothing on the label and smoothing / V on all V symbols (Szegedy
   et al., 2016), plus z_weight * log(Z)^2, which keeps the normaliser Z near 1.
@@ -54,12 +54,12 @@ def softmax_cross_entropy(
 
 
 class QueuePositions(NamedTuple):
-  position_GSR: tf.Tensor  # int32: how many of its expert stand before each choice; 0 where it is not taken
-  length_GE: tf.Tensor  # int32: how many choices each expert got
+  position_GSR: tf.Tensor  # int32: number of choices before this one in the queue of its expert; 0 where not taken
+  length_GE: tf.Tensor  # int32: number of choices in each queue
 
 
 def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: int) -> QueuePositions:
-  """Queues of experts (Alg. 1, lines 5-11, 21-22): first choices of a group in token order, then all second ones, ..."""
+  """Positions in the queues of experts (Alg. 1, lines 5-11, 21-22): a group's first choices by token, then the second."""
   position_R, length_G1E = [], 0.0
   for expert_GS in tf.unstack(tf.where(taken_GSR, expert_GSR, -1), axis=-1):
     mask_GSE = tf.one_hot(expert_GS, num_experts)  # zeros where not taken
@@ -70,39 +70,39 @@ def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: in
 
 
 def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
-  """Slots an expert must offer each group so that no choice is dropped: as many as the longest queue has."""
+  """Capacity with which no choice is dropped: the length of the longest queue."""
   del group_size
   return tf.maximum(1, tf.reduce_max(length_GE))
 
 
 class Places(NamedTuple):
-  """Which choice sits in which row of the experts' input, in both directions; see layers/dispatch.py."""
+  """Index from choices to rows of the experts' input, and its inverse; see layers/dispatch.py."""
 
-  row_GSR: tf.Tensor  # int32: the row of each choice; any where it has none
-  choice_X: tf.Tensor  # int32: the choice (g, s, r), flattened, of each row; any where it has none
-  has_row_GSR: tf.Tensor | None  # whether a choice has a row; None: one without has a row of zeros
-  has_choice_X: tf.Tensor | None  # whether a row has a choice; None: one without may hold any token
+  row_GSR: tf.Tensor  # int32: row of each choice; any row if it has none
+  choice_X: tf.Tensor  # int32: choice (g, s, r) of each row, flattened; any choice if it has none
+  has_row_GSR: tf.Tensor | None  # whether a choice has a row; None: if not, row_GSR is a row of zeros
+  has_choice_X: tf.Tensor | None  # whether a row has a choice; None: if not, it may hold any token
 
 
 def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
-  """Rows [X, M]: the token of each row's choice; zeros where it has none."""
+  """Rows [X, M] of the experts' input: the token of each row's choice, or zeros."""
   token_X = places.choice_X // places.row_GSR.shape[-1]
   rows_XM = tf.gather(tf.reshape(x_GSM, [-1, x_GSM.shape[-1]]), token_X)
   return rows_XM if places.has_choice_X is None else tf.where(places.has_choice_X[:, tf.newaxis], rows_XM, 0)
 
 
 def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """Tokens [G, S, M]: the rows of each token's choices, summed with weights; a choice without a row counts 0."""
+  """Tokens [G, S, M]: weighted sum of the rows of each token's choices; a choice without a row counts 0."""
   if places.has_row_GSR is not None:
     weight_GSR = tf.where(places.has_row_GSR, weight_GSR, 0)
   return tf.reduce_sum(tf.gather(y_XM, places.row_GSR) * weight_GSR[..., tf.newaxis], axis=2)
 
 
 def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
-  """Feed-forward relu(x wi) wo of rows sorted by expert; [X, M].
+  """Grouped feed-forward: relu(x wi) wo of rows sorted by expert; [X, M].
 
-  Expert e has rows expert_offsets[e] up to expert_offsets[e + 1]; one more row behind all of them belongs to none, and
-  its result is zeros.
+  Expert e has rows expert_offsets[e] up to expert_offsets[e + 1]. One more row at the end belongs to no expert; its
+  result is zeros.
   """
   y = [
     tf.matmul(tf.nn.relu(tf.matmul(x_XM[expert_offsets[e] : expert_offsets[e + 1]], wi_EMH[e])), wo_EHM[e])
@@ -112,33 +112,33 @@ def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, w
 
 
 def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """The key or value cache with x at positions start, start + 1, ... of U."""
+  """Key or value cache after writing x at positions start, start + 1, ... of U."""
   end = start + tf.shape(x_BNWK)[2]
   return tf.concat([buffer_BNUK[:, :, :start], x_BNWK, buffer_BNUK[:, :, end:]], axis=2)
 
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
-  """Steps that a loop over rows makes at most, given the limit of each row, none of which is over `most`."""
+  """Largest number of steps of a loop over rows, given a limit for each row; no limit exceeds `most`."""
   del most
   return tf.reduce_max(limit_B)
 
 
 def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-  """Means of x^2 over some axes, which are kept with size 1: what Adafactor measures of weights and gradients."""
+  """Mean square of x over some axes, kept with size 1: Adafactor's statistic of weights and gradients."""
   return tf.reduce_mean(tf.square(x), axis=axes, keepdims=True)
 
 
 def split_rows(rows: Any) -> list[Any]:
-  """Sub-batches of nested tensors [B, ...] that are computed side by side: here one, the whole."""
+  """Sub-batches of nested tensors [B, ...], to be computed side by side: here one, the whole batch."""
   return [rows]
 
 
 def join_rows(parts: Sequence[Any]) -> Any:
-  """Nested tensors [B, ...] of the sub-batches of `split_rows`."""
+  """Nested tensors [B, ...] joined from the sub-batches of `split_rows`."""
   return tf.nest.map_structure(lambda *x: x[0] if len(x) == 1 else tf.concat(x, axis=0), *parts)
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
-  """f of nested tensors [B, ...] none of whose rows depends on another; `specs` are those of its results."""
+  """Maps f over nested tensors [B, ...] whose rows do not depend on each other; `specs` are those of its results."""
   del specs
   return f(rows)

@@ -1,4 +1,4 @@
-"""Optimizers (Adafactor, Adam) and learning-rate schedules as their papers have them; `cpu/` holds what CPUs like.
+"""Optimizers (Adafactor, Adam) and learning-rate schedules as in their papers; `cpu/` has their updates for CPUs.
 
-Imports core and ops. Programs and runtimes import it; layers do not.
+Imports core and ops; programs and runtimes import it, layers do not.
 """

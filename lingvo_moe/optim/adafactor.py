@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern, 2018), as GShard trains with."""
+"""Adafactor (Shazeer and Stern, 2018), the optimizer of GShard."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Measured(NamedTuple):
   """Statistics of a weight and its gradient before the step."""
 
   slots: Slots  # the new ones
-  grad: tf.Tensor  # means of squares over each logical weight, whose axes are kept: of the gradient,
-  update: tf.Tensor  # of the gradient over the root of the second moment,
+  grad: tf.Tensor  # mean squares over each logical weight, with axes kept: of the gradient,
+  update: tf.Tensor  # of gradient / root of the second moment,
   weight: tf.Tensor  # and of the weight
 
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor(Optimizer):
-  """Adafactor (Shazeer and Stern, 2018) without momentum, as GShard trains with.
+  """Adafactor (Shazeer and Stern, 2018) without momentum, as in GShard.
 
-  The second moment of a weight with `factored` axes is kept as its means over either axis (`row` over the second,
-  `column` over the first); other axes, such as the experts', are kept whole. beta2 at update t (from 1) is
+  The second moment of a weight with `factored` axes is kept as its means over one axis each (`row` over the second,
+  `column` over the first); other axes, such as E of experts, are kept whole. beta2 at update t (from 1) is
   min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
-  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of stacked layers, of each by itself.
+  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of each layer by itself if layers are stacked.
   """
 
   beta2_cap: float = 0.99
@@ -52,7 +52,7 @@ class Adafactor(Optimizer):
     return self.step(grad, weight, self.measure(grad, slots, weight, spec, step), spec, rate)
 
   def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
-    """Statistics of the gradient and the weight before the step, of a whole weight or of a part such as one expert."""
+    """Statistics of gradient and weight before the step; also of a part of a weight, such as one expert."""
     t = tf.cast(step, tf.float32) + 1.0
     beta2 = tf.minimum(self.beta2_cap, 1.0 - t**-self.decay)
     grad = tf.cast(grad, tf.float32)
@@ -78,7 +78,7 @@ class Adafactor(Optimizer):
     )
 
   def step(self, grad: tf.Tensor, weight: tf.Tensor, measured: Measured, spec: WeightSpec, rate: tf.Tensor) -> Update:
-    """The step, given the statistics."""
+    """Update from the statistics."""
     scale = rate * tf.maximum(self.epsilon2, tf.sqrt(measured.weight))
     scale /= tf.maximum(1.0, tf.sqrt(measured.update) / self.clip)
     update = scale * _over_root(tf.cast(grad, tf.float32), measured.slots, spec)
@@ -87,11 +87,11 @@ class Adafactor(Optimizer):
 
 
 def _over_root(grad: tf.Tensor, slots: Slots, spec: WeightSpec) -> tf.Tensor:
-  """grad / sqrt(v), of Adafactor's slots."""
+  """grad / sqrt(v), with the second moment v from the slots."""
   if not spec.factored:
     return grad * tf.math.rsqrt(slots['moment'])
   first, second = (spec.dims.index(letter) for letter in spec.factored)
-  # v = row * column / mean(row). Two rsqrts, never the product: it underflows for an expert without a token.
+  # v = row * column / mean(row). Two rsqrts, as the product row * column underflows for an expert without a token.
   row, column = tf.expand_dims(slots['row'], second), tf.expand_dims(slots['column'], first)
   relative = row / tf.reduce_mean(row, axis=first, keepdims=True)
   return grad * tf.math.rsqrt(relative) * tf.math.rsqrt(column)

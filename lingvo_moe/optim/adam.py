@@ -34,6 +34,6 @@ class Adam(Optimizer):
     mean = self.beta1 * slots['mean'] + (1.0 - self.beta1) * grad
     moment = self.beta2 * slots['moment'] + (1.0 - self.beta2) * square
     rate *= tf.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
-    # Kingma and Ba's epsilon is added to the corrected root; scaling it here is the same thing.
+    # Kingma and Ba add epsilon to the corrected root; scaling it here is equivalent.
     update = rate * mean / (tf.sqrt(moment) + self.epsilon * tf.sqrt(1.0 - self.beta2**t))
     return Update(weight - tf.cast(update, weight.dtype), {'mean': mean, 'moment': moment}, tf.reduce_sum(square))

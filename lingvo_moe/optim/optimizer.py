@@ -15,35 +15,35 @@ Slots = Mapping[str, tf.Tensor]
 
 
 class Update(NamedTuple):
-  """A weight and its slots after an update."""
+  """Weight and slots after an update."""
 
   weight: tf.Tensor
   slots: Slots
-  square: tf.Tensor  # float32 scalar: the sum of the squares of the gradient, which every optimizer uses anyway
+  square: tf.Tensor  # float32 scalar: sum of squares of the gradient, which every optimizer computes anyway
 
 
 class Optimizer(abc.ABC):
-  """Rule by which weights are updated."""
+  """Optimizer: rule for updating a weight by its gradient."""
 
   @abc.abstractmethod
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
-    """What it keeps for a weight."""
+    """Specifications of the optimizer slots of a weight."""
 
   @abc.abstractmethod
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:
-    """The update by one gradient; `step` counts the updates made before, `rate` is the schedule's."""
+    """Update by one gradient; `step` is the number of updates made before, `rate` the learning rate."""
 
 
 def clip_by_global_norm(grads: Mapping[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-  """(all gradients scaled down to a global norm of `limit`, the norm before)."""
+  """Clips dense gradients to a global norm of `limit`; returns them and the norm before."""
   norm = tf.linalg.global_norm(list(grads.values()))
   scale = limit / tf.maximum(norm, limit)
   return {name: grad * tf.cast(scale, grad.dtype) for name, grad in grads.items()}, norm
 
 
 def zeros(spec: WeightSpec, drop: str = '') -> WeightSpec:
-  """A slot of zeros with the axes of a weight, but for those in `drop`."""
+  """Slot of zeros with the axes of a weight, except those in `drop`."""
   kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
   return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""Learning-rate schedules: functions of the step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tensorflow as tf
 
 
 class Schedule(Protocol):
-  """How fast to learn."""
+  """Learning-rate schedule."""
 
   def __call__(self, step: tf.Tensor) -> tf.Tensor:
-    """The float32 learning rate of the next update, when `step` updates have been made."""
+    """Learning rate (float32) of the next update, after `step` updates."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-  """Always `rate`."""
+  """Constant learning rate `rate`."""
 
   rate: float
 
@@ -28,9 +28,9 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class InverseSquareRoot:
-  """rate / sqrt(max(t, decay_after)), t counted from 1.
+  """Inverse square root decay: rate / sqrt(max(t, decay_after)), t counted from 1.
 
-  With rate 1 and decay_after 10000 this is how we read GShard's 'learning rate 1.0 with square root decay after 10k
+  Rate 1 and decay_after 10000 is our reading of GShard's 'learning rate 1.0 with square root decay after 10k
   steps': 0.01 until then.
   """
 
@@ -43,7 +43,7 @@ class InverseSquareRoot:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupInverseSquareRoot:
-  """Rises linearly to `peak` over `warmup` steps, then falls as 1 / sqrt(t) (Vaswani et al., 2017, section 5.3)."""
+  """Linear warmup to `peak` over `warmup` steps, then decay as 1 / sqrt(t) (Vaswani et al., 2017, section 5.3)."""
 
   peak: float
   warmup: int
@@ -54,5 +54,5 @@ class WarmupInverseSquareRoot:
 
 
 def _count(step: tf.Tensor) -> tf.Tensor:
-  """The number of the update, from 1, when `step` updates have been made."""
+  """Number of the next update, counted from 1, after `step` updates."""
   return tf.cast(step, tf.float32) + 1.0

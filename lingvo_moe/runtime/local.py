@@ -1,4 +1,4 @@
-"""One CPU or GPU, plain TensorFlow: the state lives in variables that one tf.function reads and assigns back."""
+"""Local runtime, one CPU or GPU with plain TensorFlow: the state is in variables that a tf.function reads and assigns."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from lingvo_moe.runtime.pieces import WholeState
 
 
 def to_numpy(metrics) -> dict:
-  """Nested metrics off the device, in one go."""
+  """Copies nested metrics from the device to numpy."""
   return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, metrics)
 
 
 class LocalRuntime:
-  """Runs a Program's steps where its variables are.
+  """Runtime of a Program on one device.
 
-  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` the train step is
-  compiled by XLA, for each shape anew; without, on a CPU, only updates of large weights are.
+  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` XLA compiles the
+  train step, once per shape; without, on a CPU, it compiles only the updates of large weights.
 
   Args:
-    program: what to run.
+    program: program to run.
     jit: see above.
-    backend: 'auto', what suits the machine (see ops/); or 'reference', plain TensorFlow throughout.
+    backend: 'auto', the backend for the machine (see ops/); or 'reference', plain TensorFlow throughout.
   """
 
   process_index = 0
@@ -59,58 +59,58 @@ class LocalRuntime:
     return int(self._step)
 
   def init(self) -> None:
-    """Starts from initial values."""
-    # Not traced: each of the many small operations runs once, and tracing them takes 20 times as long.
+    """Sets the state to initial values."""
+    # Eager: each of the many small operations runs once, and tracing takes 20 times as long.
     self._adopt(self.program.init())
 
   def load(self, state: Mapping) -> None:
-    """Starts from a given state, of anything with a shape that can be sliced; slots may be left out."""
+    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing."""
     whole = lambda values: {name: value[...] for name, value in values.items()}
     self._adopt(
       {'step': state['step'][...], 'weights': whole(state['weights']), 'slots': whole(state.get('slots', {}))}
     )
 
   def state(self) -> dict:
-    """The current state, of tensors."""
+    """Current state, a nest of tensors."""
     return self._read_state()
 
   def weights(self) -> dict[str, tf.Variable]:
-    """Name -> variable, for functions that only read."""
+    """Variables of the weights by name, for reading only."""
     return self._weights
 
   def pieces(self) -> Iterator[Piece]:
-    """The state, to be saved."""
+    """Pieces of the state, to be saved."""
     return WholeState(self.state()).pieces()
 
   def agree(self, flag: bool) -> bool:
-    """The one process agrees with itself."""
+    """Agreement of all processes on a flag; here there is one process."""
     return flag
 
   def not_finite(self) -> str | None:
-    """The name of a weight that is not finite everywhere; None if all are."""
+    """Name of a weight with an infinite or NaN element; None if there is none."""
     return next((n for n, w in self._weights.items() if not bool(tf.reduce_all(tf.math.is_finite(w)))), None)
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """One update; returns metrics of numpy values."""
+    """Makes one update; returns metrics as numpy values."""
     return to_numpy(self._train(batch))
 
   def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """An update by each of some batches, one after the other; returns the metrics of each."""
+    """Makes an update per batch, one after the other; returns the metrics of each."""
     return [self.train_step(batch) for batch in batches]
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Metrics of a batch at inference, of numpy values."""
+    """Metrics of a batch at inference, as numpy values."""
     return to_numpy(self._eval(batch))
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """f(weights, batch) of the current weights as a function of the batch; it returns numpy values."""
+    """Function of a batch that calls f(weights, batch) with the current weights, and returns numpy values."""
     traced = self._traced(lambda batch: f(self._read(self._weights), batch), self._inference)
     return lambda batch: to_numpy(traced(batch))
 
   def _traced(
     self, f: Callable[[dict], Any], backend: Backend, jit: bool = False
   ) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """f of a batch under a backend; the state may be read and assigned in it."""
+    """Traced function of a batch that runs f under a backend; f may read and assign the state."""
 
     def with_backend(batch):
       with backend_lib.use(backend):
@@ -162,7 +162,7 @@ class LocalRuntime:
 
 
 def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
-  """(backend of the train step, backend at inference)."""
+  """Backends of the train step and of inference."""
   if name == 'reference':
     return REFERENCE, REFERENCE
   if tf.config.get_visible_devices('GPU'):
@@ -171,7 +171,7 @@ def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
 
 
 class _AnyShape:
-  """A function of a batch, traced for the batch's names and types with every size left open."""
+  """Function of a batch, traced once for its names and types, with all sizes dynamic unless it is compiled."""
 
   def __init__(self, function: Callable[[dict], Any], jit: bool):
     self._function = function

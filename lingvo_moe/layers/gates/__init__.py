@@ -1,1 +1,1 @@
-"""Gates: which experts each token goes to. Each makes a Routing (routing.py) of any number of choices."""
+"""Gates choose the experts of each token. Each returns a Routing (routing.py) with any number of choices."""

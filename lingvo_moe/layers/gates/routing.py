@@ -1,4 +1,4 @@
-"""Routing: what a gate decides, for each token and choice."""
+"""Routing: decision of a gate, for each token and choice."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class RoutingStats(NamedTuple):
   first_dropped: tf.Tensor  # first choices without room
   second_dropped: tf.Tensor  # second choices without room
   second_skipped: tf.Tensor  # second choices skipped at random
-  tokens_E: tf.Tensor  # choices each expert serves
-  entropy: tf.Tensor  # of the tokens' gates, summed, in nats; log(E) a token when undecided
+  tokens_E: tf.Tensor  # choices with a slot, of each expert
+  entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform
 
 
 class Decisions(NamedTuple):
-  """Decisions for each token and how close they were; axes and values as in Routing."""
+  """Decisions for each token and their margins; axes and values as in Routing."""
 
   expert_GSR: tf.Tensor
   weight_GSR: tf.Tensor
@@ -31,15 +31,15 @@ class Decisions(NamedTuple):
 
 
 class Routing(NamedTuple):
-  """Decision of a gate: for each token and choice, which expert, which slot of it, with what weight."""
+  """Decision of a gate: expert, slot and weight of each token's choices."""
 
   expert_GSR: tf.Tensor  # int32
   slot_GSR: tf.Tensor  # int32; valid where weight_GSR > 0
   weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
   num_experts: int
-  capacity: Size  # C, the slots each expert offers each group
+  capacity: Size  # C, slots of an expert for each group
   stats: RoutingStats
-  margin_GS: tf.Tensor | None = None  # float32; how far, as a probability, the token's nearest decision is from tipping
+  margin_GS: tf.Tensor | None = None  # float32; difference in probability of the closest decision on the token
 
   @property
   def decisions(self) -> Decisions:

@@ -15,7 +15,7 @@ from lingvo_moe.layers.gates.routing import RoutingStats
 
 
 def expert_capacity(group_size: Size, num_experts: int, capacity_factor: float) -> Size:
-  """C = max(1, ceil(capacity_factor * S / E)): a Python int where S is one, else an int32 scalar."""
+  """Capacity C = max(1, ceil(capacity_factor * S / E)): a Python int if S is one, else an int32 scalar."""
   # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
   factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
   slots = lambda size: -(-size * factor.numerator // (factor.denominator * num_experts))
@@ -31,15 +31,15 @@ def top2_gating(
   capacity: Size | None = None,
   noise_GS: tf.Tensor | None = None,
 ) -> Routing:
-  """Sends each token to its two likeliest experts, while they have free slots.
+  """Top-2 gating: sends each token to its two likeliest experts, while they have free slots.
 
-  GShard, Algorithm 1. Groups do not interact, so with G sharded it needs no communication. Built from argmax and
-  one-hot: XLA would gather the whole gate tensor on every device for a top_k.
+  GShard, Algorithm 1. Groups do not interact, so with G sharded no communication is needed. It uses argmax and
+  one-hot, as XLA would gather the whole gate tensor on every device for a top_k.
 
   Args:
     logits_GSE: float32 scores. bfloat16 makes ties, and ties misroute.
     paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
-    capacity: C, the slots each expert offers each group; None for enough that no token is dropped.
+    capacity: C, slots of an expert for each group; None: as many as needed to drop no token.
     noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
 
   Returns:
@@ -62,21 +62,21 @@ def top2_gating(
   first_GS = tf.argmax(logits_GSE, axis=-1, output_type=tf.int32)
   rest_GSE = tf.where(tf.one_hot(first_GS, num_experts, on_value=True, off_value=False), -math.inf, logits_GSE)
   second_GS = tf.argmax(rest_GSE, axis=-1, output_type=tf.int32)
-  one_hot = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)  # of padding: zeros
+  one_hot = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)  # zeros at padding
   gate_of = lambda mask_GSE: tf.reduce_sum(gates_GSE * mask_GSE, axis=-1)
   first_GSE = one_hot(first_GS)
   gate1_GS, gate2_GS = gate_of(first_GSE), gate_of(one_hot(second_GS))
   total_GS = gate1_GS + gate2_GS + tf.cast(real_GS == 0, tf.float32)  # padding divides by 1, not by 0
   gate1_GS, gate2_GS = gate1_GS / total_GS, gate2_GS / total_GS
 
-  # Lines 18-20: the second choice is taken with probability 2 * gate. One that is skipped takes no slot: a departure
-  # from line 22, as in Lingvo, since saving slots is what skipping is for.
+  # Lines 18-20: the second choice is taken with probability 2 * gate. A skipped one takes no slot: a departure from
+  # line 22, as in Lingvo, since skipping is meant to save slots.
   taken2_GS = real_GS
   if noise_GS is not None:
     taken2_GS *= tf.cast(2.0 * gate2_GS > noise_GS, tf.float32)
 
-  # Lines 5-11, 21-22: every first choice takes the next slot of its expert, whether or not that still exists, and
-  # second choices queue behind all first choices of their group.
+  # Lines 5-11, 21-22: every first choice takes the next position in the queue of its expert, even beyond the capacity,
+  # and second choices queue behind all first choices of their group.
   expert_GSR = tf.stack([first_GS, second_GS], axis=-1)
   taken_GSR = tf.stack([real_GS, taken2_GS], axis=-1)
   slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
@@ -112,18 +112,20 @@ def top2_gating(
 
 
 def _margin(gates_GSE, first_GS, second_GS, gate2_GS, noise_GS) -> tf.Tensor:
-  """Smallest difference between first and second gate, second and third, and, with noise, of keeping the second or not."""
+  """Margin: smallest difference of first and second gate, second and third, and (with noise) twice the second and its noise."""
   num_experts = gates_GSE.shape[-1]
-  of = lambda expert_GS: tf.reduce_sum(gates_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
+  gate_of = lambda expert_GS: tf.reduce_sum(gates_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
   others_GSE = gates_GSE * (1.0 - tf.one_hot(first_GS, num_experts) - tf.one_hot(second_GS, num_experts))
-  margin_GS = tf.minimum(of(first_GS) - of(second_GS), of(second_GS) - tf.reduce_max(others_GSE, axis=-1))
+  margin_GS = tf.minimum(
+    gate_of(first_GS) - gate_of(second_GS), gate_of(second_GS) - tf.reduce_max(others_GSE, axis=-1)
+  )
   if noise_GS is not None:
     margin_GS = tf.minimum(margin_GS, tf.abs(2.0 * gate2_GS - noise_GS))
   return tf.stop_gradient(margin_GS)
 
 
 def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
-  """Line 13 times E^2: E * sum_e (c_e / S)(m_e), so 1 at perfect balance whatever E is (as in Lingvo)."""
+  """Auxiliary loss, line 13 times E^2: E * sum_e (c_e / S)(m_e), so 1 at perfect balance whatever E is (as in Lingvo)."""
   num_experts = gates_GSE.shape[-1]
   size_G1 = tf.maximum(tokens_G, 1.0)[:, tf.newaxis]
   m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
@@ -133,7 +135,7 @@ def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
 
 
 def _entropy(logits_GSE, gates_GSE, real_GS) -> tf.Tensor:
-  # The largest gate is exp(largest logit - log Z), and never so small that it vanishes.
+  # log Z from the largest gate, exp(largest logit - log Z), which is at least 1 / E.
   log_z_GS = tf.reduce_max(logits_GSE, axis=-1) - tf.math.log(tf.reduce_max(gates_GSE, axis=-1))
   entropy_GS = log_z_GS - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
   return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS))

@@ -1,1 +1,1 @@
-"""Weight updates on CPUs: in place, compiled by XLA, from gradients kept as two factors. The local runtime uses them."""
+"""Weight updates on CPUs: in place, compiled by XLA, from gradients kept as two factors. Used by the local runtime."""

@@ -1,9 +1,9 @@
-"""Weight updates in place on a CPU: of large weights compiled by XLA, of small ones that are alike as one.
+"""Weight updates in place on a CPU: large weights compiled by XLA, small ones of one specification stacked.
 
-TensorFlow's own kernels write every intermediate value to memory, and memory is what an update of many experts waits
-for. Compiled, an update reads gradients and weights twice and writes weights once; a gradient kept as its two factors is
-not even written. Of small weights, which are most, the many operations take the time, and more of it while they are
-traced: those of one specification are updated as one.
+TensorFlow's own kernels write every intermediate value to memory, and the update of many experts is bound by memory.
+Compiled, an update reads gradients and weights twice and writes weights once; a factored gradient is not written at all.
+The update of small weights, which are most, is bound by the number of operations, as is its tracing: weights of one
+specification are stacked and updated as one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.optim.optimizer import Optimizer
 
-_SMALL = 1 << 17  # elements; to copy larger ones together takes longer than what it saves
-_LARGE = 1 << 22  # elements, which no cache holds; smaller weights are not worth compiling for
+_SMALL = 1 << 17  # elements; stacking larger weights takes longer than it saves
+_LARGE = 1 << 22  # elements, more than a cache holds; updates of smaller weights are not worth compiling
 
 Gradient = tf.Tensor | FactoredGradient
 Variables = Mapping[str, Any]  # {'weights': {name: variable}, 'slots': {name/slot: variable}, ...}
@@ -33,9 +33,9 @@ Variables = Mapping[str, Any]  # {'weights': {name: variable}, 'slots': {name/sl
 
 @dataclasses.dataclass(frozen=True)
 class InPlaceUpdates:
-  """The updates of an optimizer, to rounding, assigned to the variables of weights and optimizer slots.
+  """Updates of an optimizer, equal to rounding, assigned to the variables of weights and optimizer slots.
 
-  What has been read of a variable before stays what it was. Gradients that come as factors stay factors, clipped too.
+  Tensors read from a variable before keep their values. Factored gradients stay factored, also when clipped.
   """
 
   optimizer: Optimizer
@@ -52,12 +52,12 @@ class InPlaceUpdates:
     """Updates weights and slots; returns the global norm of the gradients before clipping.
 
     Args:
-      grads: by name of the weight.
+      grads: gradients by name of the weight.
       variables: see Variables.
-      specs: of the weights, by name.
-      step: updates made before.
+      specs: specifications of the weights by name.
+      step: number of updates made before.
       rate: learning rate.
-      clip_norm: largest global norm; 0: any.
+      clip_norm: largest global norm; 0: no limit.
     """
     grads = {name: g if isinstance(g, FactoredGradient) else tf.convert_to_tensor(g) for name, g in grads.items()}
     norm = None
@@ -75,21 +75,21 @@ class InPlaceUpdates:
         squares.append(self._stacked(names, values, spec, step, rate))
       else:
         update = self._large if spec.size >= _LARGE else self._small
-        squares.append(update(*(of[names[0]] for of in values), spec, step, rate))
+        squares.append(update(*(named[names[0]] for named in values), spec, step, rate))
     return tf.sqrt(tf.add_n(squares)) if norm is None else norm
 
   def _small(self, grad, slots, weight, spec, step, rate):
-    """One weight by TensorFlow's own kernels; returns the sum of the squares of the gradient, as the others do."""
+    """Updates one weight by TensorFlow's own kernels; returns the sum of squares of the gradient, as the others do."""
     updated = self.optimizer.update(tf.convert_to_tensor(grad), *_read((slots, weight)), spec, step, rate)
     _assign(weight, slots, updated.weight, updated.slots)
     return updated.square
 
   def _stacked(self, names: Sequence[str], values, spec, step, rate):
-    """Weights that share a specification, as one weight with an axis of layers; values are by name."""
+    """Updates weights of one specification, stacked as one weight with an axis of layers; values are by name."""
     stack = dataclasses.replace(spec, shape=(len(names), *spec.shape), dims='L' + spec.dims)
-    grads, slots, weights = ([of[name] for name in names] for of in values)
+    grads, slots, weights = ([named[name] for name in names] for named in values)
     grad, read_slots, weight = (
-      tf.nest.map_structure(lambda *x: tf.stack(x), *of) for of in (grads, _read(slots), _read(weights))
+      tf.nest.map_structure(lambda *x: tf.stack(x), *nests) for nests in (grads, _read(slots), _read(weights))
     )
     updated = self.optimizer.update(grad, read_slots, weight, stack, step, rate)
     by_name = zip(weights, slots, tf.unstack(updated.weight), strict=True)
@@ -98,7 +98,7 @@ class InPlaceUpdates:
     return updated.square
 
   def _large(self, grad, slots, weight, spec, step, rate):
-    """One weight by a program that XLA compiles."""
+    """Updates one weight by a program that XLA compiles."""
     update = lambda *grad: self._compiled(spec)(grad, slots, weight, step, rate)
     takes_factors = isinstance(self._for_xla, MatrixByMatrix) and self._for_xla.takes_factors(spec)
     if not isinstance(grad, FactoredGradient) or not takes_factors:
@@ -116,13 +116,13 @@ class InPlaceUpdates:
 
   @functools.cached_property
   def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
-    """One function for all weights of a specification, so that XLA compiles it once, and once for each number of rows.
+    """Compiled update by specification: one function for all its weights, compiled once, or once per number of rows.
 
-    Its gradient is (tensor,) or the two factors of one.
+    Its gradient argument is (tensor,), or the two factors.
     """
 
     @functools.cache
-    def of(spec):
+    def compiled(spec):
       @functools.partial(tf.function, autograph=False, jit_compile=True)
       def update(grad, slots, weight, step, rate):
         with backend.use(cpu.COMPILED):
@@ -136,7 +136,7 @@ class InPlaceUpdates:
 
       return update
 
-    return of
+    return compiled
 
 
 def _with_same_norm(grad: Gradient) -> tf.Tensor:
@@ -148,7 +148,7 @@ def _scaled(grad: Gradient, scale: tf.Tensor) -> Gradient:
 
 
 def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:
-  """Names of small weights by specification; every other weight alone."""
+  """Groups of names: small weights of one specification together, every other weight alone."""
   alike = collections.defaultdict(list)
   for name, spec in specs.items():
     stackable = spec.size <= _SMALL and 'L' not in spec.dims

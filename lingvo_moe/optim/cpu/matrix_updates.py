@@ -1,6 +1,6 @@
-"""Adafactor matrix by matrix, for XLA to compile for a CPU: what is measured of an expert is measured in the cache.
+"""Adafactor matrix by matrix, for XLA to compile for a CPU: the statistics of an expert are computed within the cache.
 
-By a product of few rows, experts take their steps one by one as well.
+Given a factored gradient, experts are updated one by one as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lingvo_moe.optim.optimizer import Update
 
 
 class MatrixByMatrix(Adafactor):
-  """The same updates, to rounding. Matrices are the last two axes of a weight that has them factored."""
+  """Adafactor with updates equal to rounding; matrices are the last two axes of a weight, if those are factored."""
 
   @classmethod
   def of(cls, optimizer: Adafactor) -> MatrixByMatrix:
@@ -38,7 +38,7 @@ class MatrixByMatrix(Adafactor):
     return _of_all(found, [axis for axis in range(lead) if spec.dims[axis] != 'L'])
 
   def takes_factors(self, spec: WeightSpec) -> bool:
-    """Whether a weight is one of experts, [E, M, H], each of them factored."""
+    """Whether a weight belongs to experts, [E, M, H], with its last two axes factored."""
     return spec.dims[:-2] == 'E' and spec.dims[-2:] == spec.factored
 
   def update_factored(
@@ -50,7 +50,7 @@ class MatrixByMatrix(Adafactor):
     step: tf.Tensor,
     rate: tf.Tensor,
   ) -> Update:
-    """`update` of experts' weights [E, M, H] by a product that is made twice in the cache, and never written to memory."""
+    """Update of experts' weights [E, M, H] by a product computed twice within the cache and never written to memory."""
     product = lambda i: FactoredGradient(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
     of_all = _of_all(measured, [0])
@@ -72,26 +72,26 @@ class MatrixByMatrix(Adafactor):
     spec: WeightSpec,
     step: tf.Tensor,
   ) -> Measured:
-    """What is measured of each matrix, on a first axis; grad(i) is [1, M, H]."""
+    """Statistics of each matrix, stacked on a first axis; grad(i) is [1, M, H]."""
     one, measure = _matrix(spec), super().measure
 
-    def of(i):
+    def measure_one(i):
       found = measure(grad(i), {name: _one(slot, i) for name, slot in slots.items()}, _one(weight, i), one, step)
       return tf.nest.map_structure(lambda x: x[0], found)
 
     matrices = math.prod(weight.shape[:-2])
     number = tf.TensorSpec([1, 1], tf.float32)
     shapes = {name: tf.TensorSpec(slot.shape[1:], tf.float32) for name, slot in slots.items()}
-    return tf.map_fn(of, tf.range(matrices), fn_output_signature=Measured(shapes, number, number, number))
+    return tf.map_fn(measure_one, tf.range(matrices), fn_output_signature=Measured(shapes, number, number, number))
 
 
 def _matrix(spec: WeightSpec) -> WeightSpec:
-  """Of one matrix of a weight, with an axis of size 1 before it."""
+  """Specification of one matrix of a weight, with a leading axis of size 1."""
   return dataclasses.replace(spec, shape=(1, *spec.shape[-2:]), dims='E' + spec.dims[-2:])
 
 
 def _one(x: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-  """x[i : i + 1], as tf.slice: XLA then need not ask whether i is negative, and updates in place at full speed."""
+  """x[i : i + 1] as tf.slice, without the test for negative i: XLA then updates in place at full speed."""
   return tf.slice(x, tf.stack([i, *[0] * (x.shape.rank - 1)]), [1, *sizes(x)[1:]])
 
 

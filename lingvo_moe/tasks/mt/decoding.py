@@ -1,4 +1,4 @@
-"""Sentences in, translations out: the encoder, flat beam search over the decoder, and the text on either side."""
+"""Decoding: translations and scores of sentences, by the encoder and flat beam search over the decoder."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from lingvo_moe.tasks.mt.vocab import EOS
 from lingvo_moe.tasks.mt.vocab import PAD
 from lingvo_moe.tasks.mt.vocab import Vocab
 
-_BATCH_TOKENS = 2048  # source tokens of a batch, where neither caller nor configuration asks for fewer
+_BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 
-Progress = Callable[[int], object]  # called with the sentences done since the last call
+Progress = Callable[[int], object]  # called with the number of sentences done since the last call
 
 
 class Translation(NamedTuple):
-  """One hypothesis for a sentence."""
+  """Translation of a sentence, one hypothesis."""
 
   text: str
-  log_prob: float  # natural log, summed over its symbols, the end included
-  score: float  # log_prob over the length penalty: what hypotheses are ranked by
+  log_prob: float  # natural log, summed over its symbols and the end
+  score: float  # log_prob over the length penalty, by which hypotheses are ranked
   ids: tuple[int, ...] = ()  # with the end symbol
 
 
 class Translated(NamedTuple):
   """Translations of some sentences."""
 
-  hypotheses: list[list[Translation]]  # of each sentence in the order given, best first
-  truncated: list[int]  # the sentences over the length limit, of which only the beginning was translated
+  hypotheses: list[list[Translation]]  # hypotheses of each sentence in the order given, best first
+  truncated: list[int]  # sentences over the length limit; only their beginning was translated
 
 
 class Scored(NamedTuple):
   """Log-probabilities of given translations."""
 
-  log_probs: np.ndarray  # float64, of each sentence in the order given
-  target_tokens: np.ndarray  # int64, symbols of each target, the end included; 0 where the source is empty
-  truncated: list[int]  # the sentences of which either side is over the length limit and was cut
+  log_probs: np.ndarray  # float64, for each sentence in the order given
+  target_tokens: np.ndarray  # int64, symbols of each target with its end; 0 where the source is empty
+  truncated: list[int]  # sentences with a side over the length limit, which was cut
 
 
 def search(
@@ -61,15 +61,15 @@ def search(
   n_best: int = 1,
   min_length: int = 1,
 ) -> beam_search.Hypotheses:
-  """Translates a batch: a pure function of the weights and the batch, at inference, where nothing is dropped.
+  """Beam search for a batch: a pure function of weights and batch, at inference, where no token is dropped.
 
   Args:
-    model: of the configuration.
+    model: model of the configuration.
     theta: nested weights.
-    batch: src_ids, src_segments, src_positions, one sentence a row. A row without any gets no hypothesis.
-    config: its beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra are used.
-    n_best: hypotheses returned.
-    min_length: the fewest symbols of a translation, its end included, where its source allows as many.
+    batch: src_ids, src_segments, src_positions, one sentence a row. A row without tokens gets no hypothesis.
+    config: configuration, with beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra.
+    n_best: number of hypotheses returned.
+    min_length: least number of symbols of a translation with its end, if its length limit allows as many.
 
   Returns:
     beam_search.Hypotheses.
@@ -109,9 +109,9 @@ def search(
 
 
 def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
-  """The most symbols each translation may have, its end included: of the source alone, int32 [B]; 0 in empty rows.
+  """Length limits of translations in symbols, with the end, int32 [B]; 0 in empty rows.
 
-  The source's tokens are counted with its end and tag.
+  They depend on the source alone, whose tokens are counted with its end and tag.
   """
   length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
   limit_B = tf.cast(tf.floor(config.decode_ratio * length_B), tf.int32) + config.decode_extra
@@ -120,15 +120,15 @@ def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
 
 
 class Translator:
-  """Translates and scores sentences with the weights that a runtime holds at the time.
+  """Translates and scores sentences with the current weights of a runtime.
 
   Args:
-    config: of the run, with the values of decoding as wanted.
-    vocabs: (source, target).
-    make: of a runtime: makes a function of weights and a batch one of the batch; see Runtime.function.
-    row_multiple: what the rows of a batch must be a multiple of.
-    n_best: hypotheses of each sentence.
-    batch_tokens: source tokens of a batch; 0: 2048, or the configuration's if that is less.
+    config: configuration of the run, with the values for decoding.
+    vocabs: (source vocabulary, target vocabulary).
+    make: Runtime.function, which turns a function of weights and batch into one of the batch.
+    row_multiple: number that divides the rows of every batch.
+    n_best: number of hypotheses for each sentence.
+    batch_tokens: source tokens of a batch; 0: 2048, or the value of the configuration if that is less.
   """
 
   def __init__(
@@ -142,7 +142,7 @@ class Translator:
     batch_tokens: int = 0,
   ) -> None:
     batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
-    # At inference any number of groups will do: as many as the devices that share a batch's rows.
+    # At inference results do not depend on the number of groups: one for each device that holds rows of a batch.
     tokens = max(batch_tokens, config.max_length * row_multiple)
     self._config = dataclasses.replace(config, num_groups=row_multiple, eval_batch_tokens=tokens)
     self._vocabs = vocabs
@@ -154,22 +154,22 @@ class Translator:
   def translate(
     self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
   ) -> Translated:
-    """Translates sentences; one without a token, such as an empty line, is translated to an empty line.
+    """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
     Args:
-      sources: any number of them; they are batched by length.
-      target_language: whose tag goes before each; None: no tag.
+      sources: any number of sentences; they are batched by length.
+      target_language: language whose tag is put before each; None: no tag.
       progress: see Progress.
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language)
     found = [[Translation('', 0.0, 0.0)] for _ in sources]
-    _tell(progress, len(batches.empty))
+    _report(progress, len(batches.empty))
     for index_B, batch in batches:
       hypotheses = self._search(batch)
       for row, sentence in enumerate(index_B):
         if sentence >= 0:
           found[sentence] = self._read(hypotheses, row)
-      _tell(progress, int(np.sum(index_B >= 0)))
+      _report(progress, int(np.sum(index_B >= 0)))
     return Translated(found, batches.truncated)
 
   def score(
@@ -179,7 +179,7 @@ class Translator:
     target_language: str | None = None,
     progress: Progress | None = None,
   ) -> Scored:
-    """log p(target | source) of each pair, over all symbols of the target and its end.
+    """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
@@ -194,16 +194,16 @@ class Translator:
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
       log_probs[i] = -np.inf if targets[i].strip() else 0.0
-    _tell(progress, len(batches.empty))
+    _report(progress, len(batches.empty))
     for index_B, batch in batches:
       real_B = index_B >= 0
       log_probs[index_B[real_B]] = self._score(batch)[real_B]
       tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
-      _tell(progress, int(np.sum(real_B)))
+      _report(progress, int(np.sum(real_B)))
     return Scored(log_probs, tokens, batches.truncated)
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Translation]:
-    """The hypotheses of a row, of which there is one at least: every sentence may have the end symbol."""
+    """Hypotheses of a row, at least one, as a hypothesis may always end."""
     lengths_W = hypotheses.lengths_BW[row]
     if not lengths_W[0]:
       raise UserError(
@@ -215,28 +215,28 @@ class Translator:
     return [Translation(text, float(log_probs[w]), float(scores[w]), tuple(ids[w])) for w, text in enumerate(texts)]
 
 
-def choose_target(config: MtConfig, source_vocab: Vocab, asked: str | None) -> str | None:
-  """The language whose tag a sentence gets, given which one was asked for; None: no tag.
+def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) -> str | None:
+  """Target language whose tag a sentence gets, given the one requested; None: no tag.
 
   Raises:
-    UserError: a model of several languages needs to be told which; others take none.
+    UserError: a model of several languages needs a target language; others take none.
   """
   if not config.tag_target:
-    if asked:
-      raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
+    if requested:
+      raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
     return None
   languages = source_vocab.tags()
-  if not asked and len(languages) == 1:
+  if not requested and len(languages) == 1:
     return languages[0]
-  if not asked:
+  if not requested:
     raise UserError(
       f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
     )
-  if asked not in languages:
-    raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
-  return asked
+  if requested not in languages:
+    raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
+  return requested
 
 
-def _tell(progress: Progress | None, count: int) -> None:
+def _report(progress: Progress | None, count: int) -> None:
   if progress is not None and count:
     progress(count)

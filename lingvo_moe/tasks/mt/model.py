@@ -1,4 +1,4 @@
-"""The translation model: encoder and decoder of a MoE Transformer, its loss, and one step of decoding."""
+"""Translation model: encoder and decoder of a MoE Transformer, its loss, and one step of decoding."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ Routings = dict[str, Routed]  # by layer name
 
 @dataclasses.dataclass(frozen=True)
 class TranslationModel:
-  """Source ids in, a distribution over each next target symbol out.
+  """Encoder-decoder model: source ids in, a distribution over each next target symbol out.
 
-  `source_embedding` None shares the target's. The output softmax always does. Weights, and so their gradients and
-  updates, are float32 whatever `activation_dtype` is; scores are, too. `report_decisions` adds to the metrics of a loss
-  what every gate decided on every token: 'decisions', {layer: (expert_GSR, weight_GSR, margin_GS)}.
+  With `source_embedding` None the encoder shares the target embedding; the output softmax always shares it. Weights,
+  and so their gradients and updates, are float32 whatever `activation_dtype` is, and so are scores. `report_decisions`
+  adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer: (expert_GSR,
+  weight_GSR, margin_GS)}.
   """
 
   encoder: Stack
@@ -66,12 +67,12 @@ class TranslationModel:
       return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
-    """Scores of every next symbol given the target so far: (float32 [B, T, V], Routed by layer)."""
+    """Logits of every next symbol given the target so far: (float32 [B, T, V], Routed by layer)."""
     x_BTM, routing = self._decode(theta, batch, key)
     return self.target_embedding.logits(theta['target_embedding'], x_BTM), routing
 
   def _decode(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
-    """All of the model but the output softmax."""
+    """Runs encoder and decoder, without the output softmax: ([B, T, M], Routed by layer)."""
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
@@ -88,7 +89,7 @@ class TranslationModel:
     return x_BTM, routing
 
   def totals(self, batch: Batch) -> Totals:
-    """What losses of a batch are divided by; those of parts of a batch add up."""
+    """Denominators of the losses of a batch; they add up over parts of a batch."""
     groups = lambda segments_BT: _groups_with_tokens(
       segments_BT, self.encoder.moe.num_groups if self.encoder.moe else 1
     )
@@ -101,19 +102,19 @@ class TranslationModel:
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """The training loss of a batch, or of a part of one: it and all metrics add up over parts.
+    """Training loss of a batch, or of a part of one; it and all metrics add up over parts.
 
     Args:
       theta: nested weights.
-      batch: arrays by BATCH_KEYS; and 'pairs' [B, P] where losses are wanted by pair: 1 at the pair that a row is of.
-      key: random key in training, or a key of each row; None at inference: no dropout, nothing dropped by the experts.
-      totals: of the whole batch, when this is a part of it.
+      batch: arrays by BATCH_KEYS; with 'pairs' [B, P], 1 at the pair of a row, losses are also given by pair.
+      key: random key, or one for each row, in training; None at inference: no dropout, no token dropped by experts.
+      totals: totals of the whole batch, if this is a part of it.
 
     Returns:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
-      `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the smoothed mean over target tokens,
-      with z-loss added, and the auxiliary losses, each a mean over groups and their sum over layers `aux_loss`. With
-      'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
+      `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the mean over target tokens of the
+      smoothed cross-entropy and z-loss, plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses,
+      each a mean over groups. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
@@ -146,22 +147,22 @@ class TranslationModel:
     return loss, metrics
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
-    """log p of each row's target given its source: float32 [B], summed over its symbols, the end included."""
+    """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
     x_BTM, _ = self._decode(theta, batch, None)
 
-    def of_labels(x_BTM, label_BT, segments_BT):
+    def score_rows(x_BTM, label_BT, segments_BT):
       log_p_BTV = tf.nn.log_softmax(self.target_embedding.logits(theta['target_embedding'], x_BTM))
       log_p_BT = tf.gather(log_p_BTV, label_BT, batch_dims=2)
       return tf.reduce_sum(log_p_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
 
-    return ops.map_sub_batches(of_labels, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
+    return ops.map_sub_batches(score_rows, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """The decoder's cache for `num_positions` flat positions (steps x hypotheses)."""
+    """Cache of the decoder for `num_positions` flat positions (steps x hypotheses)."""
     return self.decoder.init_cache(theta['decoder'], memory_BUM, num_positions)
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
-    """A cache of what `cache` has at these flat positions; see flat_sequence.loop."""
+    """Cache gathered at these flat positions; see flat_sequence.loop."""
     return self.decoder.keep_positions(cache, positions_BU)
 
   def decode_step(
@@ -172,7 +173,7 @@ class TranslationModel:
     src_segments_BU: tf.Tensor,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
-    """One step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
+    """Decoding step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
     own = theta['target_embedding']
     with tf.name_scope('decoder'):
       x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.reshape(now.time, [1, 1]), None)
@@ -192,7 +193,7 @@ class TranslationModel:
 
 
 def _count(segments_BT: tf.Tensor) -> tf.Tensor:
-  """Tokens, as a float."""
+  """Number of tokens, as a float."""
   return tf.reduce_sum(tf.cast(segments_BT > 0, tf.float32))
 
 
