@@ -26,7 +26,7 @@ def some_input(rows, length, seed=0):
 
 
 def plain(x, memory, mask):
-  """One row, one head and one position at a time."""
+  """Attention by one row, head and position at a time."""
   w = {name: value.numpy().astype(np.float64) for name, value in THETA.items()}
   x, memory = np.asarray(x, np.float64), np.asarray(memory, np.float64)
   out = np.tile(w['bo'], [*x.shape[:2], 1])
@@ -146,7 +146,9 @@ def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
   rows, width, steps = 3, 2, 4
   x_BWTM = tf.reshape(some_input(rows * width, steps), [rows, width, steps, 6])
   cache = LAYER.empty_cache(rows, (steps + 2) * width)
-  cache = {name: tf.fill(buffer.shape, 1e3) for name, buffer in cache.items()}  # what is not written must not be read
+  cache = {
+    name: tf.fill(buffer.shape, 1e3) for name, buffer in cache.items()
+  }  # positions that are not written must not be read
   mask_BWU = np.zeros([rows, width, (steps + 2) * width], np.float32)
   got = []
   for time in range(steps):

@@ -1,4 +1,4 @@
-"""Dispatch and combine: by hand, against plain loops, and the two ways against each other."""
+"""Dispatch and combine into slots: by hand, against plain loops, and the dispatchers against each other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 from lingvo_moe.ops.backend import Backend
 
-WAYS = ['einsum', 'gather']  # into slots; rows that are grouped are in test_grouped_dispatch.py
+WAYS = ['einsum', 'gather']  # into slots; see test_grouped_dispatch.py for grouped rows
 CPU = Backend('cpu', cpu.OVERRIDES)
 
 
 def routing_of(expert_GSR, slot_GSR, weight_GSR, num_experts, capacity):
-  """A Routing written down by hand."""
+  """Routing from arrays written by hand."""
   return Routing(
     tf.constant(expert_GSR),
     tf.constant(slot_GSR),
@@ -31,7 +31,7 @@ def routing_of(expert_GSR, slot_GSR, weight_GSR, num_experts, capacity):
 
 
 def random_routing(seed, groups=3, size=10, num_experts=4, capacity=3):
-  """With padding, drops and random skips."""
+  """Random routing with padding, drops and random skips."""
   rng = np.random.default_rng(seed)
   logits = tf.constant(rng.normal(size=[groups, size, num_experts]), tf.float32)
   paddings = (rng.random([groups, size]) < 0.2).astype(np.float32)
@@ -69,7 +69,7 @@ def test_agrees_with_a_plain_loop(way, seed):
 
 
 def _values_and_gradients(way, seed, in_force=backend.REFERENCE, **kwargs):
-  """Dispatch and combine, with gradients of both with respect to everything they take; and the shapes known."""
+  """Results of dispatch and combine, their gradients for all inputs, and their static shapes."""
   routing = random_routing(seed)
   x_GSM, weight_GSR = tf.random.stateless_normal([3, 10, 5], [0, 1]), routing.weight_GSR
   y_EGCM = tf.random.stateless_normal([4, 3, 3, 5], [0, 2])

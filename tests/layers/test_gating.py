@@ -18,7 +18,7 @@ GOT_NO_SLOT = 0.0
 
 
 def gate(probabilities_SE, *, paddings_S=None, noise_S=None, capacity=None):
-  """Routes one group whose gate has these probabilities."""
+  """Routing of one group with these gate probabilities."""
   logits_GSE = tf.math.log(tf.constant([probabilities_SE], tf.float32))
   paddings_GS = tf.zeros(logits_GSE.shape[:2]) if paddings_S is None else tf.constant([paddings_S], tf.float32)
   noise_GS = None if noise_S is None else tf.constant([noise_S], tf.float32)
@@ -26,7 +26,7 @@ def gate(probabilities_SE, *, paddings_S=None, noise_S=None, capacity=None):
 
 
 def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
-  """Algorithm 1 token by token, with the departures that DESIGN.md lists. Returns a dict of numpy values."""
+  """Algorithm 1 token by token, with skipped second choices taking no slot (see top2.py). Returns a dict of numpy values."""
   groups, size, num_experts = logits_GSE.shape
   out = {
     'expert': np.zeros([groups, size, 2], int),
@@ -203,8 +203,8 @@ def test_without_a_capacity_nothing_is_dropped():
     assert float(routing.stats.first_dropped) == float(routing.stats.second_dropped) == 0
     assert np.all(routing.weight_GSR > 0)
   busiest = max(np.bincount(np.ravel(e), minlength=4).max() for e in dynamic.expert_GSR.numpy())
-  assert int(dynamic.capacity) == busiest < 16  # no more room than that
-  assert static.capacity == 16  # a shape that needs no look at the values
+  assert int(dynamic.capacity) == busiest < 16  # the longest queue
+  assert static.capacity == 16  # static: the size of a group
 
 
 def test_groups_do_not_interact():
@@ -249,7 +249,7 @@ def test_gradients_of_weights_and_auxiliary_loss_reach_the_gate():
   first_GSE = tf.one_hot(routing.expert_GSR[..., 0], 4) * (1 - paddings)[..., tf.newaxis]
 
   def plain(logits):
-    """Gates of the chosen two, and the balance loss, with every choice taken as given."""
+    """Gates of the chosen two, and the auxiliary loss, with the choices held fixed."""
     gates = tf.nn.softmax(logits)
     two = tf.gather(gates, routing.expert_GSR, batch_dims=2)
     weights = two / tf.reduce_sum(two, -1, keepdims=True) * tf.cast(routing.weight_GSR > 0, tf.float32)

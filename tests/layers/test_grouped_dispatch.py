@@ -16,7 +16,7 @@ from lingvo_moe.ops.cpu.grouped_ffn import Looped
 
 
 def routing_of(expert_GSR, weight_GSR, num_experts):
-  """A Routing written down by hand, of which slots are not read."""
+  """Routing from arrays written by hand; its slots are not read."""
   return Routing(tf.constant(expert_GSR), None, tf.constant(weight_GSR, tf.float32), num_experts, None, stats=None)
 
 
@@ -25,7 +25,7 @@ BY_HAND = routing_of([[[2, 0], [2, 1], [1, 0]]], [[[0.75, 0.25], [0.5, 0], [0, 0
 
 
 def run(routing, w_EMM, x_GSM):
-  """Each expert multiplies by a matrix of its own."""
+  """Experts that each multiply by a matrix of their own."""
   dispatcher = GroupedDispatcher(routing)
   x = dispatcher.dispatch(x_GSM)
   matmul = lambda w_MM, x_CM: [tf.matmul(x_CM, w_MM)]
@@ -40,7 +40,7 @@ TIMES = tf.range(1.0, 5)[:, tf.newaxis, tf.newaxis]
 def test_three_tokens_by_hand():
   dispatcher = GroupedDispatcher(BY_HAND)
   x = dispatcher.dispatch(tf.constant([[[1.0, 2], [3, 4], [5, 6]]]))
-  # Token 0 in expert 0; tokens 0 and 1 in expert 2; and one that is no expert's.
+  # Token 0 in expert 0; tokens 0 and 1 in expert 2; and a row of no expert.
   np.testing.assert_array_equal(x.x_XM, [[1, 2], [1, 2], [3, 4], [1, 2]])
   np.testing.assert_array_equal(x.expert_offsets, [0, 1, 1, 3, 3])
   y_GSM = dispatcher.combine(x._replace(x_XM=tf.constant([[1.0, 2], [3, 6], [9, 12], [0, 0]])))
@@ -48,7 +48,7 @@ def test_three_tokens_by_hand():
 
 
 def random_routing(seed, kind):
-  """Of 2 groups of 40 tokens over 16 experts, with padding."""
+  """Random routing of 2 groups of 40 tokens over 16 experts, with padding."""
   rng = np.random.default_rng(seed)
   logits_GSE = rng.normal(size=[2, 40, 16])
   if kind == 'two experts':

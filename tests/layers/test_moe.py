@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer against a dense sum over each token's two experts."""
+"""Mixture-of-experts layer against a dense sum over each token's two experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some_input(rows=4, length=5, seed=0):
 
 
 def dense_sum(x_BTM, theta=THETA):
-  """Every token through both of its experts, in a plain loop."""
+  """Layer by a plain loop: every token through both of its experts."""
   gate, wi, wo = (theta[name].numpy() for name in ('gate', 'wi', 'wo'))
   out = np.zeros_like(x_BTM)
   for position in np.ndindex(*x_BTM.shape[:2]):
@@ -52,7 +52,7 @@ CPU = Backend('cpu', cpu.OVERRIDES, 'grouped')
 
 
 def under(in_force, f):
-  """f under a backend."""
+  """Function that runs f under a backend."""
 
   def run(*args):
     with backend.use(in_force):
@@ -62,7 +62,7 @@ def under(in_force, f):
 
 
 def reference(layer, theta=THETA):
-  """Inference by the reference."""
+  """Inference by the reference backend."""
   return lambda x, paddings: layer(theta, x, paddings)
 
 
@@ -73,7 +73,7 @@ def on_cpu(layer, theta=THETA):
 
 
 def by_xla(layer, theta=THETA):
-  """Inference compiled."""
+  """Inference compiled by XLA."""
   return tf.function(under(xla.BACKEND, reference(layer, theta)), jit_compile=True)
 
 

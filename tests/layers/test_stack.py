@@ -1,4 +1,4 @@
-"""Encoder and decoder stacks: where experts go, rows that keep to themselves, and scanning and rematerialising them."""
+"""Encoder and decoder stacks: where experts go, independent rows, scan and rematerialisation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_residual_dropout_needs_a_key_and_differs_by_layer_and_branch():
 
 
 def stacked(theta, stack):
-  """The weights of an unrolled stack as the scanned one keeps them."""
+  """Weights of an unrolled stack in the form of the scanned one."""
   flat = weights.flatten(theta)
   by_layer = lambda name, spec: weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
   found = {}
@@ -93,7 +93,7 @@ def stacked(theta, stack):
 
 
 def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
-  """Of x, memory and every weight, by unrolled names; traced, as a runtime does, for shapes that are known or not."""
+  """Output and gradients for x, memory and every weight, by unrolled names; traced with static or dynamic shapes."""
   segments, memory_segments = tf.constant([[1] * 5, [1] * 3 + [0] * 2]), tf.ones([2, 4], tf.int32)
   flat = weights.flatten(theta)
 
@@ -206,7 +206,7 @@ def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
     graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()
     return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
 
-  assert operations(12) < 1.05 * operations(4)  # what the gates tell comes out by layer, a few slices each
+  assert operations(12) < 1.05 * operations(4)  # auxiliary outputs of the gates are sliced by layer, a few slices each
 
 
 def test_scanned_layers_begin_with_the_values_of_unrolled_ones():

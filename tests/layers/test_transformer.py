@@ -1,4 +1,4 @@
-"""What one layer of a stack computes."""
+"""Transformer layer: its branches against attention and feed-forward."""
 
 from __future__ import annotations
 

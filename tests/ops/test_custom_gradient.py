@@ -1,4 +1,4 @@
-"""Names of operations in hand-written gradients, by which compiled programs are read layer by layer."""
+"""Name scopes of operations in hand-written gradients, by which tools group compiled operations by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients kept as two factors: what they stand for, and that TensorFlow takes them for gradients."""
+"""Factored gradients: their product, norm and padding, and that TensorFlow accepts them as gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rows_are_padded_to_one_of_a_few_numbers_or_are_not_few(rows, padded):
 
 
 def gradient_of(f):
-  """The gradient for a weight that f(weight, x) uses, as the tape gives it, and as a tensor."""
+  """Gradient for the weight of f(weight, x) as a tensor, and its type on the tape."""
   kinds = []
 
   @tf.function(autograph=False)

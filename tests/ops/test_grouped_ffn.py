@@ -1,4 +1,4 @@
-"""Grouped feed-forward on CPUs: every form against a plain loop; the loop runs experts with rows only."""
+"""Grouped feed-forward on CPUs: every form against a plain loop; Looped runs only experts with rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def some(*shapes):
 
 
 def plain(count_E, x_XM, wi_EMH, wo_EHM, dy_XM):
-  """(y, dx, dwi, dwo), row by row."""
+  """Result and gradients (y, dx, dwi, dwo), row by row."""
   y, dx, dwi, dwo = (np.zeros_like(a) for a in (x_XM, x_XM, wi_EMH, wo_EHM))
   for row, e in enumerate(np.repeat(np.arange(len(count_E)), count_E)):
     h = np.maximum(x_XM[row] @ wi_EMH[e], 0)
@@ -37,7 +37,7 @@ def plain(count_E, x_XM, wi_EMH, wo_EHM, dy_XM):
 
 
 def traced(count_E):
-  """Of x, wi, wo and a gradient of the answers: the answers, at inference and in training, and gradients of the three."""
+  """Traced function of (x, wi, wo, dy): results at inference and in training, and the gradients for x, wi and wo."""
   expert_offsets = tf.constant(np.cumsum([0, *count_E]), tf.int32)
 
   def run(x_XM, wi_EMH, wo_EHM, dy_XM):
@@ -70,15 +70,15 @@ def test_gradients_of_few_experts_are_stacked_and_of_many_factored(way):
 
 
 def test_a_loop_runs_only_experts_with_rows_each_on_its_own():
-  asked = {}
+  calls = {}
 
   def expert(w, x_CM):
-    asked[int(w[0])] = x_CM[:, 0].numpy().tolist()
+    calls[int(w[0])] = x_CM[:, 0].numpy().tolist()
     return [w * x_CM, x_CM[:, :1]]
 
   loop = grouped_ffn.Looped(tf.constant([0, 1, 1, 3, 3]))
   weights, x_XM = tf.constant([[10.0], [11], [12], [13]]), tf.constant([[1.0, 2], [3, 4], [5, 6], [7, 8]])
   y_XM, first_X1 = loop.each(expert, [2, 1], [weights], [x_XM])
-  assert asked == {10: [1.0], 12: [3.0, 5.0]}
+  assert calls == {10: [1.0], 12: [3.0, 5.0]}
   np.testing.assert_array_equal(y_XM, [[10, 20], [36, 48], [60, 72], [0, 0]])
   np.testing.assert_array_equal(first_X1, [[1], [3], [5], [0]])

@@ -1,4 +1,4 @@
-"""Products with weights, and their hand-written gradients, against einsum and what TensorFlow derives from it."""
+"""Products with weights and their hand-written gradients, against einsum and its derived gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lingvo_moe.ops.vjp import sum_to_features
 
 
 def value_and_gradients(f, *args):
-  """f's value, and the gradients of a weighted sum of it."""
+  """Value of f, and the gradients of a weighted sum of it."""
   with tf.GradientTape() as tape:
     tape.watch(args)
     y = f(*args)
@@ -39,7 +39,7 @@ def test_two_features_by_hand(linear):
   np.testing.assert_array_equal(linear(x, weight, bias, tf.nn.relu), [[[5.0, 0.0]]])
 
 
-@pytest.mark.parametrize('experts, products', [(6, 3), (5, 1)])  # three parts; or one, where three are not to be had
+@pytest.mark.parametrize('experts, products', [(6, 3), (5, 1)])  # three parts; or one, as 3 does not divide 5
 def test_parts_of_the_experts_are_computed_side_by_side(experts, products):
   x, weight = tf.random.normal([experts, 1, 4, 2]), tf.random.normal([experts, 2, 3])
   specs = [tf.TensorSpec([experts, None, None, 2]), tf.TensorSpec([experts, 2, 3])]
@@ -70,7 +70,7 @@ def test_a_gradient_for_the_weight_transposes_nothing(equation):
   einsums = [op for op in gradient.get_concrete_function().graph.get_operations() if op.type == 'Einsum']
   weight_axes = equation.split('->')[0].split(',')[1]
   equations = [op.get_attr('equation').decode() for op in einsums]
-  of_weight = equations[-1]  # of experts: 'ECM,ECH->EMH', of rows that are flattened
+  of_weight = equations[-1]  # for experts 'ECM,ECH->EMH', with rows flattened
   assert of_weight.endswith('->' + weight_axes)
   first, second = of_weight.split('->')[0].split(',')
   kept = [a for a in first if a not in second] + [a for a in second if a not in first]

@@ -26,7 +26,7 @@ BACKENDS = {'cpu': CPU, 'cpu_two': Backend('cpu', cpu.OVERRIDES, 'grouped', sub_
 BACKENDS |= {'xla': xla.BACKEND, 'cpu_xla': cpu.COMPILED}
 COMPILED = ('xla', 'cpu_xla')
 
-# Not the same numbers by design, or not numbers: tests of their own below and in the files beside this one.
+# Overrides whose results differ by design; tested below and in other files of this folder.
 APART = {'capacity_for_all', 'loop_bound', 'split_rows', 'map_rows'}
 
 
@@ -52,7 +52,7 @@ def places_of(dispatcher, routing):
 
 def dispatch_rows(dispatcher):
   places = places_of(dispatcher, routing(3))
-  # Behind grouped rows is one of no expert, which may hold any token and gets no gradient.
+  # The last of grouped rows belongs to no expert; it may hold any token and gets no gradient.
   rows = slice(None, None if places.has_row_GSR is not None else -1)
   return lambda x_GSM: ops.dispatch_rows(x_GSM, places)[rows], [floats(2, 9, 5)]
 
@@ -72,7 +72,7 @@ def grouped_ffn(count_E):
   offsets = tf.constant(np.cumsum([0, *count_E]), tf.int32)
   rows = sum(count_E) + 1
   values = [floats(rows, 3), floats(len(count_E), 3, 5), floats(len(count_E), 5, 3)]
-  # The last row is of no expert: its gradient is not compared, as neither it nor what comes in for it means anything.
+  # The last row belongs to no expert and is cut off: neither its gradient nor that of its result means anything.
   return lambda x, wi, wo: ops.grouped_ffn(x, offsets, wi, wo)[:-1], values
 
 
@@ -126,7 +126,7 @@ def values_and_gradients(name, in_force, *, gradients, compiled=False):
     found = tape.gradient(total, args)
     return [*results, *(tf.zeros_like(a) if g is None else tf.convert_to_tensor(g) for a, g in zip(args, found))]
 
-  # Sizes of activations are open in TensorFlow's own kernels, as the local runtime traces them.
+  # Sizes of activations are dynamic for TensorFlow's own kernels, as in the local runtime.
   opened = not compiled and not name.startswith(('product, E', 'mean_square'))
   shape = lambda i, x: [None, *x.shape[1:]] if opened and i == 0 and x.shape.rank > 2 else x.shape
   specs = [tf.TensorSpec(shape(i, x)) for i, x in enumerate(values)]

@@ -1,4 +1,4 @@
-"""Queues for experts, by counting and by sorting, against a loop; and the sort by itself."""
+"""Queue positions, by counting and by sorting, against a loop; and the stable sort."""
 
 from __future__ import annotations
 

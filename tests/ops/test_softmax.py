@@ -1,4 +1,4 @@
-"""The output softmax's loss and its hand-written gradient, against autodiff of the plain formula."""
+"""Softmax cross-entropy and its hand-written gradient, against autodiff of the plain formula."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EACH = pytest.mark.parametrize('softmax_loss', FORMS.values(), ids=FORMS)
 
 
 def plain(logits_BTV, label_BT, smoothing, z_weight):
-  """Cross-entropy with the smoothed target, plus z_weight * log(Z)^2, letting TensorFlow derive the gradient."""
+  """Cross-entropy with the smoothed target, plus z_weight * log(Z)^2, with the derived gradient."""
   vocab_size = logits_BTV.shape[-1]
   target_BTV = (1 - smoothing) * tf.one_hot(label_BT, vocab_size) + smoothing / vocab_size
   log_z_BT = tf.reduce_logsumexp(logits_BTV, axis=-1)

@@ -1,4 +1,4 @@
-"""Sub-batches of rows: the same numbers as of the whole, however many they are."""
+"""Sub-batches of rows: results equal those of the whole batch, for any number of sub-batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def in_parts(count, **values):
 
 
 def calls_of(f, *shapes, parts=3):
-  """Sub-batches that map_sub_batches makes of what f(map_sub_batches, *args) hands it, traced with such arguments."""
+  """Number of sub-batches of map_sub_batches in f(function, *args), traced with arguments of these shapes."""
   calls = []
 
   def count(*args):
@@ -58,7 +58,7 @@ def test_rows_are_divided_unless_something_belongs_to_all_of_them():
 def test_sub_batches_are_the_whole_forward_and_backward(rows):
   def f(x, w):
     first = ops.map_sub_batches(lambda x, y: {'sum': x + y, 'product': x * w}, x, 2.0 * x)
-    total = tf.reduce_sum(first['sum'], axis=0, keepdims=True)  # of all rows, as experts see them
+    total = tf.reduce_sum(first['sum'], axis=0, keepdims=True)  # over all rows, as in layers with experts
     return ops.map_sub_batches(lambda a, b: tf.sin(a * w) + b, first['product'], first['sum'] * total)
 
   def value_and_gradients(in_force):
@@ -118,7 +118,7 @@ def batch():
 
 
 ALWAYS = [{}, {'moe': None}, {'scan': True}]
-IN_TRAINING = [{'remat': 'block'}, {'remat': 'attention'}]  # does nothing at inference
+IN_TRAINING = [{'remat': 'block'}, {'remat': 'attention'}]  # no effect at inference
 
 
 @pytest.mark.parametrize(

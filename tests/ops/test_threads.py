@@ -1,4 +1,4 @@
-"""Thread policy of a CPU: what runs side by side follows from it, and only a job sets it."""
+"""Thread policy of a CPU: it sets the number of sub-batches and parallel calls, and only a job sets it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lingvo_moe.ops import cpu
 from lingvo_moe.ops.cpu import threads
 cores = int(sys.argv[2])
 threads.num_cores = lambda: cores
-of = lambda: (cpu.backend(training=True).sub_batches, cpu.backend(training=True).parallel_calls)
-before = of()
+found = lambda: (cpu.backend(training=True).sub_batches, cpu.backend(training=True).parallel_calls)
+before = found()
 threads.set_policy(decoding=sys.argv[1] == 'decoding')
-after = of()
-tf.zeros([])  # the threads are there now
+after = found()
+tf.zeros([])  # creates the threads
 threads.set_policy(decoding=True)
-print(before, after, of() == after)
+print(before, after, found() == after)
 """
 
 LATE = """

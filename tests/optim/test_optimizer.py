@@ -28,7 +28,7 @@ def zero_slots(optimizer, spec):
 
 
 def run(optimizer, spec, weight, grads, rate=0.1):
-  """The weight and slots after each gradient in turn."""
+  """Weight and slots after each gradient in turn."""
   slots = zero_slots(optimizer, spec)
   for step, grad in enumerate(grads):
     args = tf.constant(grad, tf.float32), slots, tf.constant(weight, tf.float32)
@@ -39,7 +39,7 @@ def run(optimizer, spec, weight, grads, rate=0.1):
 
 
 def plain_adafactor(spec, weight, grads, rate=0.1):
-  """Algorithms 4 and 5 of Shazeer and Stern (2018), in float64, with the product of the factors written out."""
+  """Algorithms 4 and 5 of Shazeer and Stern (2018), in float64, with the product of row and column written out."""
   weight = np.asarray(weight, np.float64)
   v, row, column = 0.0, 0.0, 0.0
   for t, grad in enumerate(grads, start=1):
@@ -132,7 +132,7 @@ def test_adafactor_leaves_an_expert_without_tokens_where_it_was():
   got, slots = run(Adafactor(), EXPERTS, weight, grads)
   np.testing.assert_array_equal(got[1], weight[1].astype(np.float32))
   assert np.all(np.isfinite(got)) and np.all(slots['row'][1] > 0)
-  # And its first token, later, finds it alive.
+  # The expert is updated when it gets its first token later.
   grads[3, 1] = 1
   got, _ = run(Adafactor(), EXPERTS, weight, grads)
   assert np.all(np.isfinite(got)) and np.all(got[1] != weight[1].astype(np.float32))

@@ -1,4 +1,4 @@
-"""Learning rates at steps where they can be worked out in the head."""
+"""Learning-rate schedules at steps with values known by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates in place on a CPU, compiled by XLA or of several weights as one, against the optimizer's own."""
+"""Updates in place on a CPU, compiled by XLA or stacked, against those of the optimizer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_an_update_in_place_is_the_update(optimizer, shape, dims, factored, monk
     np.testing.assert_allclose(norm, np.linalg.norm(grad), rtol=1e-6)
     for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten((weight, slots)), strict=True):
       np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
-    np.testing.assert_array_equal(before, copy)  # what has been read, by a saver perhaps, is not written to
+    np.testing.assert_array_equal(
+      before, copy
+    )  # a tensor read before, for instance to save a checkpoint, keeps its value
 
 
 def test_the_norm_for_clipping_adds_up_a_gradient_given_as_slices():
@@ -75,7 +77,7 @@ EXPERTS = WeightSpec((3, 8, 6), 'EMH', Constant(0.0), factored='MH')
 
 
 def factored_updates(optimizer):
-  """(the traced update of experts by a factored gradient, its weight, its slots)."""
+  """Traced update of experts by a factored gradient, with its weight and slots."""
   rng = np.random.default_rng(0)
   weight = tf.Variable(tf.constant(rng.normal(size=EXPERTS.shape), tf.float32))
   slots = {n: tf.Variable(tf.zeros(s.shape)) for n, s in optimizer.slots(EXPERTS).items()}
