@@ -178,7 +178,7 @@ def _combine_rows(y_XM, weight_GSR, places, weighted_sum, inner_products):
 
     return weighted_sum(y_XM, places.row_GSR, weight_GSR), grad
 
-  return weigh(y_XM, tf.cast(weight_GSR, y_XM.dtype))
+  return weigh(y_XM, weight_GSR)
 
 
 # One choice at a time: an einsum of a row and a number for each token takes 4 to 5 times as long.
