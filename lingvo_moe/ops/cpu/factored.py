@@ -18,7 +18,8 @@ class FactoredGradient(tf.IndexedSlices):
   """x^T dy of each expert, [E, M, H], of factors x [E, C, M] and dy [E, C, H].
 
   TensorFlow lets a gradient be a tensor or IndexedSlices: this is one slice for each expert, multiplied when it is
-  read. Gradients that TensorFlow adds up or converts to a tensor are right as well, and factored no more.
+  read. Gradients that TensorFlow adds up or converts to a tensor are right as well, and factored no more. It lives in the
+  graph that computes it: a tape belongs inside the tf.function whose gradient it takes, as in program.py.
   """
 
   def __init__(self, x_ECM: tf.Tensor, dy_ECH: tf.Tensor):
@@ -45,11 +46,6 @@ class FactoredGradient(tf.IndexedSlices):
   @property
   def dtype(self) -> tf.DType:
     return self.dy_ECH.dtype
-
-  @property
-  def _type_spec(self) -> tf.IndexedSlicesSpec:
-    # Out of a tf.function it goes as plain IndexedSlices.
-    return tf.IndexedSlicesSpec(self.shape, self.dtype, tf.int32, tf.int32, [self.shape[0]])
 
   @property
   def has_few_rows(self) -> tf.Tensor:
