@@ -1,6 +1,6 @@
-"""Operations that a machine may want done its own way: `ops.linear(...)` calls what the backend in force has for it.
+"""Operations with an implementation per backend: `ops.linear(...)` calls the one of the backend in force.
 
-`reference.py` is their meaning; `backend.py` sets a backend; `cpu/`, `xla.py` and `gpu.py` are backends. Imports core and
+`reference.py` defines them; `backend.py` sets a backend; `cpu/`, `xla.py` and `gpu.py` are backends. Imports core and
 xla_sharding; layers, optimizers, searches and tasks import it.
 """
 
@@ -50,5 +50,5 @@ map_rows = operation(reference.map_rows)
 
 
 def map_sub_batches(f, *rows):
-  """f(*rows) of nested tensors [B, ...], none of whose rows depends on another, sub-batch by sub-batch."""
+  """Computes f(*rows) sub-batch by sub-batch, of nested tensors [B, ...]; each row of the result depends on that row alone."""
   return join_rows([f(*part) for part in split_rows(rows)])

@@ -1,7 +1,7 @@
-"""Backend: how a machine computes the operations of reference.py. One is in force at a time, set while a runtime traces.
+"""Backend: overrides of the operations of reference.py for a machine. One is in force, set by a runtime while it traces.
 
-Layers, tasks and searches call `ops.linear(...)`; the backend in force decides which function that is. No backend in
-force means the reference. Runtimes set one as they set the mesh (`xla_sharding.use`).
+Layers, tasks and searches call `ops.linear(...)`; the backend in force decides which function that is. Where none is
+set, the reference is in force. Runtimes set one as they set the mesh (`xla_sharding.use`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ F = TypeVar('F', bound=Callable)
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """A set of overrides of the reference, and what the machine can do.
+  """Overrides of the reference, and the capabilities of a machine.
 
   Attributes:
-    name: for messages.
+    name: name of the backend.
     overrides: functions by the name of the operation they replace, with the same arguments and results to rounding.
-    dispatcher: what `dispatch = 'auto'` of a MoE layer means: a name of layers/dispatch.py.
+    dispatcher: name in layers/dispatch.py of the dispatcher that `dispatch = 'auto'` of a MoE layer stands for.
     open_shapes: whether sizes may be known only when the program runs. XLA needs them while it compiles.
-    sub_batches: into how many sub-batches rows are divided that a traced program computes side by side.
-    parallel_calls: how many calls of map_rows run at once.
+    sub_batches: number of sub-batches that a traced program computes side by side.
+    parallel_calls: number of calls of the function of map_rows that run at once.
   """
 
   name: str
@@ -43,13 +43,13 @@ _current: contextvars.ContextVar[Backend] = contextvars.ContextVar('backend', de
 
 
 def current() -> Backend:
-  """The backend in force."""
+  """Backend in force."""
   return _current.get()
 
 
 @contextlib.contextmanager
 def use(backend: Backend) -> Iterator[None]:
-  """Puts a backend in force for what is traced within."""
+  """Sets the backend in force for everything traced within."""
   token = _current.set(backend)
   try:
     yield
@@ -58,7 +58,7 @@ def use(backend: Backend) -> Iterator[None]:
 
 
 def operation(reference: F) -> F:
-  """A function that calls the override of the backend in force, or else `reference` itself."""
+  """Function that calls the override of the backend in force, or `reference` itself if there is none."""
   name = reference.__name__
 
   @functools.wraps(reference)

@@ -1,4 +1,4 @@
-"""Gradients written by hand, told by name as those are that TensorFlow derives."""
+"""Hand-written gradients whose operations are named by scope, as those of derived gradients are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-  """tf.custom_gradient, with the gradient under the name scopes that the function ran under: see parts.py."""
+  """tf.custom_gradient with the gradient under the name scopes of the function, which analysis/parts.py reads."""
 
   @functools.wraps(function)
   def run(*args):

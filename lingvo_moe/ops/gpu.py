@@ -1,11 +1,11 @@
-"""GPU backend: TensorFlow's own kernels with the hand-written gradients. Not run on hardware."""
+"""GPU backend: TensorFlow's own kernels and the hand-written gradients. Not run on hardware."""
 
 from __future__ import annotations
 
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 
-# Dispatch by slots: for rows grouped by expert the host would wait for the number of rows of each.
+# Dispatch into slots: rows grouped by expert would need a device-to-host sync, for the number of rows of each expert.
 BACKEND = Backend(
   'gpu',
   {

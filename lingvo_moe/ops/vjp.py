@@ -1,7 +1,7 @@
-"""Vector-Jacobian products written out by hand, shared by all backends that compile or fuse little by themselves.
+"""Vector-Jacobian products (vjps) written by hand, shared by backends.
 
-Each function is an override of the operation of its name in reference.py. Reasons: TensorFlow derives gradients that
-take more passes over memory, or scatter where a gather will do.
+Each function overrides the operation of its name in reference.py. The gradients that TensorFlow derives take more passes
+over memory, or scatter where a gather is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lingvo_moe.ops.reference import Places
 
 
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
-  """Layer norm whose gradient takes half the passes over [B, T, M] of the derived one."""
+  """Layer norm; its vjp takes half the passes over [B, T, M] of the derived one."""
   mean = lambda x_BTM: tf.reduce_mean(x_BTM, axis=-1, keepdims=True)
 
   @custom_gradient
@@ -25,7 +25,7 @@ def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon:
 
     def grad(dy_BTM):
       dunit_BTM = dy_BTM * scale_M
-      # Mean and variance undo what shifts all features alike, or along the features themselves.
+      # The output does not change when all features shift alike, or in proportion to themselves: both parts are removed.
       dx_BTM = (dunit_BTM - mean(dunit_BTM) - unit_BTM * mean(dunit_BTM * unit_BTM)) * rate_BT1
       return dx_BTM, sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
 
@@ -35,23 +35,23 @@ def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon:
 
 
 def sum_to_features(x: tf.Tensor) -> tf.Tensor:
-  """Sum over all axes but the last, by the kernel of a bias's gradient: a tenth of reduce_sum's time on CPUs."""
+  """Sum over all axes but the last by BiasAddGrad, a tenth of reduce_sum's time on CPUs."""
   return tf.raw_ops.BiasAddGrad(out_backprop=x)
 
 
 def softmax_cross_entropy(
   logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0, sparse: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Cross-entropy whose gradient is softmax times (1 + 2 z_weight log Z), less the target.
+  """Cross-entropy; its vjp is softmax times (1 + 2 z_weight log Z), less the target.
 
-  The derived gradient takes three more passes over [B, T, V], the largest tensor there is. With `sparse` the target is
+  The derived gradient takes three more passes over [B, T, V], the largest tensor of a step. With `sparse` the target is
   subtracted at the labels alone, in place; else it is a one-hot tensor, which XLA fuses.
   """
 
   @custom_gradient
   def loss(logits_BTV):
     p_BTV = tf.nn.softmax(logits_BTV)
-    # The normaliser by way of the likeliest symbol, whose probability is at least 1 / V.
+    # log Z = logit - log p of the likeliest symbol, whose probability is at least 1 / V.
     top_BT, top_log_p_BT = tf.reduce_max(logits_BTV, axis=-1), tf.math.log(tf.reduce_max(p_BTV, axis=-1))
     minus_log_p = lambda logit_BT: (top_BT - logit_BT) - top_log_p_BT
     xent_BT = minus_log_p(tf.gather(logits_BTV, label_BT, batch_dims=2))
@@ -82,17 +82,17 @@ def softmax_cross_entropy(
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """einsum whose gradient for the weight is one einsum with the weight's axes in their order.
+  """Einsum; its gradient for the weight is one einsum with the weight's axes in their order.
 
-  TensorFlow derives one with the axes in another order and transposes it: with 512 experts that takes four times as long
-  as the arithmetic.
+  The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as the
+  arithmetic.
   """
 
   @custom_gradient
   def run(x, weight):
     def grad(dy):
       dx = tf.einsum(backward_equation(equation), dy, weight)
-      # dx first, which other layers wait for: once it is known the weight is not in use and may be written to.
+      # dx first: other layers wait for it, and after it the weight is not read again and may be updated in place.
       with tf.control_dependencies([dx]):
         return dx, weight_gradient(equation, x, dy)
 
@@ -102,44 +102,44 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def backward_equation(equation: str) -> str:
-  """The einsum of (dy, weight) that gives dx."""
+  """Einsum equation of dx from (dy, weight)."""
   x_axes, weight_axes, y_axes = split_equation(equation)
   return f'{y_axes},{weight_axes}->{x_axes}'
 
 
 def weight_gradient(equation: str, x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-  """The gradient of the weight in an einsum, its axes in their order."""
+  """Gradient of the weight of an einsum, its axes in their order."""
   x_axes, weight_axes, y_axes = split_equation(equation)
-  # Of what is kept of either operand the first one's axes come first in the result.
+  # An einsum's result has the remaining axes of its first operand before those of its second: no transpose is needed.
   if weight_axes[-1] in y_axes:
     return tf.einsum(f'{x_axes},{y_axes}->{weight_axes}', x, dy)
   return tf.einsum(f'{y_axes},{x_axes}->{weight_axes}', dy, x)
 
 
 def split_equation(equation: str) -> tuple[str, str, str]:
-  """(axes of x, of the weight, of the result)."""
+  """Axes of x, of the weight and of the result."""
   operands, y_axes = equation.split('->')
   x_axes, weight_axes = operands.split(',')
   return x_axes, weight_axes, y_axes
 
 
 def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
-  """Gather whose gradient is a gather as well, by the inverse relation: TensorFlow's scatters, in any order."""
+  """Gather whose gradient is the gather by the inverse index; the derived one is a scatter, whose order of sums varies."""
   return _dispatch_rows(x_GSM, places, _weighted_sum)
 
 
 def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """Weighted sum of rows whose gradients are gathers as well, by the inverse relation."""
+  """Weighted sum of rows; its gradients are gathers by the inverse index."""
   return _combine_rows(y_XM, weight_GSR, places, _weighted_sum, _inner_products)
 
 
 def dispatch_rows_einsum(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
-  """`dispatch_rows` with sums as einsums: in a manual region XLA's partitioner (CPU) aborts at a sum over an axis."""
+  """`dispatch_rows` with sums as einsums, as XLA's partitioner (CPU) aborts at a sum over an axis in a manual region."""
   return _dispatch_rows(x_GSM, places, _weighted_sum_einsum)
 
 
 def combine_rows_einsum(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """`combine_rows` with sums as einsums."""
+  """`combine_rows` with sums as einsums, for the reason above."""
   inner = lambda y_XM, row_GSR, dy_GSM: tf.einsum('GSRM,GSM->GSR', tf.gather(y_XM, row_GSR), dy_GSM)
   return _combine_rows(y_XM, weight_GSR, places, _weighted_sum_einsum, inner)
 
@@ -181,7 +181,7 @@ def _combine_rows(y_XM, weight_GSR, places, weighted_sum, inner_products):
   return weigh(y_XM, tf.cast(weight_GSR, y_XM.dtype))
 
 
-# Choice by choice: pairs of a row and a number are no work for a matrix product, and an einsum takes 4 to 5 times as long.
+# One choice at a time: an einsum of a row and a number for each token takes 4 to 5 times as long.
 
 
 def _weighted_sum(x_XM, row_GSR, weight_GSR):

@@ -1,4 +1,4 @@
-"""XLA backend: every size is known while it compiles, and a mesh may divide every tensor."""
+"""XLA backend: all sizes are static, and a mesh may split every tensor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lingvo_moe.ops.backend import Backend
 
 
 def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
-  """S slots: the longest queue is known only when the program runs, and a token takes one slot of an expert at most."""
+  """S slots, as a token takes at most one slot of an expert; the longest queue is known only when the program runs."""
   del length_GE
   return group_size
 
 
 def grouped_ffn(*args: Any) -> tf.Tensor:
-  """Refused: how many rows an expert has is known only when the program runs."""
+  """Raises UserError: the number of rows of an expert is known only when the program runs."""
   raise UserError(
     "dispatch='grouped' gives every expert the rows of its own tokens, whose number XLA cannot know while it compiles: "
     "bind dispatch = 'auto', 'gather' or 'einsum'"
@@ -29,7 +29,7 @@ def grouped_ffn(*args: Any) -> tf.Tensor:
 
 
 def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Select by position, elementwise, which XLA fuses and partitions. U and start are multiples of W."""
+  """Elementwise select by position, which XLA fuses and partitions. U and start must be multiples of W."""
   rows, num_heads, num_positions, head_dim = sizes(buffer_BNUK)
   width = x_BNWK.shape[2]
   buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_positions // width, width, head_dim])
@@ -38,7 +38,7 @@ def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> 
 
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
-  """The largest bound there can be, as buffers of a loop need a size; the loop ends sooner where nothing is left."""
+  """Largest possible bound, as the buffers of a loop need a static size; the loop ends early when no hypothesis is alive."""
   del limit_B
   return most
 

@@ -1,4 +1,4 @@
-"""CPU backend: TensorFlow's own kernels on few cores, one override a file's idea. Runtimes make it; layers never see it."""
+"""CPU backend: TensorFlow's own kernels on few cores, one override per file. Runtimes create it; layers never import it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OVERRIDES = {
 
 
 def backend(*, training: bool) -> Backend:
-  """The backend for functions of which gradients are taken, or none, under the thread policy that is set."""
+  """CPU backend under the present thread policy; `training` says whether gradients of its functions are taken."""
   parallel = threads.parallel_kernels()
   forward_only = {} if training else {'grouped_ffn': grouped_ffn.grouped_ffn_forward}
   return Backend(

@@ -1,4 +1,4 @@
-"""Writes to a key/value cache in place."""
+"""Key/value cache written in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
   """Strided-slice update, in place inside a loop; tensor_scatter_nd_update copies the whole buffer at every step.
 
-  The kernel goes element by element, so where it can 16 bytes pass for one element.
+  The kernel copies element by element, so where the head size allows it 16 bytes are passed as one element.
   """
   shape, width, head_dim = tf.shape(buffer_BNUK), tf.shape(x_BNWK)[2], buffer_BNUK.shape[3]
   rows, together = shape[0] * shape[1], tf.complex128.size // buffer_BNUK.dtype.size

@@ -1,25 +1,25 @@
-"""Gradient of per-expert weights kept as its two factors.
+"""Factored gradient of per-expert weights: two thin matrices in place of their product.
 
-The gradient is x^T dy of the few rows that each expert saw: two thin matrices, which a cache holds, and a product as
-large as the weight. The operation that would multiply them hands them over in this type; an update that can use them is
-spared writing the product to memory (optim/cpu/in_place.py), and everybody else gets the product.
+The gradient is x^T dy of the few rows of each expert: its factors fit a cache, the product is as large as the weight.
+The operation that would multiply them returns this type; an update that can use the factors does not write the product
+to memory (optim/cpu/in_place.py), and all other code reads the product.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# Numbers of rows to pad to, as XLA compiles an update for each. With more rows, multiplying twice takes longer than
-# writing a product to memory once.
+# Numbers of rows to pad to, as XLA compiles an update for each. With more rows, computing the product twice takes longer
+# than writing it to memory once.
 _ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class FactoredGradient(tf.IndexedSlices):
   """x^T dy of each expert, [E, M, H], of factors x [E, C, M] and dy [E, C, H].
 
-  TensorFlow lets a gradient be a tensor or IndexedSlices: this is one slice for each expert, multiplied when it is
-  read. Gradients that TensorFlow adds up or converts to a tensor are right as well, and factored no more. It lives in the
-  graph that computes it: a tape belongs inside the tf.function whose gradient it takes, as in program.py.
+  TensorFlow accepts a tensor or IndexedSlices as a gradient: this is one slice for each expert, multiplied when it is
+  read. Where TensorFlow adds gradients up or converts them to tensors, the result is right and no longer factored. It
+  lives in the graph that computes it: a tape belongs inside the tf.function whose gradient it takes, as in program.py.
   """
 
   def __init__(self, x_ECM: tf.Tensor, dy_ECH: tf.Tensor):
@@ -28,7 +28,7 @@ class FactoredGradient(tf.IndexedSlices):
 
   @property
   def values(self) -> tf.Tensor:
-    """The product, [E, M, H], as the einsum that a plain gradient is."""
+    """Product [E, M, H], by the einsum of a plain gradient."""
     return tf.einsum('ECM,ECH->EMH', self.x_ECM, self.dy_ECH)
 
   @property
@@ -49,21 +49,21 @@ class FactoredGradient(tf.IndexedSlices):
 
   @property
   def has_few_rows(self) -> tf.Tensor:
-    """Whether an update should make the product itself."""
+    """Whether the rows are few enough for an update to compute the product itself."""
     return self._rows <= _ROWS[-1]
 
   def padded(self) -> FactoredGradient:
-    """The same gradient, if it has few rows, with rows of zeros up to one of a few numbers."""
+    """Gradient padded with rows of zeros to one of a few numbers of rows; only if it has few rows."""
     rows = tf.gather(_ROWS, tf.searchsorted(_ROWS, [self._rows])[0])
     pad = lambda factor: tf.pad(factor, [[0, 0], [0, rows - self._rows], [0, 0]])
     return FactoredGradient(pad(self.x_ECM), pad(self.dy_ECH))
 
   def multiplied(self) -> tf.Tensor:
-    """The product as one batched matmul."""
+    """Product [E, M, H] as one batched matmul."""
     return tf.matmul(self.x_ECM, self.dy_ECH, transpose_a=True)
 
   def norm(self) -> tf.Tensor:
-    """Root of the sum of squares: that sum is the inner product of x x^T and dy dy^T, which are small."""
+    """Root of the sum of squares of the product, which is the inner product of the small x x^T and dy dy^T."""
     gram = lambda factor: tf.matmul(factor, factor, transpose_b=True)
     small = lambda: tf.reduce_sum(gram(self.x_ECM) * gram(self.dy_ECH))
     square = tf.cond(self.has_few_rows, small, lambda: 2.0 * tf.nn.l2_loss(self.multiplied()))

@@ -1,4 +1,4 @@
-"""Matrix products on CPUs: fused with bias and activation, and per expert side by side."""
+"""Matrix products on CPUs: fused with bias and activation, or of parts of the experts side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def linear(
 ) -> tf.Tensor:
   """Matmul of two matrices with bias_add, which TensorFlow fuses with a ReLU into one kernel.
 
-  A bias's gradient then is BiasAddGrad, which takes a tenth of the time of a sum over axes.
+  The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes.
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
   lead = sizes(x)[: x.shape.rank - inputs]
@@ -34,10 +34,10 @@ def linear(
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """einsum with the gradient of vjp.product; per expert in equal parts of the experts, side by side.
+  """Einsum with the vjp of vjp.product; for weights of experts, in equal parts of the experts side by side.
 
-  Experts are the first axis that all three tensors share. The gradient of their weight is handed over as its factors:
-  it is as large as the weight, and nothing but its update needs it.
+  Experts are a first axis that all three tensors share. The gradient of their weight is returned as a FactoredGradient:
+  the product is as large as the weight, and only its update needs it.
   """
   x_axes, weight_axes, y_axes = vjp.split_equation(equation)
   per_expert = x_axes[0] == weight_axes[0] == y_axes[0]

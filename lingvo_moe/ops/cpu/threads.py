@@ -1,8 +1,8 @@
-"""Threads of TensorFlow's kernels on a CPU: a job sets the policy once, before anything is computed.
+"""Thread policy of TensorFlow's kernels on a CPU: a job sets it once, before anything is computed.
 
-Unless set otherwise all threads share every kernel, and wait for each other at its end. The smaller the kernels, the
-more of the time goes there, and the better it is that each has one core, and that as many sub-batches of rows as there
-are cores are computed side by side (sub_batches.py).
+By default all threads share every kernel and wait for each other at its end. The smaller the kernels, the larger the
+share of that waiting; then it is faster to give each kernel one core, and to compute one sub-batch of rows per core
+side by side (sub_batches.py).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 
 import tensorflow as tf
 
-MAX_SUB_BATCHES = 4  # in one traced program: with more it becomes long, and they small
+MAX_SUB_BATCHES = 4  # in one traced program: more make the program long and the sub-batches small
 
 
 def num_cores() -> int:
-  """Cores that this process may use."""
+  """Number of cores that this process may use."""
   return len(os.sched_getaffinity(0))
 
 
 def set_policy(*, decoding: bool = False) -> None:
-  """One core a kernel from now on: always in decoding, in training where cores are few enough for a sub-batch each.
+  """Gives each kernel one core: in decoding always, in training if the cores are few enough for a sub-batch each.
 
-  Does nothing where TensorFlow has computed already: it is then too late.
+  Does nothing if TensorFlow has computed already, as its threads then exist.
   """
   if decoding or num_cores() <= MAX_SUB_BATCHES:
     try:
@@ -32,5 +32,5 @@ def set_policy(*, decoding: bool = False) -> None:
 
 
 def parallel_kernels() -> int:
-  """Kernels that should run at once: as many as there are cores if each kernel has one; else 1."""
+  """Number of kernels that should run at once: the number of cores if each kernel has one core, else 1."""
   return num_cores() if tf.config.threading.get_intra_op_parallelism_threads() == 1 else 1

@@ -59,6 +59,7 @@ class InPlaceUpdates:
       rate: learning rate.
       clip_norm: largest global norm; 0: any.
     """
+    grads = {name: g if isinstance(g, FactoredGradient) else tf.convert_to_tensor(g) for name, g in grads.items()}
     norm = None
     if clip_norm:
       norm = tf.linalg.global_norm([_with_same_norm(grad) for grad in grads.values()])

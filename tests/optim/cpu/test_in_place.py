@@ -51,6 +51,26 @@ def test_an_update_in_place_is_the_update(optimizer, shape, dims, factored, monk
     np.testing.assert_array_equal(before, copy)  # what has been read, by a saver perhaps, is not written to
 
 
+def test_the_norm_for_clipping_adds_up_a_gradient_given_as_slices():
+  table = tf.Variable(tf.ones([3, 2]))
+  spec = WeightSpec((3, 2), 'VM', Constant(0.0), factored='VM')
+  slots = {f'table/{n}': tf.Variable(tf.zeros(s.shape)) for n, s in Adafactor().slots(spec).items()}
+  variables = {'weights': {'table': table}, 'slots': slots}
+
+  @tf.function(autograph=False)
+  def update():
+    read = table.read_value()
+    with tf.GradientTape() as tape:
+      tape.watch(read)
+      y = tf.reduce_sum(tf.gather(read, [1, 1, 1, 2]))  # an embedding of symbols, one of them three times
+    grad = tape.gradient(y, read)
+    assert isinstance(grad, tf.IndexedSlices)
+    step = tf.constant(0, tf.int64)
+    return InPlaceUpdates(Adafactor()).apply({'table': grad}, variables, {'table': spec}, step, tf.constant(0.1), 1.0)
+
+  np.testing.assert_allclose(update(), np.sqrt(2 * 3**2 + 2 * 1**2), rtol=1e-6)
+
+
 EXPERTS = WeightSpec((3, 8, 6), 'EMH', Constant(0.0), factored='MH')
 
 
