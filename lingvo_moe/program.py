@@ -100,12 +100,12 @@ class Program:
     return state, {**metrics, **applied}
 
   def gradients(
-    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
-  ) -> tuple[dict[str, tf.Tensor], Metrics]:
+    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], as_made: bool = False
+  ) -> tuple[dict[str, Any], Metrics]:
     """Gradients of the loss by weight, and metrics of the task.
 
-    A gradient is a tensor, or tf.IndexedSlices: of an embedding's rows, or a FactoredGradient of the CPU backend.
-    tf.convert_to_tensor makes either a tensor.
+    With `as_made` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
+    backend; tf.convert_to_tensor makes it a tensor.
     """
     weights = self._stored(weights, self.weight_specs)
     key = prng.key(self.seed, 'train', step)
@@ -120,9 +120,10 @@ class Program:
       grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
-    if self.micro_batches == 1:
-      return of_part(rows_B, batch)
-    return self._sum_over_micro_batches(of_part, rows_B, batch)
+    if self.micro_batches > 1:
+      return self._sum_over_micro_batches(of_part, rows_B, batch)
+    grads, metrics = of_part(rows_B, batch)
+    return grads if as_made else self._stored(grads, self.weight_specs), metrics
 
   def _sum_over_micro_batches(self, of_part, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
@@ -156,10 +157,10 @@ class Program:
     begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
     return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
 
-  def apply(self, state: State, grads: Mapping[str, Any]) -> tuple[State, Metrics]:
+  def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """State after an update by the gradients, and {'grad_norm', 'learning_rate'}."""
     step, rate = state['step'], self.schedule(state['step'])
-    grads, weights = (self._stored(values, self.weight_specs) for values in (grads, state['weights']))
+    weights = self._stored(state['weights'], self.weight_specs)
     old_slots = self._stored(state['slots'], self.slot_specs)
     norm = None
     if self.clip_norm:

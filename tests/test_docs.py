@@ -69,9 +69,8 @@ def registered_by(document: str) -> set[str]:
   for block in blocks(document, 'python'):
     if (path := module_path(block)) and path.startswith('params/'):
       module = path[len('params/') : -len('.py')].replace('/', '.')
-      found |= {
-        f'{module}.{name}' for name in re.findall(r'^@registry\.register\nclass (\w+)', block, flags=re.MULTILINE)
-      }
+      for own in r'^@registry\.register\nclass (\w+)', r'^(\w+) = registry\.tiny\(':
+        found |= {f'{module}.{name}' for name in re.findall(own, block, flags=re.MULTILINE)}
   return found
 
 
@@ -196,13 +195,9 @@ def test_paths_in_backticks_exist(document):
   quoted = {span.split()[0] for span in re.findall(r'`([^`]+)`', prose(document)) if span.strip()}
   tops = ('lingvo_moe/', 'params/', 'tools/', 'tests/', 'docs/', '.ci/')
   paths = {path for path in quoted if path.startswith(tops)} - written
-  assert [path for path in sorted(paths) if not (ROOT / path).exists() and path not in NOT_YET] == []
+  assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
   # A name alone is a file somewhere in the package.
-  alone = (
-    {path for path in quoted if re.fullmatch(r'\w+\.py', path)}
-    - {'run.py'}
-    - {path.rpartition('/')[2] for path in NOT_YET}
-  )
+  alone = {path for path in quoted if re.fullmatch(r'\w+\.py', path)} - {'run.py'}
   assert [name for name in sorted(alone) if not list((ROOT / 'lingvo_moe').rglob(name))] == []
 
 
@@ -258,28 +253,6 @@ def test_results_of_the_readme_are_those_of_the_models_docstrings():
   assert checked > 10
 
 
-# What the documents name already and other branches bring.
-NOT_YET = {'lingvo_moe/ops/reference.py', 'lingvo_moe/layers/gates/top2.py'}
-
-
-def as_of_today(code: str) -> str:
-  """A snippet with the names of this commit; goes with NOT_YET."""
-  if not (ROOT / 'lingvo_moe/layers/gates/top2.py').exists():
-    code = code.replace('lingvo_moe.layers.gates.top2', 'lingvo_moe.layers.gating')
-  if 'gin.configurable' in (ROOT / 'params/mt/cldr.py').read_text(encoding='utf-8'):
-    code = code.replace(
-      '@registry.register', '@registry.register\n@gin.configurable\n@dataclasses.dataclass(frozen=True)'
-    )
-    code = code.replace(
-      'from __future__ import annotations', 'from __future__ import annotations\nimport dataclasses, gin'
-    )
-  return code
-
-
-def test_what_is_not_yet_there_is_not_there():
-  assert [path for path in sorted(NOT_YET) if (ROOT / path).exists()] == [], 'now it is: take it out of NOT_YET'
-
-
 # The runner
 
 
@@ -288,7 +261,6 @@ def run_blocks(path: pathlib.Path) -> None:
   namespace = {'__name__': '__main__'}
   with tempfile.TemporaryDirectory() as scratch:
     for block in blocks(str(path), 'python'):
-      block = as_of_today(block)
       if name := module_path(block):
         _write_module(pathlib.Path(scratch), name, block)
         continue

@@ -66,7 +66,7 @@ class EinsumDispatcher:
     slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
     # One choice at a time: a mask of both choices before their sum, [G, S, R, X], would be twice as large.
     at = lambda rank: tf.one_hot(slot_GSR[:, :, rank], r.num_experts * r.capacity) * weight_GSR[:, :, rank, tf.newaxis]
-    return shard(at(0) + at(1), 'GSX')
+    return shard(sum((at(rank) for rank in range(1, weight_GSR.shape[-1])), at(0)), 'GSX')
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing

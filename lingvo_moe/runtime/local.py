@@ -150,7 +150,7 @@ class LocalRuntime:
       return metrics
     program, variables = self.program, self._variables()
     step = self._step.read_value()
-    grads, metrics = program.gradients(step, self._read(self._weights), batch)
+    grads, metrics = program.gradients(step, self._read(self._weights), batch, as_made=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
       norm = self._updates.apply(grads, variables, program.weight_specs, step, rate, program.clip_norm)

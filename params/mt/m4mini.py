@@ -153,5 +153,6 @@ class Tiny(Dense):
   encoder_layers: int = 2
   decoder_layers: int = 2
   num_experts: int = 8
+  capacity_factor: float = 2.0
   max_steps: int = 1000
   eval_every: int = 500

@@ -22,6 +22,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import xla
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program
@@ -222,7 +224,7 @@ def test_the_step_carries_every_annotation_of_the_program(traced):
   def alone(batch):
     return PROGRAM.train_step(state, batch)
 
-  with xla_sharding.use(MESH):
+  with xla_sharding.use(MESH), backend.use(xla.BACKEND):
     program, whole = annotations(tf.function(alone, autograph=False).get_concrete_function(SPECS).graph)
   step, boundary = annotations(traced[0].graph)
   assert step == program and sum(step.values()) > 20

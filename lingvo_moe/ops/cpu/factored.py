@@ -18,7 +18,8 @@ class FactoredGradient(tf.IndexedSlices):
   """x^T dy of each expert, [E, M, H], of factors x [E, C, M] and dy [E, C, H].
 
   TensorFlow accepts a tensor or IndexedSlices as a gradient: this is one slice for each expert, multiplied when it is
-  read. Where TensorFlow adds gradients up or converts them to tensors, the result is right and no longer factored.
+  read. Where TensorFlow adds gradients up or converts them to tensors, the result is right and no longer factored. It
+  lives in the graph that computes it: a tape belongs inside the tf.function whose gradient it takes, as in program.py.
   """
 
   def __init__(self, x_ECM: tf.Tensor, dy_ECH: tf.Tensor):
@@ -45,11 +46,6 @@ class FactoredGradient(tf.IndexedSlices):
   @property
   def dtype(self) -> tf.DType:
     return self.dy_ECH.dtype
-
-  @property
-  def _type_spec(self) -> tf.IndexedSlicesSpec:
-    # A tf.function returns it as plain IndexedSlices.
-    return tf.IndexedSlicesSpec(self.shape, self.dtype, tf.int32, tf.int32, [self.shape[0]])
 
   @property
   def has_few_rows(self) -> tf.Tensor:
