@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
@@ -35,11 +36,13 @@ class Observed(Program):
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
     return cls(**{**values, 'task': dataclasses.replace(program.task, report_decisions=True)})
 
+  def gradients(self, step, weights, batch, as_made=False):
+    grads, metrics = super().gradients(step, weights, batch, as_made)
+    return grads, {**metrics, 'grads': {name: tf.convert_to_tensor(grad) for name, grad in grads.items()}}
+
   def train_step(self, state, batch):
-    grads, metrics = self.gradients(state['step'], state['weights'], batch)
-    state, applied = self.apply(state, grads)
-    observed = {'grads': grads, 'weights': state['weights'], 'slots': state['slots']}
-    return state, {**metrics, **applied, **observed}
+    state, metrics = super().train_step(state, batch)
+    return state, {**metrics, 'weights': state['weights'], 'slots': state['slots']}
 
 
 class Observation(NamedTuple):
@@ -99,6 +102,9 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   observed = []
   for step in range(steps):
     metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
+    if 'weights' not in metrics:  # the local runtime updates variables in place, without Program.train_step
+      state = runtime.state()
+      metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
     observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
