@@ -91,8 +91,7 @@ class MoE:
     return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
 
   def _groups(self, rows: Size, training: bool) -> int:
-    """Number of groups: in training num_groups; at inference num_groups if it divides a static number of rows (shards then
-    stay where they are), else 1."""
+    """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place)."""
     divides = isinstance(rows, int) and rows % self.num_groups == 0
     if training and isinstance(rows, int) and not divides:
       raise ValueError(

@@ -21,7 +21,7 @@ def linear(
   activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
   inputs: int = 1,
 ) -> tf.Tensor:
-  """activation(x W + b): x [..., *in], weight [*in, *out] with `inputs` axes in, bias [*out]; gives [..., *out]."""
+  """Linear map activation(x W + b), [..., *out]: x [..., *in], weight [*in, *out] with `inputs` axes in, bias [*out]."""
   lead, i, o = 'abcd'[: x.shape.rank - inputs], 'ijk'[:inputs], 'opq'[: weight.shape.rank - inputs]
   y = tf.einsum(f'{lead}{i},{i}{o}->{lead}{o}', x, weight)
   return activation(y if bias is None else y + bias)

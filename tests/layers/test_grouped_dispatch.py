@@ -83,10 +83,10 @@ def test_agrees_with_a_plain_loop_in_values_and_gradients(seed, kind, in_force):
   @tf.function(input_signature=[index, *floats])
   def values_and_gradients(expert_GSR, weight_GSR, x_GSM, w_EMM):
     with backend.use(in_force), tf.GradientTape() as tape:
-      of = [x_GSM, w_EMM, weight_GSR]
-      tape.watch(of)
+      inputs = [x_GSM, w_EMM, weight_GSR]
+      tape.watch(inputs)
       y_GSM = run(routing._replace(expert_GSR=expert_GSR, weight_GSR=weight_GSR), w_EMM, x_GSM)
-    return y_GSM, *tape.gradient(y_GSM, of)
+    return y_GSM, *tape.gradient(y_GSM, inputs)
 
   got = values_and_gradients(routing.expert_GSR, routing.weight_GSR, x_GSM, w_EMM)
   for a, b in zip(got, [y_GSM, dx_GSM, dw_EMM, dweight_GSR], strict=True):
