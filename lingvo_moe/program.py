@@ -100,11 +100,11 @@ class Program:
     return state, {**metrics, **applied}
 
   def gradients(
-    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], as_made: bool = False
+    self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], sparse: bool = False
   ) -> tuple[dict[str, Any], Metrics]:
     """Gradients of the loss by weight, and metrics of the task.
 
-    With `as_made` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
+    With `sparse` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
     backend; tf.convert_to_tensor makes it a tensor.
     """
     weights = self._stored(weights, self.weight_specs)
@@ -123,7 +123,7 @@ class Program:
     if self.micro_batches > 1:
       return self._sum_over_micro_batches(of_part, rows_B, batch)
     grads, metrics = of_part(rows_B, batch)
-    return grads if as_made else self._stored(grads, self.weight_specs), metrics
+    return grads if sparse else self._stored(grads, self.weight_specs), metrics
 
   def _sum_over_micro_batches(self, of_part, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""

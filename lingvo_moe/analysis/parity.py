@@ -36,8 +36,8 @@ class Observed(Program):
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
     return cls(**{**values, 'task': dataclasses.replace(program.task, report_decisions=True)})
 
-  def gradients(self, step, weights, batch, as_made=False):
-    grads, metrics = super().gradients(step, weights, batch, as_made)
+  def gradients(self, step, weights, batch, sparse=False):
+    grads, metrics = super().gradients(step, weights, batch, sparse)
     return grads, {**metrics, 'grads': {name: tf.convert_to_tensor(grad) for name, grad in grads.items()}}
 
   def train_step(self, state, batch):

@@ -27,6 +27,7 @@ class Backend:
     open_shapes: whether sizes may be known only when the program runs. XLA needs them while it compiles.
     sub_batches: number of sub-batches that a traced program computes side by side.
     parallel_calls: number of calls of the function of map_rows that run at once.
+    updates_in_place: whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py).
   """
 
   name: str
@@ -35,6 +36,7 @@ class Backend:
   open_shapes: bool = True
   sub_batches: int = 1
   parallel_calls: int = 1
+  updates_in_place: bool = False
 
 
 REFERENCE = Backend('reference')

@@ -46,7 +46,7 @@ class LocalRuntime:
   def __init__(self, program: Program, jit: bool = False, backend: str = 'auto'):
     self.program = program
     training, inference = _backends(backend, jit)
-    self._updates = InPlaceUpdates(program.optimizer) if training.name == 'cpu' else None
+    self._updates = InPlaceUpdates(program.optimizer) if training.updates_in_place else None
     self._inference = inference
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
@@ -150,7 +150,7 @@ class LocalRuntime:
       return metrics
     program, variables = self.program, self._variables()
     step = self._step.read_value()
-    grads, metrics = program.gradients(step, self._read(self._weights), batch, as_made=True)
+    grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
       norm = self._updates.apply(grads, variables, program.weight_specs, step, rate, program.clip_norm)

@@ -40,6 +40,7 @@ def backend(*, training: bool) -> Backend:
     dispatcher='grouped',
     sub_batches=min(parallel, threads.MAX_SUB_BATCHES),
     parallel_calls=parallel,
+    updates_in_place=training,
   )
 
 
