@@ -24,7 +24,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.optim import schedule
-from lingvo_moe.optim.optimizer import Adam
+from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import task as task_lib
