@@ -159,13 +159,13 @@ def test_a_profile_is_of_the_cpu(monkeypatch):
 
 
 def test_a_layer_is_timed_by_every_kind_of_dispatch():
-  einsum, gather = moe_layer.measure(TINY, ONCE)
-  assert (einsum['dispatch'], gather['dispatch']) == ('einsum', 'gather')
+  einsum, gather, grouped = moe_layer.measure(TINY, ONCE)
+  assert [found['dispatch'] for found in (einsum, gather, grouped)] == ['einsum', 'gather', 'grouped']
   assert einsum['flops'] - gather['flops'] == 5 * 2 * 128 * 64 * 32
-  for found in einsum, gather:
+  for found in einsum, gather, grouped:
     assert found['tokens_per_s'] == pytest.approx(128 / found['median_s'], rel=1e-3)
     assert 0 < found['first_dropped'] < 1 and 0 < found['second_skipped'] < 1
-  assert einsum['second_dropped'] == gather['second_dropped']  # of the same routing
+  assert einsum['second_dropped'] == gather['second_dropped'] == grouped['second_dropped']  # of the same routing
 
 
 def test_no_gradient_of_a_layer_is_left_out():

@@ -35,6 +35,7 @@ def test_a_measurement_has_a_process_of_its_own(tmp_path):
   assert [(f['model'], f['dispatch'], f['num_groups']) for f in found] == [
     ('mt.bench_s.Tiny', 'einsum', 2),
     ('mt.bench_s.Tiny', 'gather', 2),
+    ('mt.bench_s.Tiny', 'grouped', 2),
   ]
   for f, line in zip(found, done.stdout.splitlines()[1:]):
     assert 100 < f['peak_rss_before_mib'] <= f['peak_rss_mib'] and 0 < f['share_of_peak'] < 1
@@ -57,7 +58,7 @@ def test_everything_is_measured(tmp_path):
     f'--json={tmp_path}/out',
   )
   assert done.returncode == 0, done.stderr
-  train, decode, latency, einsum, gather, text, *beams = records(tmp_path / 'out')
+  train, decode, latency, einsum, gather, grouped, text, *beams = records(tmp_path / 'out')
   config = registry.get('mt.bench_s.Tiny')()
   assert train['flops'] == sum(flops.train_step(config).values())
   assert train['gflop_per_s'] == pytest.approx(train['flops'] / train['median_s'] / 1e9, abs=1e-3)
@@ -70,7 +71,7 @@ def test_everything_is_measured(tmp_path):
   assert decode['tokens_per_s'] == round(128 / decode['median_s'], 1)
   assert (decode['sentences'], latency['sentences'], latency['beam_size']) == (8, 1, 4)
   assert latency['tokens_per_s'] == round(16 / latency['median_s'], 1)
-  assert (einsum['dispatch'], gather['dispatch']) == ('einsum', 'gather')
+  assert [found['dispatch'] for found in (einsum, gather, grouped)] == ['einsum', 'gather', 'grouped']
   assert text['pairs'] == 2 and text['tokens_per_s'] > 0
   assert [found['length'] for found in beams] == [16, 64, 256]
   assert all(found['flat_over_reordering'] > 0 for found in beams)
