@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -36,10 +36,15 @@ class Optimizer(abc.ABC):
     """Update by one gradient; `step` is the number of updates made before, `rate` the learning rate."""
 
 
+def clip_scale(grads: Sequence[tf.Tensor], limit: float) -> tuple[tf.Tensor, tf.Tensor]:
+  """(factor that scales gradients down to a global norm of `limit`, the norm before); tensors of equal norms will do."""
+  norm = tf.linalg.global_norm(grads)
+  return limit / tf.maximum(norm, limit), norm
+
+
 def clip_by_global_norm(grads: Mapping[str, tf.Tensor], limit: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
   """Clips dense gradients to a global norm of `limit`; returns them and the norm before."""
-  norm = tf.linalg.global_norm(list(grads.values()))
-  scale = limit / tf.maximum(norm, limit)
+  scale, norm = clip_scale(list(grads.values()), limit)
   return {name: grad * tf.cast(scale, grad.dtype) for name, grad in grads.items()}, norm
 
 

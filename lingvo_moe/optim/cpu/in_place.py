@@ -23,6 +23,7 @@ from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.optimizer import clip_scale
 
 _SMALL = 1 << 17  # elements; stacking larger weights takes longer than it saves
 _LARGE = 1 << 22  # elements, more than a cache holds; updates of smaller weights are not worth compiling
@@ -62,8 +63,8 @@ class InPlaceUpdates:
     grads = {name: g if isinstance(g, FactoredGradient) else tf.convert_to_tensor(g) for name, g in grads.items()}
     norm = None
     if clip_norm:
-      norm = tf.linalg.global_norm([_with_same_norm(grad) for grad in grads.values()])
-      grads = {name: _scaled(grad, clip_norm / tf.maximum(norm, clip_norm)) for name, grad in grads.items()}
+      scale, norm = clip_scale([_with_same_norm(grad) for grad in grads.values()], clip_norm)
+      grads = {name: _scaled(grad, scale) for name, grad in grads.items()}
     slots = {
       name: {slot: variables['slots'][f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
       for name, spec in specs.items()
