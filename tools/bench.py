@@ -7,6 +7,7 @@ allows. --what is any of
   decode     flat beam search to max_length (no translation ends earlier); output symbols count.
   latency    flat beam search for one sentence: median_s is the seconds per sentence.
   moe_layer  one MoE layer, forward and backward, with each dispatcher.
+  rounds     one MoE layer compiled by XLA: dropping, dropless in rounds, and with room for all, under even and skewed loads.
   input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
   beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
 
@@ -34,7 +35,8 @@ from lingvo_moe import app
 from lingvo_moe import runtime_flags
 from lingvo_moe.core.errors import UserError
 
-_WHATS = ('train', 'decode', 'latency', 'moe_layer', 'input', 'beam')
+_WHATS = ('train', 'decode', 'latency', 'moe_layer', 'rounds', 'input', 'beam')
+_OF_EXPERTS = ('moe_layer', 'rounds')
 _ON_A_MESH = ('train', 'decode', 'latency')
 _WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
 
@@ -108,10 +110,10 @@ def _plan() -> list[tuple]:
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
   configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
   plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
-  # Dense models have no moe_layer; they are skipped if another model has one.
-  kept = [(name, config, what) for name, config, what in plan if what != 'moe_layer' or config.num_experts]
+  # Dense models have no MoE layer; they are skipped if another model has one.
+  kept = [(name, config, what) for name, config, what in plan if what not in _OF_EXPERTS or config.num_experts]
   if not kept:
-    raise UserError(f'--what=moe_layer is of models with experts; saw --model={",".join(configs)}, without any')
+    raise UserError(f'--what={plan[0][2]} is of models with experts; saw --model={",".join(configs)}, without any')
   return kept
 
 
@@ -141,12 +143,16 @@ def _measured(config, what, clock) -> list[dict]:
   from lingvo_moe.bench import beam
   from lingvo_moe.bench import inputs
   from lingvo_moe.bench import moe_layer
+  from lingvo_moe.bench import rounds
   from lingvo_moe.bench import steps
 
   choice = runtime_flags.Choice.from_flags()
   if what == 'moe_layer':
     choice.set_threads(decoding=False, jit=_JIT.value)
     return moe_layer.measure(config, clock, jit=_JIT.value)
+  if what == 'rounds':
+    choice.set_threads(decoding=False, jit=True)
+    return rounds.measure(config, clock)
   if what == 'input':
     return inputs.measure(config, clock, _DATA_DIR.value)
   choice.set_threads(decoding=what != 'train', jit=_JIT.value and what == 'train')
@@ -178,6 +184,9 @@ def _report(found: dict, peak: float, others: list[dict]) -> None:
     line += f' {found["gflop_per_s"]:7.1f} GFLOP/s, {found["share_of_peak"]:.0%} of peak'
   if found['what'] == 'moe_layer':
     line += f' by {found["dispatch"]}'
+  if found['what'] == 'rounds':
+    line += f' {found["mode"]}, {found["load"]}, {found["serving"]}: {1e3 * found["median_s"]:.1f} ms, '
+    line += f'{found["rounds"]:.0f} rounds, {found["bytes"] / 2**20:.1f} MiB, {found["dropped"]:.1%} dropped'
   if found['what'] == 'latency':
     line += f', {found["median_s"]:.3f} s a sentence'
   if found['what'] == 'beam':

@@ -102,7 +102,8 @@ def _scores(config: MtConfig, tokens: int) -> int:
 
 def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Parts:
   """FLOPs of a MoE layer in training, forward and backward."""
-  capacity = expert_capacity(tokens // config.num_groups, config.num_experts, config.capacity_factor)
+  factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
+  capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   return {

@@ -25,7 +25,7 @@ _MODELS = {
 }
 _MEASURES = {'moe_layer_fwd_bwd': 'moe_layer'}
 # Further fields that must be equal for two results of a measurement to be compared, where both have them.
-_EQUAL_FIELDS = {'moe_layer': ('dispatch',), 'beam': ('length',)}
+_EQUAL_FIELDS = {'moe_layer': ('dispatch',), 'rounds': ('mode', 'serving', 'load'), 'beam': ('length',)}
 
 
 class Figure(NamedTuple):

@@ -16,7 +16,7 @@ from lingvo_moe.core.errors import UserError
 
 _TOOL = os.path.join('tools', 'bench.py')
 # Fields that identify a figure among those of one command.
-_KEYS = ('model', 'what', 'dispatch', 'length')
+_KEYS = ('model', 'what', 'dispatch', 'mode', 'serving', 'load', 'length')
 
 
 class Compared(NamedTuple):

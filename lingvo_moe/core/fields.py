@@ -47,7 +47,7 @@ class Spec:
 
   def allows(self, value: Any) -> bool:
     """Whether a value of the right type is in range."""
-    return (
+    return value is None or (
       (not self.choices or value in self.choices)
       and (self.at_least is None or value >= self.at_least)
       and (self.above is None or value > self.above)
@@ -169,6 +169,7 @@ _TYPES = {
   float: 'a number',
   bool: 'True or False',
   bool | None: 'True, False or None',
+  float | None: 'a number or None',
 }
 
 
@@ -176,6 +177,8 @@ def _converted(value: Any, hint: Any) -> Any:
   """The value as its type has it; TypeError if it is of another."""
   if typing.get_origin(hint) is tuple:
     return _converted_tuple(value, typing.get_args(hint))
+  if hint == float | None:
+    return None if value is None else _converted(value, float)
   is_number = hint in (int, float)
   if not isinstance(value, (int, float) if hint is float else hint) or (is_number and isinstance(value, bool)):
     raise TypeError  # to Python, True is an integer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -28,14 +29,17 @@ class MoE:
 
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so the output for
-  a token depends on that token alone, and groups and dispatchers change only the cost.
+  a token depends on that token alone, and groups and dispatchers change only the cost. Where shapes are static, a
+  layer that drops nothing serves the queues of its experts in rounds of a fixed number of slots (ops.serve_all).
 
   Attributes:
     model_dim: M.
     hidden_dim: H of an expert.
     num_experts: E.
     num_groups: G.
-    capacity_factor: C = capacity_factor * S / E in training.
+    capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
+      as in MegaBlocks, Gale et al., arXiv 2211.15841).
+    round_capacity_factor: slots of a round = round_capacity_factor * S / E.
     dispatch: a name of dispatch.DISPATCHERS, or 'auto'.
   """
 
@@ -43,8 +47,9 @@ class MoE:
   hidden_dim: int
   num_experts: int
   num_groups: int = 1
-  capacity_factor: float = 2.0
+  capacity_factor: float | None = 2.0
   dispatch: str = 'auto'
+  round_capacity_factor: float = 2.0
 
   @property
   def experts(self) -> Experts:
@@ -78,17 +83,34 @@ class MoE:
       logits_GSE = ops.product('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
       capacity = noise_GS = None
       if key is not None:
-        capacity = expert_capacity(sizes(x_GSM)[1], self.num_experts, self.capacity_factor)
+        capacity = self._capacity(x_GSM, self.capacity_factor)
         noise_GS = _grouped(prng.uniform(key, sizes(x_BTM)[:2]), groups)
       paddings_GS = _grouped(paddings_BT, groups)
       routing = top2_gating(shard(logits_GSE, 'GSE'), paddings_GS, capacity=capacity, noise_GS=noise_GS)
+    serve = functools.partial(self._serve, routing)
+    inputs, choices = (x_GSM, _of_experts(theta)), (routing.weight_GSR, routing.slot_GSR, routing.capacity)
+    if capacity is not None:
+      y_GSM = serve(inputs, *choices)
+    else:
+      y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
+      routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
+    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
+
+  def _serve(
+    self, routing: Routing, inputs: tuple[tf.Tensor, Theta], weight_GSR: tf.Tensor, slot_GSR: tf.Tensor, capacity: Size
+  ) -> tf.Tensor:
+    """Dispatch, experts, combine: outputs y_GSM for (x_GSM, weights of the experts); a choice of weight 0 adds nothing."""
+    x_GSM, theta = inputs
+    routing = routing._replace(weight_GSR=weight_GSR, slot_GSR=slot_GSR, capacity=capacity)
     dispatcher = dispatch.make(self.dispatch, routing)
     with tf.name_scope('dispatch'):
       tokens = dispatcher.dispatch(x_GSM)
     outputs = self.experts(theta, tokens)
     with tf.name_scope('combine'):
-      y_GSM = shard(dispatcher.combine(outputs), 'GSM')
-    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
+      return shard(dispatcher.combine(outputs), 'GSM')
+
+  def _capacity(self, x_GSM: tf.Tensor, factor: float | None) -> Size | None:
+    return None if factor is None else expert_capacity(sizes(x_GSM)[1], self.num_experts, factor)
 
   def _groups(self, rows: Size, training: bool) -> int:
     """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place)."""
@@ -99,6 +121,10 @@ class MoE:
         'batch a multiple of it, or lower num_groups'
       )
     return self.num_groups if training or divides else 1
+
+
+def _of_experts(theta: Theta) -> Theta:
+  return {name: weight for name, weight in theta.items() if name != 'gate'}
 
 
 def _grouped(x_BT: tf.Tensor, groups: int) -> tf.Tensor:

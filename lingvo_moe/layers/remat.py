@@ -5,12 +5,13 @@ Chen et al. (2016), 'Training deep nets with sublinear memory cost': more time, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.ops.custom_gradient import pull_back
 
 # 'none': all values are kept; 'block': only the input of each layer, or of each block of a scanned stack; 'attention': all
 # values but those inside attention.
@@ -43,15 +44,3 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
 
   flat_results = run(*flat_args)
   return tf.nest.pack_sequence_as(structure[0], flat_results)
-
-
-def pull_back(
-  function: Callable[..., Any], args: Sequence[tf.Tensor], dresults: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-  """Runs a function and returns the vjp of its results, in nest order, for its arguments, which are tensors."""
-  with tf.GradientTape() as tape:
-    tape.watch(args)
-    results = tf.nest.flatten(function(*args))
-  real = [(r, dr) for r, dr in zip(results, dresults, strict=True) if r.dtype.is_floating]
-  grads = tape.gradient([r for r, _ in real], args, output_gradients=[dr for _, dr in real])
-  return [tf.zeros_like(a) if g is None else tf.convert_to_tensor(g) for a, g in zip(args, grads, strict=True)]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.layers.remat import pull_back
+from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.xla_sharding import shard
 
 # (number of the block, x, shared, its weights by flat name) -> (x, auxiliary outputs, a nest of tensors)

@@ -14,7 +14,6 @@ from lingvo_moe.ops.reference import QueuePositions
 __all__ = [
   'Places',
   'QueuePositions',
-  'capacity_for_all',
   'combine_rows',
   'dispatch_rows',
   'grouped_ffn',
@@ -27,6 +26,7 @@ __all__ = [
   'mean_square',
   'product',
   'queue_positions',
+  'serve_all',
   'softmax_cross_entropy',
   'split_rows',
   'write_cache',
@@ -37,7 +37,7 @@ product = operation(reference.product)
 layer_norm = operation(reference.layer_norm)
 softmax_cross_entropy = operation(reference.softmax_cross_entropy)
 queue_positions = operation(reference.queue_positions)
-capacity_for_all = operation(reference.capacity_for_all)
+serve_all = operation(reference.serve_all)
 dispatch_rows = operation(reference.dispatch_rows)
 combine_rows = operation(reference.combine_rows)
 grouped_ffn = operation(reference.grouped_ffn)

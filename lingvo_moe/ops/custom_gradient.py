@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,3 +29,15 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return scoped(*args)
 
   return run
+
+
+def pull_back(
+  function: Callable[..., Any], args: Sequence[tf.Tensor], dresults: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+  """Runs a function and returns the vjp of its results, in nest order, for its arguments, which are tensors."""
+  with tf.GradientTape() as tape:
+    tape.watch(args)
+    results = tf.nest.flatten(function(*args))
+  real = [(r, dr) for r, dr in zip(results, dresults, strict=True) if r.dtype.is_floating]
+  grads = tape.gradient([r for r, _ in real], args, output_gradients=[dr for _, dr in real])
+  return [tf.zeros_like(a) if g is None else tf.convert_to_tensor(g) for a, g in zip(args, grads, strict=True)]

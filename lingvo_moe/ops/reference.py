@@ -69,10 +69,30 @@ def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: in
   return QueuePositions(tf.cast(tf.stack(position_R, axis=-1), tf.int32), tf.cast(length_G1E[:, 0], tf.int32))
 
 
-def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
-  """Capacity with which no choice is dropped: the length of the longest queue."""
-  del group_size
-  return tf.maximum(1, tf.reduce_max(length_GE))
+def serve_all(
+  serve: Callable[[Any, tf.Tensor, tf.Tensor, Size], tf.Tensor],
+  inputs: Any,
+  weight_GSR: tf.Tensor,
+  position_GSR: tf.Tensor,
+  longest: tf.Tensor,
+  slots: Size,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Serves every choice of an expert, in rounds: here one round, with as many slots as the longest queue has choices.
+
+  Args:
+    serve: function of (inputs, weight_GSR, slot_GSR, C slots of an expert and group) that returns y_GSM, a sum over
+      the choices of weight above 0.
+    inputs: nested tensors of which serve is a function: the tokens x_GSM first, and weights of the experts.
+    weight_GSR: weight of each choice; 0 where none is taken.
+    position_GSR: position of each choice in the queue of its expert.
+    longest: number of choices in the longest queue, at least 1.
+    slots: slots of an expert and group in a round, where memory for the longest queue must not be taken.
+
+  Returns:
+    (y_GSM summed over rounds, number of rounds as float32).
+  """
+  del slots
+  return serve(inputs, weight_GSR, position_GSR, longest), tf.ones([])
 
 
 class Places(NamedTuple):

@@ -12,12 +12,7 @@ from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-
-
-def capacity_for_all(length_GE: tf.Tensor, group_size: Size) -> Size:
-  """S slots, as a token takes at most one slot of an expert; the longest queue is known only when the program runs."""
-  del length_GE
-  return group_size
+from lingvo_moe.ops.rounds import serve_all
 
 
 def grouped_ffn(*args: Any) -> tf.Tensor:
@@ -44,13 +39,13 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
 
 
 OVERRIDES: dict[str, Callable] = {
-  'capacity_for_all': capacity_for_all,
   'combine_rows': vjp.combine_rows_einsum,
   'dispatch_rows': vjp.dispatch_rows_einsum,
   'grouped_ffn': grouped_ffn,
   'layer_norm': vjp.layer_norm,
   'loop_bound': loop_bound,
   'product': vjp.product,
+  'serve_all': serve_all,
   'softmax_cross_entropy': vjp.softmax_cross_entropy,
   'write_cache': write_cache,
 }

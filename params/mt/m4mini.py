@@ -34,7 +34,7 @@ class Dense(MtConfig):
   head_dim: int = 32
   encoder_layers: int = 4
   decoder_layers: int = 4
-  capacity_factor: float = 4.0
+  capacity_factor: float | None = 4.0
   optimizer: str = 'adam'
   schedule: str = 'warmup_inverse_sqrt'
   learning_rate: float = 4e-3
@@ -153,6 +153,6 @@ class Tiny(Dense):
   encoder_layers: int = 2
   decoder_layers: int = 2
   num_experts: int = 8
-  capacity_factor: float = 2.0
+  capacity_factor: float | None = 2.0
   max_steps: int = 1000
   eval_every: int = 500

@@ -15,6 +15,7 @@ import pytest
 from lingvo_moe import runtime_flags
 from lingvo_moe.analysis import parity
 from lingvo_moe.core import registry
+from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytest.importorskip('jax')
 
@@ -38,6 +39,8 @@ SCANNED = dataclasses.replace(
   MOE, encoder_layers=2, decoder_layers=2, scan_layers=True, remat='block', num_groups=8, micro_batches=2
 )
 MODELS = {'moe': MOE, 'moe by einsum': dataclasses.replace(MOE, dispatch='einsum'), 'dense': DENSE, 'scanned': SCANNED}
+MODELS['dropless'] = dataclasses.replace(MOE, capacity_factor=None, round_capacity_factor=0.5)  # in several rounds
+MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
 @functools.cache
@@ -67,6 +70,40 @@ def test_einsum_dispatch_agrees_too_and_has_as_many_all_to_alls():
   by_einsum, by_gather = assert_agree('moe by einsum', 'expert:4'), assert_agree('moe', 'expert:4')
   # Two layers with experts, each with two AllToAlls forward and two backward.
   assert by_einsum.collectives['all-to-all'] == by_gather.collectives['all-to-all'] == 2 * 4
+
+
+@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2'])
+def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
+  row = assert_agree('dropless', mesh)
+  if mesh:
+    # In the loops over rounds: two AllToAlls forward, and going back two to make that again and two of the gradient.
+    assert row.collectives['all-to-all'] == 2 * 6
+
+
+def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
+  row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
+  assert max(row.loss, row.gradients, row.slots) <= 1e-5
+
+
+def evaluated(model, runtime_of):
+  """Cross-entropy, rounds and scores of a batch under a runtime."""
+  config = MODELS[model]
+  program = config.program()
+  runtime = runtime_of(program)
+  runtime.init()
+  batch = random_batch(config, full=False)
+  metrics = runtime.function(program.eval_step)(batch)
+  scores = runtime.function(lambda weights, batch: program.task.score(program.theta(weights), batch))(batch)
+  return metrics['xent'], [float(stats.rounds) for stats in metrics['routing'].values()], scores
+
+
+@pytest.mark.parametrize('model', ['dropless', 'dropless, scanned'])
+def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
+  xent, _, scores = evaluated(model, runtime_flags.LOCAL.make)
+  same_xent, rounds, same_scores = evaluated(model, runtime_flags.Choice('spmd', 'expert:4').make)
+  assert all(number > 1 for number in rounds)
+  np.testing.assert_allclose(same_xent, xent, rtol=1e-5)
+  np.testing.assert_allclose(same_scores, scores, rtol=1e-5)
 
 
 def test_dense_weights_may_be_split():

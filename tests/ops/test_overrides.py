@@ -27,7 +27,7 @@ BACKENDS |= {'xla': xla.BACKEND, 'cpu_xla': cpu.COMPILED}
 COMPILED = ('xla', 'cpu_xla')
 
 # Overrides whose results differ by design; tested below and in other files of this folder.
-APART = {'capacity_for_all', 'loop_bound', 'split_rows', 'map_rows'}
+APART = {'serve_all', 'loop_bound', 'split_rows', 'map_rows'}
 
 
 def floats(*shape):
@@ -166,12 +166,21 @@ def test_grouped_rows_are_refused_by_xla_with_the_way_out():
     ops.grouped_ffn(floats(2, 3), tf.constant([0, 1]), floats(1, 3, 5), floats(1, 5, 3))
 
 
-def test_room_for_all_is_the_longest_queue_or_where_that_is_not_known_the_group():
-  lengths = tf.constant([[3, 1], [0, 2]])
-  assert int(ops.capacity_for_all(lengths, 7)) == 3
-  assert int(ops.capacity_for_all(0 * lengths, 7)) == 1
+def test_all_choices_are_served_in_one_round_or_where_shapes_are_static_in_several():
+  position_GSR = tf.constant([[[0, 0], [1, 1], [2, 0]]])
+  seen = []
+
+  def serve(inputs, weight_GSR, slot_GSR, slots):
+    seen.append((slots, slot_GSR))
+    return tf.reduce_sum(weight_GSR, axis=-1, keepdims=True) * inputs[0]
+
+  call = lambda: ops.serve_all(serve, [tf.ones([1, 3, 1])], tf.ones([1, 3, 2]), position_GSR, tf.constant(3), 2)
+  y_GSM, rounds = call()
+  assert (float(rounds), int(seen[0][0])) == (1, 3)
   with backend.use(xla.BACKEND):
-    assert ops.capacity_for_all(lengths, 7) == 7
+    same_GSM, rounds = call()
+  assert (float(rounds), seen[-1][0]) == (2, 2)
+  np.testing.assert_array_equal(y_GSM, same_GSM)
 
 
 def test_a_loop_is_bounded_by_the_largest_limit_or_where_that_is_not_known_by_the_most_there_can_be():

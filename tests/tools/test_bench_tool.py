@@ -89,7 +89,7 @@ def write_corpus(folder):
 @pytest.mark.parametrize(
   'flags, message',
   [
-    (['--what=trian'], "--what must be of train, decode, latency, moe_layer, input, beam; saw 'trian'"),
+    (['--what=trian'], "--what must be of train, decode, latency, moe_layer, rounds, input, beam; saw 'trian'"),
     (['--model=mt.bench_s.Dense', '--what=moe_layer'], '--what=moe_layer is of models with experts; saw --model='),
     (
       ['--gin_bindings=Moe8.num_groups = 2'],

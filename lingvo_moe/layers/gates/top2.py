@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.routing import RoutingStats
 
@@ -39,7 +38,7 @@ def top2_gating(
   Args:
     logits_GSE: float32 scores. bfloat16 makes ties, and ties misroute.
     paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
-    capacity: C, slots of an expert for each group; None: as many as needed to drop no token.
+    capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
     noise_GS: uniform [0, 1); the second choice is kept where 2 * gate > noise. None keeps every one.
 
   Returns:
@@ -85,7 +84,7 @@ def top2_gating(
     kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
     served_GE = tf.minimum(served_GE, capacity)
   else:
-    capacity = ops.capacity_for_all(served_GE, sizes(logits_GSE)[1])
+    capacity = tf.maximum(1, tf.reduce_max(served_GE))
 
   tokens_G = tf.reduce_sum(real_GS, axis=1)
   tokens, taken2 = tf.reduce_sum(tokens_G), tf.reduce_sum(taken2_GS)
@@ -99,6 +98,7 @@ def top2_gating(
     second_skipped=tokens - taken2,
     tokens_E=tf.reduce_sum(tf.cast(served_GE, tf.float32), axis=0),
     entropy=_entropy(logits_GSE, gates_GSE, real_GS),
+    rounds=tf.ones([]),
   )
   return Routing(
     expert_GSR=expert_GSR,

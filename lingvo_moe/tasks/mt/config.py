@@ -36,8 +36,18 @@ class MtConfig(DataConfig, TranslationTask):
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
   moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
-  capacity_factor: float = field(
-    2.0, 'C = capacity_factor * S / E; 2 has a slot for both choices of every token at perfect balance.', above=0
+  capacity_factor: float | None = field(
+    2.0,
+    'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '
+    'None: dropless, no token is dropped in training, as none is at inference.',
+    above=0,
+  )
+  round_capacity_factor: float = field(
+    2.0,
+    'Under XLA, where nothing is dropped: experts take round_capacity_factor * S / E slots of a group at a time, in as '
+    'many rounds as the longest queue needs, to the same numbers.',
+    above=0,
+    may_change=True,
   )
   dispatch: str = field(
     'auto',
@@ -122,7 +132,15 @@ class MtConfig(DataConfig, TranslationTask):
     moe = None
     if self.num_experts:
       groups = self.num_groups // self.micro_batches  # of what it is given at once
-      moe = MoE(self.model_dim, self.ff_dim, self.num_experts, groups, self.capacity_factor, self.dispatch)
+      moe = MoE(
+        self.model_dim,
+        self.ff_dim,
+        self.num_experts,
+        num_groups=groups,
+        capacity_factor=self.capacity_factor,
+        dispatch=self.dispatch,
+        round_capacity_factor=self.round_capacity_factor,
+      )
     stack = lambda layers, is_decoder: Stack(
       num_layers=layers,
       attention=attention,

@@ -1,0 +1,67 @@
+"""Rounds: choices of experts served without drops under static shapes, a fixed number of slots at a time.
+
+The longest queue of an expert is known only when the program runs, but XLA needs the sizes of tensors while it
+compiles. A loop takes the choices of a queue C at a time, until none waits. Memory is that of one round, and the cost
+is proportional to the longest queue: to the imbalance. Room for the longest queue that is possible would be S slots for
+every expert and group, E / 2 times as many as there are choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_moe.ops.custom_gradient import pull_back
+
+
+def serve_all(
+  serve: Callable[..., tf.Tensor],
+  inputs: Any,
+  weight_GSR: tf.Tensor,
+  position_GSR: tf.Tensor,
+  longest: tf.Tensor,
+  slots: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Rounds of `slots` choices of each queue; see reference.serve_all.
+
+  Round n serves the choices at positions n * slots up to (n + 1) * slots, at slot position % slots. The number of
+  rounds is that of the longest queue on any device, so all devices run as many. The gradient is a second loop, which
+  runs each round again and differentiates it.
+  """
+  slots = min(slots, position_GSR.shape[1])  # a token takes at most one slot of an expert
+  rounds = (longest + slots - 1) // slots
+  scope = tf.get_current_name_scope()
+
+  def serve_round(number, weight_GSR, *flat):
+    now_GSR = tf.cast(position_GSR // slots == number, weight_GSR.dtype)
+    return serve(tf.nest.pack_sequence_as(inputs, flat), weight_GSR * now_GSR, position_GSR % slots, slots)
+
+  def loop(body, *values):
+    def scoped(number, *values):
+      # The body of a loop is a graph of its own, whose name scopes begin anew.
+      with tf.name_scope(f'{scope}/rounds/' if scope else 'rounds/'):
+        return number + 1, *body(number, *values)
+
+    return tf.while_loop(lambda n, *_: n < rounds, scoped, (tf.constant(0), *values), parallel_iterations=1)[1:]
+
+  @tf.custom_gradient
+  def run(*args):
+    def grad(dy_GSM):
+      def backward(number, *sums):
+        grads = pull_back(lambda *args: serve_round(number, *args), args, [dy_GSM])
+        return [total + tf.cast(g, total.dtype) for total, g in zip(sums, grads, strict=True)]
+
+      sums = loop(backward, *(_zeros(a, tf.float32) for a in args))
+      return [tf.cast(total, a.dtype) for total, a in zip(sums, args, strict=True)]
+
+    x_GSM = args[1]
+    return loop(lambda number, y_GSM: [y_GSM + serve_round(number, *args)], _zeros(x_GSM, x_GSM.dtype))[0], grad
+
+  return run(weight_GSR, *tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
+
+
+def _zeros(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Zeros of x's shape and sharding. TensorFlow folds `tf.zeros_like` of a whole tensor into a constant of its size."""
+  return tf.cast(x * 0, dtype)
