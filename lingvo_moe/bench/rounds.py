@@ -25,7 +25,7 @@ def measure(config: MtConfig, clock: Clock) -> list[Timing]:
 
   Three ways to serve the choices: 'dropping' at capacity factor 2, 'rounds' of as many slots, and 'room for all', one
   round with S slots of every expert. Two loads, with choices made by hand: 'balanced', every expert as often as any
-  other, and 'skewed', the expert of rank r in proportion to 1 / r. The functions are timed in turn.
+  other in each group, and 'skewed', the expert of rank r in proportion to 1 / r. The functions are timed in turn.
 
   A result has, besides the Timing: mode, serving, load, rounds, slots of an expert and group, bytes of the experts'
   input, hidden layer and output in a round, the share of choices dropped, and tokens_per_s.
@@ -100,7 +100,8 @@ def _routed(layer: MoE, rows: int, length: int, load: str) -> tuple[tf.Tensor, t
   gate /= np.linalg.norm(gate, axis=0)
   tokens, experts = rows * length, layer.num_experts
   if load == 'balanced':
-    first = rng.permutation(np.arange(tokens) % experts)
+    of_group = lambda: rng.permutation(np.arange(tokens // layer.num_groups) % experts)
+    first = np.concatenate([of_group() for _ in range(layer.num_groups)])
     second = (first + experts // 2) % experts
   else:
     share = 1 / np.arange(1, experts + 1)

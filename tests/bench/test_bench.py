@@ -19,10 +19,12 @@ from lingvo_moe.bench import inputs
 from lingvo_moe.bench import moe_layer
 from lingvo_moe.bench import peak
 from lingvo_moe.bench import profile
+from lingvo_moe.bench import rounds
 from lingvo_moe.bench import steps
 from lingvo_moe.bench import versus
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.core import registry
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
@@ -166,6 +168,29 @@ def test_a_layer_is_timed_by_every_kind_of_dispatch():
     assert found['tokens_per_s'] == pytest.approx(128 / found['median_s'], rel=1e-3)
     assert 0 < found['first_dropped'] < 1 and 0 < found['second_skipped'] < 1
   assert einsum['second_dropped'] == gather['second_dropped'] == grouped['second_dropped']  # of the same routing
+
+
+def test_loads_are_as_they_say():
+  layer = next(layer.ffn for layer in TINY.task().encoder.layers.values() if layer.is_moe)
+  load = lambda kind: layer(theta_of(kind), tokens[kind][0], tf.zeros([8, 16]))[1].stats.tokens_E.numpy()
+  tokens = {kind: rounds._routed(layer, 8, 16, kind) for kind in rounds.LOADS}
+  theta_of = lambda kind: {**weights_lib.initialize(layer.weights(), 0), 'gate': tokens[kind][1]}
+  np.testing.assert_array_equal(load('balanced'), np.full(layer.num_experts, 2 * 128 / layer.num_experts))
+  assert np.all(np.diff(load('skewed')[[0, 1, 3]]) < 0) and np.sum(load('skewed')) == 2 * 128
+
+
+@pytest.mark.slow
+def test_a_dropless_layer_is_timed_in_rounds_and_with_room_for_all():
+  found = {(f['mode'], f['serving'], f['load']): f for f in rounds.measure(TINY, ONCE)}
+  assert len(found) == 2 * 5
+  for mode in ('training', 'inference'):
+    even, skewed, roomy = (
+      found[mode, *of] for of in (('rounds', 'balanced'), ('rounds', 'skewed'), ('room for all', 'skewed'))
+    )
+    assert even['rounds'] == roomy['rounds'] == 1 < skewed['rounds']
+    assert even['bytes'] == skewed['bytes'] < roomy['bytes']
+    assert even['dropped'] == skewed['dropped'] == roomy['dropped'] == 0
+  assert found['training', 'dropping', 'skewed']['dropped'] > 0 == found['training', 'dropping', 'balanced']['dropped']
 
 
 def test_no_gradient_of_a_layer_is_left_out():

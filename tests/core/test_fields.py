@@ -111,10 +111,19 @@ def test_the_fields_a_translation_run_may_change():
     # how far and how closely watched a run goes
     'max_steps log_every eval_every save_every keep_checkpoints keep_every patience eval_sentences eval_batch_tokens '
     # what is computed when, which changes results by rounding alone
-    'scan_layers remat micro_batches dispatch '
+    'scan_layers remat micro_batches dispatch round_capacity_factor '
     # decoding
     'beam_size length_norm_alpha decode_ratio decode_extra'.split()
   )
+
+
+def test_the_capacity_factor_is_a_number_or_none():
+  assert MtConfig(capacity_factor=None).capacity_factor is None
+  assert isinstance(MtConfig(capacity_factor=2).capacity_factor, float)
+  with pytest.raises(UserError, match=r"capacity_factor must be a number or None; saw 'none'"):
+    MtConfig(capacity_factor='none')
+  with pytest.raises(UserError, match=r'capacity_factor must be above 0; saw 0.0'):
+    MtConfig(capacity_factor=0)
 
 
 def test_every_field_of_a_translation_model_has_a_meaning_and_a_default_in_range():
