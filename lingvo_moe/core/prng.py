@@ -90,8 +90,23 @@ def normal(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None
   return tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos((2.0 * math.pi) * v)
 
 
+def as_bytes(key: tf.Tensor) -> tf.Tensor:
+  """Keys [...] as float32 [..., 4] of 0 to 255, which one-hot matrix products carry without loss, even in bfloat16."""
+  parts = [tf.bitwise.bitwise_and(tf.bitwise.right_shift(key, _u32(8 * i)), _u32(255)) for i in range(4)]
+  return tf.cast(tf.stack(parts, axis=-1), tf.float32)
+
+
+def from_bytes(parts: tf.Tensor) -> tf.Tensor:
+  """Keys [...] of `as_bytes`."""
+  parts = tf.cast(parts, tf.uint32)
+  return tf.add_n([tf.bitwise.left_shift(parts[..., i], _u32(8 * i)) for i in range(4)])
+
+
 def dropout(x: tf.Tensor, rate: float, key: tf.Tensor | None) -> tf.Tensor:
-  """Dropout: zeroes each element with probability `rate` and scales the others by 1 / (1 - rate); none if key is None."""
+  """Dropout: zeroes each element with probability `rate` and scales the others by 1 / (1 - rate); none if key is None.
+
+  The key is a scalar, or a tensor of keys for the leading axes of x.
+  """
   if key is None or not rate:
     return x
   # The hash is compared as a signed integer: it is as uniform in that order, and TensorFlow's kernel is faster.

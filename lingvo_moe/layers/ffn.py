@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import prng
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
@@ -17,10 +18,11 @@ from lingvo_moe.xla_sharding import shard
 
 @dataclasses.dataclass(frozen=True)
 class FeedForward:
-  """Feed-forward ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2)."""
+  """Feed-forward ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2), with dropout after the ReLU."""
 
   model_dim: int
   hidden_dim: int
+  dropout: float = 0.0
 
   def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim
@@ -31,6 +33,8 @@ class FeedForward:
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
 
-  def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+  def __call__(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs [B, T, M]; key None means inference, without dropout."""
     h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta['bi'], tf.nn.relu), 'BTH')
+    h_BTH = prng.dropout(h_BTH, self.dropout, key)
     return shard(ops.linear(h_BTH, theta['wo'], theta['bo']), 'BTM')

@@ -13,6 +13,7 @@ from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import Uniform
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers import dispatch
@@ -40,6 +41,11 @@ class MoE:
     capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
       as in MegaBlocks, Gale et al., arXiv 2211.15841).
     round_capacity_factor: slots of a round = round_capacity_factor * S / E.
+    second_choice: in training, 'random' takes a second choice with probability 2 * gate, as the paper does; 'always'.
+    gate_scale: factor of the gate's initial weights (Switch Transformers, section 2.4, has 0.1 for all its weights).
+    expert_dropout: dropout of the experts' hidden layer.
+    output_masking: share of tokens that get no output of experts in training, while the others get 1 / (1 - share)
+      times theirs (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2).
     dispatch: a name of dispatch.DISPATCHERS, or 'auto'.
   """
 
@@ -50,15 +56,20 @@ class MoE:
   capacity_factor: float | None = 2.0
   dispatch: str = 'auto'
   round_capacity_factor: float = 2.0
+  second_choice: str = 'random'
+  gate_scale: float = 1.0
+  expert_dropout: float = 0.0
+  output_masking: float = 0.0
 
   @property
   def experts(self) -> Experts:
-    return Experts(self.model_dim, self.hidden_dim, self.num_experts)
+    return Experts(self.model_dim, self.hidden_dim, self.num_experts, self.expert_dropout)
 
   def weights(self) -> Specs:
     m, e = self.model_dim, self.num_experts
     # The gate's columns are candidates, axis J: every token needs all of them, so they are not split like the experts, E.
-    return {'gate': WeightSpec((m, e), 'MJ', glorot_uniform(m, e), factored='MJ'), **self.experts.weights()}
+    init = Uniform(self.gate_scale * glorot_uniform(m, e).limit)
+    return {'gate': WeightSpec((m, e), 'MJ', init, factored='MJ'), **self.experts.weights()}
 
   def __call__(
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None = None
@@ -81,23 +92,33 @@ class MoE:
     x_GSM = shard(_grouped(x_BTM, groups), 'GSM')
     with tf.name_scope('gating'):
       logits_GSE = ops.product('GSM,ME->GSE', tf.cast(x_GSM, tf.float32), tf.cast(theta['gate'], tf.float32))
-      capacity = noise_GS = None
+      capacity = noise_GS = keys_GS = None
       if key is not None:
         capacity = self._capacity(x_GSM, self.capacity_factor)
-        noise_GS = _grouped(prng.uniform(key, sizes(x_BTM)[:2]), groups)
+        if self.second_choice == 'random':
+          noise_GS = _grouped(prng.uniform(key, sizes(x_BTM)[:2]), groups)
+        if self.expert_dropout:
+          keys_GS = _grouped(prng.bits(prng.fold(key, 'experts'), sizes(x_BTM)[:2]), groups)
       paddings_GS = _grouped(paddings_BT, groups)
       routing = top2_gating(shard(logits_GSE, 'GSE'), paddings_GS, capacity=capacity, noise_GS=noise_GS)
-    serve = functools.partial(self._serve, routing)
+    serve = functools.partial(self._serve, routing, keys_GS)
     inputs, choices = (x_GSM, _of_experts(theta)), (routing.weight_GSR, routing.slot_GSR, routing.capacity)
     if capacity is not None:
       y_GSM = serve(inputs, *choices)
     else:
       y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
-    return shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), routing
+    y_BTM = shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM')
+    return self._masked(y_BTM, key), routing
 
   def _serve(
-    self, routing: Routing, inputs: tuple[tf.Tensor, Theta], weight_GSR: tf.Tensor, slot_GSR: tf.Tensor, capacity: Size
+    self,
+    routing: Routing,
+    keys_GS: tf.Tensor | None,
+    inputs: tuple[tf.Tensor, Theta],
+    weight_GSR: tf.Tensor,
+    slot_GSR: tf.Tensor,
+    capacity: Size,
   ) -> tf.Tensor:
     """Dispatch, experts, combine: outputs y_GSM for (x_GSM, weights of the experts); a choice of weight 0 adds nothing."""
     x_GSM, theta = inputs
@@ -105,9 +126,18 @@ class MoE:
     dispatcher = dispatch.make(self.dispatch, routing)
     with tf.name_scope('dispatch'):
       tokens = dispatcher.dispatch(x_GSM)
-    outputs = self.experts(theta, tokens)
+      # With the keys of its tokens, an expert drops the same features whatever slots or rows they come in.
+      keys = None if keys_GS is None else dispatcher.dispatch(prng.as_bytes(keys_GS))
+    outputs = self.experts(theta, tokens, keys)
     with tf.name_scope('combine'):
       return shard(dispatcher.combine(outputs), 'GSM')
+
+  def _masked(self, y_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
+    """Expert output masking: zeros for a random share of the tokens."""
+    if key is None or not self.output_masking:
+      return y_BTM
+    keep_BT = prng.dropout(tf.ones(sizes(y_BTM)[:2], y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
+    return y_BTM * keep_BT[..., tf.newaxis]
 
   def _capacity(self, x_GSM: tf.Tensor, factor: float | None) -> Size | None:
     return None if factor is None else expert_capacity(sizes(x_GSM)[1], self.num_experts, factor)

@@ -155,7 +155,7 @@ class Layer:
     return attend(theta, x_BTM, memory_BUM)
 
   def _feed_forward(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
-    return self._residual(theta['ffn'], x_BTM, lambda x, _: self.ffn(theta['ffn'], x), key, 'ffn')
+    return self._residual(theta['ffn'], x_BTM, lambda x, key: self.ffn(theta['ffn'], x, key), key, 'ffn')
 
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
     with tf.name_scope(name):

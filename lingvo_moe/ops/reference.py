@@ -118,16 +118,23 @@ def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.T
   return tf.reduce_sum(tf.gather(y_XM, places.row_GSR) * weight_GSR[..., tf.newaxis], axis=2)
 
 
-def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
-  """Grouped feed-forward: relu(x wi) wo of rows sorted by expert; [X, M].
+def grouped_ffn(
+  x_XM: tf.Tensor,
+  expert_offsets: tf.Tensor,
+  wi_EMH: tf.Tensor,
+  wo_EHM: tf.Tensor,
+  keep_XH: tf.Tensor | None = None,
+) -> tf.Tensor:
+  """Grouped feed-forward: (relu(x wi) keep) wo of rows sorted by expert; [X, M].
 
   Expert e has rows expert_offsets[e] up to expert_offsets[e + 1]. One more row at the end belongs to no expert; its
-  result is zeros.
+  result is zeros. keep_XH is a dropout mask, which gets no gradient.
   """
-  y = [
-    tf.matmul(tf.nn.relu(tf.matmul(x_XM[expert_offsets[e] : expert_offsets[e + 1]], wi_EMH[e])), wo_EHM[e])
-    for e in range(wi_EMH.shape[0])
-  ]
+  y = []
+  for e in range(wi_EMH.shape[0]):
+    own = slice(expert_offsets[e], expert_offsets[e + 1])
+    h = tf.nn.relu(tf.matmul(x_XM[own], wi_EMH[e]))
+    y.append(tf.matmul(h if keep_XH is None else h * tf.cast(keep_XH[own], h.dtype), wo_EHM[e]))
   return tf.concat([*y, tf.zeros_like(x_XM[-1:])], axis=0)
 
 

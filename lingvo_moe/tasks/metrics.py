@@ -34,6 +34,7 @@ def _routing_scalars(stats) -> dict[str, float]:
     'second_dropped': stats.second_dropped / routed,
     'second_skipped': stats.second_skipped / routed,
     'entropy': stats.entropy / routed,
+    'z_loss': stats.z_loss / routed,
     'rounds': stats.rounds,
     'largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
   }

@@ -40,6 +40,14 @@ SCANNED = dataclasses.replace(
 )
 MODELS = {'moe': MOE, 'moe by einsum': dataclasses.replace(MOE, dispatch='einsum'), 'dense': DENSE, 'scanned': SCANNED}
 MODELS['dropless'] = dataclasses.replace(MOE, capacity_factor=None, round_capacity_factor=0.5)  # in several rounds
+MODELS['regularised'] = dataclasses.replace(
+  MOE,
+  expert_dropout=0.3,
+  ffn_dropout=0.2,
+  expert_output_masking=0.1,
+  router_z_loss_weight=0.01,
+  experts_in='encoder',
+)
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
@@ -83,6 +91,11 @@ def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
 def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
   assert max(row.loss, row.gradients, row.slots) <= 1e-5
+
+
+@pytest.mark.parametrize('mesh', ['', 'expert:4'])
+def test_regularisers_agree_with_one_device(mesh):
+  assert_agree('regularised', mesh)
 
 
 def evaluated(model, runtime_of):

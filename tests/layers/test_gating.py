@@ -38,6 +38,7 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
     'second_skipped': 0,
     'tokens': 0,
     'rounds': 1,
+    'z_loss': 0.0,
   }
   losses, entropies = [], []
   for g in range(groups):
@@ -59,6 +60,7 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
       e1, e2 = ranked_SE[s, :2]
       first_count_E[e1] += 1
       mean_gate_E += gates_SE[s]
+      out['z_loss'] += np.log(np.sum(np.exp(logits_GSE[g, s]))) ** 2
       entropies.append(-np.sum(gates_SE[s] * np.log(gates_SE[s])))
       send(s, 0, e1, gates_SE[s, e1] / (gates_SE[s, e1] + gates_SE[s, e2]))
     for s in real:

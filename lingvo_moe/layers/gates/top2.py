@@ -86,6 +86,8 @@ def top2_gating(
   else:
     capacity = tf.maximum(1, tf.reduce_max(served_GE))
 
+  # log Z from the largest gate, exp(largest logit - log Z), which is at least 1 / E.
+  log_z_GS = tf.reduce_max(logits_GSE, axis=-1) - tf.math.log(tf.reduce_max(gates_GSE, axis=-1))
   tokens_G = tf.reduce_sum(real_GS, axis=1)
   tokens, taken2 = tf.reduce_sum(tokens_G), tf.reduce_sum(taken2_GS)
   kept_R = tf.reduce_sum(kept_GSR, axis=[0, 1])
@@ -97,7 +99,8 @@ def top2_gating(
     second_dropped=taken2 - kept_R[1],
     second_skipped=tokens - taken2,
     tokens_E=tf.reduce_sum(tf.cast(served_GE, tf.float32), axis=0),
-    entropy=_entropy(logits_GSE, gates_GSE, real_GS),
+    entropy=_entropy(logits_GSE, gates_GSE, log_z_GS, real_GS),
+    z_loss=tf.reduce_sum(tf.square(log_z_GS) * real_GS),
     rounds=tf.ones([]),
   )
   return Routing(
@@ -134,8 +137,6 @@ def _auxiliary_loss(gates_GSE, first_GSE, real_GS, tokens_G) -> tf.Tensor:
   return tf.reduce_sum(loss_G)  # a group of padding only has loss 0
 
 
-def _entropy(logits_GSE, gates_GSE, real_GS) -> tf.Tensor:
-  # log Z from the largest gate, exp(largest logit - log Z), which is at least 1 / E.
-  log_z_GS = tf.reduce_max(logits_GSE, axis=-1) - tf.math.log(tf.reduce_max(gates_GSE, axis=-1))
+def _entropy(logits_GSE, gates_GSE, log_z_GS, real_GS) -> tf.Tensor:
   entropy_GS = log_z_GS - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
   return tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS))

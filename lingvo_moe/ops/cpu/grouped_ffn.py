@@ -27,28 +27,36 @@ _MAX_UNROLLED = 128
 _MAX_MULTIPLIED = 64
 
 
-def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+def grouped_ffn(
+  x_XM: tf.Tensor,
+  expert_offsets: tf.Tensor,
+  wi_EMH: tf.Tensor,
+  wo_EHM: tf.Tensor,
+  keep_XH: tf.Tensor | None = None,
+) -> tf.Tensor:
   """Grouped feed-forward with a vjp, which is zeros for the last row of x whatever the gradient of its result is."""
   num_experts, model_dim, hidden_dim = wi_EMH.shape
   experts = Unrolled(expert_offsets) if num_experts <= _MAX_UNROLLED else Looped(expert_offsets)
   features = [hidden_dim, model_dim]
 
-  def forward(wi, wo, x):
-    h = tf.nn.relu(tf.matmul(x, wi))
+  def forward(wi, wo, x, *keep):
+    h = _masked(tf.nn.relu(tf.matmul(x, wi)), *keep)
     return h, tf.matmul(h, wo)
 
-  def backward(wi, wo, h, dy):
-    dh = tf.raw_ops.ReluGrad(gradients=tf.matmul(dy, wo, transpose_b=True), features=h)
+  def backward(wi, wo, h, dy, *keep):
+    # Where a mask is 0, h is too, and so is the gradient of the ReLU.
+    dh = tf.raw_ops.ReluGrad(gradients=_masked(tf.matmul(dy, wo, transpose_b=True), *keep), features=h)
     return dh, tf.matmul(dh, wi, transpose_b=True)
 
   @custom_gradient
   def run(x_XM, wi_EMH, wo_EHM):
     x = experts.divided(x_XM)
-    h, y = experts.each(forward, features, [wi_EMH, wo_EHM], [x])
+    keep = [] if keep_XH is None else [experts.divided(tf.cast(keep_XH, x_XM.dtype))]
+    h, y = experts.each(forward, features, [wi_EMH, wo_EHM], [x, *keep])
 
     def grad(dy_XM):
       dy = experts.divided(dy_XM)
-      dh, dx = experts.each(backward, features, [wi_EMH, wo_EHM], [h, dy])
+      dh, dx = experts.each(backward, features, [wi_EMH, wo_EHM], [h, dy, *keep])
       dx_XM = experts.joined(dx)
       # dx first: other layers wait for it, and after it neither weight is read again and both may be updated in place.
       with tf.control_dependencies([dx_XM]):
@@ -59,8 +67,15 @@ def grouped_ffn(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, w
   return run(x_XM, wi_EMH, wo_EHM)
 
 
-def grouped_ffn_forward(x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+def _masked(h: tf.Tensor, keep: tf.Tensor | None = None) -> tf.Tensor:
+  return h if keep is None else h * keep
+
+
+def grouped_ffn_forward(
+  x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, keep_XH: None = None
+) -> tf.Tensor:
   """Grouped feed-forward at inference: a loop over the experts with rows, which are few in a decoding step."""
+  del keep_XH  # there is no dropout at inference
   expert = lambda wi, wo, x: [tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo)]
   return Looped(expert_offsets).each(expert, [x_XM.shape[-1]], [wi_EMH, wo_EHM], [x_XM])[0]
 

@@ -36,6 +36,13 @@ class MtConfig(DataConfig, TranslationTask):
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
   moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
+  experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
+  second_choice: str = field(
+    'random',
+    'Second choices that training takes: random, with probability 2 * gate as in GShard; or always.',
+    choices=('random', 'always'),
+  )
+  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights.", above=0)
   capacity_factor: float | None = field(
     2.0,
     'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '
@@ -78,7 +85,20 @@ class MtConfig(DataConfig, TranslationTask):
   residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
   attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
   label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
+  ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
+  expert_dropout: float = field(
+    0.0, "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.", at_least=0, below=1
+  )
+  expert_output_masking: float = field(
+    0.0, 'Share of tokens that get no output of experts in training, as in NLLB-200.', at_least=0, below=1
+  )
   aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
+  router_z_loss_weight: float = field(
+    0.0,
+    "Weight of the gates' z-loss (Zoph et al., arXiv 2202.08906), the mean over tokens of log(sum(exp(logits)))^2, "
+    'summed over layers.',
+    at_least=0,
+  )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
   optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
   schedule: str = field(
@@ -140,12 +160,16 @@ class MtConfig(DataConfig, TranslationTask):
         capacity_factor=self.capacity_factor,
         dispatch=self.dispatch,
         round_capacity_factor=self.round_capacity_factor,
+        second_choice=self.second_choice,
+        gate_scale=self.gate_init_scale,
+        expert_dropout=self.expert_dropout,
+        output_masking=self.expert_output_masking,
       )
     stack = lambda layers, is_decoder: Stack(
       num_layers=layers,
       attention=attention,
-      ffn=FeedForward(self.model_dim, self.ff_dim),
-      moe=moe,
+      ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout),
+      moe=moe if self.experts_in in ('both', 'decoder' if is_decoder else 'encoder') else None,
       moe_every=self.moe_every,
       cross_attention=is_decoder,
       residual_dropout=self.residual_dropout,
@@ -162,6 +186,7 @@ class MtConfig(DataConfig, TranslationTask):
       input_dropout=self.input_dropout,
       label_smoothing=self.label_smoothing,
       aux_loss_weight=self.aux_loss_weight,
+      router_z_loss_weight=self.router_z_loss_weight,
       z_loss_weight=self.z_loss_weight,
       activation_dtype=self.activation_dtype,
     )

@@ -43,6 +43,7 @@ class TranslationModel:
   input_dropout: float = 0.0
   label_smoothing: float = 0.0
   aux_loss_weight: float = 0.01
+  router_z_loss_weight: float = 0.0
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
   report_decisions: bool = False
@@ -90,13 +91,12 @@ class TranslationModel:
 
   def totals(self, batch: Batch) -> Totals:
     """Denominators of the losses of a batch; they add up over parts of a batch."""
-    groups = lambda segments_BT: _groups_with_tokens(
-      segments_BT, self.encoder.moe.num_groups if self.encoder.moe else 1
-    )
+    groups = lambda stack, segments_BT: _groups_with_tokens(segments_BT, stack.moe.num_groups if stack.moe else 1)
     return {
+      'source_tokens': _count(batch['src_segments']),
       'target_tokens': _count(batch['tgt_segments']),
-      'encoder': groups(batch['src_segments']),
-      'decoder': groups(batch['tgt_segments']),
+      'encoder': groups(self.encoder, batch['src_segments']),
+      'decoder': groups(self.decoder, batch['tgt_segments']),
     }
 
   def loss(
@@ -114,7 +114,7 @@ class TranslationModel:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the mean over target tokens of the
       smoothed cross-entropy and z-loss, plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses,
-      each a mean over groups. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
+      each a mean over groups, and the router z-loss. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
@@ -131,6 +131,10 @@ class TranslationModel:
     aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
     aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
     loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
+    if self.router_z_loss_weight and routing:
+      tokens = {'encoder': 'source_tokens', 'decoder': 'target_tokens'}
+      mean = lambda name, stats: stats.z_loss / count(tokens[name.split('/')[0]], stats.tokens)
+      loss += self.router_z_loss_weight * tf.add_n([mean(name, r.stats) for name, r in routing.items()])
     metrics = {
       'loss': loss,
       'xent': tf.reduce_sum(xent_BT * real_BT),

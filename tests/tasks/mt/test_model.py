@@ -19,6 +19,7 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
@@ -236,6 +237,9 @@ def test_losses_of_parts_of_a_batch_add_up_to_its_own():
   got = [halves.loss(THETA, part, key, totals) for part, key in zip(parts, (key_B[:2], key_B[2:]), strict=True)]
   loss, metrics = whole.loss(THETA, batch, key_B)
   np.testing.assert_allclose(sum(part_loss for part_loss, _ in got), loss, rtol=1e-6)
+  assert all(sum(float(m['routing'][name].rounds) for _, m in got) == 2 for name in metrics['routing'])  # one a part
+  for m in (metrics, *(m for _, m in got)):
+    m['routing'] = {name: stats._replace(rounds=0.0) for name, stats in m['routing'].items()}
   for values in zip(tf.nest.flatten(metrics), *(tf.nest.flatten(m) for _, m in got), strict=True):
     np.testing.assert_allclose(sum(values[1:]), values[0], rtol=1e-5, atol=1e-5)
 
@@ -243,3 +247,22 @@ def test_losses_of_parts_of_a_batch_add_up_to_its_own():
 def of_groups(num_groups, **changes):
   moe = dataclasses.replace(ENCODER.moe, num_groups=num_groups)
   return dataclasses.replace(ENCODER, moe=moe, **changes)
+
+
+def test_the_router_z_loss_is_a_mean_over_the_tokens_of_each_stack_summed_over_layers():
+  batch = make_batch([[([5, 6, 7], [4, 5])], [([8], [6, 7, 8, 9])]])
+  loss, metrics = MODEL.loss(THETA, batch)
+  with_z_loss, _ = dataclasses.replace(MODEL, router_z_loss_weight=0.5).loss(THETA, batch)
+  tokens = {'encoder': 3 + 1, 'decoder': 3 + 5}
+  expected = sum(float(s.z_loss) / tokens[name.split('/')[0]] for name, s in metrics['routing'].items())
+  assert len(metrics['routing']) == 2 and expected > 0
+  np.testing.assert_allclose(with_z_loss - loss, 0.5 * expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize('stack', ['encoder', 'decoder'])
+def test_experts_may_be_in_one_stack_alone(stack):
+  config = MtConfig(num_experts=4, model_dim=8, num_heads=2, head_dim=4, ff_dim=12, experts_in=stack, num_groups=2)
+  model = config.task()
+  assert {name.split('/')[0] for name in weights.flatten(model.weights()) if '/moe/' in name} == {stack}
+  totals = model.totals(make_batch([[([5, 6, 7], [4, 5])], [([8], [6, 7, 8, 9])]]))
+  assert {name: int(totals[name]) for name in ('encoder', 'decoder')} == {'encoder': 1, 'decoder': 1} | {stack: 2}
