@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from random_theta import theta_of
 
 from lingvo_moe.core import prng
+from lingvo_moe.core import registry
 from lingvo_moe.core import weights
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
@@ -243,3 +245,15 @@ def test_losses_of_parts_of_a_batch_add_up_to_its_own():
 def of_groups(num_groups, **changes):
   moe = dataclasses.replace(ENCODER.moe, num_groups=num_groups)
   return dataclasses.replace(ENCODER, moe=moe, **changes)
+
+
+def test_the_cap_of_beta2_is_a_setting_of_adafactor():
+  tiny = registry.get('mt.bench_s.Tiny')
+  assert tiny(optimizer='adafactor').program().optimizer.beta2_cap == 0.99
+  assert tiny(optimizer='adafactor', beta2_cap=1).program().optimizer.beta2_cap == 1
+  with pytest.raises(
+    UserError, match="beta2_cap must be left as it is with optimizer = 'adam'; saw 0.9: it is for Adafactor"
+  ):
+    tiny(optimizer='adam', beta2_cap=0.9)
+  with pytest.raises(UserError, match='beta2_cap must be above 0 and at most 1; saw 1.5'):
+    tiny(optimizer='adafactor', beta2_cap=1.5)
