@@ -11,9 +11,9 @@ v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platfor
 devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
 target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts.
 --placement=expert:8x4 puts each group of devices along the axis expert in a box of 8 x 4 chips of the torus; without
-it they follow the order of the devices, as in rows of chips. The report compares the collectives' time of the best
-placements along one axis of the torus and along two. The exit status is 1 if the program does not fit; then the largest
-values and settings that would need less are listed.
+it devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chips). The report has the time of the
+collectives for the placement with the fastest AllToAll along one axis of the torus, and along two. The exit status is 1
+if the program does not fit; then the largest values and settings that would need less are listed.
 """
 
 from __future__ import annotations
