@@ -238,7 +238,7 @@ def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
 
 def test_a_placed_mesh_is_compiled_for_its_places():
   pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
-  topology, config = Topology.parse('v3:4x4'), dataclasses.replace(DENSE, num_experts=8, batch_tokens=512)
+  topology, config = Topology.parse('v3:4x4'), dataclasses.replace(MOE, num_groups=32, batch_tokens=512)
   mesh = place(Mesh.parse('data:4,expert:8'), topology, 'expert:2x2')
   report = cost.estimate('moe', config, mesh, topology)
   compiled, one, two = report.placements
