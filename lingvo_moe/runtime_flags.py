@@ -35,6 +35,10 @@ def define() -> None:
     'For --runtime=local. auto: kernels that suit the machine. reference: plain TensorFlow throughout, the same numbers.',
   )
   flags.DEFINE_string('mesh', '', "Devices by axis for --runtime=spmd or tpu, such as 'expert:4' or 'data:2,expert:2'.")
+  flags.DEFINE_string('topology', '', "For --placement: chips of the TPU slice, such as 'v3:8x8'.")
+  flags.DEFINE_string(
+    'placement', '', "Chips that an axis of the mesh spans along each axis of the torus, such as 'expert:4x4'."
+  )
   flags.DEFINE_bool('split_dense', False, 'Store a part of the dense layers on each device; default: a copy.')
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where process 0 listens; for several processes.')
   flags.DEFINE_integer('num_processes', 1, 'Number of processes of the run.', lower_bound=1)
@@ -46,6 +50,8 @@ def define() -> None:
 _TAKEN = {
   'backend': ("TensorFlow's own kernels", ('local',)),
   'mesh': ('a mesh of devices', ('spmd', 'tpu')),
+  'topology': ('a placed mesh', ('spmd', 'tpu')),
+  'placement': ('a mesh of devices', ('spmd', 'tpu')),
   'split_dense': ('a mesh of devices', ('spmd', 'tpu')),
   'coordinator': ('a mesh of devices in several processes', ('spmd',)),
   'num_processes': ('a mesh of devices in several processes', ('spmd',)),
@@ -66,12 +72,19 @@ class Choice:
   process_id: int = 0
   tpu: str = ''
   backend: str = 'auto'
+  topology: str = ''
+  placement: str = ''
 
   def __post_init__(self):
     if self.runtime != 'local' and not self.mesh:
       raise UserError(f'--runtime={self.runtime} needs --mesh, such as --mesh=expert:4 or --mesh=data:2,expert:2')
     if self.runtime == 'tpu' and not self.tpu:
       raise UserError("--runtime=tpu needs --tpu, a TPU's name or address, or --tpu=local on a TPU VM")
+    if bool(self.topology) != bool(self.placement):
+      raise UserError(
+        'a placement is that of a mesh on a slice, such as --topology=v3:8x8 --placement=expert:4x4; saw '
+        f'--topology={self.topology} --placement={self.placement}: give both or neither'
+      )
     for field in dataclasses.fields(self)[1:]:
       purpose, runtimes = _TAKEN[field.name]
       if self.runtime not in runtimes and getattr(self, field.name) != field.default:
@@ -175,6 +188,11 @@ class Choice:
     from lingvo_moe.xla_sharding import Mesh
 
     mesh = Mesh.parse(self.mesh, split_dense=self.split_dense)
+    if self.placement:
+      from lingvo_moe.runtime.chips import Topology
+      from lingvo_moe.runtime.placement import place
+
+      mesh = place(mesh, Topology.parse(self.topology), self.placement)
     if self.runtime == 'tpu':
       from lingvo_moe.runtime import tpu
 

@@ -195,10 +195,21 @@ def test_paths_in_backticks_exist(document):
   quoted = {span.split()[0] for span in re.findall(r'`([^`]+)`', prose(document)) if span.strip()}
   tops = ('lingvo_moe/', 'params/', 'tools/', 'tests/', 'docs/', '.ci/')
   paths = {path for path in quoted if path.startswith(tops)} - written
+  paths = {path.rstrip(':') for path in paths}
   assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
   # A name alone is a file somewhere in the package.
   alone = {path for path in quoted if re.fullmatch(r'\w+\.py', path)} - {'run.py'}
   assert [name for name in sorted(alone) if not list((ROOT / 'lingvo_moe').rglob(name))] == []
+
+
+def test_every_reading_of_the_paper_names_the_code_that_does_it():
+  readings = prose('docs/paper.md').partition('## Where we read it our way')[2].partition('\nWhere the code departs')[0]
+  found = [
+    re.findall(r'`(lingvo_moe/[^`:]+): (\w+)`', re.sub(r'\s+', ' ', item)) for item in readings.split('\n- ')[1:]
+  ]
+  assert len(found) > 10 and all(found)
+  for path, name in (place for places in found for place in places):
+    assert re.search(rf'(def|class) {name}\b', (ROOT / path).read_text(encoding='utf-8')), f'{path}: {name}'
 
 
 @pytest.mark.parametrize('document', DOCUMENTS)

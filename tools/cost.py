@@ -4,19 +4,24 @@
 Estimates the cost of a model's train step (or, with --program=decode, of flat beam search) on a TPU slice: it compiles
 the program with libtpu's compiler, which needs no TPU, and prints compile time and program size; the memory of a
 device by kind, and the compiler's limit; FLOPs; every collective with the mesh axes that it spans and the layer that it
-comes from; and the time of a step by part of the model, as a roofline. Nothing is allocated and nothing is run.
+comes from; and the time of a step by part of the model and by phase, as a roofline. Nothing is allocated or run.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
 v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
 devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
-target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts. The
-exit status is 1 if the program does not fit; then the largest values and settings that would need less are listed.
+target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts.
+--placement=expert:8x4 puts each group of devices along the axis expert in a box of 8 x 4 chips of the torus; without
+it devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chips). The report has the time of the
+collectives for the placement with the fastest AllToAll along one axis of the torus, and along two. The exit status is 1
+if the program does not fit; then the largest values and settings that would need less are listed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 import os
 
 from absl import flags
@@ -29,6 +34,9 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine 
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _TOPOLOGY = flags.DEFINE_string('topology', '', "A TPU slice, such as 'v3:32x32'.")
+_PLACEMENT = flags.DEFINE_string(
+  'placement', '', "Chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'."
+)
 _PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topology; cpu: virtual devices of --mesh.')
 _MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
@@ -43,7 +51,15 @@ _GIB = 2**30
 
 def table(report, title: str = '', markdown: bool = False) -> str:
   """Report as text, or with headings and tables in Markdown."""
-  sections = [*_summary(report), _memory(report), _largest(report), _parts(report), _collectives(report)]
+  sections = [
+    *_summary(report),
+    _memory(report),
+    _largest(report),
+    _parts(report),
+    _phases(report),
+    _collectives(report),
+  ]
+  sections.append(_placements(report))
   heading = f'{report.model}, {report.program}, on {report.platform}, mesh {report.mesh}'
   lines = [f'# {heading}' if markdown else heading, '']
   for name, columns, rows in sections:
@@ -86,25 +102,45 @@ def _largest(report) -> tuple:
 
 
 def _parts(report) -> tuple:
-  rows = []
-  for name, part in report.parts.items():
-    row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
-    if report.step_seconds_roofline:
-      both = part.compute_seconds + part.collective_seconds
-      milliseconds = [f'{1e3 * s:.4g}' for s in (part.compute_seconds, part.collective_seconds)]
-      row += [*milliseconds, f'{both / report.step_seconds_roofline:.1%}']
-    rows.append(row)
+  rows = [_cost(report, name, part) for name, part in report.parts.items()]
+  return 'By part, of a device and step', _columns(report), rows
+
+
+def _phases(report) -> tuple:
+  rows = [_cost(report, name, functools.reduce(operator.add, parts.values())) for name, parts in report.phases.items()]
+  return 'By phase, of a device and step', _columns(report), rows
+
+
+def _columns(report) -> tuple:
   times = ('ms computing', 'ms in collectives', 'of the step') if report.step_seconds_roofline else ()
-  return 'By part, of a device and step', ('', 'GFLOPs', 'GB moved', *times), rows
+  return '', 'GFLOPs', 'GB moved', *times
+
+
+def _cost(report, name, part) -> list[str]:
+  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
+  if report.step_seconds_roofline:
+    both = part.compute_seconds + part.collective_seconds
+    milliseconds = [f'{1e3 * s:.4g}' for s in (part.compute_seconds, part.collective_seconds)]
+    row += [*milliseconds, f'{both / report.step_seconds_roofline:.1%}']
+  return row
+
+
+def _placements(report) -> tuple:
+  rows = []
+  for cost in report.placements:
+    milliseconds = [f'{1e3 * s:.4g}' for s in (cost.all_to_all_seconds, cost.collective_seconds)]
+    rows.append([cost.placement, 'x'.join(map(str, cost.chips)), f'{cost.torus_axes}', *milliseconds])
+  columns = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
+  return 'Placement of the expert axis on the torus', columns, rows
 
 
 def _collectives(report) -> tuple:
   rows = []
   for c in sorted(report.collectives, key=lambda c: -c.count * c.bytes):
-    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part]
+    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part, c.phase]
     rows.append([*row, f'{1e3 * c.seconds:.4g}'] if c.seconds is not None else row)
   times = ('ms',) if report.step_seconds_roofline else ()
-  return 'Collectives', ('kind', 'times', 'MiB a device', 'axes', 'layer', 'part', *times), rows
+  return 'Collectives', ('kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *times), rows
 
 
 def _aligned(columns, rows) -> list[str]:
@@ -152,17 +188,18 @@ def main(argv):
 def _where(config):
   """Mesh and topology from the flags; the topology is None on a CPU."""
   from lingvo_moe.runtime.chips import Topology
+  from lingvo_moe.runtime.placement import place
   from lingvo_moe.xla_sharding import Mesh
 
   if _PLATFORM.value == 'cpu':
-    if _TOPOLOGY.value or not _MESH.value:
-      raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology")
+    if _TOPOLOGY.value or _PLACEMENT.value or not _MESH.value:
+      raise UserError("--platform=cpu takes --mesh, such as 'expert:8', and no --topology or --placement")
     return Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value), None
   if not _TOPOLOGY.value:
     raise UserError("--topology says for which TPU, such as 'v3:32x32'; --platform=cpu needs none")
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
-  return Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology
+  return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
 
 
 if __name__ == '__main__':

@@ -19,14 +19,17 @@ from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import hlo_loops
 from lingvo_moe.analysis import memory
+from lingvo_moe.analysis import placements
 from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.hlo import Array
 from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.parts import PARTS
+from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.analysis.parts import layer_of
 from lingvo_moe.analysis.parts import part_of
+from lingvo_moe.analysis.parts import phase_of
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
@@ -48,7 +51,7 @@ _FREE = frozenset(
 
 
 class CollectiveCost(NamedTuple):
-  """Cost of the collectives of one kind, size and layer."""
+  """Cost of the collectives of one kind, size, layer and phase."""
 
   kind: str
   count: int  # executions in a step
@@ -56,6 +59,7 @@ class CollectiveCost(NamedTuple):
   axes: tuple[str, ...]  # mesh axes that its groups span
   layer: str
   part: str
+  phase: str
   seconds: float | None  # of all executions; None without a chip
 
 
@@ -65,8 +69,13 @@ class Part:
 
   flops: int = 0
   bytes: int = 0
+  cycles: int = 0  # by the compiler's estimate, without collectives; 0 if it gives none
   compute_seconds: float | None = None
   collective_seconds: float | None = None
+
+  def __add__(self, other: Part) -> Part:
+    both = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+    return Part(*(None if a is None else a + b for a, b in both))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +102,8 @@ class Report:
     flops: multiplications and additions of matrix products.
     flops_share_of_peak: flops / (peak FLOP/s * step_seconds_compiler); None if the compiler estimates no cycles.
     parts: costs by the names of PARTS.
+    phases: costs by the names of PHASES, and in each by the names of PARTS.
+    placements: collectives with the expert axis placed otherwise on the torus; see placements.py. Empty without a chip.
     step_seconds_roofline: seconds of all parts; None without a chip.
     step_seconds_compiler: seconds by the compiler's estimate of its instructions' cycles, and our collective seconds.
     fits: True if the compiler accepts the program.
@@ -119,6 +130,8 @@ class Report:
   flops: int
   flops_share_of_peak: float | None
   parts: dict[str, Part]
+  phases: dict[str, dict[str, Part]]
+  placements: list[placements.PlacementCost]
   step_seconds_roofline: float | None
   step_seconds_compiler: float | None
   fits: bool
@@ -130,6 +143,7 @@ class Report:
     values = dataclasses.asdict(self)
     values['largest'] = [held._asdict() for held in self.largest]
     values['collectives'] = [collective._asdict() for collective in self.collectives]
+    values['placements'] = [cost._asdict() for cost in self.placements]
     return values
 
 
@@ -151,6 +165,7 @@ def estimate(
   compiled = compile_step(config, mesh, topology, program)
   chip = topology.chip if topology else None
   fields = analyze(compiled, config.program(), mesh, chip)
+  collectives = hlo_collectives.collectives(hlo.parse(compiled.text)) if topology else []
   fits = not compiled.refused
   return Report(
     model=name,
@@ -160,6 +175,7 @@ def estimate(
     batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
+    placements=placements.costs(collectives, mesh, topology, compiled.devices) if topology else [],
     advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
     **fields,
   )
@@ -180,7 +196,9 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
   """Fields of a Report that follow from the compiled program."""
   module = hlo.parse(compiled.text)
   costs = _collectives(module, compiled, mesh, chip)
-  parts, cycles = _parts(module, costs, chip)
+  phases = _phases(module, costs, chip)
+  parts = {name: sum((phases[phase][name] for phase in PHASES[1:]), phases[PHASES[0]][name]) for name in PARTS}
+  cycles = sum(part.cycles for part in parts.values())
   counts = collections.Counter()
   for cost in costs:
     counts[cost.kind] += cost.count
@@ -206,27 +224,31 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None)
     'flops': flops,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': parts,
+    'phases': phases,
     'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
   }
 
 
-def _parts(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> tuple[dict[str, Part], int]:
-  """Costs by part, and the compiler's estimate of the cycles of all parts."""
-  parts = {name: Part() for name in PARTS}
-  cycles = 0
+def _phases(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> dict[str, dict[str, Part]]:
+  """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
+  phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
   if chip:
-    for name, part in parts.items():
-      part.compute_seconds, part.collective_seconds = 0.0, sum(cost.seconds for cost in costs if cost.part == name)
+    for phase, parts in phases.items():
+      for name, part in parts.items():
+        alike = (cost.seconds for cost in costs if (cost.phase, cost.part) == (phase, name))
+        part.compute_seconds, part.collective_seconds = 0.0, sum(alike)
   for computation, instruction, times in _top_level(module):
-    part = parts[part_of(_op_name(module, computation, instruction))]
+    op_name = _op_name(module, computation, instruction)
+    phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
+    part = phases[phase][part_of(op_name)]
     flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
     part.flops += times * flops
     part.bytes += times * moved
-    cycles += times * instruction.estimated_cycles
+    part.cycles += times * instruction.estimated_cycles
     if chip:
       part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
-  return parts, cycles
+  return phases
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
@@ -314,14 +336,16 @@ def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | No
     axes = axes_of(groups, mesh)
     layers = {layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
     layer = next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
-    key = collective.kind, collective.bytes, axes, layer, _collective_part(collective, axes)
+    part = _collective_part(collective, axes)
+    phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)
+    key = collective.kind, collective.bytes, axes, layer, part, phase
     seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
     entry = alike.setdefault(key, [0, 0.0])
     entry[0] += collective.times
     entry[1] = entry[1] + collective.times * seconds if chip else None
   return [
-    CollectiveCost(kind, count, size, axes, layer, part, seconds)
-    for (kind, size, axes, layer, part), (count, seconds) in alike.items()
+    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds)
+    for (kind, size, axes, layer, part, phase), (count, seconds) in alike.items()
   ]
 
 

@@ -32,9 +32,11 @@ def train_step(config: MtConfig) -> Parts:
   task = config.task()
   for stack in task.encoder, task.decoder:
     for layer, is_last in _layers(stack):
-      once, out = _attention(config, tokens, length), _projection(config, tokens)
-      again = once if blocks else (once - out if config.remat == 'attention' else 0)
-      parts['attention'] += (3 * once + again) * (2 if layer.cross_attention else 1)
+      attentions = 2 if layer.cross_attention else 1
+      again = config.remat != 'none'
+      parts['attention'] += attentions * (3 + again) * _attention(config, tokens, length)
+      # Four projections, of which the last is not recomputed where attention alone is.
+      parts['projections'] += attentions * (3 * 4 + (4 if blocks else 3 * again)) * _projection(config, tokens)
       if layer.is_moe:
         for name, flops in _experts(config, tokens, config.dispatch, again=blocks).items():
           parts[name] += flops
@@ -62,11 +64,12 @@ def decode(config: MtConfig, rows: int) -> Parts:
   task = config.task()
   for layer, _ in _layers(task.encoder):
     parts['attention'] += _attention(config, sources, length)
+    parts['projections'] += 4 * _projection(config, sources)
     _add_feed_forward(parts, config, layer, sources)
   heads = config.num_heads * config.head_dim
   for layer, _ in _layers(task.decoder):
-    parts['attention'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
-    parts['attention'] += (4 + 2) * _projection(config, symbols)  # self-attention, cross-attention
+    parts['projections'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
+    parts['projections'] += (4 + 2) * _projection(config, symbols)  # self-attention, cross-attention
     written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
     parts['attention'] += 2 * 2 * rows * width * (written + length * length) * heads
     _add_feed_forward(parts, config, layer, symbols)
@@ -91,8 +94,8 @@ def _projection(config: MtConfig, tokens: int) -> int:
 
 
 def _attention(config: MtConfig, tokens: int, length: int) -> int:
-  """FLOPs of attention: four projections, the scores of `length` positions, and their weighted sum."""
-  return 4 * _projection(config, tokens) + 2 * 2 * tokens * length * config.num_heads * config.head_dim
+  """FLOPs of attention without its projections: the scores of `length` positions, and their weighted sum."""
+  return 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
 def _scores(config: MtConfig, tokens: int) -> int:
@@ -108,7 +111,7 @@ def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Pa
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   return {
     'gating': (3 + again) * 2 * tokens * config.model_dim * config.num_experts,
-    'feed-forward': (3 + again) * 2 * 2 * config.num_groups * slots * config.model_dim * config.ff_dim,
+    'experts': (3 + again) * 2 * 2 * config.num_groups * slots * config.model_dim * config.ff_dim,
     # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
     'dispatch/combine': (2 + again + 3) * masks,
   }
@@ -117,6 +120,6 @@ def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Pa
 def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
   """Adds the forward FLOPs of a layer's feed-forward, dense or MoE, at inference."""
   once = 2 * 2 * tokens * config.model_dim * config.ff_dim
-  parts['feed-forward'] += once * (_CHOICES if layer.is_moe else 1)
+  parts['experts' if layer.is_moe else 'feed-forward'] += once * (_CHOICES if layer.is_moe else 1)
   if layer.is_moe:
     parts['gating'] += 2 * tokens * config.model_dim * config.num_experts

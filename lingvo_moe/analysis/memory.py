@@ -17,13 +17,14 @@ from lingvo_moe.analysis.hlo import Computation
 from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.parts import layer_of
+from lingvo_moe.analysis.parts import phase_of
 from lingvo_moe.runtime.chips import Chip
 
 if TYPE_CHECKING:
   from lingvo_moe.runtime.aot import Compiled
 
 _ARGUMENT = re.compile(r"\[\\?'(weights|slots)\\?'\]")
-_BACKWARD = 'gradient_tape'
+_BACKWARD = ('backward', 'rematerialisation')
 _NAMES_A_VALUE = frozenset(('bitcast', 'tuple', 'get-tuple-element', 'optimization-barrier'))
 _SHOWN = 8
 
@@ -163,7 +164,7 @@ class _Lives:
   def _visit(self, time: int, instruction: Instruction) -> None:
     used = [value for name in instruction.operands for value in self._named.get(name, ())]
     op_name = self._op_name(instruction, used)
-    is_backward = _BACKWARD in op_name
+    is_backward = phase_of(op_name) in _BACKWARD
     self._forward[instruction.name] = bool(op_name) and not is_backward
     for value in used:
       self.ends[value] = time

@@ -65,10 +65,11 @@ class Attention:
 
   def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Keys and values [B, N, U, K] of the positions attended to."""
-    return (
-      shard(_heads_first(ops.linear(x_BUM, theta['wk'])), 'BNUK'),
-      shard(_heads_first(ops.linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
-    )
+    with tf.name_scope('projection'):
+      return (
+        shard(_heads_first(ops.linear(x_BUM, theta['wk'])), 'BNUK'),
+        shard(_heads_first(ops.linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
+      )
 
   def attend(
     self,
@@ -94,15 +95,16 @@ class Attention:
     scale = (
       self.head_dim**-0.5
     )  # of the queries, for scores of unit variance; applied to the weights, the smallest tensors
-    q_BTNK = ops.linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)
-    q_BNTK = shard(_heads_first(q_BTNK), 'BNTK')
+    with tf.name_scope('projection'):
+      q_BNTK = shard(_heads_first(ops.linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)), 'BNTK')
     scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     probs_BNTU = tf.nn.softmax(tf.cast(scores_BNTU, tf.float32) + bias_B1TU)
     probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
     y_BNTK = shard(tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK), 'BNTK')
     y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
-    return shard(ops.linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
+    with tf.name_scope('projection'):
+      return shard(ops.linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
 
   def __call__(
     self,

@@ -28,6 +28,7 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
   flat_args = tf.nest.flatten(args)
   call = lambda *flat: function(*tf.nest.pack_sequence_as(args, flat))
   structure = []
+  scope = tf.get_current_name_scope()
 
   @tf.custom_gradient
   def run(*flat):
@@ -38,9 +39,18 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
       # The second run waits for the incoming gradient; otherwise common subexpression elimination would keep the values of
       # the first run instead.
       later = xla_sharding.barrier([*flat, *dresults])
-      return pull_back(call, later[: len(flat)], later[len(flat) :])
+      return pull_back(recompute, later[: len(flat)], later[len(flat) :])
 
     return tf.nest.flatten(results), grad
 
+  def recompute(*flat):
+    with tf.name_scope(again(scope)):
+      return call(*flat)
+
   flat_results = run(*flat_args)
   return tf.nest.pack_sequence_as(structure[0], flat_results)
+
+
+def again(scope: str) -> str:
+  """Name scope of operations that are computed again, from their own; analysis/parts.py reads it."""
+  return f'rematerialised/{scope}/' if scope else 'rematerialised/'

@@ -14,6 +14,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.shapes import results_of
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.layers.remat import again
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.xla_sharding import shard
 
@@ -45,9 +46,9 @@ def scan(
   scope = tf.get_current_name_scope()
   aux_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, _at(weights, specs, 0))[1])
 
-  def run_block(number, x, *flat):
+  def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
     # The body of a loop is a graph of its own, whose name scopes begin anew; tools group compiled operations by scope.
-    with tf.name_scope(f'{scope}/' if scope else ''):
+    with tf.name_scope(under):
       return block(number, x, flat[: len(shared)], dict(zip(names, flat[len(shared) :], strict=True)))
 
   @tf.custom_gradient
@@ -74,7 +75,9 @@ def scan(
           *_at(stacked, specs, number).values(),
         ]
         dx, *grads = pull_back(
-          lambda *args: run_block(number, *args), block_args, [dx, *(dvalue[number] for dvalue in daux)]
+          lambda *args: run_block(number, *args, under=again(scope)),
+          block_args,
+          [dx, *(dvalue[number] for dvalue in daux)],
         )
         # Gradients of shared tensors are sums over many blocks: in float32 whatever type the tensors have.
         dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
@@ -84,7 +87,7 @@ def scan(
 
       dshared = [tf.zeros_like(s, tf.float32) for s in shared]
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
-      dx, dshared, dweights = _loop(count, backward, dy, dshared, dweights)
+      dx, dshared, dweights = _loop(count, backward, dy, dshared, dweights, scope='gradient_tape')
       dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
       whole = [xla_sharding.store(a.stack(), 'L' + s.dims) for a, s in zip(dweights, specs.values(), strict=True)]
       return dx, *dshared, *whole
@@ -100,6 +103,11 @@ def _at(weights, specs, number):
   return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}
 
 
-def _loop(count, body, *values):
+def _loop(count, body, *values, scope=''):
   """tf.while_loop from 0 to count - 1; returns the final values. XLA derives the trip count from the condition."""
-  return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *values), parallel_iterations=1)[1:]
+
+  def scoped(*state):
+    with tf.name_scope(scope):
+      return body(*state)
+
+  return tf.while_loop(lambda i, *_: i < count, scoped, (tf.constant(0), *values), parallel_iterations=1)[1:]

@@ -30,8 +30,10 @@ class Adafactor(Optimizer):
 
   The second moment of a weight with `factored` axes is kept as its means over one axis each (`row` over the second,
   `column` over the first); other axes, such as E of experts, are kept whole. beta2 at update t (from 1) is
-  min(beta2_cap, 1 - t^-0.8). The update is clipped to an RMS of `clip` and scaled by
-  rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of each layer by itself if layers are stacked.
+  min(beta2_cap, 1 - t^-0.8), our reading of the paper's 'beta2 = 0.99 with 1 - t^-0.8 schedule'; beta2_cap = 1 is no
+  cap, as in Lingvo, whose XLAShardingAdafactor ignores beta2 where it has the exponent. The update is clipped to an RMS
+  of `clip` and scaled by rate * max(epsilon2, RMS(weight)). RMS is taken per logical weight: of each layer by itself if
+  layers are stacked.
   """
 
   beta2_cap: float = 0.99

@@ -12,6 +12,7 @@ from typing import Any
 from lingvo_moe.runtime.chips import Topology
 
 USABLE_GIB = 15.48  # memory that the compiler allows a program, of the 16 GiB of a core of TPU v3
+_YEAR = 365.25 * 86400
 _TOKENS_A_CORE = 2048  # source positions: 4M on 2048 cores
 
 
@@ -49,6 +50,8 @@ class Row:
     layers: number of layers of encoder and decoder together.
     batch_tokens: from Table 3.
     steps_per_second: from Table 3, measured.
+    core_years: number of cores times the time of training in years, from Table 3.
+    steps: training steps, from the footnote on T(96L).
   """
 
   name: str
@@ -57,6 +60,16 @@ class Row:
   layers: int
   batch_tokens: int | None = None
   steps_per_second: float | None = None
+  core_years: float | None = None
+  steps: int | None = None
+
+  def core_years_at(self, steps_per_second: float | None) -> float | None:
+    """TPU core-years of the paper's number of steps at another speed; None if the paper gives neither steps nor years."""
+    if not steps_per_second or not self.core_years:
+      return None
+    if self.steps_per_second:
+      return self.core_years * self.steps_per_second / steps_per_second
+    return self.steps / steps_per_second * self.case.devices / _YEAR
 
 
 def _moe(name, topology, **settings) -> Case:
@@ -67,14 +80,14 @@ _M = 2**20
 
 # All settings that differ from a model's own are in this file.
 TABLE_1 = (
-  Row('MoE(2048E, 36L)', _moe('MoE2048E36L', 'v3:32x32'), 600e9, 36, 4 * _M, 0.72),
-  Row('MoE(2048E, 12L)', _moe('MoE2048E12L', 'v3:32x32'), 200e9, 12, 4 * _M, 2.15),
-  Row('MoE(512E, 36L)', _moe('MoE512E36L', 'v3:16x16'), 150e9, 36, _M, 1.05),
-  Row('MoE(512E, 12L)', _moe('MoE512E12L', 'v3:16x16'), 50e9, 12, _M, 3.28),
-  Row('MoE(128E, 36L)', _moe('MoE128E36L', 'v3:8x8'), 37e9, 36, _M, 0.67),
-  Row('MoE(128E, 12L)', _moe('MoE128E12L', 'v3:8x8'), 12.5e9, 12, _M, 2.16),
+  Row('MoE(2048E, 36L)', _moe('MoE2048E36L', 'v3:32x32'), 600e9, 36, 4 * _M, 0.72, 22.4),
+  Row('MoE(2048E, 12L)', _moe('MoE2048E12L', 'v3:32x32'), 200e9, 12, 4 * _M, 2.15, 7.5),
+  Row('MoE(512E, 36L)', _moe('MoE512E36L', 'v3:16x16'), 150e9, 36, _M, 1.05, 15.5),
+  Row('MoE(512E, 12L)', _moe('MoE512E12L', 'v3:16x16'), 50e9, 12, _M, 3.28, 4.9),
+  Row('MoE(128E, 36L)', _moe('MoE128E36L', 'v3:8x8'), 37e9, 36, _M, 0.67, 6.1),
+  Row('MoE(128E, 12L)', _moe('MoE128E12L', 'v3:8x8'), 12.5e9, 12, _M, 2.16, 1.9),
   Row('MoE(2048E, 60L)', _moe('MoE2048E60L', 'v3:32x32', split_dense=True), 1e12, 60),
-  Row('T(96L)', Case('mt.m4.T96L', 'v3:32x32', 'data:2048', split_dense=True), 2.3e9, 96, 4 * _M),
+  Row('T(96L)', Case('mt.m4.T96L', 'v3:32x32', 'data:2048', split_dense=True), 2.3e9, 96, 4 * _M, None, 235.5, 300_000),
 )
 # A model that section 5.1 discusses and Table 1 does not list.
 MOE_2048E_24L = Row('MoE(2048E, 24L)', _moe('MoE2048E24L', 'v3:32x32'), None, 24)
@@ -121,6 +134,9 @@ FIGURE_8 = {
   'AllToAll': {128: 0.16, 2048: 0.36},
   'step': 1.7,  # time with 2048 experts / time with 128
   'AllToAll grows': 3.75,  # time of AllToAll with 2048 experts / with 128
+  'cumsum': 0.1,  # the gate without its einsums takes less of the time of the layers, with 2048 experts
 }
+# Share of all cycles that is spent on rematerialisation, by layers (section 5.1).
+REMATERIALISED = {12: 0.0, 24: 0.0, 36: 0.28, 60: 0.34}
 # Bytes of a partition; time of AllToAll with 2048 partitions / with 16.
 FIGURE_9 = {'sizes': (8 * _M, 32 * _M), 'AllToAll grows': 9.0}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.analysis import torus
+from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.paper import claims
 from lingvo_moe.paper import operator_tables
 from lingvo_moe.paper import plots
@@ -145,21 +146,32 @@ class Figures:
     ]
 
   def figure8(self) -> list[str]:
-    """Time of a step by part, with few and with many experts."""
+    """Time of a step by the seven parts of the paper and by phase, with few and with many experts."""
     cases = [self._growing(topology) for topology in self._squares[2 if not self._tiny else 0 :]]
     compiled = [(case.devices, report) for case in cases if (report := self._get(case))]
     if not compiled:
       return ['## Figure 8: the time of a step by part', 'None of the programs was compiled.']
-    parts = {name: [1e3 * of(report) for _, report in compiled] for name, of in _LAYER_PARTS.items()}
-    rest = {name: [1e3 * of(report) for _, report in compiled] for name, of in _OTHER_PARTS.items()}
-    layers, whole = _sums(parts), _sums({**parts, **rest})
-    with plots.page(self._path('figure8'), columns=2, width=5.2, height=4.8) as (absolute, relative):
+    # {part: {phase: milliseconds for each number of devices}}, of the layers and of the rest of a step
+    layers, rest = (
+      {
+        part: {p: [1e3 * of(report['phases'][p]) for _, report in compiled] for p in PHASES}
+        for part, of in parts.items()
+      }
+      for parts in (_LAYER_PARTS, _OTHER_PARTS)
+    )
+    of_phase = lambda parts, phase: {part: phases[phase] for part, phases in parts.items()}
+    forward = of_phase(layers, 'forward')
+    whole = _sums(forward)
+    shares = {part: [100 * ms / total for ms, total in zip(values, whole)] for part, values in forward.items()}
+    with plots.page(self._path('figure8'), columns=2, width=5.8, height=5.6) as (absolute, relative):
       names = [f'{d} experts\non {d} cores' for d, _ in compiled]
-      plots.stacked(absolute, names, {**parts, **rest}, 'milliseconds a step, estimated')
-      absolute.set_title('The whole train step')
-      shares = {name: [100 * v / n for v, n in zip(values, layers)] for name, values in parts.items()}
-      plots.stacked(relative, names, shares, 'per cent of the time in layers')
-      relative.set_title('Its layers alone')
+      of_step = {phase: _sums(of_phase({**layers, **rest}, phase)) for phase in PHASES}
+      plots.stacked(absolute, names, of_step, 'milliseconds a step, estimated')
+      absolute.set_title('The whole train step, by phase')
+      absolute.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.12), ncols=2)
+      plots.stacked(relative, names, shares, 'per cent of the forward time of the layers')
+      relative.set_title('Its layers forward, by part')
+      relative.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.12), ncols=2)
       for x, (d, _) in enumerate(compiled):
         if d in claims.FIGURE_8['AllToAll'] and not self._tiny:
           at = 100 - 100 * claims.FIGURE_8['AllToAll'][d]
@@ -167,37 +179,38 @@ class Figures:
           relative.annotate(
             f'paper: {100 - at:.0f}%', (x + 0.3, at), xytext=(4, 3), textcoords='offset points', fontsize=8
           )
-      figure = absolute.figure
-      figure.legend(*absolute.get_legend_handles_labels(), loc='outside lower center', ncols=4, fontsize=8)
-    rows = [
-      (name, *(f'{ms:.4g}' for ms in values), *(f'{v / n:.1%}' for v, n in zip(values, layers)))
-      for name, values in parts.items()
-    ]
-    rows.append(('the layers', *(f'{ms:.4g}' for ms in layers), *['100%'] * len(compiled)))
-    rows += [(name, *(f'{ms:.4g}' for ms in values), *[''] * len(compiled)) for name, values in rest.items()]
-    rows.append(('the step', *(f'{ms:.4g}' for ms in whole), *[''] * len(compiled)))
-    by_devices = {d: i for i, (d, _) in enumerate(compiled)}
+    line = lambda name, phases: (name, *(f'{phases[p][i]:.4g}' for i in range(len(compiled)) for p in PHASES))
+    total = lambda parts: {phase: _sums(of_phase(parts, phase)) for phase in PHASES}
+    rows = [line(part, phases) for part, phases in layers.items()]
+    rows.append(line('the layers', total(layers)))
+    rows += [line(part, phases) for part, phases in rest.items()]
+    rows.append(line('the step', total({**layers, **rest})))
+    percent = [(part, *(f'{share:.1f}%' for share in values)) for part, values in shares.items()]
     blocks = [
       '## Figure 8: the time of a step by part',
       f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups as '
-      'cores. A roofline: every part at the peak of what bounds it, with no overlap; forward, rematerialisation and '
-      'backward, where the paper shows the forward pass alone.',
-      table(
-        ['ms a step', *(f'{d} experts' for d, _ in compiled), *(f'of the layers, {d} experts' for d, _ in compiled)],
-        rows,
-      ),
+      'cores. A roofline: every operation at the peak of what bounds it, with no overlap. The parts are those of the '
+      "paper's section 5.2: gate einsums are the first two einsums and the last of Algorithm 2, with the softmax and the "
+      'argmax of the gate; cumsum is what finds the places in the queues of experts; dispatch and combine is the AllToAll. '
+      'A norm, dropout and residual sum belong to the part they stand before or after.',
+      '### Forward, of the time of the layers, as the paper draws it',
+      table(['', *(f'{d} experts' for d, _ in compiled)], percent),
+      '### Milliseconds a step by phase',
+      table(['', *(f'{d} experts, {phase}' for d, _ in compiled for phase in PHASES)], rows),
     ]
+    by_devices = {d: i for i, (d, _) in enumerate(compiled)}
     if {128, 2048} <= set(by_devices):
       few, many = by_devices[128], by_devices[2048]
-      exchange = parts['AllToAll']
-      blocks.append(
+      exchange, cumsum = forward[_EXCHANGE], shares[_CUMSUM]
+      blocks += [
+        '### Beside the statements of the paper, forward',
         table(
           ['', 'here', 'the paper'],
           [
             *(
               (
                 f'share of AllToAll in the layers, {d} experts',
-                f'{exchange[i] / layers[i]:.0%}',
+                f'{shares[_EXCHANGE][i]:.0f}%',
                 f'{claims.FIGURE_8["AllToAll"][d]:.0%}',
               )
               for d, i in ((128, few), (2048, many))
@@ -207,10 +220,15 @@ class Figures:
               f'{exchange[many] / exchange[few]:.2f}',
               f'{claims.FIGURE_8["AllToAll grows"]:g}',
             ),
-            ('the layers, 2048 experts over 128', f'{layers[many] / layers[few]:.2f}', f'{claims.FIGURE_8["step"]:g}'),
+            ('the layers, 2048 experts over 128', f'{whole[many] / whole[few]:.2f}', f'{claims.FIGURE_8["step"]:g}'),
+            (
+              'share of the gate without einsums in the layers, 2048 experts',
+              f'{cumsum[many]:.1f}%',
+              f'below {claims.FIGURE_8["cumsum"]:.0%}',
+            ),
           ],
-        )
-      )
+        ),
+      ]
     return [*blocks, image('figure8')]
 
   def figure7(self) -> list[str]:
@@ -235,12 +253,14 @@ class Figures:
       "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay constant "
       'with more experts and grow with layers, up to where activations are rematerialised (its 36 and 60 layers; here '
       "always, by blocks). Split weights are the experts', and the dense ones too where they are split. Activations are "
-      'the values that backward needs from forward; gradients are among the temporaries.',
+      'the values that backward needs from forward; gradients are among the temporaries. The last columns have the share of '
+      "the step, at the compiler's estimate, that recomputes values for backward; the paper's is of the cycles.",
       table(
-        ['model', 'cores', *columns, 'in all'],
+        ['model', 'cores', *columns, 'in all', 'time of rematerialisation', 'the paper'],
         [
           (row.name, str(report['devices']), *(f'{memory[kind] / _GIB:.2f}' for kind in columns))
-          + (f'{report["memory_per_device"]["total"] / _GIB:.2f}',)
+          + (f'{report["memory_per_device"]["total"] / _GIB:.2f}', _percent(_rematerialised(report)))
+          + (_percent(claims.REMATERIALISED.get(row.layers)),)
           for (row, _, report), memory in zip(compiled, kinds)
         ],
       ),
@@ -314,7 +334,7 @@ class Figures:
       plots.grouped(axes, [row.name.replace('(', '\n(') for row, _ in pairs], series, 'steps a second')
       axes.set_title('Steps a second')
       axes.legend(fontsize=8)
-    number = lambda value: _NONE if value is None else f'{value:.2f}'
+    number = lambda value, digits=2: _NONE if value is None else f'{value:.{digits}f}'
     rows = [
       (
         row.name,
@@ -322,6 +342,8 @@ class Figures:
         number(row.steps_per_second),
         number(rate(report, 'step_seconds_compiler')),
         number(rate(report, 'step_seconds_roofline')),
+        number(row.core_years, 1),
+        number(row.core_years_at(rate(report, 'step_seconds_compiler')), 1),
         _of(report, lambda r: f'{r["flops"] / 1e12:.1f}'),
         _of(report, lambda r: _NONE if r['flops_share_of_peak'] is None else f'{r["flops_share_of_peak"]:.0%}'),
       )
@@ -331,9 +353,12 @@ class Figures:
       '## Table 3: steps a second',
       "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the other; "
       'and a roofline, which is the least that a step could take. A batch here has the source tokens of the paper and as '
-      'many target tokens. The paper prints no steps a second for T(96L), and nothing for MoE(2048E, 60L).',
+      'many target tokens. The paper prints no steps a second for T(96L), which it trained with GPipe, and nothing for '
+      'MoE(2048E, 60L). Core-years are those of as many steps as the paper took: its steps a second times its days, about a '
+      'trillion tokens; 300,000 for T(96L).',
       table(
         ['model', 'tokens a batch', 'the paper, measured', "at the compiler's estimate", 'at most (roofline)']
+        + ['TPU core-years: the paper', "at the compiler's estimate"]
         + ['TFLOPs a core and step', 'of peak, at the estimate'],
         rows,
       ),
@@ -419,17 +444,21 @@ def _seconds(kind: str, size: int, topology: Topology) -> float:
   return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
 
 
-# Seconds in a report of the parts into which the paper's Figure 8 divides a layer, and of the rest of a step.
-_seconds_of = lambda part, kind: lambda report: report['parts'][part][f'{kind}_seconds']
-_both = lambda part: lambda report: sum(report['parts'][part][f'{kind}_seconds'] for kind in ('compute', 'collective'))
-_LAYER_PARTS: Mapping[str, Callable[[Report], float]] = {
-  'attention': _both('attention'),
-  'feed-forward, dense and experts': _both('feed-forward'),
-  'gating': _both('gating'),
-  'dispatch and combine einsums': _seconds_of('dispatch/combine', 'compute'),
-  'AllToAll': _seconds_of('dispatch/combine', 'collective'),
+# Seconds, by phase of a report, of the parts into which the paper's section 5.2 and Figure 8 divide a MoE layer and the
+# Transformer layer next to it, and of the rest of a step.
+_seconds_of = lambda part, *kinds: lambda phase: sum(phase[part][f'{kind}_seconds'] for kind in kinds)
+_both = lambda part: _seconds_of(part, 'compute', 'collective')
+_EXCHANGE, _CUMSUM = 'MoE dispatch and combine (AllToAll)', 'gate cumsum'
+_LAYER_PARTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+  'Transformer attention': _both('attention'),
+  'Transformer projections': _both('projections'),
+  'Transformer feed-forward': _both('feed-forward'),
+  'MoE feed-forward': _both('experts'),
+  'gate einsums': lambda phase: _both('gating')(phase) + _seconds_of('dispatch/combine', 'compute')(phase),
+  _CUMSUM: _both('cumsum'),
+  _EXCHANGE: _seconds_of('dispatch/combine', 'collective'),
 }
-_OTHER_PARTS: Mapping[str, Callable[[Report], float]] = {
+_OTHER_PARTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
   'output softmax': _both('softmax'),
   'optimiser and AllReduce': _both('optimiser'),
   'other': _both('other'),
@@ -452,6 +481,22 @@ def _memory_kinds(case: Case, report: Report) -> dict[str, float]:
     'temporaries': used['temporaries'],
     'other': used['other'],
   }
+
+
+def _rematerialised(report: Report) -> float | None:
+  """Share of a step, at the compiler's estimate, that recomputes values; None if the compiler estimates no cycles."""
+  estimate, phases = report['step_seconds_compiler'], report['phases']
+  if not estimate:
+    return None
+  total = lambda phase, key: sum(part[key] for part in phases[phase].values())
+  exchange = {phase: total(phase, 'collective_seconds') for phase in PHASES}
+  cycles = {phase: total(phase, 'cycles') for phase in PHASES}
+  computing = (estimate - sum(exchange.values())) * cycles['rematerialisation'] / sum(cycles.values())
+  return (computing + exchange['rematerialisation']) / estimate
+
+
+def _percent(share: float | None) -> str:
+  return _NONE if share is None else f'{share:.0%}'
 
 
 def _sums(parts: Mapping[str, Sequence[float]]) -> list[float]:

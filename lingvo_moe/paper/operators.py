@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.xla_sharding import convolution
 from lingvo_moe.xla_sharding import shard
 
 AR, AG, AA, CP = 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute'
@@ -42,6 +43,7 @@ class Operator:
     compute: growth of a partition's work according to the paper; '' if it gives none.
     communication: growth of its communication, likewise.
     note: purpose of the case, or how XLA differs from the paper.
+    reference: the same function by operators that one device runs without XLA; None: `function` is such.
   """
 
   name: str
@@ -54,6 +56,7 @@ class Operator:
   compute: str = ''
   communication: str = ''
   note: str = ''
+  reference: Callable[..., tf.Tensor] | None = None
 
 
 _N = 16  # size of a partition's part of a split axis, and of axes that are not split
@@ -73,6 +76,67 @@ def _conv_transpose(stride: int) -> Callable[..., tf.Tensor]:
     return tf.nn.conv2d_transpose(image, kernel, [images, stride * x, stride * y, _FEATURES], stride)
 
   return function
+
+
+def _dilated(
+  strides: int = 1, base: int = 1, window: int = 1, padding: tuple[int, int] = (1, 1)
+) -> Callable[..., tf.Tensor]:
+  """Convolution with any dilation of base and window; only under XLA."""
+  return lambda image, kernel: convolution(
+    image,
+    kernel,
+    'b01f_01io->b01f',
+    strides=[strides] * 2,
+    padding=[padding] * 2,
+    base_dilation=[base] * 2,
+    window_dilation=[window] * 2,
+  )
+
+
+def _dilated_by_zeros(
+  strides: int = 1, base: int = 1, window: int = 1, padding: tuple[int, int] = (1, 1)
+) -> Callable[..., tf.Tensor]:
+  """`_dilated` by TensorFlow's own operators, with the zeros written out."""
+
+  def function(image, kernel):
+    for axis in (1, 2):
+      image = _with_zeros(image, axis, base)
+      kernel = _with_zeros(kernel, axis - 1, window)
+    image = tf.pad(image, [(0, 0), padding, padding, (0, 0)])
+    return tf.nn.conv2d(image, kernel, strides, 'VALID')
+
+  return function
+
+
+def _with_zeros(x: tf.Tensor, axis: int, dilation: int) -> tf.Tensor:
+  """x with dilation - 1 zeros between its positions along an axis."""
+  zeros = [tf.zeros_like(x)] * (dilation - 1)
+  shape = [n * dilation if i == axis else n for i, n in enumerate(x.shape)]
+  dilated = tf.reshape(tf.stack([x, *zeros], axis + 1), shape)
+  return tf.gather(dilated, tf.range(shape[axis] - dilation + 1), axis=axis)
+
+
+def _kernel_gradient(image: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+  """Gradient of the kernel of a convolution of stride 2: over the image, with the dilated upstream gradient as window."""
+  return convolution(
+    image,
+    upstream,
+    'f01b_i01o->01bf',
+    strides=[1, 1],
+    padding=[(0, 1)] * 2,
+    base_dilation=[1, 1],
+    window_dilation=[2, 2],
+  )
+
+
+def _kernel_gradient_in_tensorflow(strides: int) -> Callable[..., tf.Tensor]:
+  return lambda image, upstream: tf.raw_ops.Conv2DBackpropFilter(
+    input=image,
+    filter_sizes=[_KERNEL, _KERNEL, _FEATURES, _FEATURES],
+    out_backprop=upstream,
+    strides=[1, strides, strides, 1],
+    padding='SAME',
+  )
 
 
 def _image(size: Callable[[int], int], kernel: int = _KERNEL) -> Callable[[int], Sequence[Split]]:
@@ -281,22 +345,71 @@ WINDOWS = (
     _image(_uneven),
     1,
     {CP: 1},
-    note='second case: stride 1, and partitions begin at different places; TensorFlow has no operator of the third',
+    note='second case: stride 1, and partitions begin at different places',
+  ),
+  Operator(
+    'Convolution',
+    'A.4, Figure 13',
+    'X; base dilation 3, stride 2',
+    _dilated(strides=2, base=3),
+    _image(_even),
+    1,
+    {},
+    note='first case, with a stride: its windows need no halo',
+    reference=_dilated_by_zeros(strides=2, base=3),
+  ),
+  Operator(
+    'Convolution',
+    'A.4, Figure 13',
+    'X; base dilation 2, stride 3',
+    _dilated(strides=3, base=2),
+    _image(_even),
+    1,
+    {AG: 1},
+    note='third case: another stride, and partitions begin at different places; XLA gathers the image, where the paper '
+    'pads the window',
+    reference=_dilated_by_zeros(strides=3, base=2),
+  ),
+  Operator(
+    'Convolution, Slice',
+    'A.4, Figure 13',
+    'X; base dilation 2, then every third',
+    lambda image, kernel: _dilated(base=2)(image, kernel)[:, ::3, ::3],
+    _image(_even),
+    1,
+    {CP: 2},
+    note='the third case as the first one and a slice: nine times the work, and a halo in place of the image',
+    reference=_dilated_by_zeros(strides=3, base=2),
+  ),
+  Operator(
+    'Convolution',
+    'A.4',
+    'X; base dilation 2, window dilation 2',
+    _dilated(base=2, window=2, padding=(2, 2)),
+    _image(_even),
+    1,
+    {CP: 2},
+    reference=_dilated_by_zeros(base=2, window=2, padding=(2, 2)),
   ),
   Operator(
     "Convolution's gradient of the kernel",
     'A.4',
     'X',
-    lambda image, upstream: tf.raw_ops.Conv2DBackpropFilter(
-      input=image,
-      filter_sizes=[_KERNEL, _KERNEL, _FEATURES, _FEATURES],
-      out_backprop=upstream,
-      strides=[1, 1, 1, 1],
-      padding='SAME',
-    ),
+    _kernel_gradient_in_tensorflow(1),
     lambda d: [Split((1, _N * d, 8, _FEATURES), 1)] * 2,
     None,
     {AR: 1, CP: 2},
+  ),
+  Operator(
+    "Convolution's gradient of the kernel",
+    'A.4',
+    'X; stride 2',
+    _kernel_gradient,
+    lambda d: [Split((1, _N * d, 8, _FEATURES), 1), Split((1, _N * d // 2, 4, _FEATURES), 1)],
+    None,
+    {AR: 1, CP: 1},
+    note='the right-hand side is dilated and split',
+    reference=_kernel_gradient_in_tensorflow(2),
   ),
   Operator(
     'ReduceWindow(max)',

@@ -17,7 +17,7 @@ except ImportError as e:
   raise UserError(f'plots need matplotlib, which is not installed ({e}): pip install "lingvo_moe[figures]"') from None
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
+COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999', '#332288', '#882255')
 _STYLE = {
   'axes.grid': True,
   'axes.axisbelow': True,

@@ -23,6 +23,7 @@ from lingvo_moe.paper.claims import Case
 from lingvo_moe.tasks.mt.config import MtConfig
 
 _LAST_LINES = 3
+_FORM = 2  # of a report; to be raised when its fields change
 
 
 class ReportCache:
@@ -50,7 +51,7 @@ class ReportCache:
 
   def name(self, case: Case) -> str:
     """File name of a case: 'MoE2048E36L-v3_32x32-1f0c...', which ends in a hash of everything that is compiled."""
-    what = {'case': dataclasses.asdict(case), 'values': dataclasses.asdict(configured(case))}
+    what = {'form': _FORM, 'case': dataclasses.asdict(case), 'values': dataclasses.asdict(configured(case))}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
     return f'{case.model.rpartition(".")[2]}-{case.topology.replace(":", "_")}-{digest}'
 

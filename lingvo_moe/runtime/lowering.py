@@ -15,6 +15,7 @@ from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
 from lingvo_moe.program import Program
+from lingvo_moe.runtime import placement
 from lingvo_moe.xla_sharding import Mesh
 
 try:
@@ -43,6 +44,8 @@ class Lowering:
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program = program
     self.mesh = mesh
+    if mesh.topology:
+      devices = placement.ordered(devices)
     self._devices = np.array(devices)[mesh.device_ids()]
     self.whole = self.sharding(())
     self.rows = self.sharding(mesh.spec('B', xla_sharding.ACTIVATIONS))

@@ -16,6 +16,7 @@ expand an iota first; earlier ones distribute nothing. Annotations within the pr
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -100,13 +101,18 @@ def device_assignment(topology: tf.tpu.experimental.Topology, mesh: Mesh) -> tf.
       f'a mesh takes all cores of a TPU; saw --mesh={mesh} of {mesh.num_devices}, and a TPU of {len(coordinates)}: '
       f'use --mesh=expert:{len(coordinates)}, or other axes with that product'
     )
-  without_ones = lambda sizes: [int(size) for size in sizes if size > 1]
-  if mesh.topology and without_ones(mesh.topology) != without_ones(topology.mesh_shape):
+  if mesh.topology and not _divides(mesh.topology, topology.mesh_shape):
     raise UserError(
       f'a mesh is laid out for the grid of its TPU; saw topology={mesh.topology}, and a TPU of '
       f'{tuple(int(size) for size in topology.mesh_shape)}: give the mesh that topology, or none'
     )
   return tf.tpu.experimental.DeviceAssignment(topology, coordinates[np.newaxis, mesh.device_ids().reshape(-1)])
+
+
+def _divides(fine: Sequence[int], grid: Sequence[int]) -> bool:
+  """Whether a grid is another one with its axes divided: (2, 2, 4, 2) divides (4, 4, 1, 2)."""
+  ends = lambda sizes: {math.prod(sizes[:i]) for i in range(len(sizes) + 1)}
+  return math.prod(fine) == math.prod(grid) and ends(grid) <= ends(fine)
 
 
 class Sliced:

@@ -19,6 +19,7 @@ from lingvo_moe.analysis import hlo_loops
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.placement import place
 from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
@@ -64,6 +65,30 @@ def test_flops_by_part_are_those_of_the_formula(on_cpu, name, config):
   assert 4 * on_cpu[name].flops == sum(found.values())
 
 
+@pytest.mark.parametrize('name, config', [('moe', MOE), ('scanned', SCANNED_MOE)])
+def test_flops_by_phase_are_those_of_the_formula(on_cpu, name, config):
+  found = {
+    phase: {part: 4 * cost.flops for part, cost in parts.items()} for phase, parts in on_cpu[name].phases.items()
+  }
+  expected, once = (
+    flops.train_step(config),
+    flops.train_step(dataclasses.replace(config, scan_layers=False, remat='none')),
+  )
+  assert found['rematerialisation'] == {part: expected[part] - once[part] for part in expected}
+  for part in set(expected) - {'dispatch/combine'}:  # whose masks have no gradient of their own
+    assert (found['forward'][part], found['backward'][part]) == (once[part] // 3, once[part] - once[part] // 3)
+  assert not any(found['update'].values())
+
+
+def test_collectives_are_of_a_phase(on_cpu):
+  phases = collections.Counter()
+  for c in on_cpu['scanned'].collectives:
+    if c.kind == 'all-to-all':
+      phases[c.phase] += c.count
+  assert phases == {'forward': 8, 'rematerialisation': 8, 'backward': 8}  # two of each of 4 layers
+  assert {c.phase for c in on_cpu['dense'].collectives if c.part == 'optimiser'} == {'update'}
+
+
 def test_a_device_holds_its_part_of_the_experts_and_all_else(on_cpu):
   specs = MOE.program().weight_specs
   held = sum(4 * s.size // (4 if s.dims.startswith('E') else 1) for s in specs.values())
@@ -97,7 +122,7 @@ def test_a_report_is_json(on_cpu):
 
 def test_decoding_is_compiled_too():
   report = cost.estimate('moe', dataclasses.replace(MOE, max_length=4), Mesh.parse('expert:2'), program='decode')
-  assert report.memory_per_device.slots == 0 and report.parts['feed-forward'].flops > 0
+  assert report.memory_per_device.slots == 0 and report.parts['experts'].flops > 0
   assert report.parts['optimiser'].bytes == 0 and report.program == 'decode' and not report.uncounted_loops
   # 64 rows of 4 hypotheses, of which each has 50 scores, for as many steps as a row is long.
   assert 2 * report.parts['softmax'].flops == 2 * 64 * 4 * MOE.model_dim * 50 * 4
@@ -155,6 +180,7 @@ def test_the_command_reports_on_cpu_devices(tmp_path):
   [
     (['--platform=cpu'], '--platform=cpu takes --mesh'),
     ([], '--topology says for which TPU'),
+    (['--topology=v3:2x2', '--placement=expert:2x1'], 'one axis has all 2 of each chip; saw expert:2x1 for 8'),
     (['--topology=v9:4x4'], "there is no TPU 'v9'; closest: v"),
   ],
 )
@@ -210,6 +236,18 @@ def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
     assert 0 < told['step_seconds_roofline'] and 0 < told['flops_share_of_peak'] < 1
 
 
+def test_a_placed_mesh_is_compiled_for_its_places():
+  pytest.importorskip('libtpu', reason='compiling for TPUs needs libtpu: pip install -e ".[test]"')
+  topology, config = Topology.parse('v3:4x4'), dataclasses.replace(MOE, num_groups=32, batch_tokens=512)
+  mesh = place(Mesh.parse('data:4,expert:8'), topology, 'expert:2x2')
+  report = cost.estimate('moe', config, mesh, topology)
+  compiled, one, two = report.placements
+  assert compiled.chips == (2, 2) and compiled[2:] == pytest.approx(two[2:])
+  assert (one.torus_axes, sorted(one.chips)) == (1, [1, 4]) and two.torus_axes == 2
+  exchange = sum(c.seconds for c in report.collectives if c.kind == 'all-to-all')
+  assert exchange == pytest.approx(compiled.all_to_all_seconds)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('remat', ['none', 'block', 'attention'])
 def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
@@ -220,10 +258,12 @@ def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
   told = cost.analyze(compiled, config.program(), mesh, topology.chip)
   found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
   expected = flops.train_step(config)
-  # Rows of a small table are looked up by a product; the gradient of an attention made again has no name of its own.
-  lookups = found.pop('other') - (expected['attention'] - found.pop('attention'))
-  assert 0 <= lookups < 0.1 * sum(expected.values())
-  assert found == {name: n for name, n in expected.items() if name not in ('attention', 'other')}
+  lookups = found.pop('other')  # rows of a small table are looked up by a product
+  assert expected.pop('other') == 0 <= lookups < 0.1 * sum(expected.values())
+  assert found == expected
+  again = sum(part.flops for part in told['phases']['rematerialisation'].values())
+  none = flops.train_step(dataclasses.replace(config, remat='none'))
+  assert mesh.num_devices * again == sum(expected.values()) - sum(none.values())
 
 
 def test_what_does_not_fit_is_reported_with_a_way_out():

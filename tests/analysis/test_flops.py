@@ -9,10 +9,10 @@ from lingvo_moe.core import registry
 
 TINY = registry.get('mt.bench_s.Tiny')()  # M=32, H=64, 4 heads of 8, 2 + 2 layers, the second of each with 16 experts
 TOKENS = 8 * 16  # of a side
-NOTHING = {'dispatch/combine': 0, 'optimiser': 0, 'other': 0}
+NOTHING = {'cumsum': 0, 'dispatch/combine': 0, 'optimiser': 0, 'other': 0}
 
 PROJECTION = 2 * TOKENS * 32 * 32
-ATTENTION = 4 * PROJECTION + 2 * 2 * TOKENS * 16 * 32
+ATTENTION = 2 * 2 * TOKENS * 16 * 32
 SLOTS = 4 * 16 * 4  # 4 groups of 32 tokens: 2 * 32 / 16 = 4 slots of each of 16 experts
 
 
@@ -20,7 +20,9 @@ def test_a_train_step():
   # Every product thrice. 6 attentions, 2 of them to the encoder; 2 dense layers, 2 with experts.
   assert flops.train_step(TINY) == NOTHING | {
     'attention': 6 * 3 * ATTENTION,
-    'feed-forward': 3 * 2 * (2 * 2 * TOKENS * 32 * 64) + 3 * 2 * (2 * 2 * SLOTS * 32 * 64),
+    'projections': 6 * 3 * 4 * PROJECTION,
+    'feed-forward': 3 * 2 * (2 * 2 * TOKENS * 32 * 64),
+    'experts': 3 * 2 * (2 * 2 * SLOTS * 32 * 64),
     'gating': 2 * 3 * (2 * TOKENS * 32 * 16),
     'softmax': 3 * (2 * TOKENS * 32 * 400),
   }
@@ -35,10 +37,12 @@ def test_masks_count_five_times_and_copies_do_not():
 def test_what_is_rematerialised_counts_again_but_for_its_last_product():
   plain = flops.train_step(TINY)
   attention = flops.train_step(dataclasses.replace(TINY, remat='attention'))
-  assert attention == plain | {'attention': plain['attention'] + 6 * (ATTENTION - PROJECTION)}
+  again = {'attention': 6 * ATTENTION, 'projections': 6 * 3 * PROJECTION}
+  assert attention == plain | {part: plain[part] + flops for part, flops in again.items()}
   block = flops.train_step(dataclasses.replace(TINY, remat='block'))
-  assert block['attention'] == 6 * 4 * ATTENTION
-  assert block['feed-forward'] == 2 * (6 + 1) * (2 * TOKENS * 32 * 64) + 2 * 4 * (2 * 2 * SLOTS * 32 * 64)
+  assert block['attention'] == 6 * 4 * ATTENTION and block['projections'] == 6 * 4 * 4 * PROJECTION
+  assert block['feed-forward'] == 2 * (6 + 1) * (2 * TOKENS * 32 * 64)
+  assert block['experts'] == 2 * 4 * (2 * 2 * SLOTS * 32 * 64)
   scanned = flops.train_step(dataclasses.replace(TINY, remat='block', scan_layers=True))
   assert scanned['feed-forward'] == block['feed-forward'] + 2 * (2 * TOKENS * 32 * 64)  # the dense one is not the last
 
@@ -53,7 +57,9 @@ def test_one_layer_with_experts():
     'attention': 0,
     'softmax': 0,
     'gating': 3 * (2 * TOKENS * 32 * 16),
-    'feed-forward': 3 * (2 * 2 * SLOTS * 32 * 64),
+    'projections': 0,
+    'feed-forward': 0,
+    'experts': 3 * (2 * 2 * SLOTS * 32 * 64),
     'dispatch/combine': 5 * (2 * TOKENS * (16 * 4) * 32),
   }
 
@@ -69,8 +75,10 @@ def test_decoding_step_by_step():
     to_itself = 4 * 2 * 32 * 32 + 2 * 2 * (step + 1) * width * 32
     to_memory = 2 * 2 * 32 * 32 + 2 * 2 * 16 * 32
     steps += 2 * rows * width * (to_itself + to_memory)
-  assert found['attention'] == encoder + memory + steps
+  assert found['attention'] + found['projections'] == encoder + memory + steps
+  assert found['projections'] == 2 * 4 * 2 * sources * 32 * 32 + memory + 2 * 6 * 2 * rows * width * 16 * 32 * 32
   # A dense layer and one of which a token visits two experts, of either stack.
-  assert found['feed-forward'] == (1 + 2) * (2 * 2 * 32 * 64) * (sources + rows * width * 16)
+  once = 2 * 2 * 32 * 64 * (sources + rows * width * 16)
+  assert found['feed-forward'] == once and found['experts'] == 2 * once
   assert found['gating'] == 2 * 32 * 16 * (sources + rows * width * 16)
   assert found['softmax'] == 2 * 32 * 400 * rows * width * 16

@@ -210,6 +210,15 @@ def test_without_a_capacity_nothing_is_dropped():
   assert int(static.capacity) == busiest
 
 
+def test_a_gate_that_underflows_keeps_its_slot_and_carries_no_token():
+  # exp(-200) is 0 in float32; the next token has expert 1 for its first choice.
+  routing = gating.top2_gating(tf.constant([[[200.0, 0.0, -200.0], [0.0, 9.0, 8.0]]]), tf.zeros([1, 2]))
+  np.testing.assert_array_equal(routing.expert_GSR[0], [[0, 1], [1, 2]])
+  np.testing.assert_array_equal(routing.slot_GSR[0], [[0, 1], [0, 0]])  # behind the first choice
+  np.testing.assert_array_equal(routing.stats.tokens_E, [1, 2, 1])
+  np.testing.assert_array_equal(routing.weight_GSR[0, 0], [1, 0])
+
+
 def test_groups_do_not_interact():
   logits, paddings = tf.random.normal([3, 8, 4]), tf.cast(tf.random.uniform([3, 8]) < 0.2, tf.float32)
   together = gating.top2_gating(logits, paddings, capacity=2)

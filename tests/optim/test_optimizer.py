@@ -85,10 +85,23 @@ def test_adafactor_first_step_forgets_its_slots():
   np.testing.assert_allclose(new, 2 - 0.1 * 2 * np.sign(grad), rtol=1e-6)
 
 
-@pytest.mark.parametrize('t, beta2', [(2, 1 - 2**-0.8), (100, 1 - 100**-0.8), (317, 0.99), (10**6, 0.99)])
-def test_adafactor_beta2_rises_to_its_cap(t, beta2):
+@pytest.mark.parametrize(
+  't, cap, beta2',
+  [
+    (2, 0.99, 1 - 2**-0.8),
+    (100, 0.99, 1 - 100**-0.8),
+    (317, 0.99, 0.99),
+    (10**6, 0.99, 0.99),
+    (317, 1.0, 1 - 317**-0.8),
+    (10**6, 1.0, 1 - 10**-4.8),
+    (100, 0.9, 0.9),
+  ],
+)
+def test_adafactor_beta2_rises_to_its_cap(t, cap, beta2):
   slots = {'moment': tf.ones([5])}
-  _, slots, _ = Adafactor().update(tf.zeros([5]), slots, tf.ones([5]), VECTOR, tf.constant(t - 1), tf.constant(0.1))
+  _, slots, _ = Adafactor(beta2_cap=cap).update(
+    tf.zeros([5]), slots, tf.ones([5]), VECTOR, tf.constant(t - 1), tf.constant(0.1)
+  )
   np.testing.assert_allclose(slots['moment'], [beta2] * 5, rtol=1e-5)
 
 

@@ -50,6 +50,14 @@ sys.exit(0 if report['fits'] else 1)
 
 # Milliseconds a power of two each, so that any sum of them tells what it is made of.
 SECONDS = {part: (1e-3 * 2**i, 1e-3 * 2 ** (i + len(PARTS))) for i, part in enumerate(PARTS)}
+TIMES = {'forward': 1, 'rematerialisation': 0.5, 'backward': 2, 'update': 0.25}
+PHASES = {
+  phase: {
+    part: {'cycles': 100 * times, 'compute_seconds': times * a, 'collective_seconds': times * b}
+    for part, (a, b) in SECONDS.items()
+  }
+  for phase, times in TIMES.items()
+}
 REPORT = {
   'weights': 1_234_567,
   'trace_seconds': 1.0,
@@ -67,7 +75,7 @@ REPORT = {
     'hbm': int(15.48 * 2**30),
   },
   'collective_counts': {'all-to-all': 12, 'all-reduce': 3},
-  'parts': {part: {'compute_seconds': a, 'collective_seconds': b} for part, (a, b) in SECONDS.items()},
+  'phases': PHASES,
   'flops': 5 * 10**12,
   'flops_share_of_peak': 0.5,
   'step_seconds_roofline': 0.25,
@@ -101,9 +109,9 @@ def made(stand_in, tmp_path, name, tiny=True):
   return '\n\n'.join(figures.Figures(reports, str(tmp_path / 'out'), tiny).make(name))
 
 
-def cells(text, first):
-  """The row of a table that begins with a cell."""
-  row = next(line for line in text.splitlines() if line.startswith(f'| {first} |'))
+def cells(text, first, which=0):
+  """The row of a table that begins with a cell: the first one, or a later one."""
+  row = [line for line in text.splitlines() if line.startswith(f'| {first} |')][which]
   return [cell.strip() for cell in row.strip('|').split('|')]
 
 
@@ -183,21 +191,54 @@ def test_what_does_not_fit_is_a_report_too(stand_in, tmp_path):
 
 def test_table_3_has_the_estimates_beside_the_measured(stand_in, tmp_path):
   text = made(stand_in, tmp_path, 'table3')
-  assert cells(text, 'MoE(2048E, 36L)') == ['MoE(2048E, 36L)', '4M', '0.72', '2.00', '4.00', '5.0', '50%']
-  assert cells(text, 'T(96L)')[1:4] == ['4M', '-', '2.00']
+  assert cells(text, 'MoE(2048E, 36L)') == [
+    'MoE(2048E, 36L)',
+    '4M',
+    '0.72',
+    '2.00',
+    '4.00',
+    '22.4',
+    '8.1',
+    '5.0',
+    '50%',
+  ]
+  # 300,000 steps of half a second on 2048 cores: 3.07e8 seconds.
+  assert cells(text, 'T(96L)')[1:7] == ['4M', '-', '2.00', '4.00', '235.5', '9.7']
+  assert cells(text, 'MoE(2048E, 60L)')[5:7] == ['-', '-']
   assert (tmp_path / 'out' / 'table3.png').stat().st_size > 10_000
 
 
 def test_figure_8_adds_up(stand_in, tmp_path):
   text = made(stand_in, tmp_path, 'figure8')
+  parts = ('attention', 'projections', 'feed-forward', 'experts', 'gating', 'cumsum', 'dispatch/combine')
   seconds = lambda part: sum(SECONDS[part])
-  layers = seconds('attention') + seconds('feed-forward') + seconds('gating') + seconds('dispatch/combine')
-  whole = sum(map(seconds, PARTS))
+  layers, whole = sum(map(seconds, parts)), sum(map(seconds, PARTS))
   exchange = SECONDS['dispatch/combine'][1]
-  assert cells(text, 'the layers')[1] == f'{1e3 * layers:.4g}'
-  assert cells(text, 'the step')[1] == f'{1e3 * whole:.4g}'
-  assert cells(text, 'AllToAll') == ['AllToAll', *[f'{1e3 * exchange:.4g}'] * 2, *[f'{exchange / layers:.1%}'] * 2]
+  einsums = seconds('gating') + SECONDS['dispatch/combine'][0]
+  # Of 8 and of 128 cores; four digits are printed.
+  by_phase = lambda forward: pytest.approx([1e3 * times * forward for times in TIMES.values()] * 2, rel=6e-4)
+  milliseconds = lambda *row: [float(cell) for cell in cells(text, *row)[1:]]
+  assert milliseconds('the layers') == by_phase(layers)
+  assert milliseconds('the step') == by_phase(whole)
+  assert milliseconds('gate einsums', 1) == by_phase(einsums)
+  assert milliseconds('Transformer projections', 1) == by_phase(seconds('projections'))
+  shares = [cells(text, row)[1] for row in figures._LAYER_PARTS]
+  assert sum(float(share.rstrip('%')) for share in shares) == pytest.approx(100, abs=0.3) and len(shares) == 7
+  assert cells(text, 'MoE dispatch and combine (AllToAll)')[1:] == [f'{100 * exchange / layers:.1f}%'] * 2
   assert (tmp_path / 'out' / 'figure8.png').exists()
+
+
+def test_the_share_of_rematerialisation_by_hand():
+  phase = lambda cycles, exchange: {'a': {'cycles': cycles, 'compute_seconds': 9.0, 'collective_seconds': exchange}}
+  phases = {
+    'forward': phase(100, 0.1),
+    'rematerialisation': phase(100, 0.2),
+    'backward': phase(200, 0.3),
+    'update': phase(0, 0),
+  }
+  # A second, of which 0.4 computing: a quarter of the cycles, and 0.2 of collectives.
+  assert figures._rematerialised({'step_seconds_compiler': 1.0, 'phases': phases}) == pytest.approx(0.1 + 0.2)
+  assert figures._rematerialised({'step_seconds_compiler': None, 'phases': phases}) is None
 
 
 def test_figure_7_tells_split_weights_from_whole_ones(stand_in, tmp_path):
@@ -209,7 +250,8 @@ def test_figure_7_tells_split_weights_from_whole_ones(stand_in, tmp_path):
   kinds = figures._memory_kinds(claims.tiny(claims.TABLE_1[5].case), REPORT)
   assert kinds['weights, split'] == 2 * 2 * 32 * 64 * 4
   assert row['in all'] == '3.50'
-  assert [*header[2:5], header[-1]] == ['weights, split', 'weights, whole', 'optimiser', 'in all']
+  assert [*header[2:5], header[-3]] == ['weights, split', 'weights, whole', 'optimiser', 'in all']
+  assert (row['the paper'], cells(text, 'MoE(2048E, 60L)')[-1], cells(text, 'T(96L)')[-1]) == ('0%', '34%', '-')
 
 
 def test_compile_tells_how_far_apart_the_programs_are(stand_in, tmp_path):
@@ -287,6 +329,6 @@ def test_the_tiny_siblings_are_compiled_for_8_and_128_cores(tmp_path):
   assert done.returncode == 0, done.stderr
   text = (tmp_path / 'paper_figures.md').read_text()
   assert text.strip() == done.stdout.strip()
-  few, many = (float(cells(text, 'attention')[i]) for i in (1, 2))
+  few, many = (float(cells(text, 'Transformer attention', 1)[i]) for i in (1, 5))
   assert few > 0 and math.isclose(few, many, rel_tol=0.05)  # of a device: constant in D
   assert (tmp_path / 'figure8.png').exists()

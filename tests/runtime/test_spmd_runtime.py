@@ -126,6 +126,20 @@ def test_a_mesh_that_does_not_divide_the_model_is_told_with_one_that_does():
     runtime.train_step(random_batch(three_groups))
 
 
+def test_a_placement_changes_devices_and_no_number():
+  choice = runtime_flags.Choice('spmd', 'data:2,expert:2', topology='v5e:2x2', placement='expert:2x1')
+  placed, plain = choice.make(CONFIG.program()), runtime_on('data:2,expert:2')
+  batch = random_batch(CONFIG, 0, full=False)
+  losses, devices = [], []
+  for runtime in placed, plain:
+    runtime.init()
+    losses.append(float(runtime.train_step(batch)['loss']))
+    parts = runtime.state()['weights'][WI].addressable_shards
+    devices.append(sorted(part.device.id for part in parts if part.index[0].start == 0))
+  assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+  assert devices == [[0, 1], [0, 2]]  # that hold the first experts: column 0 of the torus, or every second device
+
+
 def test_more_devices_than_there_are_is_told():
   with pytest.raises(UserError, match=r'--mesh=expert:64 needs 64 devices of each process; process 0 has \d+'):
     runtime_on('expert:64')
@@ -137,6 +151,11 @@ def test_more_devices_than_there_are_is_told():
     ({'runtime': 'spmd'}, '--runtime=spmd needs --mesh'),
     ({'mesh': 'expert:2'}, '--mesh is for a mesh of devices; saw --runtime=local: add --runtime=spmd'),
     ({'num_processes': 2}, '--num_processes is for a mesh of devices'),
+    (
+      {'runtime': 'spmd', 'mesh': 'expert:2', 'placement': 'expert:2x1'},
+      'such as --topology=v3:8x8 .*: give both or neither',
+    ),
+    ({'topology': 'v3:2x2', 'placement': 'expert:2x2'}, '--topology is for a placed mesh; saw --runtime=local'),
   ],
 )
 def test_flags_that_do_not_go_together_are_told(fields, message):

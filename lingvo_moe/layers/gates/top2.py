@@ -78,7 +78,8 @@ def top2_gating(
   # and second choices queue behind all first choices of their group.
   expert_GSR = tf.stack([first_GS, second_GS], axis=-1)
   taken_GSR = tf.stack([real_GS, taken2_GS], axis=-1)
-  slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
+  with tf.name_scope('cumsum'):
+    slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
   kept_GSR = taken_GSR
   if capacity is not None:
     kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)

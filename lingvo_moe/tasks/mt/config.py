@@ -16,12 +16,11 @@ from lingvo_moe.layers.stack import Stack
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.model import TranslationModel
 from lingvo_moe.tasks.mt.task import TranslationTask
-
-_OPTIMIZERS = {'adafactor': Adafactor, 'adam': Adam}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +99,10 @@ class MtConfig(DataConfig, TranslationTask):
     at_least=0,
   )
   z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
-  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=tuple(_OPTIMIZERS))
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
+  beta2_cap: float = field(
+    0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
+  )
   schedule: str = field(
     'inverse_sqrt',
     'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
@@ -133,6 +135,10 @@ class MtConfig(DataConfig, TranslationTask):
 
   def _check_together(self) -> None:
     super()._check_together()
+    if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
+      fields.refuse(
+        self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
+      )
     if self.num_experts == 1:
       fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
     if self.num_groups % self.micro_batches:
@@ -201,10 +207,13 @@ class MtConfig(DataConfig, TranslationTask):
       rates = schedule.Constant(self.learning_rate)
     return Program(
       self.task(),
-      _OPTIMIZERS[self.optimizer](),
+      self._optimizer(),
       rates,
       clip_norm=self.clip_norm,
       seed=self.seed,
       num_groups=self.num_groups,
       micro_batches=self.micro_batches,
     )
+
+  def _optimizer(self) -> Optimizer:
+    return Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()

@@ -1,11 +1,12 @@
 """Temperature sampling: an endless stream of examples from several languages, as a pure function of (seed, number).
 
-With a temperature t, a language of n lines has a share in proportion to n^(1/t) (GShard, section 4.1, after
-arXiv:1907.05019): t = 1 keeps the natural shares, and with growing t they become equal. The stream is divided into
-windows of about window_size examples. Window i takes from each language the draws floor(i * window_size * share) up to
-floor((i + 1) * window_size * share). Languages are not chosen at random, so at the end of every window the share of
-each is exact to one draw. Draw j of a language is line permute(j mod n) of its epoch j div n, where permute is a keyed
-permutation that is computed and not stored, so no memory grows with the corpus.
+With a temperature t, a language of n lines has a share in proportion to n^(1/t) (Arivazhagan et al., 2019,
+arXiv:1907.05019; GShard, which continues that work, does not say how it samples): t = 1 keeps the natural shares, and
+with growing t they become equal. The stream is divided into windows of about window_size examples. Window i takes from
+each language the draws floor(i * window_size * share) up to floor((i + 1) * window_size * share). Languages are not
+chosen at random, so at the end of every window the share of each is exact to one draw. Draw j of a language is line
+permute(j mod n) of its epoch j div n, where permute is a keyed permutation that is computed and not stored, so no
+memory grows with the corpus.
 """
 
 from __future__ import annotations

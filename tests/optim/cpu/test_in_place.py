@@ -53,6 +53,18 @@ def test_an_update_in_place_is_the_update(optimizer, shape, dims, factored, monk
     )  # a tensor read before, for instance to save a checkpoint, keeps its value
 
 
+@pytest.mark.parametrize('large', [0, 1 << 20], ids=['compiled', 'kernels'])
+def test_the_cap_of_beta2_holds_in_place(large, monkeypatch):
+  monkeypatch.setattr(in_place, '_LARGE', large)
+  spec = WeightSpec((3, 8, 6), 'EMH', Constant(0.0), factored='MH')
+  for cap, beta2 in ((0.99, 0.99), (1.0, 1 - 10**-2.4)):  # update 1000
+    optimizer = Adafactor(beta2_cap=cap)
+    slots = {n: tf.Variable(tf.ones(s.shape)) for n, s in optimizer.slots(spec).items()}
+    updated(optimizer, tf.zeros(spec.shape), tf.Variable(tf.ones(spec.shape)), slots, spec, tf.constant(999))
+    for slot in slots.values():
+      np.testing.assert_allclose(slot, tf.fill(slot.shape, beta2), rtol=1e-5)
+
+
 def test_the_norm_for_clipping_adds_up_a_gradient_given_as_slices():
   table = tf.Variable(tf.ones([3, 2]))
   spec = WeightSpec((3, 2), 'VM', Constant(0.0), factored='VM')

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from random_theta import theta_of
 
 from lingvo_moe.core import prng
+from lingvo_moe.core import registry
 from lingvo_moe.core import weights
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
@@ -266,3 +268,15 @@ def test_experts_may_be_in_one_stack_alone(stack):
   assert {name.split('/')[0] for name in weights.flatten(model.weights()) if '/moe/' in name} == {stack}
   totals = model.totals(make_batch([[([5, 6, 7], [4, 5])], [([8], [6, 7, 8, 9])]]))
   assert {name: int(totals[name]) for name in ('encoder', 'decoder')} == {'encoder': 1, 'decoder': 1} | {stack: 2}
+
+
+def test_the_cap_of_beta2_is_a_setting_of_adafactor():
+  tiny = registry.get('mt.bench_s.Tiny')
+  assert tiny(optimizer='adafactor').program().optimizer.beta2_cap == 0.99
+  assert tiny(optimizer='adafactor', beta2_cap=1).program().optimizer.beta2_cap == 1
+  with pytest.raises(
+    UserError, match="beta2_cap must be left as it is with optimizer = 'adam'; saw 0.9: it is for Adafactor"
+  ):
+    tiny(optimizer='adam', beta2_cap=0.9)
+  with pytest.raises(UserError, match='beta2_cap must be above 0 and at most 1; saw 1.5'):
+    tiny(optimizer='adafactor', beta2_cap=1.5)

@@ -1,0 +1,126 @@
+"""Placement of a mesh's axes on the torus of a TPU slice (GShard, appendix A.3 and Figure 10).
+
+A placement gives mesh axes boxes of chips: 'expert:8x4' on v3:32x32 lets every group of devices along the axis expert
+lie in a box of 8 x 4 chips, while 'expert:32x1' lets it lie in a row. An AllToAll within a box of two long sides has
+more links across its middle. Boxes tile each other: the first axis has boxes of neighbouring chips, and the next one
+boxes of such boxes. The axis that is not named takes the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.xla_sharding import Mesh
+
+Boxes = Mapping[str, tuple[int, ...]]  # mesh axis -> chips along each axis of the torus
+
+
+def place(mesh: Mesh, topology: Topology, text: str) -> Mesh:
+  """Mesh whose axes are placed on a slice as the text says; '' leaves devices in the order of their numbers.
+
+  The devices of a placed mesh are numbered by their coordinates, (x, y, z, core), the last one fastest.
+
+  Raises:
+    UserError: the text is no placement of this mesh on this slice.
+  """
+  if topology.num_devices != mesh.num_devices:
+    raise UserError(
+      f'a mesh has as many devices as the topology; saw --mesh={mesh} of {mesh.num_devices} for {topology} of '
+      f'{topology.num_devices}: change either'
+    )
+  return _placed(mesh, topology, _with_rest(mesh, topology, parse(text))) if text else mesh
+
+
+def parse(text: str) -> dict[str, tuple[int, ...]]:
+  """Parses 'expert:8x4' or 'model:2x1,expert:8x4'."""
+  boxes = {}
+  for part in text.replace(' ', '').split(','):
+    name, _, sizes = part.partition(':')
+    box = sizes.split('x')
+    if name in boxes or not all(size.isdecimal() and int(size) > 0 for size in box):
+      raise UserError(
+        f"a placement is the chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'; saw {text!r}"
+      )
+    boxes[name] = tuple(map(int, box))
+  return boxes
+
+
+def options(mesh: Mesh, topology: Topology, axis: str) -> Iterator[str]:
+  """Placements of one axis of a mesh, as texts; none if the mesh has more than one other axis of several devices."""
+  if axis not in _long_axes(mesh) or len(_long_axes(mesh)) > 2:
+    return
+  for box in itertools.product(*([n for n in range(1, side + 1) if side % n == 0] for side in topology.shape)):
+    try:
+      _with_rest(mesh, topology, {axis: box})
+    except UserError:
+      continue
+    yield f'{axis}:{"x".join(map(str, box))}'
+
+
+def ordered(devices: Sequence[Any]) -> list[Any]:
+  """Devices in the order in which a placed mesh numbers them. Devices without coordinates, such as CPUs, stay as they are."""
+  return sorted(devices, key=lambda d: (*d.coords, d.core_on_chip)) if hasattr(devices[0], 'coords') else list(devices)
+
+
+def _long_axes(mesh: Mesh) -> dict[str, int]:
+  return {name: size for name, size in mesh.axes if size > 1}
+
+
+def _with_rest(mesh: Mesh, topology: Topology, boxes: Boxes) -> dict[str, tuple[int, ...]]:
+  """Boxes of all axes of several devices, checked."""
+  sizes = _long_axes(mesh)
+  rest = [name for name in sizes if name not in boxes]
+  unknown = [name for name in boxes if name not in sizes]
+  if unknown or len(rest) > 1:
+    raise UserError(
+      f'a placement names all axes of the mesh that have several devices, or all but one; saw '
+      f'{",".join(boxes)} for --mesh={mesh}'
+    )
+  boxes = {name: (*box, *[1] * (len(topology.shape) - len(box))) for name, box in boxes.items()}
+  left = topology.shape
+  for name, box in boxes.items():
+    if len(box) > len(left) or any(side % n for side, n in zip(left, box, strict=True)):
+      raise UserError(
+        f'the box of a placement divides the chips of its slice along each axis; saw {name}:{_text(box)}, and '
+        f'{_text(left)} chips of {topology}'
+      )
+    left = tuple(side // n for side, n in zip(left, box, strict=True))
+  boxes |= dict.fromkeys(rest, left)
+  cores = topology.chip.devices
+  over = {name: size / math.prod(boxes[name]) for name, size in sizes.items()}
+  fits = sorted(over.values()) == sorted([1] * (len(over) - 1) + [cores])
+  if not fits or (not rest and math.prod(left) > 1):
+    seen = ', '.join(f'{name}:{_text(box)} for {sizes[name]}' for name, box in boxes.items())
+    raise UserError(
+      f'an axis of a mesh has a device for every chip of its box, and one axis has all {cores} of each chip; saw {seen} '
+      f'devices on {topology}'
+      if cores > 1
+      else f'an axis of a mesh has a device for every chip of its box; saw {seen} devices on {topology}'
+    )
+  return boxes
+
+
+def _placed(mesh: Mesh, topology: Topology, boxes: Boxes) -> Mesh:
+  """Mesh with the slice's grid divided by the boxes, the first axis innermost."""
+  sizes = dict(mesh.axes)
+  grid: list[int] = []
+  spans: dict[str, list[int]] = {name: [] for name in sizes}
+  for side in range(len(topology.shape)):
+    for name in reversed(boxes):
+      spans[name].append(len(grid))
+      grid.append(boxes[name][side])
+  if topology.chip.devices > 1:
+    whole_chips = next(name for name, box in boxes.items() if sizes[name] > math.prod(box))
+    spans[whole_chips].append(len(grid))
+    grid.append(topology.chip.devices)
+  return dataclasses.replace(mesh, topology=tuple(grid), placement=tuple(tuple(spans[name]) for name in sizes))
+
+
+def _text(box: Sequence[int]) -> str:
+  return 'x'.join(map(str, box))
