@@ -39,16 +39,16 @@ def main(argv):
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   if mesh.num_devices < 2:
     raise UserError(f'one device holds everything; saw --mesh={_MESH.value}: name a mesh of several')
+  if _PLANT.value and not config.num_experts:
+    raise UserError(
+      f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'
+    )
   batch = random_batch(config)
   annotated = lint.annotations(config.program(), mesh, batch)
   largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
   by_default = lint.default_limit(batch, config.micro_batches)
   limit = by_default if _LIMIT.value is None else int(_LIMIT.value * 2**20)
   choice = runtime_flags.Choice('spmd', _MESH.value, _SPLIT_DENSE.value)
-  if _PLANT.value and not config.num_experts:
-    raise UserError(
-      f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'
-    )
   with lint.planted(_PLANT.value):
     program = choice.make(config.program()).train_program(batch)
   findings = lint.read(program.as_text(), annotated, limit)

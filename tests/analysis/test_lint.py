@@ -64,7 +64,8 @@ def listed_with_experts():
   for name in registry.names():
     config = registry.get(name)()
     if config.num_experts and weights_lib.count(config.task().weights()) < 100e6:
-      kept.setdefault(repr((one_block(config).task(), config.batch_tokens, config.max_length)), name)
+      sizes = 'num_experts', 'model_dim', 'ff_dim', 'batch_tokens', 'max_length', 'scan_layers'
+      kept.setdefault(tuple(getattr(config, size) for size in sizes), name)
   return sorted(kept.values())
 
 
