@@ -112,6 +112,17 @@ def test_two_processes_agree(changed, all_to_alls, tmp_path):
   assert row['agrees'] and row['gradients'] <= 1e-5 and row['collectives'].get('all-to-all', 0) == all_to_alls
 
 
+@pytest.mark.slow
+def test_the_grid_agrees(tmp_path):
+  bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in SMALL.items()]
+  command = [sys.executable, TOOL, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+  assert done.returncode == 0, done.stdout + done.stderr
+  rows = json.loads((tmp_path / 't.json').read_text())
+  assert len(rows) == 7 * 2 * 2 and all(row['agrees'] for row in rows.values())
+  assert {'model:2 gather unscanned', 'data:2,expert:2,model:2 einsum scanned'} <= set(rows)
+
+
 def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score=-1.0):
   decisions = {
     'layer': (np.array([[[expert, 1], [1, 0]]]), np.array([[[0.7, 0.3], [1.0, 0.0]]]), np.array([[margin, 0.9]]))
