@@ -256,24 +256,32 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
   Args:
     x: any tensor.
     assignment: axis letters, which are looked up in ACTIVATIONS for the ambient mesh; or, as in appendix A.3, the
-      device numbers of the tiles: an integer array of x's rank, or with one more axis along which tiles are copied.
+      device numbers of the tiles: an integer array of x's rank, or with one more axis along which tiles are copied. It
+      names every device of the mesh once. XLA pads a size that the tiles do not divide.
     first: letters that take mesh axes before the others.
 
   Returns:
     x, annotated.
 
   Raises:
-    UserError: the mesh does not divide a size; the message suggests a mesh that does.
+    UserError: the mesh does not divide the size of a letter (the message suggests a mesh that does), or an assignment
+      does not name the devices of the mesh.
   """
   if isinstance(assignment, str):
     return _shard_letters(x, assignment, ACTIVATIONS, first)
-  if current() is None:
+  mesh = current()
+  if mesh is None:
     return x
   assignment = np.asarray(assignment)
   if assignment.ndim not in (x.shape.rank, x.shape.rank + 1):
     raise UserError(
       f'a device assignment has the rank of its tensor, or one more to copy along; saw {assignment.ndim} for a tensor '
       f'of rank {x.shape.rank}'
+    )
+  if assignment.size != mesh.num_devices:
+    raise UserError(
+      f'a device assignment names every device of the mesh once; saw {assignment.size} for the {mesh.num_devices} of '
+      f'{mesh}: with fewer tiles than devices, add a last axis along which tiles are copied'
     )
   if sorted(assignment.flat) != list(range(assignment.size)):
     raise UserError(f'a device assignment names the devices 0 to {assignment.size - 1} once each; saw {assignment}')
@@ -355,21 +363,27 @@ def manually(
 ) -> tf.Tensor:
   """Runs a function in a manual region: on each device's parts, with their shapes and no access to other devices.
 
+  On a mesh that splits none of these axes, such as one of `model` alone, every part is the whole. There is no region
+  then: the arguments and the result are annotated as replicated. (XLA's sharding propagation aborts the process at a
+  region whose tensors are replicated.)
+
   Args:
     function: function of tensors. Annotations in it have no effect.
     *args: (tensor, axis letters) of each argument.
     returns: axis letters of the result.
     first: letters that take mesh axes before the others.
   """
-  if current() is None:
+  mesh = current()
+  if mesh is None:
     return function(*(x for x, _ in args))
-  parts = [auto_to_manual(x, dims, first) for x, dims in args]
+  whole = not any(any(mesh.spec(dims, ACTIVATIONS, first)) for dims in (*(dims for _, dims in args), returns))
+  parts = [replicate(x) if whole else auto_to_manual(x, dims, first) for x, dims in args]
   token = _manual.set(True)
   try:
     part = function(*parts)
   finally:
     _manual.reset(token)
-  return manual_to_auto(part, returns, first)
+  return replicate(part) if whole else manual_to_auto(part, returns, first)
 
 
 def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

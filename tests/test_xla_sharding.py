@@ -173,6 +173,16 @@ def test_a_device_assignment_takes_the_iota_form_where_it_can():
     annotation(lambda x: shard(x, np.arange(4)), [4, 4], FOUR)
 
 
+def test_a_device_assignment_names_every_device_of_the_mesh():
+  message = (
+    r'every device of the mesh once; saw 2 for the 4 of expert:4: .* add a last axis along which tiles are copied'
+  )
+  with pytest.raises(UserError, match=message):
+    annotation(lambda x: shard(x, np.array([[0], [1]])), [4, 4], FOUR)
+  with pytest.raises(UserError, match='saw 8 for the 4 of expert:4'):
+    annotation(lambda x: shard(x, np.arange(8).reshape(4, 2)), [4, 4], FOUR)
+
+
 def test_the_gradient_is_annotated_alike():
   def gradient(x):
     with tf.GradientTape() as tape:
@@ -184,6 +194,21 @@ def test_the_gradient_is_annotated_alike():
     graph = tf.function(gradient, autograph=False).get_concrete_function(tf.TensorSpec([4, 3])).graph
   shardings = [op.get_attr('sharding') for op in graph.get_operations() if op.type == 'XlaSharding']
   assert len(shardings) == 2 and len(set(shardings)) == 1
+
+
+def test_a_region_on_a_mesh_that_splits_nothing_in_it_is_whole():
+  shapes = []
+
+  def double(x):
+    shapes.append(x.shape.as_list())
+    return 2 * shard(x, 'GH')  # means nothing in here
+
+  with xla_sharding.use(Mesh.parse('model:4')):
+    function = lambda x: xla_sharding.manually(double, (x, 'GM'), returns='GM')
+    graph = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([8, 3])).graph
+  shardings = [op.get_attr('sharding') for op in graph.get_operations() if op.type == 'XlaSharding']
+  assert [xla_sharding.OpSharding.FromString(s).type for s in shardings] == [xla_sharding.OpSharding.REPLICATED] * 2
+  assert shapes == [[8, 3]] and not any(op.type.startswith('XlaSpmd') for op in graph.get_operations())
 
 
 def test_a_manual_region_sees_parts():

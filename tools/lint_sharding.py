@@ -3,9 +3,9 @@
 
 Checks the sharding of a model's train step: partitions it, and fails (exit status 1) if a device holds or gathers the
 whole of a tensor that the sharding rules split; the layer of the tensor is printed. Nothing is allocated and no step is
-run. Tensors up to --limit_mib are ignored; the default is a hundredth of the largest tensor that is split. --plant
-introduces a mistake in the layers, to show that it is found: 'topk' takes the gates by tf.math.top_k, 'unsharded'
-omits the annotations around the experts.
+run. Tensors up to --limit_mib are ignored; by default those with less than a number of 4 bytes for each token of a
+micro-batch, as the rules split all that has one. --plant introduces a mistake in the layers with experts, to show that
+it is found: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ def main(argv):
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   if mesh.num_devices < 2:
     raise UserError(f'one device holds everything; saw --mesh={_MESH.value}: name a mesh of several')
+  if _PLANT.value and not config.num_experts:
+    raise UserError(
+      f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'
+    )
   batch = random_batch(config)
   annotated = lint.annotations(config.program(), mesh, batch)
   largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
-  limit = largest // 100 if _LIMIT.value is None else int(_LIMIT.value * 2**20)
+  by_default = lint.default_limit(batch, config.micro_batches)
+  limit = by_default if _LIMIT.value is None else int(_LIMIT.value * 2**20)
   choice = runtime_flags.Choice('spmd', _MESH.value, _SPLIT_DENSE.value)
   with lint.planted(_PLANT.value):
     program = choice.make(config.program()).train_program(batch)

@@ -1,19 +1,25 @@
 #!/usr/bin/env python
-"""python tools/parity.py --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--json=FILE]
+"""python tools/parity.py --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--grid] [--json=FILE]
 
 Compares a model on meshes with the same model on one device. It decodes with the initial weights and trains for a few
 steps, with the same seeds and batches in float32, and prints the differences of the loss, all gradients, the updated
 weights and the optimizer slots (max|a - b| / max(max|a|, 1e-4 of the model's largest gradient), the worst tensor of the
 worst step); the number of tokens that were routed differently; the differences of the decoder's symbols and scores; and
 the collectives in the partitioned train step. The devices are virtual ones of this CPU, or those that JAX finds.
-'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. The exit status is 1 if a difference is above
---tolerance, one of scores is above 3e-5, a symbol differs, or a token was routed differently by a decision with a
-margin above 1e-6.
+'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. --grid runs every mesh with dispatch by einsum
+and by gather, unscanned and scanned; its meshes are those of every kind in docs/meshes.md unless --meshes names others.
+
+Adam and Adafactor make updates of about one size from gradients of any size, and where a gradient is rounding noise the
+update is noise too. So an entry's update counts by the gradient's own scale: its difference relative to the updates so
+far is multiplied by the gradient's entry, relative to the scale by which gradients are compared, where that is less
+than its difference relative to the weight.
+
+The exit status is 1 if a difference is above --tolerance, one of scores is above 3e-5, a symbol differs, or a token was
+routed differently by a decision with a margin above 1e-6.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -26,7 +32,10 @@ from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_MESHES = flags.DEFINE_string('meshes', 'local;expert:2;expert:4;data:2,expert:2', 'Meshes, separated by semicolons.')
+_MESHES = flags.DEFINE_string(
+  'meshes', None, "Meshes, separated by semicolons; 'local;expert:2;expert:4;data:2,expert:2' by default."
+)
+_GRID = flags.DEFINE_bool('grid', False, 'Run every mesh with both dispatchers, unscanned and scanned.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
 _STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
 _TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
@@ -36,6 +45,22 @@ _DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file f
 _COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
 _NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
 _PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
+
+_FEW = 'local;expert:2;expert:4;data:2,expert:2'
+_EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,model:2;data:2,expert:2,model:2'
+
+
+def grid(name: str, bindings) -> dict[str, list[str]]:
+  """Bindings by label of every dispatcher for meshes, unscanned and scanned; of a dense model there is no dispatcher."""
+  own = name.rpartition('.')[2]
+  scans = {'unscanned': [f'{own}.scan_layers = False']}
+  scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]
+  dispatches = ('einsum', 'gather') if config_of(name, bindings).num_experts else ('auto',)
+  return {
+    f'{dispatch} {scan}': [*bindings, f'{own}.dispatch = {dispatch!r}', *scanned]
+    for dispatch in dispatches
+    for scan, scanned in scans.items()
+  }
 
 
 def config_of(name: str, bindings):
@@ -101,23 +126,28 @@ def main(argv):
   from lingvo_moe.analysis import parity
   from lingvo_moe.xla_sharding import Mesh
 
-  meshes = [mesh.strip() for mesh in _MESHES.value.split(';') if mesh.strip()]
+  asked = (_EVERY_KIND if _GRID.value else _FEW) if _MESHES.value is None else _MESHES.value
+  meshes = [mesh.strip() for mesh in asked.split(';') if mesh.strip()]
   if not meshes:
     raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
   most = max((mesh.num_devices for mesh in parsed), default=1)
-  observe = lambda mesh: observation(_MODEL.value, _GIN_BINDINGS.value, mesh, _STEPS.value, _SPLIT_DENSE.value)
+  observe = lambda mesh, bindings: observation(_MODEL.value, bindings, mesh, _STEPS.value, _SPLIT_DENSE.value)
   if _DUMP.value:
-    found = observe(meshes[0])
+    found = observe(meshes[0], _GIN_BINDINGS.value)
     if _PROCESS_ID.value == 0:
       with open(_DUMP.value, 'wb') as f:
         pickle.dump(found, f)
     return 0
-  config_of(_MODEL.value, _GIN_BINDINGS.value)  # mistakes in it are reported before JAX starts
+  variants = grid(_MODEL.value, _GIN_BINDINGS.value) if _GRID.value else {'': _GIN_BINDINGS.value}
+  for bindings in variants.values():
+    config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
   _make_devices(most)
-  with contextlib.redirect_stderr(sys.stderr):
-    reference = observe('data:1')
-    rows = {mesh: parity.compare(reference, observe(mesh)) for mesh in meshes}
+  rows = {}
+  for label, bindings in variants.items():
+    reference = observe('data:1', bindings)
+    for mesh in meshes:
+      rows[f'{mesh} {label}'.strip()] = parity.compare(reference, observe(mesh, bindings))
   print(table(rows))
   failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
   if _JSON.value:

@@ -7,6 +7,8 @@ shapes on each device. Both have the name of the layer that an operation comes f
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis.parts import OUTSIDE
 from lingvo_moe.analysis.parts import layer_of
+from lingvo_moe.analysis.parts import part_of
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.layers import dispatch
@@ -36,9 +39,10 @@ _GATHERED = 'weights/'  # name scope in which weights that are stored in parts a
 
 
 class Annotated(NamedTuple):
-  """Tensor that an annotation splits: its layer, its whole shape and the shape of a part."""
+  """Tensor that an annotation splits: its layer, the part of it (parts.py), its whole shape and the shape of a part."""
 
   layer: str
+  role: str
   whole: tuple[int, ...]
   part: tuple[int, ...]
 
@@ -74,8 +78,18 @@ def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
     tiles = sharding.tile_assignment_dimensions[: len(whole)]
     if x.shape.is_fully_defined() and math.prod(tiles) > 1:
       part = tuple(size // n for size, n in zip(whole, tiles, strict=True))
-      found[Annotated(layer_of(x.op.name), whole, part)] = None
+      found[Annotated(layer_of(x.op.name), part_of(x.op.name), whole, part)] = None
   return list(found)
+
+
+def default_limit(batch: Batch, micro_batches: int = 1) -> int:
+  """Largest size in bytes of a tensor that is ignored: less than one number of 4 bytes for each token of a micro-batch.
+
+  The rules split rows and groups, so whatever has a number for each token is split. The smallest such tensors are the
+  gate's: choices and weights [G, S]; a gate's mistake may gather no more than these.
+  """
+  tokens = min(x.size for x in batch.values()) // micro_batches
+  return 4 * tokens - 1
 
 
 def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
@@ -86,10 +100,11 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
     annotated: result of `annotations`.
     limit: size in bytes up to which tensors are ignored.
   """
-  wholes, parts = {}, {}
+  wholes, parts, parts_by_role = {}, {}, {}
   for a in annotated:
     wholes.setdefault(a.layer, set()).add(a.whole)
     parts.setdefault(a.layer, set()).add(tuple(sorted(a.part)))
+    parts_by_role.setdefault((a.layer, a.role), set()).add(a.part)
   found = {}
   for instruction in hlo.parse(program).instructions():
     op = instruction.op_name
@@ -101,6 +116,9 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
       is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, OUTSIDE))
       if size <= limit:
         continue
+      # XLA merges axes for matrix products: a part [E, G, C, M] may become [E, G * C, M], which may be the whole shape of
+      # another tensor [G, S, M].
+      is_part = is_part or any(_merges(part, shape) for part in parts_by_role.get((layer, part_of(op)), ()))
       if instruction.opcode.startswith('all-gather'):
         what = 'all-gathered'
       elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
@@ -109,6 +127,19 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
         continue
       found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))
   return list(found.values())
+
+
+@functools.cache
+def _merges(axes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+  """Whether each axis of a shape is the product of some of the axes, in any order, and all of them are used."""
+  if not shape:
+    return math.prod(axes) == 1
+  for count in range(len(axes) + 1):
+    for chosen in itertools.combinations(range(len(axes)), count):
+      rest = tuple(n for i, n in enumerate(axes) if i not in chosen)
+      if math.prod(axes[i] for i in chosen) == shape[0] and _merges(rest, shape[1:]):
+        return True
+  return False
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ FLIP_MARGIN = 1e-6
 # Tolerance for the scores of whole translations. Rounding alone made differences of 1.6e-5, on an Intel CPU.
 _SCORES = 3e-5
 _SHARPER = 2.0  # factor by which matrices are scaled before translating, see _sharper
-_SCALE_FLOOR = 1e-4
+_SCALE_FLOOR = 1e-4  # smallest scale of a gradient, as a part of the model's largest gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Observed(Program):
 class Observation(NamedTuple):
   """Results of a runtime, as numpy arrays."""
 
+  initial: Mapping[str, np.ndarray]  # weights before the first step
   steps: list[dict]  # for each train step: 'loss', 'grads', 'weights', 'slots', 'decisions'
   ids: np.ndarray  # of the translations
   scores: np.ndarray  # of the translations
@@ -92,13 +93,14 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could
   # change the decision of a gate with two nearly equal probabilities.
   search = runtime.function(
-    lambda weights, batch: decoding.search(
-      program.task, program.theta(_sharper(weights)), batch, config, config.beam_size
+    lambda weights, batch: (
+      decoding.search(program.task, program.theta(_sharper(weights)), batch, config, config.beam_size),
+      dict(weights),
     )
   )
   batch = random_batch(config, full=False)
   rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
-  hypotheses = search({name: batch[name][:rows] for name in SOURCE_KEYS})
+  hypotheses, initial = search({name: batch[name][:rows] for name in SOURCE_KEYS})
   observed = []
   for step in range(steps):
     metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
@@ -110,22 +112,27 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   if hasattr(runtime, 'train_program'):
     instructions = hlo.parse(runtime.train_program(batch).as_text()).instructions()
     found.update(instruction.collective for instruction in instructions if instruction.collective)
-  return Observation(observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
+  return Observation(initial, observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
 
 
 def compare(reference: Observation, other: Observation) -> Row:
   """Compares two observations; a difference is max|a - b| / max(max|a|, 1e-4 times the largest entry of any gradient).
 
-  Of several steps the largest difference counts.
+  Of several steps the largest difference counts. Updated weights are compared as `_Updates` says.
   """
   largest = dict.fromkeys(('grads', 'weights', 'slots'), (0.0, ''))
   loss, flips, margin = 0.0, 0, 0.0
+  updates = {name: _Updates(initial) for name, initial in reference.initial.items()}
   for a, b in zip(reference.steps, other.steps, strict=True):
     floor = _SCALE_FLOOR * max(float(np.max(np.abs(g))) for g in a['grads'].values())
     loss = max(loss, _difference(a['loss'], b['loss'], floor))
-    for kind in largest:
+    for kind in ('grads', 'slots'):
       found = ((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items())
       largest[kind] = max(largest[kind], max(found))
+    for name, weight in a['weights'].items():
+      updates[name].add(a['grads'][name], weight, floor)
+      difference = updates[name].difference(b['weights'][name], floor)
+      largest['weights'] = max(largest['weights'], (difference, name))
     if not flips:  # after a flip the weights differ, and later flips are not due to rounding
       flips, margin = _flips(a['decisions'], b['decisions'])
   both = np.isfinite(reference.scores) & np.isfinite(other.scores)
@@ -155,6 +162,38 @@ def _fed(batch: assembly.Batch, runtime: Runtime) -> assembly.Batch:
   """Rows of a batch that this process feeds."""
   rows = len(batch['src_ids']) // runtime.feed_count
   return {name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()}
+
+
+class _Updates:
+  """Updates of a weight so far in the reference, and differences from them that rounding explains.
+
+  Adam and Adafactor divide a gradient by its own size. However small the gradient of an entry, its update is about as
+  large as any; where the gradient is rounding noise, so is the update. Therefore an entry's difference counts as the
+  smaller of two: relative to the largest entry of the weight; and relative to the sum of updates, times the entry of
+  the gradient relative to the scale by which gradients are compared, which is the difference of gradients that makes
+  such a difference of updates. An entry without a gradient, and one that differs by more than updates can, has the
+  first only.
+  """
+
+  def __init__(self, initial: np.ndarray):
+    self._last = np.asarray(initial, np.float64)
+    self._sum = 0.0  # of the largest entry of each update
+    self._gradient = np.zeros(self._last.shape)  # largest |gradient| of each entry, relative to the gradient's scale
+
+  def add(self, gradient: np.ndarray, weight: np.ndarray, floor: float) -> None:
+    """Adds the update of a step: its gradient, the weight after it, and the smallest scale of a gradient."""
+    gradient, weight = np.abs(np.asarray(gradient, np.float64)), np.asarray(weight, np.float64)
+    self._sum += float(np.max(np.abs(weight - self._last)))
+    self._gradient = np.maximum(self._gradient, gradient / max(np.max(gradient), floor))
+    self._last = weight
+
+  def difference(self, other: np.ndarray, floor: float) -> float:
+    """Largest difference of an entry of `other` from the weight after the last step."""
+    difference = np.abs(self._last - np.asarray(other, np.float64))
+    of_weight = difference / max(np.max(np.abs(self._last)), floor)
+    explained = (self._gradient > 0) & (difference <= 2 * self._sum)
+    of_gradient = np.where(explained, difference * self._gradient / max(self._sum, np.finfo(float).tiny), np.inf)
+    return float(np.max(np.minimum(of_weight, of_gradient)))
 
 
 def _difference(a, b, floor: float) -> float:

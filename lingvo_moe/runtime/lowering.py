@@ -37,9 +37,14 @@ class Lowering:
     program: the program to lower.
     mesh: arrangement of the devices.
     devices: devices of the mesh, in the order of their physical numbers.
+
+  Raises:
+    UserError: the mesh does not divide the program's weights or groups; the message suggests a mesh that does.
   """
 
-  def __init__(self, program: Program, mesh: Mesh, devices: Sequence[jax.Device]):
+  def __init__(self, program: Program | None, mesh: Mesh, devices: Sequence[jax.Device]):
+    if program is not None:
+      _check_divides(mesh, program)
     # TensorFlow writes annotations for XLA's GSPMD partitioner; JAX's default, Shardy, falls back to it with a warning.
     jax.config.update('jax_use_shardy_partitioner', False)
     self.program = program
@@ -90,6 +95,20 @@ class Lowering:
   def traced(self, f: Callable) -> Callable:
     """TensorFlow function f as a function for JAX, traced with this mesh; see `traced` below."""
     return traced(f, self.mesh)
+
+
+def _check_divides(mesh: Mesh, program: Program) -> None:
+  """Raises UserError, before anything is compiled, if the mesh does not divide the program's weights or groups."""
+  specs = {**program.weight_specs, **program.slot_specs}
+  for name, spec in specs.items():
+    mesh.stored_spec(spec.shape, spec.dims, name)
+  if any('E' in spec.dims for spec in specs.values()):
+    groups = program.num_groups // program.micro_batches
+    try:
+      mesh.check((groups,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))
+    except UserError as e:
+      parts = f' in micro_batches={program.micro_batches}' if program.micro_batches > 1 else ''
+      raise UserError(f'num_groups={program.num_groups}{parts}: {e}') from None
 
 
 def traced(f: Callable, mesh: Mesh) -> Callable:

@@ -13,7 +13,9 @@ from lingvo_moe import runtime_flags
 from lingvo_moe.analysis import lint
 from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
@@ -21,7 +23,6 @@ pytest.importorskip('jax')
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'lint_sharding.py'
 MESH = 'data:2,expert:2'
-LIMIT = 600  # bytes
 
 
 def shortened(name):
@@ -54,7 +55,25 @@ def findings(config, plant='', mesh=MESH):
   assert annotated
   with lint.planted(plant):
     program = runtime_flags.Choice('spmd', mesh).make(config.program()).train_program(batch)
-  return lint.read(program.as_text(), annotated, LIMIT)
+  return lint.read(program.as_text(), annotated, lint.default_limit(batch, config.micro_batches))
+
+
+def listed_with_experts():
+  """Names of the models with experts that are small enough for a CPU, one of each set of equal sizes."""
+  kept = {}
+  for name in registry.names():
+    config = registry.get(name)()
+    if config.num_experts and weights_lib.count(config.task().weights()) < 100e6:
+      sizes = 'num_experts', 'model_dim', 'ff_dim', 'batch_tokens', 'max_length', 'scan_layers'
+      kept.setdefault(tuple(getattr(config, size) for size in sizes), name)
+  return sorted(kept.values())
+
+
+def one_block(config):
+  """A model in its own sizes, with one block a stack and groups that four devices divide."""
+  layers = config.moe_every
+  groups = max(4, config.num_groups)
+  return dataclasses.replace(config, encoder_layers=layers, decoder_layers=layers, num_groups=groups)
 
 
 @pytest.mark.parametrize('name', different_tinies())
@@ -70,6 +89,39 @@ def test_a_planted_mistake_is_found_in_the_layers_that_made_it(plant, what, disp
   found = findings(dataclasses.replace(config, dispatch=dispatch), plant)
   assert {f.layer for f in found} == {'encoder/layer_00/moe', 'decoder/layer_00/moe'}
   assert what in {f.what for f in found}
+
+
+def test_the_default_limit_of_every_listed_model_is_below_what_the_plants_leave_whole():
+  for name in registry.names():
+    config = registry.get(name)()
+    batch = batch_shapes(config)
+    limit = lint.default_limit(batch, config.micro_batches)
+    tokens = batch['src_ids'].size // config.micro_batches
+    assert 0 < limit < 4 * tokens * 2, name  # topk gathers a number for each choice of each token
+    if config.num_experts:  # unsharded gathers the experts' weights, or leaves the slots of all experts whole
+      assert limit < 4 * min(config.num_experts * config.model_dim * config.ff_dim, 2 * tokens * config.model_dim), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('plant', ['', *lint.PLANTS])
+@pytest.mark.parametrize('name', listed_with_experts())
+def test_every_listed_model_is_clean_and_its_plants_are_found(name, plant):
+  found = findings(one_block(registry.get(name)()), plant, mesh='expert:4')
+  layers = {f.layer.partition('/')[0] for f in found if f.layer.endswith('/moe')}
+  assert layers == ({'encoder', 'decoder'} if plant else set()), found
+  assert plant or found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name, mesh, changed',
+  [
+    ('mt.multi30k.MoE8E', 'data:2', {'batch_tokens': 768}),
+    ('mt.m4mini.Tiny', MESH, {'capacity_factor': 4.0}),
+  ],
+)
+def test_merged_axes_that_look_like_another_tensor_are_no_finding(name, mesh, changed):
+  assert findings(dataclasses.replace(one_block(registry.get(name)()), **changed), mesh=mesh) == []
 
 
 def test_an_unknown_plant_is_told():
@@ -90,7 +142,7 @@ ENTRY %main {
 
 
 def test_findings_by_hand():
-  annotated = [Annotated('encoder/layer_01/moe', (8, 4), (4, 4))]
+  annotated = [Annotated('encoder/layer_01/moe', 'feed-forward', (8, 4), (4, 4))]
   found = lint.read(HLO, annotated, limit=100)
   assert [(f.layer, f.what, f.shape) for f in found] == [
     ('encoder/layer_01/moe', 'whole on every device', (8, 4)),
@@ -101,18 +153,46 @@ def test_findings_by_hand():
 
 
 def test_a_shape_that_is_also_a_part_of_a_weight_is_no_finding():
-  annotated = [Annotated('encoder/layer_01/moe', (8, 4), (4, 4)), Annotated('outside the layers', (16, 4), (4, 8))]
+  annotated = [
+    Annotated('encoder/layer_01/moe', 'feed-forward', (8, 4), (4, 4)),
+    Annotated('outside the layers', 'other', (16, 4), (4, 8)),
+  ]
   assert [f.layer for f in lint.read(HLO, annotated, limit=100)] == ['decoder/layer_03/attention']
 
 
-def test_the_command_fails_on_a_plant():
-  sizes = ('source_vocab_size = 60', 'target_vocab_size = 50', 'max_length = 16', 'batch_tokens = 128')
-  layers = ('encoder_layers = 1', 'decoder_layers = 1', 'moe_every = 1')
-  bindings = [f'--gin_bindings=Tiny.{binding}' for binding in (*sizes, *layers)]
-  done = subprocess.run(
-    [sys.executable, TOOL, '--model=mt.cldr.Tiny', f'--mesh={MESH}', '--plant=topk', *bindings],
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 1 and 'encoder/layer_00/moe: ' in done.stdout, done.stdout + done.stderr
+def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
+  whole = Annotated('encoder/layer_01/moe', 'feed-forward', (8, 4), (4, 4))
+  layers = lambda part, role: [
+    f.layer for f in lint.read(HLO, [whole, whole._replace(role=role, part=part)], limit=100)
+  ]
+  found_all = ['encoder/layer_01/moe', 'decoder/layer_03/attention']
+  assert layers((2, 4, 4), 'feed-forward') == ['decoder/layer_03/attention']  # [2, 4, 4] merges to [2 * 4, 4]
+  assert layers((4, 4, 2), 'feed-forward') == ['decoder/layer_03/attention']  # in any order
+  assert layers((2, 4, 4), 'gating') == found_all  # elsewhere in the layer
+  assert layers((16, 2), 'feed-forward') == found_all  # as many elements, but 16 is no factor of 8
+
+
+def documented(flag=''):
+  """The command in the tool's help, with or without its optional flag."""
+  line = TOOL.read_text(encoding='utf-8').splitlines()[1].removeprefix('"""python tools/lint_sharding.py ')
+  command, optional = line.removesuffix(']').split(' [')
+  assert optional == '--plant=topk'
+  return [sys.executable, TOOL, *command.split(), *([optional] if flag else [])]
+
+
+def test_the_documented_command_finds_the_plant():
+  done = subprocess.run(documented('--plant=topk'), capture_output=True, text=True, timeout=300)
+  assert done.returncode == 1, done.stdout + done.stderr
+  assert 'encoder/layer_01/moe: ' in done.stdout and 'decoder/layer_01/moe: ' in done.stdout
+
+
+@pytest.mark.slow
+def test_the_documented_command_finds_nothing_without_the_plant():
+  done = subprocess.run(documented(), capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0 and 'no tensors above' in done.stdout, done.stdout + done.stderr
+
+
+def test_a_plant_in_a_model_without_experts_is_refused():
+  command = [sys.executable, TOOL, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
+  done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 1 and 'mt.cldr.Dense has none: name another --model' in done.stderr, done.stderr

@@ -162,12 +162,24 @@ def test_two_processes_agree(changed, all_to_alls, tmp_path):
   assert row['agrees'] and row['gradients'] <= 1e-5 and row['collectives'].get('all-to-all', 0) == all_to_alls
 
 
+@pytest.mark.slow
+def test_the_grid_agrees(tmp_path):
+  bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in SMALL.items()]
+  command = [sys.executable, TOOL, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+  assert done.returncode == 0, done.stdout + done.stderr
+  rows = json.loads((tmp_path / 't.json').read_text())
+  assert len(rows) == 7 * 2 * 2 and all(row['agrees'] for row in rows.values())
+  assert {'model:2 gather unscanned', 'data:2,expert:2,model:2 einsum scanned'} <= set(rows)
+
+
 def an_observation(loss=1.0, grad=(2.0, 4.0), expert=0, margin=0.5, ids=3, score=-1.0):
   decisions = {
     'layer': (np.array([[[expert, 1], [1, 0]]]), np.array([[[0.7, 0.3], [1.0, 0.0]]]), np.array([[margin, 0.9]]))
   }
   told = {'loss': loss, 'grads': {'w': np.array(grad)}, 'weights': {'w': np.ones(2)}, 'slots': {'w/row': np.ones(2)}}
-  return parity.Observation([{**told, 'decisions': decisions}], np.array([[[ids, 2]]]), np.array([[score]]), {})
+  step = {**told, 'decisions': decisions}
+  return parity.Observation({'w': np.zeros(2)}, [step], np.array([[[ids, 2]]]), np.array([[score]]), {})
 
 
 def test_differences_by_hand():
@@ -181,6 +193,20 @@ def test_a_tiny_gradient_is_held_against_the_largest():
   a, b = (an_observation(grad=(1000.0, 0.0)) for _ in range(2))
   a.steps[0]['grads']['bias'], b.steps[0]['grads']['bias'] = np.array([1e-6]), np.array([2e-6])
   assert parity.compare(a, b).gradients == pytest.approx(1e-6 / (1e-4 * 1000))
+
+
+def test_an_update_made_of_a_gradient_of_noise_is_held_against_that_gradient():
+  def weights_differ_by(gradient, weights):
+    a, b = an_observation(grad=gradient), an_observation(grad=gradient)
+    b.steps[0]['weights'] = {'w': np.array(weights)}  # in a they went from 0, 0 to 1, 1
+    return parity.compare(a, b).weights
+
+  noise = (4.0, 1e-6)
+  assert weights_differ_by(noise, (1.0, 0.5)) == pytest.approx(0.5 * 1e-6 / 4)
+  assert weights_differ_by(noise, (0.5, 1.0)) == 0.5  # the gradient of this entry is no noise
+  assert weights_differ_by((4.0, 2.0), (1.0, 0.5)) == 0.25
+  assert weights_differ_by((4.0, 0.0), (1.0, 0.5)) == 0.5  # a gradient of 0 makes no update
+  assert weights_differ_by(noise, (1.0, -1.5)) == 2.5  # more than two opposite updates make
 
 
 def test_a_token_that_goes_elsewhere_is_told_with_its_margin():

@@ -6,17 +6,21 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_moe import runtime_flags
+from lingvo_moe import xla_sharding
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
+lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
 CONFIG = registry.get('mt.cldr.Tiny')(
   source_vocab_size=60,
@@ -118,12 +122,29 @@ def test_weights_that_are_not_finite_are_named():
 def test_a_mesh_that_does_not_divide_the_model_is_told_with_one_that_does():
   odd = dataclasses.replace(CONFIG, num_experts=6)
   with pytest.raises(UserError, match=r'moe/.*axis E \(experts\) has size 6.*use a multiple of 4, or --mesh=expert:2$'):
-    runtime_on('expert:4', odd).init()
-  three_groups = dataclasses.replace(CONFIG, num_groups=2, batch_tokens=128)
-  runtime = runtime_on('expert:4', three_groups)
-  runtime.init()
-  with pytest.raises(UserError, match=r'axis G .* has size 2.*--mesh=expert:2$'):
-    runtime.train_step(random_batch(three_groups))
+    runtime_on('expert:4', odd)
+  two_groups = dataclasses.replace(CONFIG, num_groups=2, batch_tokens=128)
+  with pytest.raises(UserError, match=r'num_groups=2: axis G .* has size 2.*--mesh=expert:2$'):
+    runtime_on('expert:4', two_groups)
+  in_parts = dataclasses.replace(CONFIG, micro_batches=2)
+  with pytest.raises(UserError, match=r'num_groups=4 in micro_batches=2: axis G .* has size 2.*--mesh=expert:2$'):
+    runtime_on('expert:4', in_parts)
+  with pytest.raises(UserError, match=r'axis N \(.*\) has size 4.*--mesh=model:1$'):
+    runtime_on('model:3')
+  runtime_on('expert:4', dataclasses.replace(two_groups, num_experts=0))  # a dense model has no groups to split
+
+
+@pytest.mark.parametrize(
+  'annotate', [lambda x: xla_sharding.split(x, 0, 4), lambda x: xla_sharding.shard(x, np.array([[2], [0], [1], [3]]))]
+)
+def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
+  mesh = Mesh.parse('expert:4')
+  lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
+  function = lowered.traced(lambda x: xla_sharding.replicate(tf.sin(annotate(x))))
+  x = np.arange(18, dtype=np.float32).reshape(6, 3)
+  compiled = jax.jit(function, in_shardings=lowered.whole, out_shardings=lowered.whole).lower(x).compile()
+  np.testing.assert_allclose(compiled(x), np.sin(x), rtol=1e-5)
+  assert 'f32[2,3]' in compiled.as_text()  # parts of 2, 2, 2 and 0 rows
 
 
 def test_a_placement_changes_devices_and_no_number():
