@@ -191,8 +191,10 @@ def estimate(
 def at_inference(config: MtConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> MtConfig:
   """Configuration with which a program other than 'train' is compiled; batch_tokens 0: the model's eval_batch_tokens."""
   tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
+  if program == 'eval':
+    return dataclasses.replace(config, eval_batch_tokens=tokens)
   # As in decoding.Translator: results at inference do not depend on the number of groups.
-  groups = config.num_groups if program == 'eval' else mesh.size(('data', 'expert'))
+  groups = mesh.size(('data', 'expert'))
   return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
 
 
@@ -451,7 +453,8 @@ def advice(
       )
   if program == 'decode' and config.beam_size > 1:
     work.append(f'beam_size = {config.beam_size // 2}: keys and values of fewer hypotheses')
-  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch')
+  tokens = config.batch_tokens if program == 'train' else config.eval_batch_tokens or config.batch_tokens
+  work.append(f'--batch_tokens={tokens // 2}: half the batch')
   work.append(f'a larger topology; activations and temporaries take {gib(made)}')
   if not mesh.split_dense and held > made / 20:
     state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')
