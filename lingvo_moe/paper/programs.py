@@ -51,16 +51,15 @@ def blocks(get: Callable[[Case], tuple[Case, Report | None]]) -> list[str]:
     get: function of a case that returns the case as compiled (the tiny sibling's, with --tiny) and its report.
   """
   rows = [_row(*get(case)) for case in cases()]
-  columns = ['model', 'program', 'source tokens a core', 'seconds to compile', 'program, MiB of text']
-  columns += [f'GiB a core, of {claims.USABLE_GIB}', 'AllToAlls a MoE layer and round']
-  columns += ['seconds, 1 round', 'tokens a second, 1 round', 'rounds at random', 'tokens a second']
-  columns += [f'rounds, skew {SKEW:g}', 'tokens a second']
+  columns = ['model', 'program', 'tokens a core', 's to compile', 'MiB of program', 'GiB a core', 'AllToAlls']
+  columns += ['s, 1 round', 'tokens/s', 'rounds at random', 'tokens/s', f'rounds, skew {SKEW:g}', 'tokens/s']
   return [
     '## All programs of the giants',
     'Compiled for the slices of the paper. `train` is a train step; `eval` computes the dev loss of a batch as large as one '
     f'of training; `score`, `encode` and `decode` have {ROWS_A_CORE} sentences of max_length a core. `decode` is encoder and '
     'beam search of max_length steps, with the beam of the configuration. Seconds are those of a batch, at the '
-    "compiler's estimate and our time of collectives; tokens are source positions, which are as many as symbols written.",
+    "compiler's estimate and our time of collectives; tokens are source positions, which are as many as symbols written. "
+    f'Of the 16 GiB of a core the compiler allows {claims.USABLE_GIB}. AllToAlls are those of a MoE layer in a round.',
     'In training tokens without room are dropped; elsewhere none is, and each MoE layer makes as many rounds as the longest '
     f'queue needs. "At random": tokens choose two experts at random; "skew {SKEW:g}": some experts are {SKEW:g} times as '
     'likely as the average. The number of rounds is then that of the longest queue of all groups, its median; in `decode` '
