@@ -444,6 +444,11 @@ def convolution(
   return result
 
 
+def update_slice(x: tf.Tensor, part: tf.Tensor, begin: Sequence[int | tf.Tensor]) -> tf.Tensor:
+  """Tensor x with `part` written over the slice that begins at these indices: XLA's dynamic-update-slice; only for XLA."""
+  return tf2xla.dynamic_update_slice(x, part, tf.stack([tf.cast(i, tf.int32) for i in begin]))
+
+
 def _shard_letters(x, dims, rules, first):
   mesh = current()
   if mesh is None:

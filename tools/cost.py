@@ -1,10 +1,14 @@
 #!/usr/bin/env python
-"""python tools/cost.py --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--mesh=...] [--batch_tokens=...] [--json=FILE]
+"""python tools/cost.py --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--program=...] [--mesh=...] [--json=FILE]
 
-Estimates the cost of a model's train step (or, with --program=decode, of flat beam search) on a TPU slice: it compiles
-the program with libtpu's compiler, which needs no TPU, and prints compile time and program size; the memory of a
-device by kind, and the compiler's limit; FLOPs; every collective with the mesh axes that it spans and the layer that it
-comes from; and the time of a step by part of the model and by phase, as a roofline. Nothing is allocated or run.
+Estimates the cost of a program of a model on a TPU slice: it compiles the program with libtpu's compiler, which needs
+no TPU, and prints compile time and program size; the memory of a device by kind, and the compiler's limit; FLOPs; every
+collective with the mesh axes that it spans and the layer that it comes from; and the time by part of the model and by
+phase, as a roofline. Nothing is allocated and nothing is run.
+
+--program is train (a train step), eval (dev loss), score (log-probabilities of given translations), encode (the encoder
+alone) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as in all but train, a MoE
+layer makes as many rounds over its experts as the longest queue needs; --rounds says how many to assume.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
 v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
@@ -41,7 +45,10 @@ _PLATFORM = flags.DEFINE_enum('platform', 'tpu', ['tpu', 'cpu'], 'tpu: of --topo
 _MESH = flags.DEFINE_string('mesh', '', "Devices by axis, such as 'data:16,expert:128'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _BATCH_TOKENS = flags.DEFINE_integer('batch_tokens', 0, "Source positions of a batch; 0: the model's.", lower_bound=0)
-_PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'decode'], 'What to compile.')
+_PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'eval', 'score', 'encode', 'decode'], 'What to compile.')
+_ROUNDS = flags.DEFINE_integer(
+  'rounds', 1, 'Rounds over the experts in each MoE layer where no token is dropped; 1: perfect balance.', lower_bound=1
+)
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE2048E36L.max_length = 128'; may be repeated.")
 _JSON = flags.DEFINE_string('json', None, 'File for the report as JSON.')
 _MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page of Markdown.')
@@ -87,6 +94,13 @@ def _summary(report) -> list:
     rows.append(("seconds a step, at the compiler's estimate", f'{report.step_seconds_compiler:.4g}'))
   if report.step_seconds_roofline is not None:
     rows.append(('seconds a step, at least (roofline)', f'{report.step_seconds_roofline:.4g}'))
+  if report.tokens_per_second is not None:
+    rows.append(('source tokens a second', f'{report.tokens_per_second:,.0f}'))
+  if report.round_seconds_compiler or report.round_seconds_roofline:
+    more = report.round_seconds_compiler or report.round_seconds_roofline
+    rows.append((f'seconds of a round in every MoE layer, of {report.rounds}', f'{more:.4g}'))
+  if report.moe_all_to_alls:
+    rows.append(('AllToAlls of a MoE layer and round', f'{report.moe_all_to_alls:g}'))
   return [('What', ('', ''), rows)]
 
 
@@ -168,13 +182,15 @@ def main(argv):
   from lingvo_moe.core import configuration
 
   bindings = list(_GIN_BINDINGS.value)
-  if _BATCH_TOKENS.value:
+  if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
   config = configuration.resolve(_MODEL.value, [], bindings)
   mesh, topology = _where(config)
   from lingvo_moe.analysis import cost
 
-  report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value)
+  if _PROGRAM.value != 'train':
+    config = cost.at_inference(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
+  report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
   print(table(report))
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:

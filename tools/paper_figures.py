@@ -27,7 +27,7 @@ os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # for table4; read when JAX i
 
 _OUT = flags.DEFINE_string('out', None, 'Folder for tables, plots and reports.', required=True)
 _WHAT = flags.DEFINE_list(
-  'what', [], 'Any of figure9,table4,compile,figure8,figure7,table1,table3,newer; all by default.'
+  'what', [], 'Any of figure9,table4,compile,figure8,figure7,table1,table3,newer,programs; all by default.'
 )
 _TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant models instead.')
 

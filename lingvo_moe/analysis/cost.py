@@ -1,4 +1,4 @@
-"""Cost estimate of a model's step from its compiled program: memory, FLOPs, communication and time on some devices.
+"""Cost estimate of a model's program, compiled: memory, FLOPs, communication and time on some devices.
 
 Times are those of a roofline: every instruction takes as long as its FLOPs or its bytes at the peak of the chip,
 whichever is longer; instructions run one after the other; and a collective takes as long as the busiest links of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +41,10 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.random_batch import batch_shapes
 from lingvo_moe.xla_sharding import Mesh
 
-PROGRAMS = ('train', 'decode')
+# 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam
+# search.
+PROGRAMS = ('train', 'eval', 'score', 'encode', 'decode')
+_PAIRS = 100  # language pairs by which 'eval' reports losses
 
 # Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
 _FREE = frozenset(
@@ -84,21 +87,23 @@ class Report:
 
   Attributes:
     model: name of the model.
-    program: 'train' or 'decode'.
+    program: one of PROGRAMS.
     platform: the topology, or 'cpu'.
     mesh: devices by axis.
     weights: number of weights, over all devices.
     devices: number of devices.
-    batch_tokens: source positions of a batch; as many target positions in training.
+    batch_tokens: source positions of a batch, and as many target positions, but for 'encode'.
+    rounds: passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py).
     trace_seconds: for TensorFlow and JAX.
     compile_seconds: for XLA.
     program_bytes: size of the compiled program's text, which exists whether the program fits or not.
     code_bytes: size of the machine code.
     memory_per_device: see memory.Memory.
-    uncounted_loops: number of loops with an unknown trip count, which count once.
+    uncounted_loops: number of loops with an unknown trip count, which count once; loops of rounds are not among them.
     largest: the values that take most memory at its peak, largest first.
     collectives: see CollectiveCost.
     collective_counts: executions in a step by kind.
+    moe_all_to_alls: most AllToAlls that a MoE layer makes in a round (in 'decode', of a step).
     flops: multiplications and additions of matrix products.
     flops_share_of_peak: flops / (peak FLOP/s * step_seconds_compiler); None if the compiler estimates no cycles.
     parts: costs by the names of PARTS.
@@ -106,6 +111,8 @@ class Report:
     placements: collectives with the expert axis placed otherwise on the torus; see placements.py. Empty without a chip.
     step_seconds_roofline: seconds of all parts; None without a chip.
     step_seconds_compiler: seconds by the compiler's estimate of its instructions' cycles, and our collective seconds.
+    round_seconds_roofline: seconds by which one more round in every MoE layer lengthens step_seconds_roofline.
+    round_seconds_compiler: the same for step_seconds_compiler.
     fits: True if the compiler accepts the program.
     refused: the compiler's message if it does not, else ''.
     advice: settings that would make it fit.
@@ -118,6 +125,7 @@ class Report:
   weights: int
   devices: int
   batch_tokens: int
+  rounds: int
   trace_seconds: float
   compile_seconds: float
   program_bytes: int
@@ -127,6 +135,7 @@ class Report:
   largest: list[memory.Held]
   collectives: list[CollectiveCost]
   collective_counts: dict[str, int]
+  moe_all_to_alls: int
   flops: int
   flops_share_of_peak: float | None
   parts: dict[str, Part]
@@ -134,9 +143,17 @@ class Report:
   placements: list[placements.PlacementCost]
   step_seconds_roofline: float | None
   step_seconds_compiler: float | None
+  round_seconds_roofline: float | None
+  round_seconds_compiler: float | None
   fits: bool
   refused: str
   advice: list[str]
+
+  @property
+  def tokens_per_second(self) -> float | None:
+    """Source tokens a second, and as many target tokens but for 'encode', at the best estimate of the time; or None."""
+    seconds = self.step_seconds_compiler or self.step_seconds_roofline
+    return self.batch_tokens / seconds if seconds else None
 
   def to_json(self) -> dict[str, Any]:
     """Report as plain values, for JSON."""
@@ -148,31 +165,37 @@ class Report:
 
 
 def estimate(
-  name: str, config: MtConfig, mesh: Mesh, topology: chips.Topology | None = None, program: str = 'train'
+  name: str,
+  config: MtConfig,
+  mesh: Mesh,
+  topology: chips.Topology | None = None,
+  program: str = 'train',
+  rounds: int = 1,
 ) -> Report:
-  """Estimates the cost of a model's train step or flat beam search, which it compiles for a mesh.
+  """Estimates the cost of a program of a model, which it compiles for a mesh.
 
   Args:
     name: name of the model, for the report.
-    config: configuration of the model; its batch_tokens and max_length are the sizes of the batch.
+    config: configuration of the model; its batch_tokens (of evaluation: eval_batch_tokens) and max_length are the sizes
+      of the batch.
     mesh: mesh of as many devices as the topology has.
     topology: a TPU slice; None for virtual devices of this CPU, for which there are no times.
     program: one of PROGRAMS.
+    rounds: passes over the experts that a MoE layer makes where no token is dropped; 1 is perfect balance.
   """
-  if program == 'decode':
-    # As in decoding.Translator: results at inference do not depend on the number of groups.
-    config = dataclasses.replace(config, num_groups=mesh.size(('data', 'expert')))
+  if program != 'train':
+    config = at_inference(config, mesh, program)
   compiled = compile_step(config, mesh, topology, program)
   chip = topology.chip if topology else None
-  fields = analyze(compiled, config.program(), mesh, chip)
-  collectives = hlo_collectives.collectives(hlo.parse(compiled.text)) if topology else []
+  fields = analyze(compiled, config.program(), mesh, chip, rounds)
+  collectives = hlo_collectives.collectives(hlo.parse(compiled.text), rounds) if topology else []
   fits = not compiled.refused
   return Report(
     model=name,
     program=program,
     platform=str(topology or 'cpu'),
     mesh=str(mesh),
-    batch_tokens=config.batcher().rows(config.max_length) * config.max_length,
+    batch_tokens=config.batcher(training=program == 'train').rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
     placements=placements.costs(collectives, mesh, topology, compiled.devices) if topology else [],
@@ -181,56 +204,106 @@ def estimate(
   )
 
 
+def at_inference(config: MtConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> MtConfig:
+  """Configuration with which a program other than 'train' is compiled; batch_tokens 0: the model's eval_batch_tokens."""
+  tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
+  if program == 'eval':
+    return dataclasses.replace(config, eval_batch_tokens=tokens)
+  # As in decoding.Translator: results at inference do not depend on the number of groups.
+  groups = mesh.size(('data', 'expert'))
+  return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
+
+
 def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:
-  """Compiles a model's train step or beam search from shapes alone; see `estimate`."""
+  """Compiles a program of a model from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
-  batch = batch_shapes(config)
   if program == 'train':
-    return runtime.train(batch)
+    return runtime.train(batch_shapes(config))
+  batch = batch_shapes(config, training=False)
   task, theta = runtime.program.task, runtime.program.theta
-  search = lambda weights, batch: decoding.search(task, theta(weights), batch, config)
-  return runtime.function(search, {name: batch[name] for name in SOURCE_KEYS})
+  if program == 'eval':
+    rows = next(iter(batch.values())).shape[0]
+    return runtime.function(runtime.program.eval_step, {**batch, 'pairs': np.broadcast_to(np.int32(0), [rows, _PAIRS])})
+  if program == 'score':
+    return runtime.function(lambda weights, batch: task.score(theta(weights), batch), batch)
+  sources = {name: batch[name] for name in SOURCE_KEYS}
+  if program == 'encode':
+    return runtime.function(lambda weights, batch: task.encode(theta(weights), batch)[0], sources, by_rows=True)
+  return runtime.function(lambda weights, batch: decoding.search(task, theta(weights), batch, config), sources)
 
 
-def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None) -> dict[str, Any]:
+def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None, rounds: int = 1) -> dict[str, Any]:
   """Fields of a Report that follow from the compiled program."""
   module = hlo.parse(compiled.text)
-  costs = _collectives(module, compiled, mesh, chip)
-  phases = _phases(module, costs, chip)
-  parts = {name: sum((phases[phase][name] for phase in PHASES[1:]), phases[PHASES[0]][name]) for name in PARTS}
-  cycles = sum(part.cycles for part in parts.values())
+  costs = _collectives(module, compiled, mesh, chip, rounds)
+  phases = _phases(module, costs, chip, rounds)
+  parts = _of_all_phases(phases)
   counts = collections.Counter()
   for cost in costs:
     counts[cost.kind] += cost.count
   flops = sum(part.flops for part in parts.values())
-  roofline = estimated = None
-  if chip:
-    communication = sum(cost.seconds for cost in costs)
-    roofline = sum(part.compute_seconds for part in parts.values()) + communication
-    estimated = cycles / chip.clock + communication if chip.clock and cycles else None
+  roofline, estimated = _seconds(parts, costs, chip)
+  more_costs = _collectives(module, compiled, mesh, chip, rounds + 1)
+  more_parts = _of_all_phases(_phases(module, more_costs, chip, rounds + 1))
+  more_roofline, more_estimated = _seconds(more_parts, more_costs, chip)
   loops = ((c, i) for c, i, _ in hlo_loops.executed(module) if i.opcode == 'while')
   return {
     'weights': sum(spec.size for spec in program.weight_specs.values()),
     'devices': mesh.num_devices,
+    'rounds': rounds,
     'trace_seconds': compiled.trace_seconds,
     'compile_seconds': compiled.compile_seconds,
     'program_bytes': len(compiled.text),
     'code_bytes': compiled.code,
-    'uncounted_loops': sum(hlo_loops.trip_count(module, c, i) is None for c, i in loops),
+    'uncounted_loops': sum(hlo_loops.times_run(module, c, i, rounds) is None for c, i in loops),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': costs,
     'collective_counts': dict(counts),
+    'moe_all_to_alls': _moe_all_to_alls(module),
     'flops': flops,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': parts,
     'phases': phases,
     'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
+    'round_seconds_roofline': more_roofline - roofline if roofline else None,
+    'round_seconds_compiler': more_estimated - estimated if estimated else None,
   }
 
 
-def _phases(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) -> dict[str, dict[str, Part]]:
+def _seconds(
+  parts: Mapping[str, Part], costs: Sequence[CollectiveCost], chip: Chip | None
+) -> tuple[float | None, float | None]:
+  """Seconds of a step (by the roofline, at the compiler's estimate of cycles), with the collectives in both."""
+  if chip is None:
+    return None, None
+  communication = sum(cost.seconds for cost in costs)
+  computing = sum(part.compute_seconds for part in parts.values())
+  cycles = sum(part.cycles for part in parts.values())
+  return computing + communication, cycles / chip.clock + communication if chip.clock and cycles else None
+
+
+def _moe_all_to_alls(module: Module) -> int:
+  """Most AllToAlls of a MoE layer, each counted once however often the loops around it run."""
+  found = hlo_collectives.collectives(module)
+  layers = collections.Counter(_layer(collective) for collective in found if collective.kind == 'all-to-all')
+  return max((count for layer, count in layers.items() if layer.endswith('/moe')), default=0)
+
+
+def _layer(collective: hlo_collectives.Collective) -> str:
+  layers = {layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
+  return next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
+
+
+def _of_all_phases(phases: Mapping[str, Mapping[str, Part]]) -> dict[str, Part]:
+  """Costs by part, summed over phases."""
+  return {name: sum((phases[phase][name] for phase in PHASES[1:]), phases[PHASES[0]][name]) for name in PARTS}
+
+
+def _phases(
+  module: Module, costs: Sequence[CollectiveCost], chip: Chip | None, rounds: int
+) -> dict[str, dict[str, Part]]:
   """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
   phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
   if chip:
@@ -238,7 +311,7 @@ def _phases(module: Module, costs: Sequence[CollectiveCost], chip: Chip | None) 
       for name, part in parts.items():
         alike = (cost.seconds for cost in costs if (cost.phase, cost.part) == (phase, name))
         part.compute_seconds, part.collective_seconds = 0.0, sum(alike)
-  for computation, instruction, times in _top_level(module):
+  for computation, instruction, times in _top_level(module, rounds):
     op_name = _op_name(module, computation, instruction)
     phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
     part = phases[phase][part_of(op_name)]
@@ -261,7 +334,7 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
   results = instruction.arrays[:1] if instruction.opcode == 'copy-start' else instruction.results
   operands = computation.operands(instruction)
   if instruction.opcode == 'fusion':
-    return _fusion_traffic(module.computations[instruction.called['calls']], operands, results)
+    return _fusion_traffic(module, module.computations[instruction.called['calls']], operands, results)
   if instruction.opcode in ('dynamic-slice', 'gather'):
     return 2 * _in_hbm(results)
   if instruction.opcode == 'dynamic-update-slice' and len(operands) > 1:
@@ -269,19 +342,13 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
   return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
 
 
-def _fusion_traffic(fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]) -> int:
-  users = collections.defaultdict(list)
-  for instruction in fused.instructions:
-    for name in instruction.operands:
-      users[name].append(instruction)
-  moved = 0
-  for parameter, operand in zip(fused.parameters, operands):
-    whole, parts = _in_hbm(operand.arrays), 0
-    for user in users[parameter.name]:
-      sliced = user.opcode in ('dynamic-slice', 'gather') and user.operands[0] == parameter.name
-      updated = user.opcode == 'dynamic-update-slice' and user.operands[0] == parameter.name
-      parts += user.arrays[0].stored if sliced else 0 if updated else whole
-    moved += min(whole, parts)
+def _fusion_traffic(
+  module: Module, fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]
+) -> int:
+  moved = sum(
+    min(_in_hbm(operand.arrays), _read(module, fused, parameter.name, _in_hbm(operand.arrays)))
+    for parameter, operand in zip(fused.parameters, operands)
+  )
   root = fused.root
   roots = [fused.by_name.get(name, root) for name in root.operands] if root.opcode == 'tuple' else [root]
   for array, made in zip(results, roots):
@@ -291,13 +358,32 @@ def _fusion_traffic(fused: Computation, operands: Sequence[Instruction], results
   return moved
 
 
+def _read(module: Module, fused: Computation, name: str, whole: int) -> int:
+  """Bytes that a fused computation reads of one of its values, `whole` bytes large: slices of it, in inner fusions too."""
+  total = 0
+  for user in fused.instructions:
+    for place, operand in enumerate(user.operands):
+      if operand != name:
+        continue
+      if user.opcode in ('dynamic-slice', 'gather') and place == 0:
+        total += user.arrays[0].stored
+      elif user.opcode == 'bitcast':
+        total += _read(module, fused, user.name, whole)
+      elif user.opcode == 'fusion':
+        inner = module.computations[user.called['calls']]
+        total += _read(module, inner, inner.parameters[place].name, whole)
+      elif user.opcode != 'dynamic-update-slice' or place != 0:
+        total += whole
+  return total
+
+
 def _in_hbm(arrays: Sequence[Array]) -> int:
   return sum(array.stored for array in arrays if array.in_hbm)
 
 
-def _top_level(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
+def _top_level(module: Module, rounds: int) -> Iterator[tuple[Computation, Instruction, int]]:
   """Yields (computation, instruction, executions), without the instructions inside fusions and without collectives."""
-  for computation, instruction, times in hlo_loops.executed(module):
+  for computation, instruction, times in hlo_loops.executed(module, rounds):
     if computation.name not in module.fused and not instruction.collective:
       yield computation, instruction, times
 
@@ -329,14 +415,14 @@ def _op_name(module: Module, computation: Computation, instruction: Instruction)
   return instruction.op_name
 
 
-def _collectives(module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None) -> list[CollectiveCost]:
+def _collectives(
+  module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None, rounds: int
+) -> list[CollectiveCost]:
   alike: dict[tuple, list] = {}
-  for collective in hlo_collectives.collectives(module):
+  for collective in hlo_collectives.collectives(module, rounds):
     groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
     axes = axes_of(groups, mesh)
-    layers = {layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
-    layer = next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
-    part = _collective_part(collective, axes)
+    layer, part = _layer(collective), _collective_part(collective, axes)
     phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)
     key = collective.kind, collective.bytes, axes, layer, part, phase
     seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
@@ -389,8 +475,16 @@ def advice(
   if config.activation_dtype == 'float32':
     work.append("activation_dtype = 'bfloat16': half the bytes of most activations")
   if config.num_experts and any('/moe/' in value.op for value in largest):
-    work.append(f'num_groups = {2 * config.num_groups}: smaller groups make smaller masks [G, S, X]')
-  work.append(f'--batch_tokens={config.batch_tokens // 2}: half the batch')
+    if program in ('train', 'eval'):
+      work.append(f'num_groups = {2 * config.num_groups}: smaller groups make smaller masks [G, S, X]')
+    if program != 'train':
+      work.append(
+        f'round_capacity_factor = {config.round_capacity_factor / 2:g}: fewer slots at a time, in more rounds'
+      )
+  if program == 'decode' and config.beam_size > 1:
+    work.append(f'beam_size = {config.beam_size // 2}: keys and values of fewer hypotheses')
+  tokens = config.batch_tokens if program == 'train' else config.eval_batch_tokens or config.batch_tokens
+  work.append(f'--batch_tokens={tokens // 2}: half the batch')
   work.append(f'a larger topology; activations and temporaries take {gib(made)}')
   if not mesh.split_dense and held > made / 20:
     state.append(f'--split_dense: a device stores a part of the dense weights; weights and slots take {gib(held)}')

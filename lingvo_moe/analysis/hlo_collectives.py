@@ -36,10 +36,10 @@ class Collective(NamedTuple):
   sources: tuple[str, ...]  # op_name of each operand, where known
 
 
-def collectives(module: Module) -> list[Collective]:
-  """Collectives of a module, each once: a pair of start and done counts as its start."""
+def collectives(module: Module, rounds: int = 1) -> list[Collective]:
+  """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`."""
   found = []
-  for computation, instruction, times in hlo_loops.executed(module):
+  for computation, instruction, times in hlo_loops.executed(module, rounds):
     if instruction.collective:
       operands = computation.operands(instruction)
       size = lambda arrays: sum(array.bytes for array in arrays)

@@ -1,7 +1,8 @@
 """Execution counts of the instructions of a compiled program.
 
 The entry computation is executed once, the body of a while loop trip-count times, and a fused computation as often as
-its fusion. XLA states the trip count of some loops. For others it is derived from the loop's condition.
+its fusion. XLA states the trip count of some loops. For others it is derived from the loop's condition. The number of
+rounds of a MoE layer (ops/rounds.py) is known only when the program runs: it is an argument here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.hlo import element_index
 
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
+_ROUNDS = re.compile(r'/rounds(_\d+)?/')  # name scope of the operations of a round
 
 
-def executions(module: Module) -> dict[str, int]:
+def executions(module: Module, rounds: int = 1) -> dict[str, int]:
   """Number of executions of each computation, by name, without those only applied inside an instruction (a reduction's).
 
   Every branch of a conditional counts as taken, and a loop with an unknown trip count as run once.
+
+  Args:
+    module: the program.
+    rounds: trip count of a loop of rounds.
   """
   counts: dict[str, int] = {}
 
@@ -31,16 +37,29 @@ def executions(module: Module) -> dict[str, int]:
     for instruction in computation.instructions:
       for role, name in instruction.called.items():
         if name in module.computations and (role != 'to_apply' or instruction.opcode == 'call'):
-          trips = trip_count(module, computation, instruction) if role in ('body', 'condition') else 1
-          visit(module.computations[name], times * (trips or 1))
+          in_loop = role in ('body', 'condition')
+          trips = times_run(module, computation, instruction, rounds) if in_loop else 1
+          visit(module.computations[name], times * (1 if trips is None else trips))
 
   visit(module.entry, 1)
   return counts
 
 
-def executed(module: Module) -> Iterator[tuple[Computation, Instruction, int]]:
+def times_run(module: Module, computation: Computation, loop: Instruction, rounds: int) -> int | None:
+  """Trip count of a while loop as in `trip_count`, or `rounds` for a loop of rounds; None if unknown."""
+  trips = trip_count(module, computation, loop)
+  return rounds if trips is None and is_rounds(module, loop) else trips
+
+
+def is_rounds(module: Module, loop: Instruction) -> bool:
+  """Whether a while loop of unknown trip count runs the rounds of a MoE layer: its body has operations of that scope."""
+  body = module.computations.get(loop.called.get('body', ''))
+  return body is not None and any(_ROUNDS.search(instruction.op_name) for instruction in body.instructions)
+
+
+def executed(module: Module, rounds: int = 1) -> Iterator[tuple[Computation, Instruction, int]]:
   """Yields (computation, instruction, executions) of all instructions, including those inside fusions."""
-  for name, times in executions(module).items():
+  for name, times in executions(module, rounds).items():
     computation = module.computations[name]
     for instruction in computation.instructions:
       yield computation, instruction, times

@@ -17,7 +17,8 @@ from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.xla_sharding import shard
 
-# Keys and values [B, N, U, K] of flat positions: 'keys' and 'values'.
+# Keys and values of flat positions, 'keys' and 'values': [B, N, U, K], or [L, B, N, U, K] those of the layers of a
+# scanned stack.
 Cache = dict[str, tf.Tensor]
 
 # Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
@@ -117,16 +118,31 @@ class Attention:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
     return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
 
-  def empty_cache(self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> Cache:
-    """Cache of zeros with room for the keys and values of `num_positions` flat positions."""
-    zeros = tf.zeros([batch_size, self.num_heads, num_positions, self.head_dim], dtype)
-    return {'keys': shard(zeros, 'BNUK'), 'values': shard(zeros, 'BNUK')}
+  def empty_cache(
+    self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
+  ) -> Cache:
+    """Cache of zeros with room for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
+    shape = [batch_size, self.num_heads, num_positions, self.head_dim]
+    if layers is None:
+      zeros = shard(tf.zeros(shape, dtype), 'BNUK')
+    else:
+      zeros = shard(tf.zeros([layers, *shape], dtype), 'LBNUK')
+    return {'keys': zeros, 'values': zeros}
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
     """Cache gathered at these flat positions."""
-    return {name: tf.gather(buffer, positions_BU, axis=2, batch_dims=1) for name, buffer in cache.items()}
 
-  def extend(self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache) -> tuple[tf.Tensor, Cache]:
+    def keep(buffer):
+      if buffer.shape.rank == 4:
+        return tf.gather(buffer, positions_BU, axis=2, batch_dims=1)
+      positions_LBU = tf.tile(positions_BU[tf.newaxis], [buffer.shape[0], 1, 1])
+      return tf.gather(buffer, positions_LBU, axis=3, batch_dims=2)
+
+    return {name: keep(buffer) for name, buffer in cache.items()}
+
+  def extend(
+    self, theta: Theta, x_BWM: tf.Tensor, now: Now, cache: Cache, layer: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, Cache]:
     """One step of W hypotheses a row: writes their keys and values at flat positions now.start .., then attends.
 
     See search/flat_sequence.py.
@@ -136,16 +152,24 @@ class Attention:
       x_BWM: embedded last symbol of each hypothesis.
       now: positions to write, and positions of each hypothesis. Under XLA, U and start must be multiples of W.
       cache: from `empty_cache`, `keep_positions` or the step before.
+      layer: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
 
     Returns:
       ([B, W, M], the cache with the step's positions written).
     """
-    keys_BNWK, values_BNWK = self.keys_values(theta, x_BWM)
-    cache = {
-      'keys': ops.write_cache(cache['keys'], keys_BNWK, now.start),
-      'values': ops.write_cache(cache['values'], values_BNWK, now.start),
-    }
-    return self.attend(theta, x_BWM, cache['keys'], cache['values'], now.mask_BWU), cache
+    new = dict(zip(('keys', 'values'), self.keys_values(theta, x_BWM), strict=True))
+    if layer is None:
+      cache = {name: ops.write_cache(cache[name], x_BNWK, now.start) for name, x_BNWK in new.items()}
+    else:
+      written = {name: ops.write_stacked_cache(cache[name], x_BNWK, layer, now.start) for name, x_BNWK in new.items()}
+      cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in written.items()}
+    own = of_layer(cache, layer)
+    return self.attend(theta, x_BWM, own['keys'], own['values'], now.mask_BWU), cache
+
+
+def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
+  """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; with None, the cache is of one layer already."""
+  return cache if layer is None else {name: shard(buffer[layer], 'BNUK') for name, buffer in cache.items()}
 
 
 def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:

@@ -98,6 +98,31 @@ def scan(
   return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
 
 
+def loop_blocks(count: int, body: Callable[..., Any], *values: Any) -> tuple[Any, ...]:
+  """Runs body(number of the block, *values) -> values for blocks 0, 1, ... L - 1; without a gradient of its own.
+
+  Args:
+    count: number of blocks.
+    body: function of nested tensors or TensorArrays; it may close over others.
+    *values: initial values.
+  """
+  scope = tf.get_current_name_scope()
+
+  def scoped(number, *values):
+    with tf.name_scope(f'{scope}/' if scope else ''):
+      return number + 1, *body(number, *values)
+
+  return _loop(count, scoped, *values)
+
+
+def weights_at(
+  weights: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec], number: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """Weights of one block by flat name, gathered for use."""
+  with tf.name_scope('weights'):
+    return {name: xla_sharding.gather(w, specs[name].dims) for name, w in _at(weights, specs, number).items()}
+
+
 def _at(weights, specs, number):
   """Weights of one block, still split as devices store them."""
   return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}

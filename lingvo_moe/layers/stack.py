@@ -28,12 +28,15 @@ from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
+from lingvo_moe.layers.scan import loop_blocks
 from lingvo_moe.layers.scan import scan
+from lingvo_moe.layers.scan import weights_at
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
 from lingvo_moe.layers.transformer import Rows
+from lingvo_moe.xla_sharding import shard
 
-StackCache = dict[str, LayerCache]  # by layer name
+StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
 # Weights always used in float32: lower precision makes gates tie, and norms sum over many terms.
 _FLOAT32 = ('gate', 'scale', 'bias')
@@ -188,15 +191,43 @@ class Stack:
     return layer(_cast(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache of each decoder layer by name."""
+    """Cache of the decoder layers by name."""
+    if self.scan:
+      return self._init_scanned_cache(theta, memory_BUM, num_positions)
     return {
-      name: layer.init_cache(self._theta_of(number, theta, memory_BUM.dtype), memory_BUM, num_positions)
-      for number, (name, layer) in enumerate(self.layers.items())
+      name: layer.init_cache(_cast(theta[name], memory_BUM.dtype), memory_BUM, num_positions)
+      for name, layer in self.layers.items()
+    }
+
+  def _init_scanned_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
+    arrays = {
+      name: {kind: tf.TensorArray(memory_BUM.dtype, self.num_blocks) for kind in ('keys', 'values')}
+      for name in self._block
+    }
+
+    def fill(number, arrays):
+      filled = {}
+      for name, layer in self._block.items():
+        with tf.name_scope(name):
+          own = _cast(self._block_theta(theta, name, number, only='cross_attention'), memory_BUM.dtype)
+          cache = layer.memory_cache(own, memory_BUM)
+        filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
+      return [filled]
+
+    (arrays,) = loop_blocks(self.num_blocks, fill, arrays)
+    rows, attention = sizes(memory_BUM)[0], self.attention
+    return {
+      name: {
+        'self': attention.empty_cache(rows, num_positions, memory_BUM.dtype, self.num_blocks),
+        'memory': {kind: shard(array.stack(), 'LBNUK') for kind, array in arrays[name].items()},
+      }
+      for name in self._block
     }
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
     """Cache gathered at these flat positions; see flat_sequence.loop."""
-    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in self.layers.items()}
+    layers = self._block if self.scan else self.layers
+    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in layers.items()}
 
   def extend(
     self,
@@ -211,7 +242,7 @@ class Stack:
     Args:
       theta: the stack's weights.
       x_BWM: embedded last symbol of each hypothesis.
-      now: positions to write, and positions of each hypothesis; see Attention.extend.
+      now: positions to write, positions of each hypothesis, and which of them there are; see Attention.extend.
       memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding.
       cache: from `init_cache` or the step before.
 
@@ -219,15 +250,45 @@ class Stack:
       ([B, W, M], the cache with the step's keys and values).
     """
     memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
-    # Rows without a source, which pad a batch, are padding for the experts.
-    empty_B1 = tf.cast(tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True), tf.float32)
-    paddings_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2])
+    # Rows without a source, which pad a batch, are padding for the experts. So are rows without a hypothesis: of equal
+    # symbols, such as those of sentences that have stopped, all would queue for the same experts.
+    empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
+    empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
+    paddings_BW = tf.cast(empty_BW, tf.float32)
+    if self.scan:
+      x_BWM, cache = self._extend_scanned(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
+      return self.norm(theta['norm'], x_BWM), cache
     cache = dict(cache)
-    for number, (name, layer) in enumerate(self.layers.items()):
-      own = self._theta_of(number, theta, x_BWM.dtype)
+    for name, layer in self.layers.items():
+      own = _cast(theta[name], x_BWM.dtype)
       with tf.name_scope(name):
         x_BWM, cache[name] = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
     return self.norm(theta['norm'], x_BWM), cache
+
+  def _extend_scanned(
+    self,
+    theta: Theta,
+    x_BWM: tf.Tensor,
+    now: Now,
+    memory_mask_B1U: tf.Tensor,
+    paddings_BW: tf.Tensor,
+    cache: StackCache,
+  ) -> tuple[tf.Tensor, StackCache]:
+    """One loop over blocks, each of which writes its positions of the cache in place."""
+
+    def extend_block(number, x_BWM, own_caches):
+      written = {}
+      for name, layer in self._block.items():
+        with tf.name_scope(name):
+          own = _cast(self._block_theta(theta, name, number), x_BWM.dtype)
+          of_layers = {**cache[name], 'self': own_caches[name]}
+          x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
+        written[name] = of_layers['self']
+      return shard(x_BWM, 'BWM'), written
+
+    own_caches = {name: of_layers['self'] for name, of_layers in cache.items()}
+    x_BWM, own_caches = loop_blocks(self.num_blocks, extend_block, x_BWM, own_caches)
+    return x_BWM, {name: {**cache[name], 'self': own} for name, own in own_caches.items()}
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
@@ -240,15 +301,11 @@ class Stack:
     """Layers of a block by the names of their stacked weights."""
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
-  def _theta_of(self, number: int, theta: Theta, dtype: tf.DType) -> Theta:
-    """Weights of one layer, gathered and cast for use."""
-    if not self.scan:
-      return _cast(theta[weights_lib.layer_name(number)], dtype)
-    place = number % self.period
-    stacked = weights_lib.flatten(theta[weights_lib.stack_name(place, self.period)])
-    specs = weights_lib.flatten(self._layer(place).weights())
-    own = {name: xla_sharding.gather(w[number // self.period], specs[name].dims) for name, w in stacked.items()}
-    return _cast(weights_lib.unflatten(own), dtype)
+  def _block_theta(self, theta: Theta, name: str, number: tf.Tensor, only: str = '') -> Theta:
+    """Weights of layer `name` of block `number` of a scanned stack, gathered for use; `only`: of this branch."""
+    specs = weights_lib.flatten(self._block[name].weights())
+    specs = {n: spec for n, spec in specs.items() if n.startswith(only)}
+    return weights_lib.unflatten(weights_at(weights_lib.flatten(theta[name]), specs, number))
 
 
 def _cast(theta: Theta, dtype: tf.DType) -> Theta:

@@ -16,6 +16,7 @@ from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import Cache
+from lingvo_moe.layers.attention import of_layer
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.incremental import Now
@@ -23,7 +24,9 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
 
-LayerCache = dict[str, Cache]  # cache of a decoder layer: 'self', and 'memory', which is constant
+LayerCache = dict[
+  str, Cache
+]  # of a decoder layer, or of the equal layers of a scanned stack: 'self', and constant 'memory'
 Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> term added to x
 
 
@@ -91,9 +94,13 @@ class Layer:
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
     """Cache of a decoder layer: room for its own keys and values, and those of the encoder output, computed once."""
+    empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
+    return {'self': empty, 'memory': self.memory_cache(theta, memory_BUM)}
+
+  def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
+    """Keys and values of the encoder output."""
     keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
-    empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, keys.dtype)
-    return {'self': empty, 'memory': {'keys': keys, 'values': values}}
+    return {'keys': keys, 'values': values}
 
   def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
     """Cache gathered at these flat positions, with its memory unchanged."""
@@ -107,6 +114,7 @@ class Layer:
     memory_mask_B1U: tf.Tensor,
     paddings_BW: tf.Tensor,
     cache: LayerCache,
+    number: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, LayerCache]:
     """Decoding step of W hypotheses a row, at inference.
 
@@ -117,15 +125,16 @@ class Layer:
       memory_mask_B1U: where the encoder output may be attended to.
       paddings_BW: 1.0 where there is no hypothesis.
       cache: from `init_cache` or the step before.
+      number: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
 
     Returns:
       ([B, W, M], the cache with the step's keys and values).
     """
     own = theta['attention']
     with tf.name_scope('attention'):
-      y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), now, cache['self'])
+      y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), now, cache['self'], number)
       x_BWM += y_BWM
-    cross, memory = theta['cross_attention'], cache['memory']
+    cross, memory = theta['cross_attention'], of_layer(cache['memory'], number)
     attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
     x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
     if self.is_moe:
@@ -133,7 +142,7 @@ class Layer:
         x_BWM += self.ffn(theta['moe'], self.norm(theta['moe']['norm'], x_BWM), paddings_BW)[0]
     else:
       x_BWM = self._feed_forward(theta, x_BWM, None)
-    return x_BWM, {'self': self_cache, 'memory': memory}
+    return x_BWM, {**cache, 'self': self_cache}
 
   def _attention(self, theta: Theta, rows: Rows) -> tf.Tensor:
     """Branches of attention: self-attention, then attention to memory."""

@@ -30,6 +30,7 @@ __all__ = [
   'softmax_cross_entropy',
   'split_rows',
   'write_cache',
+  'write_stacked_cache',
 ]
 
 linear = operation(reference.linear)
@@ -42,6 +43,7 @@ dispatch_rows = operation(reference.dispatch_rows)
 combine_rows = operation(reference.combine_rows)
 grouped_ffn = operation(reference.grouped_ffn)
 write_cache = operation(reference.write_cache)
+write_stacked_cache = operation(reference.write_stacked_cache)
 loop_bound = operation(reference.loop_bound)
 mean_square = operation(reference.mean_square)
 split_rows = operation(reference.split_rows)

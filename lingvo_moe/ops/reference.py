@@ -144,6 +144,12 @@ def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> 
   return tf.concat([buffer_BNUK[:, :, :start], x_BNWK, buffer_BNUK[:, :, end:]], axis=2)
 
 
+def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """Key or value cache of L layers after writing x at positions start, start + 1, ... of one layer."""
+  written_BNUK = write_cache(buffer_LBNUK[layer], x_BNWK, start)
+  return tf.tensor_scatter_nd_update(buffer_LBNUK, [[layer]], written_BNUK[tf.newaxis])
+
+
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   """Largest number of steps of a loop over rows, given a limit for each row; no limit exceeds `most`."""
   del most

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -32,6 +33,11 @@ def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> 
   return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
 
 
+def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """Dynamic-update-slice of the new positions alone, which XLA makes in place inside a loop."""
+  return xla_sharding.update_slice(buffer_LBNUK, x_BNWK[tf.newaxis], [layer, 0, 0, start, 0])
+
+
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   """Largest possible bound, as the buffers of a loop need a static size; the loop ends early when no hypothesis is alive."""
   del limit_B
@@ -48,6 +54,7 @@ OVERRIDES: dict[str, Callable] = {
   'serve_all': serve_all,
   'softmax_cross_entropy': vjp.softmax_cross_entropy,
   'write_cache': write_cache,
+  'write_stacked_cache': write_stacked_cache,
 }
 
 BACKEND = Backend('xla', OVERRIDES, dispatcher='gather', open_shapes=False)

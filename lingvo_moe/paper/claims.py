@@ -18,7 +18,7 @@ _TOKENS_A_CORE = 2048  # source positions: 4M on 2048 cores
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Train step to compile.
+  """Train step, or other program, to compile.
 
   Attributes:
     model: registered name.
@@ -26,6 +26,7 @@ class Case:
     mesh: devices by axis.
     values: fields of the configuration that differ from the model's own.
     split_dense: True to split dense weights over the devices too.
+    program: as in tools/cost.py.
   """
 
   model: str
@@ -33,6 +34,7 @@ class Case:
   mesh: str
   values: tuple[tuple[str, Any], ...] = ()
   split_dense: bool = False
+  program: str = 'train'
 
   @property
   def devices(self) -> int:
@@ -117,8 +119,10 @@ def growing(topology: str) -> Case:
 def tiny(case: Case) -> Case:
   """Tiny sibling of a giant model, on 8 cores and with its own batch size."""
   axis = case.mesh.partition(':')[0]
-  values = tuple(item for item in case.values if item[0] not in ('batch_tokens', 'micro_batches', 'num_groups'))
-  return Case(f'{case.model}Tiny', 'v3:2x2', f'{axis}:8', values, case.split_dense)
+  values = tuple(
+    item for item in case.values if item[0] not in ('batch_tokens', 'eval_batch_tokens', 'micro_batches', 'num_groups')
+  )
+  return dataclasses.replace(case, model=f'{case.model}Tiny', topology='v3:2x2', mesh=f'{axis}:8', values=values)
 
 
 def tiny_growing(topology: str) -> Case:

@@ -18,6 +18,7 @@ from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.paper import claims
 from lingvo_moe.paper import operator_tables
 from lingvo_moe.paper import plots
+from lingvo_moe.paper import programs
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.claims import Row
 from lingvo_moe.paper.markdown import image
@@ -31,7 +32,7 @@ from lingvo_moe.xla_sharding import Mesh
 Report = Mapping[str, Any]
 
 # In the order in which they are made: those without a compiled model first.
-NAMES = ('figure9', 'table4', 'compile', 'figure8', 'figure7', 'table1', 'table3', 'newer')
+NAMES = ('figure9', 'table4', 'compile', 'figure8', 'figure7', 'table1', 'table3', 'newer', 'programs')
 _GIB = 2**30
 _NONE = '-'
 
@@ -402,6 +403,10 @@ class Figures:
         rows,
       ),
     ]
+
+  def programs(self) -> list[str]:
+    """All programs of the giants: training, evaluation, scoring, encoding and decoding."""
+    return programs.blocks(lambda case: (case := self._in_size(case), self._get(case)))
 
   @property
   def _squares(self) -> Sequence[str]:

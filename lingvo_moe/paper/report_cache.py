@@ -1,6 +1,6 @@
 """Cache of reports of tools/cost.py as JSON files in a folder, so that an interrupted run can be resumed.
 
-The key of a report is what was compiled: the model's resolved configuration, the slice and the mesh. The code is not
+The key of a report is what was compiled: the model's resolved configuration, the program, the slice and the mesh. The code is not
 part of the key: after a change, use a new folder or delete files to compile again.
 """
 
@@ -50,18 +50,20 @@ class ReportCache:
     return self._reports[case]
 
   def name(self, case: Case) -> str:
-    """File name of a case: 'MoE2048E36L-v3_32x32-1f0c...', which ends in a hash of everything that is compiled."""
+    """File name of a case: 'MoE2048E36L-decode-v3_32x32-1f0c...', which ends in a hash of everything that is compiled."""
     what = {'form': _FORM, 'case': dataclasses.asdict(case), 'values': dataclasses.asdict(configured(case))}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-    return f'{case.model.rpartition(".")[2]}-{case.topology.replace(":", "_")}-{digest}'
+    program = '' if case.program == 'train' else f'-{case.program}'
+    return f'{case.model.rpartition(".")[2]}{program}-{case.topology.replace(":", "_")}-{digest}'
 
   def _compile(self, case: Case, path: str) -> None:
     settings = [case.mesh, *(f'{name}={value!r}' for name, value in case.values)]
-    self._progress(f'{case.model} on {case.topology}, {", ".join(settings)}: compiling')
+    self._progress(f'{case.model}, {case.program}, on {case.topology}, {", ".join(settings)}: compiling')
     begun, log, partial = time.monotonic(), path.removesuffix('.json') + '.log', path + '.partial'
     with contextlib.suppress(FileNotFoundError):
       os.remove(partial)  # left by an interrupted run
     command = [sys.executable, self._command, f'--model={case.model}', f'--topology={case.topology}']
+    command += [f'--program={case.program}']
     command += [f'--mesh={case.mesh}', f'--split_dense={case.split_dense}', f'--json={partial}']
     command += [f'--gin_bindings={binding}' for binding in bindings(case)]
     with open(log, 'w', encoding='utf-8') as f:

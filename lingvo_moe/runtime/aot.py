@@ -102,13 +102,13 @@ class AotRuntime:
       donate=(0,),
     )
 
-  def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any]) -> Compiled:
-    """Compiles f(weights, batch), whose result is whole on every device."""
+  def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any], by_rows: bool = False) -> Compiled:
+    """Compiles f(weights, batch), whose result is whole on every device, or with `by_rows` split as the batch is."""
     state = {'weights': self._lowering.state()['weights']}
     return self._compile(
       lambda state, batch: f(state['weights'], batch),
       (state, self._lowering.batch(batch)),
-      out_shardings=self._lowering.whole,
+      out_shardings=self._lowering.rows if by_rows else self._lowering.whole,
     )
 
   def _compile(self, f, arguments, out_shardings, donate=()) -> Compiled:

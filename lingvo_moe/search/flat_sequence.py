@@ -72,7 +72,7 @@ def loop(
 
   def make_step(time, start, mask_BWU, state, cache):
     mask_BWU += tf.one_hot(start + tf.range(beam_size), tf.shape(mask_BWU)[2])
-    parents_BW, state, cache = step(Now(time, start, mask_BWU), state, cache)
+    parents_BW, state, cache = step(Now(time, start, mask_BWU, alive(*state)), state, cache)
     return time + 1, start + beam_size, tf.gather(mask_BWU, parents_BW, batch_dims=1), state, cache
 
   if not backend.current().open_shapes:

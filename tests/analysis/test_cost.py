@@ -128,6 +128,33 @@ def test_decoding_is_compiled_too():
   assert 2 * report.parts['softmax'].flops == 2 * 64 * 4 * MOE.model_dim * 50 * 4
 
 
+@pytest.mark.parametrize('program', ['eval', 'score', 'encode'])
+def test_programs_of_inference_cost_what_their_forward_pass_does(program):
+  config = dataclasses.replace(MIXED, capacity_factor=8.0)
+  report = cost.estimate('mixed', config, Mesh.parse('expert:4'), program=program)
+  stacks = 1 if program == 'encode' else 2
+  tokens, feed_forward = 256, 2 * 2 * MOE.model_dim * MOE.ff_dim
+  assert report.program == program and report.memory_per_device.slots == 0 and not report.uncounted_loops
+  # A dense layer of either stack has each token once; experts have all slots, which depend on the backend's rounds.
+  assert 4 * report.parts['feed-forward'].flops >= stacks * tokens * feed_forward * (1 + 2)
+  logits = 0 if program == 'encode' else 2 * tokens * MOE.model_dim * MOE.target_vocab_size
+  assert 4 * report.parts['softmax'].flops == logits
+  assert {c.part for c in report.collectives if c.kind == 'all-to-all'} == {'dispatch/combine'}
+  assert report.moe_all_to_alls == 2
+
+
+def test_a_decoder_of_any_depth_has_the_same_program():
+  config = dataclasses.replace(SCANNED_MOE, max_length=4, batch_tokens=64)
+  texts = []
+  for layers in (2, 6):
+    deep = dataclasses.replace(config, decoder_layers=layers)
+    report = cost.estimate('scanned', deep, Mesh.parse('expert:2'), program='decode')
+    texts.append(report.program_bytes)
+    moved = [c for c in report.collectives if c.kind == 'all-to-all' and c.layer == 'decoder/layers_0of1/moe']
+    assert sum(c.count for c in moved) == layers * 2 * 4 and report.moe_all_to_alls == 2  # to experts and back, 4 steps
+  assert abs(texts[1] - texts[0]) < 0.01 * texts[0]
+
+
 FUSED = """
 %slices (p: f32[9,100], q: f32[9,100], r: f32[1,100]) -> f32[9,100] {
   %p = f32[9,100]{1,0} parameter(0)
@@ -156,6 +183,39 @@ def test_only_what_is_sliced_or_updated_is_moved():
   assert moved['f'] == 4 * (100 + 100 + 100)  # the slice, r, and the update; neither of the stacks
   assert moved['plain'] == 4 * (100 + 100)  # what is in the fast memory is not
   assert moved['x'] == 0
+
+
+NESTED = """
+%inner (p: f32[9,100], i: s32[]) -> f32[100] {
+  %p = f32[9,100]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %part = f32[1,100]{1,0} dynamic-slice(%p, %i, %z), dynamic_slice_sizes={1,100}
+  ROOT %flat = f32[100]{0} bitcast(%part)
+}
+
+%outer (q: f32[900], i: s32[], r: f32[100]) -> f32[100] {
+  %q = f32[900]{0} parameter(0)
+  %i = s32[] parameter(1)
+  %r = f32[100]{0} parameter(2)
+  %rows = f32[9,100]{1,0} bitcast(%q)
+  %taken = f32[100]{0} fusion(%rows, %i), kind=kLoop, calls=%inner
+  ROOT %sum = f32[100]{0} add(%taken, %r)
+}
+
+ENTRY %main {
+  %x = f32[900]{0} parameter(0)
+  %i = s32[] parameter(1)
+  %r0 = f32[100]{0} parameter(2)
+  ROOT %f = f32[100]{0} fusion(%x, %i, %r0), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_a_slice_in_an_inner_fusion_moves_no_more_than_the_slice():
+  module = hlo.parse(NESTED)
+  moved = cost.traffic(module, module.entry, module.entry.by_name['f'])
+  assert moved == 4 * (100 + 1 + 100 + 100)  # the slice, its index, r, and the sum
 
 
 def test_axes_of_groups():

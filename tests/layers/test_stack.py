@@ -191,6 +191,59 @@ def test_a_scanned_decoder_decodes_as_the_unrolled_one():
   np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
 
 
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other(scan):
+  stack = dataclasses.replace(DEEP, scan=scan)
+  theta = stacked(theta_of(DEEP), stack) if scan else theta_of(DEEP)
+  muted = {n: tf.zeros_like(w) if n.endswith('moe/wo') else w for n, w in weights.flatten(theta).items()}
+  x, memory, segments = some_input(2, 3), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
+  own_positions = tf.eye(3, batch_shape=[2])
+
+  def outputs(theta, live_BW):
+    now = Now(tf.constant(0), tf.constant(0), own_positions, live_BW)
+    return stack.extend(theta, x, now, segments, stack.init_cache(theta, memory, 3))[0].numpy()
+
+  live = tf.constant([[True, False, True], [False, True, True]])
+  got, everyone, nobody = outputs(theta, live), outputs(theta, None), outputs(weights.unflatten(muted), None)
+  np.testing.assert_allclose(got[live], everyone[live], atol=1e-5)
+  np.testing.assert_allclose(got[~live], nobody[~live], atol=1e-5)
+  assert np.abs(everyone - nobody).max() > 0.01
+
+
+@pytest.mark.parametrize('every', [1, 2, 3])
+def test_a_scanned_cache_keeps_the_positions_that_an_unrolled_one_keeps(every):
+  unrolled = dataclasses.replace(DEEP, moe_every=every)
+  scanned = dataclasses.replace(unrolled, scan=True)
+  theta, memory, segments = theta_of(unrolled), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
+  kept_BU = tf.constant([[1, 2, 0, 0], [0, 2, 1, 1]])
+  caches = []
+  for stack, weights_ in ((unrolled, theta), (scanned, stacked(theta, scanned))):
+    cache = stack.init_cache(weights_, memory, 3)
+    now = Now(tf.constant(0), tf.constant(0), tf.ones([2, 3, 3]))
+    _, cache = stack.extend(weights_, some_input(2, 3), now, segments, cache)
+    caches.append(weights.flatten(stack.keep_positions(cache, kept_BU)))
+  for name, value in caches[1].items():
+    layers = weights.names_by_layer(name, value.shape[0])
+    np.testing.assert_allclose(value, tf.stack([caches[0].pop(layer) for layer in layers]), atol=1e-5)
+  assert not caches[0]
+
+
+def test_the_program_of_a_scanned_decoder_does_not_grow_with_depth():
+  def operations(depth):
+    stack = dataclasses.replace(DEEP, num_layers=depth, scan=True)
+    specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
+
+    def run(flat):
+      theta, memory = weights.unflatten(flat), some_input(2, 4)
+      now = Now(tf.constant(0), tf.constant(0), tf.ones([2, 3, 6]))
+      return stack.extend(theta, some_input(2, 3), now, tf.ones([2, 4], tf.int32), stack.init_cache(theta, memory, 6))
+
+    graph = tf.function(run, autograph=False).get_concrete_function(specs).graph.as_graph_def()
+    return len(graph.node) + sum(len(f.node_def) for f in graph.library.function)
+
+  assert operations(12) == operations(4)
+
+
 def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
   def operations(depth):
     stack = dataclasses.replace(DEEP, num_layers=depth, scan=True)

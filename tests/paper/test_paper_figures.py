@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -22,6 +23,7 @@ from lingvo_moe.paper import plots
 from lingvo_moe.paper import report_cache
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.report_cache import ReportCache
+from lingvo_moe.tasks.mt import sizes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / 'tools' / 'paper_figures.py'
@@ -148,6 +150,22 @@ def test_whatever_would_be_another_program_has_another_report(stand_in, tmp_path
   }
   assert len(names) == 5
   assert all(re.fullmatch(r'MoE2048E12LTiny-v3_\dx\d-[0-9a-f]{12}', name) for name in names)
+  decoding = reports.name(dataclasses.replace(TINY, program='decode'))
+  assert re.fullmatch(r'MoE2048E12LTiny-decode-v3_2x2-[0-9a-f]{12}', decoding)
+
+
+def test_all_programs_of_all_giants_are_compiled_and_have_a_row(stand_in, tmp_path):
+  report = {**REPORT, 'batch_tokens': 8 * 1024, 'moe_all_to_alls': 2, 'rounds': 1, 'program_bytes': 2**20}
+  report |= {'round_seconds_compiler': 0.25, 'round_seconds_roofline': 0.125}
+  (stand_in / 'report.json').write_text(json.dumps(report))
+  text = made(stand_in, tmp_path, 'programs')
+  compiled = [(was['model'], was['program']) for was in asked(stand_in)]
+  assert len(set(compiled)) == len(claims.TABLE_1) * 5 and {'mt.m4.MoE128E12LTiny', 'decode'} in map(set, compiled)
+  row = cells(text, 'MoE2048E36LTiny | eval')
+  rounds = int(row[9])
+  assert row[2:9] == ['1,024', '2', '1.0', '3.5', '2', '0.5', '16.4k'] and rounds > 1
+  assert row[10] == sizes.short(int(8 * 1024 / (0.5 + 0.25 * (rounds - 1))))
+  assert cells(text, 'MoE2048E36LTiny | train')[9:] == ['-'] * 4
 
 
 def test_a_model_that_changes_is_compiled_again(stand_in, tmp_path, monkeypatch):

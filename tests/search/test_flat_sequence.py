@@ -97,3 +97,24 @@ def test_what_has_ended_owns_nothing(monkeypatch):
   steps, _, sizes = run(np.tile(np.arange(WIDTH), [STEPS, ROWS, 1]), last_BW, dropping=True)
   assert steps == 7
   assert sizes[:7] == [4, 4, 8, 8, 8, 8, 12]  # at 4 the last hypothesis owns 4, and at 6 it owns 6
+
+
+def test_a_step_is_given_the_hypotheses_that_are_live():
+  last_BW = tf.constant([[0, 2], [1, 1], [3, 0]])
+
+  def step(now, state, cache):
+    time, live_TBW = state
+    live_TBW = tf.where((tf.range(STEPS) == time)[:, tf.newaxis, tf.newaxis], now.live_BW, live_TBW)
+    return tf.zeros([ROWS, WIDTH], tf.int32), (time + 1, live_TBW), cache
+
+  steps, (_, live_TBW) = flat_sequence.loop(
+    step,
+    (tf.constant(0), tf.zeros([STEPS, ROWS, WIDTH], tf.bool)),
+    tf.zeros([ROWS, STEPS * WIDTH]),
+    alive=lambda time, _: time <= last_BW,
+    batch_size=ROWS,
+    beam_size=WIDTH,
+    max_steps=STEPS,
+  )
+  assert int(steps) == 4
+  np.testing.assert_array_equal(live_TBW, np.arange(STEPS)[:, np.newaxis, np.newaxis] <= last_BW.numpy())

@@ -27,6 +27,7 @@ OVERRIDES = {
   'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
   'split_rows': sub_batches.split_rows,
   'write_cache': cache.write_cache,
+  'write_stacked_cache': cache.write_stacked_cache,
 }
 
 

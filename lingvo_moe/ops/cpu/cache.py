@@ -6,30 +6,39 @@ import tensorflow as tf
 
 
 def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Strided-slice update, in place inside a loop; tensor_scatter_nd_update copies the whole buffer at every step.
+  """Strided-slice update, in place inside a loop; tensor_scatter_nd_update copies the whole buffer at every step."""
+  return _write(buffer_BNUK, x_BNWK, tf.constant(0), start)
+
+
+def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """Strided-slice update of one layer, in place inside a loop."""
+  return _write(buffer_LBNUK, x_BNWK, layer, start)
+
+
+def _write(buffer: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+  """Buffer [B, N, U, K] of one layer or [L, B, N, U, K] of all, with x written at these positions of a layer.
 
   The kernel copies element by element, so where the head size allows it 16 bytes are passed as one element.
   """
-  shape, width, head_dim = tf.shape(buffer_BNUK), tf.shape(x_BNWK)[2], buffer_BNUK.shape[3]
-  rows, together = shape[0] * shape[1], tf.complex128.size // buffer_BNUK.dtype.size
+  shape, new = tf.shape(buffer), tf.shape(x_BNWK)
+  rows, width, positions, head_dim = new[0] * new[1], new[2], shape[-2], buffer.shape[-1]
+  together = tf.complex128.size // buffer.dtype.size
   if head_dim % together:
     together = 1
   size = head_dim // together
 
-  def matrix(x, positions):
+  def matrix(x, columns):
     if together == 1:
-      return tf.reshape(x, [rows, positions * size])
-    return tf.bitcast(tf.reshape(x, [rows, positions * size, together]), tf.complex128)
+      return tf.reshape(x, [-1, columns])
+    return tf.bitcast(tf.reshape(x, [-1, columns, together]), tf.complex128)
 
   written = tf.raw_ops.TensorStridedSliceUpdate(
-    input=matrix(buffer_BNUK, shape[2]),
-    begin=[0, start * size],
-    end=[0, (start + width) * size],
+    input=matrix(buffer, positions * size),
+    begin=tf.stack([layer * rows, start * size]),
+    end=tf.stack([(layer + 1) * rows, (start + width) * size]),
     strides=[1, 1],
-    value=matrix(x_BNWK, width),
-    begin_mask=0b01,  # every row
-    end_mask=0b01,
+    value=matrix(x_BNWK, width * size),
   )
   if together > 1:
-    written = tf.bitcast(written, buffer_BNUK.dtype)
-  return tf.ensure_shape(tf.reshape(written, shape), buffer_BNUK.shape)
+    written = tf.bitcast(written, buffer.dtype)
+  return tf.ensure_shape(tf.reshape(written, shape), buffer.shape)

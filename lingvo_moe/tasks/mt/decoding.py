@@ -144,7 +144,7 @@ class Translator:
     batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
     # At inference results do not depend on the number of groups: one for each device that holds rows of a batch.
     tokens = max(batch_tokens, config.max_length * row_multiple)
-    self._config = dataclasses.replace(config, num_groups=row_multiple, eval_batch_tokens=tokens)
+    self._config = dataclasses.replace(config, num_groups=row_multiple, micro_batches=1, eval_batch_tokens=tokens)
     self._vocabs = vocabs
     program = self._config.program()
     model = program.task

@@ -155,9 +155,10 @@ class TranslationModel:
     x_BTM, _ = self._decode(theta, batch, None)
 
     def score_rows(x_BTM, label_BT, segments_BT):
-      log_p_BTV = tf.nn.log_softmax(self.target_embedding.logits(theta['target_embedding'], x_BTM))
-      log_p_BT = tf.gather(log_p_BTV, label_BT, batch_dims=2)
-      return tf.reduce_sum(log_p_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
+      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
+      with tf.name_scope('softmax'):
+        xent_BT, _ = ops.softmax_cross_entropy(logits_BTV, label_BT)
+      return -tf.reduce_sum(xent_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
 
     return ops.map_sub_batches(score_rows, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
 

@@ -45,8 +45,11 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
   return dict(zip(BATCH_KEYS, source + target, strict=True))
 
 
-def batch_shapes(config: MtConfig) -> Batch:
-  """Batch with the shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has."""
+def batch_shapes(config: MtConfig, training: bool = True) -> Batch:
+  """Batch with the shapes of `random_batch(config)`: zeros that take no memory, however many tokens a batch has.
+
+  With `training` False it is a batch of evaluation, of eval_batch_tokens.
+  """
   length = config.max_length
-  zeros_BT = np.broadcast_to(np.zeros([], np.int32), [config.batcher().rows(length), length])
+  zeros_BT = np.broadcast_to(np.zeros([], np.int32), [config.batcher(training=training).rows(length), length])
   return dict.fromkeys(BATCH_KEYS, zeros_BT)

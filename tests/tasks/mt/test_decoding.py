@@ -265,6 +265,12 @@ def test_the_weights_of_the_moment_are_used(config, vocab):
   assert translator.translate(['12 144'], 'de').hypotheses != before
 
 
+def test_a_model_that_trains_in_micro_batches_translates_alike(translator, config, vocab):
+  in_parts = dataclasses.replace(config, num_groups=2, micro_batches=2)
+  of_parts = decoding.Translator(in_parts, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
+  assert of_parts.translate(['12 144'], 'de') == translator.translate(['12 144'], 'de')
+
+
 def test_weights_that_are_not_finite_are_told(config, vocab):
   weights = variables(config, 3)
   weights['target_embedding/table'] = weights['target_embedding/table'] * np.nan

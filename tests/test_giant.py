@@ -1,0 +1,100 @@
+"""All jobs on the tiny sibling of a giant, on a mesh of four devices: training, dev loss, translations and scores."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from lingvo_moe import decoder
+from lingvo_moe import runtime_flags
+from lingvo_moe import trainer
+from lingvo_moe.run.rundir import RunDir
+
+pytest.importorskip('jax')
+
+MODEL = 'mt.m4.MoE128E12LTiny'
+SMALL = {
+  'source_vocab_size': 282,
+  'target_vocab_size': 280,
+  'max_length': 32,
+  'boundaries': (32,),  # one shape of batch, one program each
+  'batch_tokens': 512,
+  'eval_every': 3,
+}
+BINDINGS = [f'MoE128E12LTiny.{name} = {value!r}' for name, value in SMALL.items()]
+MESH = runtime_flags.Choice('spmd', 'expert:4')
+WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('corpus') / 'xx-en'
+  folder.mkdir()
+  rng = random.Random(0)
+  for split, lines in (('train', 300), ('dev', 12), ('test', 12)):
+    target = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(lines)]
+    (folder / f'{split}.en').write_text('\n'.join(target) + '\n')
+    (folder / f'{split}.xx').write_text('\n'.join(line[::-1] for line in target) + '\n')
+  return folder.parent
+
+
+@pytest.fixture(scope='module')
+def run(corpus, tmp_path_factory):
+  """A run of three steps on four devices, with an evaluation at the end."""
+  logdir = tmp_path_factory.mktemp('giant') / 'log'
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
+  settings = {'model': MODEL, 'logdir': str(logdir), 'data_dir': str(corpus), 'max_steps': 3, 'gin_bindings': BINDINGS}
+  with flagsaver.flagsaver(**settings, runtime='spmd', mesh='expert:4'):
+    assert trainer.main([]) is None
+  return RunDir(str(logdir))
+
+
+def lines_of(run):
+  with open(run.file('train.jsonl'), encoding='utf-8') as f:
+    return [json.loads(line) for line in f]
+
+
+def decoded(run, choice, name, score):
+  decoder.decode(decoder.Options(logdir=run.path, once=True, score=score, overwrite=True), choice)
+  with open(run.file('decode', 'test', 'step_3', name), encoding='utf-8') as f:
+    return f.read().splitlines()
+
+
+@pytest.mark.slow
+def test_a_tiny_giant_trains_and_evaluates_on_a_mesh_as_on_one_device(run, corpus, tmp_path):
+  settings = {
+    'model': MODEL,
+    'logdir': str(tmp_path),
+    'data_dir': str(corpus),
+    'max_steps': 3,
+    'gin_bindings': BINDINGS,
+  }
+  with flagsaver.flagsaver(**settings):
+    trainer.main([])
+  there, here = lines_of(run), lines_of(RunDir(str(tmp_path)))
+  for name in ('loss', 'dev_loss'):
+    got, want = ([line[name] for line in lines if name in line] for lines in (there, here))
+    assert len(got) == (3 if name == 'loss' else 1)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tiny_giant_translates_on_a_mesh_as_on_one_device(run):
+  on_mesh = decoded(run, MESH, 'xx-en.hyp', score=False)
+  assert len(on_mesh) == 12 and any(on_mesh)
+  assert on_mesh == decoded(run, runtime_flags.LOCAL, 'xx-en.hyp', score=False)
+
+
+@pytest.mark.slow
+def test_a_tiny_giant_scores_on_a_mesh_as_on_one_device(run):
+  on_mesh, here = (
+    np.array(decoded(run, choice, 'xx-en.scores', score=True), float) for choice in (MESH, runtime_flags.LOCAL)
+  )
+  assert len(on_mesh) == 12 and np.all(on_mesh < 0)
+  np.testing.assert_allclose(on_mesh, here, rtol=1e-5)
