@@ -136,7 +136,8 @@ def test_programs_of_inference_cost_what_their_forward_pass_does(program):
   tokens, feed_forward = 256, 2 * 2 * MOE.model_dim * MOE.ff_dim
   assert report.program == program and report.memory_per_device.slots == 0 and not report.uncounted_loops
   # A dense layer of either stack has each token once; experts have all slots, which depend on the backend's rounds.
-  assert 4 * report.parts['feed-forward'].flops >= stacks * tokens * feed_forward * (1 + 2)
+  assert 4 * report.parts['feed-forward'].flops == stacks * tokens * feed_forward
+  assert 4 * report.parts['experts'].flops >= stacks * tokens * feed_forward * 2
   logits = 0 if program == 'encode' else 2 * tokens * MOE.model_dim * MOE.target_vocab_size
   assert 4 * report.parts['softmax'].flops == logits
   assert {c.part for c in report.collectives if c.kind == 'all-to-all'} == {'dispatch/combine'}
@@ -289,6 +290,11 @@ def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
     # Rows of a small table are looked up by a product.
     assert found.pop('other') < 0.05 * told['flops'] * mesh.num_devices
     expected = flops.train_step(config)
+    # The compiler may compute a projection and the product of attention that reads it in one fusion, which counts as the
+    # larger of the two.
+    both = [{name: of.pop(name) for name in ('attention', 'projections')} for of in (found, expected)]
+    assert sum(both[0].values()) == sum(both[1].values())
+    assert 0.7 * both[1]['attention'] <= both[0]['attention'] <= both[1]['attention']
     assert expected.pop('other') == 0 and found == expected  # though most are written as convolutions
     used = told['memory_per_device']
     assert used.total == used.weights + used.slots + used.activations + used.temporaries + used.other
