@@ -63,8 +63,8 @@ class Stack:
     moe_every: see above.
     cross_attention: whether it is a decoder.
     residual_dropout: dropout of every branch.
-    scan: whether whole rows, in training and at inference, run in one loop over blocks of `moe_every` layers, whose
-      weights are stacked on a leading axis L (see scan.py). Results are equal to rounding, and so are checkpoints.
+    scan: whether whole rows and steps of decoding run in one loop over blocks of `moe_every` layers, whose weights and
+      caches are stacked on a leading axis L (see scan.py). Results are equal to rounding, and so are checkpoints.
     remat: policy of remat.POLICIES for an unrolled layer. A scanned block is always rematerialised.
   """
 
