@@ -24,9 +24,8 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.remat import rematerialised
 
-LayerCache = dict[
-  str, Cache
-]  # of a decoder layer, or of the equal layers of a scanned stack: 'self', and constant 'memory'
+# Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.
+LayerCache = dict[str, Cache]
 Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> term added to x
 
 
