@@ -161,15 +161,15 @@ def test_a_shape_that_is_also_a_part_of_a_weight_is_no_finding():
 
 
 def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
-  whole = Annotated('encoder/layer_01/moe', 'feed-forward', (8, 4), (4, 4))
+  whole = Annotated('encoder/layer_01/moe', 'experts', (8, 4), (4, 4))
   layers = lambda part, role: [
     f.layer for f in lint.read(HLO, [whole, whole._replace(role=role, part=part)], limit=100)
   ]
   found_all = ['encoder/layer_01/moe', 'decoder/layer_03/attention']
-  assert layers((2, 4, 4), 'feed-forward') == ['decoder/layer_03/attention']  # [2, 4, 4] merges to [2 * 4, 4]
-  assert layers((4, 4, 2), 'feed-forward') == ['decoder/layer_03/attention']  # in any order
+  assert layers((2, 4, 4), 'experts') == ['decoder/layer_03/attention']  # [2, 4, 4] merges to [2 * 4, 4]
+  assert layers((4, 4, 2), 'experts') == ['decoder/layer_03/attention']  # in any order
   assert layers((2, 4, 4), 'gating') == found_all  # elsewhere in the layer
-  assert layers((16, 2), 'feed-forward') == found_all  # as many elements, but 16 is no factor of 8
+  assert layers((16, 2), 'experts') == found_all  # as many elements, but 16 is no factor of 8
 
 
 def documented(flag=''):
