@@ -93,9 +93,9 @@ class InPlaceUpdates:
       tf.nest.map_structure(lambda *x: tf.stack(x), *nests) for nests in (grads, _read(slots), _read(weights))
     )
     updated = self.optimizer.update(grad, read_slots, weight, stack, step, rate)
-    by_name = zip(weights, slots, tf.unstack(updated.weight), strict=True)
-    for i, (variable, slot_variables, new_weight) in enumerate(by_name):
-      _assign(variable, slot_variables, new_weight, {slot: x[i] for slot, x in updated.slots.items()})
+    new_weights, new_slots = tf.nest.map_structure(tf.unstack, (updated.weight, updated.slots))
+    for i, (variable, slot_variables) in enumerate(zip(weights, slots, strict=True)):
+      _assign(variable, slot_variables, new_weights[i], {slot: x[i] for slot, x in new_slots.items()})
     return updated.square
 
   def _large(self, grad, slots, weight, spec, step, rate):
