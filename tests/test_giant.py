@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 
 import numpy as np
 import pytest
+import reversed_corpus
 from absl import flags
 from absl.testing import flagsaver
 
@@ -28,19 +28,11 @@ SMALL = {
 }
 BINDINGS = [f'MoE128E12LTiny.{name} = {value!r}' for name, value in SMALL.items()]
 MESH = runtime_flags.Choice('spmd', 'expert:4')
-WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('corpus') / 'xx-en'
-  folder.mkdir()
-  rng = random.Random(0)
-  for split, lines in (('train', 300), ('dev', 12), ('test', 12)):
-    target = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(lines)]
-    (folder / f'{split}.en').write_text('\n'.join(target) + '\n')
-    (folder / f'{split}.xx').write_text('\n'.join(line[::-1] for line in target) + '\n')
-  return folder.parent
+  return reversed_corpus.write(tmp_path_factory.mktemp('corpus'), held_out=12)
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import reversed_corpus
 import tensorflow as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -32,19 +32,11 @@ BINDINGS = [
   'Tiny.encoder_layers = 2',
   'Tiny.decoder_layers = 2',
 ]
-WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 
 
 @pytest.fixture(scope='module')
 def corpus(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('corpus') / 'xx-en'
-  folder.mkdir()
-  rng = random.Random(0)
-  for split, lines in (('train', 300), ('dev', 20), ('test', 20)):
-    target = [' '.join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(lines)]
-    (folder / f'{split}.en').write_text('\n'.join(target) + '\n')
-    (folder / f'{split}.xx').write_text('\n'.join(line[::-1] for line in target) + '\n')
-  return folder.parent
+  return reversed_corpus.write(tmp_path_factory.mktemp('corpus'), held_out=20)
 
 
 def train(corpus, logdir, max_steps, bindings=(), **values):

@@ -186,9 +186,7 @@ def estimate(
   if program != 'train':
     config = at_inference(config, mesh, program)
   compiled = compile_step(config, mesh, topology, program)
-  chip = topology.chip if topology else None
-  fields = analyze(compiled, config.program(), mesh, chip, rounds)
-  collectives = hlo_collectives.collectives(hlo.parse(compiled.text), rounds) if topology else []
+  fields = analyze(compiled, config.program(), mesh, topology, rounds)
   fits = not compiled.refused
   return Report(
     model=name,
@@ -198,7 +196,6 @@ def estimate(
     batch_tokens=config.batcher(training=program == 'train').rows(config.max_length) * config.max_length,
     fits=fits,
     refused=compiled.refused,
-    placements=placements.costs(collectives, mesh, topology, compiled.devices) if topology else [],
     advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
     **fields,
   )
@@ -232,9 +229,11 @@ def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, 
   return runtime.function(lambda weights, batch: decoding.search(task, theta(weights), batch, config), sources)
 
 
-def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None, rounds: int = 1) -> dict[str, Any]:
+def analyze(
+  compiled: Compiled, program: Program, mesh: Mesh, topology: chips.Topology | None, rounds: int = 1
+) -> dict[str, Any]:
   """Fields of a Report that follow from the compiled program."""
-  module = hlo.parse(compiled.text)
+  module, chip = hlo.parse(compiled.text), topology.chip if topology else None
   costs = _collectives(module, compiled, mesh, chip, rounds)
   phases = _phases(module, costs, chip, rounds)
   parts = _of_all_phases(phases)
@@ -265,6 +264,7 @@ def analyze(compiled: Compiled, program: Program, mesh: Mesh, chip: Chip | None,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': parts,
     'phases': phases,
+    'placements': _placements(module, compiled, mesh, topology, rounds) if topology else [],
     'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
     'round_seconds_roofline': more_roofline - roofline if roofline else None,
@@ -282,6 +282,12 @@ def _seconds(
   computing = sum(part.compute_seconds for part in parts.values())
   cycles = sum(part.cycles for part in parts.values())
   return computing + communication, cycles / chip.clock + communication if chip.clock and cycles else None
+
+
+def _placements(
+  module: Module, compiled: Compiled, mesh: Mesh, topology: chips.Topology, rounds: int
+) -> list[placements.PlacementCost]:
+  return placements.costs(hlo_collectives.collectives(module, rounds), mesh, topology, compiled.devices)
 
 
 def _moe_all_to_alls(module: Module) -> int:
@@ -420,7 +426,7 @@ def _collectives(
 ) -> list[CollectiveCost]:
   alike: dict[tuple, list] = {}
   for collective in hlo_collectives.collectives(module, rounds):
-    groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
+    groups = collective.groups_of(mesh.num_devices)
     axes = axes_of(groups, mesh)
     layer, part = _layer(collective), _collective_part(collective, axes)
     phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)

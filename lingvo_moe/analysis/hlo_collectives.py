@@ -35,6 +35,10 @@ class Collective(NamedTuple):
   groups: np.ndarray | None  # [groups, devices of a group], device numbers; None: all devices are one group
   sources: tuple[str, ...]  # op_name of each operand, where known
 
+  def groups_of(self, num_devices: int) -> np.ndarray:
+    """Groups [groups, devices of a group] among all devices of a program."""
+    return np.arange(num_devices)[None] if self.groups is None else self.groups
+
 
 def collectives(module: Module, rounds: int = 1) -> list[Collective]:
   """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`."""

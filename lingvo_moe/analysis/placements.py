@@ -72,7 +72,7 @@ def places(mesh: Mesh, topology: Topology) -> list[_Place]:
 def _cost(text, collectives, mesh, topology, devices) -> PlacementCost:
   exchange = total = 0.0
   for collective in collectives:
-    groups = np.arange(mesh.num_devices)[None] if collective.groups is None else collective.groups
+    groups = collective.groups_of(mesh.num_devices)
     seconds = collective.times * torus.seconds(collective.kind, collective.bytes, groups, devices, topology.chip)
     total += seconds
     exchange += seconds if collective.kind == 'all-to-all' else 0.0

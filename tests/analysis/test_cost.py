@@ -285,7 +285,7 @@ def test_nothing_large_is_gathered_on_a_tpu(on_tpu):
 
 def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
   for config, mesh, topology, compiled in on_tpu.values():
-    told = cost.analyze(compiled, config.program(), mesh, topology.chip)
+    told = cost.analyze(compiled, config.program(), mesh, topology)
     found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
     # Rows of a small table are looked up by a product.
     assert found.pop('other') < 0.05 * told['flops'] * mesh.num_devices
@@ -321,7 +321,7 @@ def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
   config, topology = dataclasses.replace(MIXED, remat=remat), Topology.parse('v3:2x2')
   mesh = Mesh((('expert', topology.num_devices),))
   compiled = cost.compile_step(config, mesh, topology)
-  told = cost.analyze(compiled, config.program(), mesh, topology.chip)
+  told = cost.analyze(compiled, config.program(), mesh, topology)
   found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
   expected = flops.train_step(config)
   lookups = found.pop('other')  # rows of a small table are looked up by a product
