@@ -71,7 +71,7 @@ class Step:
     return {name: share(getattr(self._stats, name)) for name in names}
 
   def _forward_backward(self, x_BTM):
-    theta = {name: v.read_value() for name, v in self._theta.items()}
+    theta = {name: v.value() for name, v in self._theta.items()}
     of = [x_BTM, *theta.values()]
     with backend.use(self._backend), tf.GradientTape() as tape:
       tape.watch(of)

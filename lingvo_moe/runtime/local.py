@@ -125,7 +125,7 @@ class LocalRuntime:
     return self._read(self._variables())
 
   def _read(self, variables):
-    return tf.nest.map_structure(lambda v: v.read_value(), variables)
+    return tf.nest.map_structure(lambda v: v.value(), variables)
 
   def _adopt(self, state):
     if self._step is None:
@@ -149,7 +149,7 @@ class LocalRuntime:
       self._assign(state)
       return metrics
     program, variables = self.program, self._variables()
-    step = self._step.read_value()
+    step = self._step.value()
     grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)

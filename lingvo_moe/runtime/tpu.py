@@ -162,7 +162,7 @@ class Sliced:
       for core in holders:
         self._variables[core].assign(tf.cast(part, self.dtype))
 
-  def read_value(self) -> tf.Tensor:
+  def value(self) -> tf.Tensor:
     """Reads the whole tensor, in a step."""
     whole = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self.dtype)
     whole.set_shape(self.shape)

@@ -336,8 +336,8 @@ def unescape(text):
 def on_cpu(monkeypatch):
   """A runtime whose cores are this CPU: their parts are joined and split here, one computation does for all."""
 
-  def read_value(self):
-    parts = [self._variables[holders[0]].read_value() for _, holders in self._tiles]
+  def value(self):
+    parts = [self._variables[holders[0]].value() for _, holders in self._tiles]
     tiles = [size // part for size, part in zip(self.shape, parts[0].shape, strict=True)]
     for axis, count in reversed(list(enumerate(tiles))):
       parts = [tf.concat(parts[i : i + count], axis) for i in range(0, len(parts), count)]
@@ -348,7 +348,7 @@ def on_cpu(monkeypatch):
       for core in holders:
         self._variables[core].assign(value[index])
 
-  monkeypatch.setattr(tpu.Sliced, 'read_value', read_value)
+  monkeypatch.setattr(tpu.Sliced, 'value', value)
   monkeypatch.setattr(tpu.Sliced, 'assign', assign)
   monkeypatch.setattr(xla_sharding, 'current', lambda: None)
   here = types.SimpleNamespace(run=lambda f, args: f(*args))

@@ -164,4 +164,4 @@ def _assign(weight, slots, new_weight, new_slots):
 
 
 def _read(variables):
-  return tf.nest.map_structure(lambda v: v.read_value(), variables)
+  return tf.nest.map_structure(lambda v: v.value(), variables)
