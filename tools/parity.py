@@ -108,22 +108,24 @@ def _of_processes(name, bindings, mesh, count, steps, split_dense):
       return pickle.load(f)
 
 
-def table(rows: dict) -> str:
-  """Table of the differences by mesh, as text."""
-  width = max(len('mesh'), *map(len, rows))
-  lines = [f'{"mesh":{width}}  loss     gradient weights  slots    routed otherwise  symbols  scores   collectives']
-  for mesh, row in rows.items():
-    flips = f'{row.flips} (within {row.flip_margin:.0e})' if row.flips else '0'
-    kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(row.collectives.items())) or '-'
-    numbers = '  '.join(f'{x:7.1e}' for x in (row.loss, row.gradients, row.weights, row.slots))
-    same = 'same' if row.same_ids else 'DIFFER'
-    lines.append(f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}')
-  return '\n'.join(lines)
+def heading(width: int) -> str:
+  """Heading of the table; `width` is that of the longest name of a mesh."""
+  return f'{"mesh":{width}}  loss     gradient weights  slots    routed otherwise  symbols  scores   collectives'
+
+
+def line(mesh: str, row, width: int) -> str:
+  """Line of the table for the differences on a mesh."""
+  flips = f'{row.flips} (within {row.flip_margin:.0e})' if row.flips else '0'
+  kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(row.collectives.items())) or '-'
+  numbers = '  '.join(f'{x:7.1e}' for x in (row.loss, row.gradients, row.weights, row.slots))
+  same = 'same' if row.same_ids else 'DIFFER'
+  return f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
 
 
 def main(argv):
   del argv
   from lingvo_moe.analysis import parity
+  from lingvo_moe.runtime import spmd
   from lingvo_moe.xla_sharding import Mesh
 
   asked = (_EVERY_KIND if _GRID.value else _FEW) if _MESHES.value is None else _MESHES.value
@@ -142,13 +144,17 @@ def main(argv):
   variants = grid(_MODEL.value, _GIN_BINDINGS.value) if _GRID.value else {'': _GIN_BINDINGS.value}
   for bindings in variants.values():
     config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
-  _make_devices(most)
+  spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer
+  names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
+  width = max(len('mesh'), *map(len, names.values()))
+  print(heading(width), flush=True)
   rows = {}
   for label, bindings in variants.items():
     reference = observe('data:1', bindings)
     for mesh in meshes:
-      rows[f'{mesh} {label}'.strip()] = parity.compare(reference, observe(mesh, bindings))
-  print(table(rows))
+      row = rows[names[label, mesh]] = parity.compare(reference, observe(mesh, bindings))
+      print(line(names[label, mesh], row, width), flush=True)
+      spmd.release()
   failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:
@@ -158,14 +164,6 @@ def main(argv):
     return 1
   print(f'all agree with one device to {_TOLERANCE.value:g}')
   return 0
-
-
-def _make_devices(count: int) -> None:
-  """Creates the virtual devices that the largest mesh needs, before JAX starts with fewer."""
-  from lingvo_moe.runtime import spmd
-  from lingvo_moe.xla_sharding import Mesh
-
-  spmd.connect(Mesh((('data', count),)))
 
 
 if __name__ == '__main__':

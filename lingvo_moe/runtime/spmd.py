@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import math
 import os
@@ -66,6 +67,12 @@ class Processes:
         'several processes need --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
         f'none of them; saw {self.coordinator!r}, {self.count} and {self.index}'
       )
+
+
+def release() -> None:
+  """Frees compiled programs, which JAX keeps: call it between the runtimes of a process that makes many."""
+  jax.clear_caches()
+  gc.collect()  # traced functions and their graphs refer to each other in circles
 
 
 def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
