@@ -31,7 +31,11 @@ class MtConfig(DataConfig, TranslationTask):
   """Model, training and decoding of a translation model."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
-  ff_dim: int = field(256, 'H, the width of the dense feed-forward layers and of every expert.', at_least=1)
+  ff_dim: int = field(
+    256,
+    'H, the width of the dense feed-forward layers, and of every expert unless expert_dim says another.',
+    at_least=1,
+  )
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1)
@@ -45,6 +49,7 @@ class MtConfig(DataConfig, TranslationTask):
   )
   groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
   expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
+  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
     0, 'Experts that every token visits beside the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
   )
@@ -221,7 +226,7 @@ class MtConfig(DataConfig, TranslationTask):
       groups = self.num_groups // self.micro_batches  # of what it is given at once
       moe = MoE(
         self.model_dim,
-        self.ff_dim,
+        self.expert_dim or self.ff_dim,
         self.num_experts,
         num_groups=groups,
         capacity_factor=self.capacity_factor,
