@@ -1,7 +1,7 @@
 """Experts: E networks, each on the tokens dispatched to it (GShard, equations 2 and 3).
 
 An expert may be any network. A subclass of Experts names its weights, whose first axis is E, and is a function of the
-tokens in the slots of all experts, x_EGCM; see docs/gates.md for one written from scratch.
+tokens in the slots of all experts, x_EGCM; docs/add_a_model.md writes one.
 """
 
 from __future__ import annotations
