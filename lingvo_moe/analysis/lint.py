@@ -25,7 +25,6 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts
 from lingvo_moe.layers import moe
-from lingvo_moe.layers.gates import expert_choice
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
@@ -147,28 +146,17 @@ def planted(plant: str) -> Iterator[None]:
   """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = gate.at_choices, expert_choice.largest, moe.shard, dispatch.shard, experts.shard
+  saved = gate.at_choices, moe.shard, dispatch.shard, experts.shard
   if plant == 'topk':
-    gate.at_choices, expert_choice.largest = _values_by_top_k, _largest_by_top_k
+    gate.at_choices = _values_by_top_k
   elif plant == 'unsharded':
     moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
   try:
     yield
   finally:
-    gate.at_choices, expert_choice.largest, moe.shard, dispatch.shard, experts.shard = saved
+    gate.at_choices, moe.shard, dispatch.shard, experts.shard = saved
 
 
 def _values_by_top_k(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
   """Values at the top choices by tf.math.top_k, whose gradient scatters into those of all groups by a flat index."""
   return tf.math.top_k(values_GSE, expert_GSR.shape[-1]).values
-
-
-def _largest_by_top_k(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Tensor:
-  """Top tokens of each expert by tf.math.top_k over all groups at once."""
-  groups, size, num_experts = values_GSE.shape
-  rows = tf.reshape(tf.einsum('GSE->EGS', values_GSE * real_GS[..., tf.newaxis]), [num_experts, groups * size])
-  order = tf.math.top_k(rows, groups * size).indices
-  place = tf.reshape(tf.argsort(order, axis=1), [num_experts, groups, size])
-  return tf.einsum('EGS->GSE', tf.cast(place, tf.float32)) < tf.cast(
-    groups * k_G[:, tf.newaxis, tf.newaxis], tf.float32
-  )
