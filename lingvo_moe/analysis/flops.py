@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lingvo_moe.analysis.parts import PARTS
-from lingvo_moe.layers.gates.top2 import expert_capacity
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.layers.gates.gate import expert_capacity
+from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig
-
-_CHOICES = 2  # experts that a token visits
 
 Parts = dict[str, int]  # by the names of PARTS
 
@@ -38,7 +38,7 @@ def train_step(config: MtConfig) -> Parts:
       # Four projections, of which the last is not recomputed where attention alone is.
       parts['projections'] += attentions * (3 * 4 + (4 if blocks else 3 * again)) * _projection(config, tokens)
       if layer.is_moe:
-        for name, flops in _experts(config, tokens, config.dispatch, again=blocks).items():
+        for name, flops in _experts(config, layer.ffn, tokens, config.dispatch, again=blocks).items():
           parts[name] += flops
       else:
         once = 2 * tokens * config.model_dim * config.ff_dim
@@ -49,7 +49,8 @@ def train_step(config: MtConfig) -> Parts:
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
   """FLOPs of one MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
-  return dict.fromkeys(PARTS, 0) | _experts(config, _tokens(config), dispatch, again=False)
+  layer = next(layer.ffn for layer, _ in _layers(config.task().encoder) if layer.is_moe)
+  return dict.fromkeys(PARTS, 0) | _experts(config, layer, _tokens(config), dispatch, again=False)
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
@@ -103,15 +104,16 @@ def _scores(config: MtConfig, tokens: int) -> int:
   return 2 * tokens * config.model_dim * vocab_size
 
 
-def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Parts:
+def _experts(config: MtConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> Parts:
   """FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   return {
-    'gating': (3 + again) * 2 * tokens * config.model_dim * config.num_experts,
-    'experts': (3 + again) * 2 * 2 * config.num_groups * slots * config.model_dim * config.ff_dim,
+    'gating': (3 + again) * 2 * tokens * _gate_size(layer),
+    'experts': (3 + again) * 2 * config.num_groups * slots * _expert_size(layer),
+    'feed-forward': (3 + again) * 2 * tokens * _shared_size(layer),
     # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
     'dispatch/combine': (2 + again + 3) * masks,
   }
@@ -119,7 +121,26 @@ def _experts(config: MtConfig, tokens: int, dispatch: str, *, again: bool) -> Pa
 
 def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
   """Adds the forward FLOPs of a layer's feed-forward, dense or MoE, at inference."""
-  once = 2 * 2 * tokens * config.model_dim * config.ff_dim
-  parts['experts' if layer.is_moe else 'feed-forward'] += once * (_CHOICES if layer.is_moe else 1)
-  if layer.is_moe:
-    parts['gating'] += 2 * tokens * config.model_dim * config.num_experts
+  if not layer.is_moe:
+    parts['feed-forward'] += 2 * 2 * tokens * config.model_dim * config.ff_dim
+    return
+  visits = tokens * layer.ffn.gate.choices(config.num_experts)
+  parts['experts'] += round(2 * visits * _expert_size(layer.ffn))
+  parts['gating'] += 2 * tokens * _gate_size(layer.ffn)
+  parts['feed-forward'] += 2 * tokens * _shared_size(layer.ffn)
+
+
+def _expert_size(layer: MoE) -> int:
+  """Weights of one expert."""
+  return weights_lib.count(layer.experts.weights()) // layer.num_experts
+
+
+def _gate_size(layer: MoE) -> int:
+  """Weights of a gate that a token is multiplied with."""
+  specs = layer.gate.weights(layer.model_dim, layer.num_experts)
+  return weights_lib.count(specs)
+
+
+def _shared_size(layer: MoE) -> int:
+  """Weights of the matrices of shared experts."""
+  return 2 * layer.model_dim * layer.shared_experts * layer.hidden_dim

@@ -25,8 +25,7 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts
 from lingvo_moe.layers import moe
-from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.gates.top2 import top2_gating
+from lingvo_moe.layers.gates import gate
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
 from lingvo_moe.program import Program
@@ -147,20 +146,17 @@ def planted(plant: str) -> Iterator[None]:
   """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = moe.top2_gating, moe.shard, dispatch.shard, experts.shard
+  saved = gate.at_choices, moe.shard, dispatch.shard, experts.shard
   if plant == 'topk':
-    moe.top2_gating = _gating_by_top_k
+    gate.at_choices = _values_by_top_k
   elif plant == 'unsharded':
     moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
   try:
     yield
   finally:
-    moe.top2_gating, moe.shard, dispatch.shard, experts.shard = saved
+    gate.at_choices, moe.shard, dispatch.shard, experts.shard = saved
 
 
-def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> Routing:
-  """Top-2 gating by tf.math.top_k, whose gradient scatters into the gates of all groups by a flat index."""
-  routing = top2_gating(logits_GSE, paddings_GS, **options)
-  gate_GSR = tf.math.top_k(tf.nn.softmax(logits_GSE), 2).values
-  gate_GSR /= tf.reduce_sum(gate_GSR, axis=-1, keepdims=True)
-  return routing._replace(weight_GSR=gate_GSR * tf.cast(routing.weight_GSR > 0, tf.float32))
+def _values_by_top_k(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
+  """Values at the top choices by tf.math.top_k, whose gradient scatters into those of all groups by a flat index."""
+  return tf.math.top_k(values_GSE, expert_GSR.shape[-1]).values

@@ -66,9 +66,13 @@ class Step:
     self.sums = sums.numpy()  # waits for all computation
 
   def choices(self) -> dict[str, float]:
-    share = lambda dropped: round(float(dropped / self._stats.tokens), 4)
-    names = 'first_dropped', 'second_dropped', 'second_skipped'
-    return {name: share(getattr(self._stats, name)) for name in names}
+    stats = self._stats
+    counts = {
+      'first_dropped': stats.dropped_R[0],
+      'second_dropped': tf.reduce_sum(stats.dropped_R[1:]),
+      'second_skipped': stats.skipped,
+    }
+    return {name: round(float(count / stats.tokens), 4) for name, count in counts.items()}
 
   def _forward_backward(self, x_BTM):
     theta = {name: v.value() for name, v in self._theta.items()}

@@ -11,7 +11,7 @@ from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.layers.gates.top2 import expert_capacity
+from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
@@ -71,7 +71,7 @@ class _Step:
 
   def about(self) -> dict[str, float]:
     stats, layer = self._stats, self._layer
-    dropped = (stats.first_dropped + stats.second_dropped) / (2 * stats.tokens)
+    dropped = tf.reduce_sum(stats.dropped_R) / (2 * stats.tokens)
     size = 4 * layer.num_experts * layer.num_groups * self._slots
     return {
       'rounds': float(stats.rounds),

@@ -100,11 +100,11 @@ def _choices(config: MtConfig, routing) -> Timing:
   if not routing:
     return {}
   tokens = sum(stats.tokens for stats in routing.values())
-  share = lambda name: round(float(sum(getattr(stats, name) for stats in routing.values()) / tokens), 4)
+  share = lambda count: round(float(sum(count(stats) for stats in routing.values()) / tokens), 4)
   return {
     'dispatch': config.dispatch,
     'num_groups': config.num_groups,
-    'first_dropped': share('first_dropped'),
-    'second_dropped': share('second_dropped'),
-    'second_skipped': share('second_skipped'),
+    'first_dropped': share(lambda stats: stats.dropped_R[0]),
+    'second_dropped': share(lambda stats: sum(stats.dropped_R[1:])),
+    'second_skipped': share(lambda stats: stats.skipped),
   }

@@ -63,6 +63,10 @@ class EinsumDispatcher:
   def _mask_GSX(self, weight_GSR: tf.Tensor) -> tf.Tensor:
     """Weights of each token at its slots."""
     r = self.routing
+    if r.every_expert:  # choice r has a slot of expert r
+      slot_GSR = tf.where(r.weight_GSR > 0, r.slot_GSR, -1)
+      mask_GSRC = tf.one_hot(slot_GSR, r.capacity) * weight_GSR[..., tf.newaxis]
+      return shard(tf.reshape(mask_GSRC, [*sizes(slot_GSR)[:2], r.num_experts * r.capacity]), 'GSX')
     slot_GSR = tf.where(r.weight_GSR > 0, r.expert_GSR * r.capacity + r.slot_GSR, -1)  # -1: a row of zeros
     # One choice at a time: a mask of both choices before their sum, [G, S, R, X], would be twice as large.
     at = lambda rank: tf.one_hot(slot_GSR[:, :, rank], r.num_experts * r.capacity) * weight_GSR[:, :, rank, tf.newaxis]
@@ -90,8 +94,7 @@ class GatherDispatcher:
   """Dispatch by gathers: copies rows by index into the slots of the experts, and back.
 
   There is an index of each choice's slot and one of each slot's choice, so the gradient of a gather by one is a gather by
-  the other. On a mesh it works
-  in manual regions (section 3.2 of GShard): each device copies the rows of its own groups, and only copied rows are
+  the other. On a mesh it works in manual regions (section 3.2 of GShard): each device copies the rows of its own groups, and only copied rows are
   communicated.
   """
 

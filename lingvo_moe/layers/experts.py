@@ -1,8 +1,14 @@
-"""Experts: E feed-forward networks, each on the tokens dispatched to it (GShard, equations 2 and 3)."""
+"""Experts: E networks, each on the tokens dispatched to it (GShard, equations 2 and 3).
+
+An expert may be any network. A subclass of Experts names its weights, whose first axis is E, and is a function of the
+tokens in the slots of all experts, x_EGCM; docs/add_a_model.md writes one.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -17,13 +23,117 @@ from lingvo_moe.layers.dispatch import Dispatched
 from lingvo_moe.layers.dispatch import GroupedRows
 from lingvo_moe.xla_sharding import shard
 
+ACTIVATIONS = {
+  'relu': tf.nn.relu,
+  'gelu': lambda x: tf.nn.gelu(x, approximate=True),
+  'silu': tf.nn.silu,
+}
+
+
+class Experts(abc.ABC):
+  """Experts of a MoE layer: a frozen dataclass of their sizes."""
+
+  @abc.abstractmethod
+  def weights(self) -> Specs:
+    """Weights by name; the first axis of each is E."""
+
+  @abc.abstractmethod
+  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs y_EGCM of every slot, full or not; each slot's depends on that slot alone.
+
+    Args:
+      theta: the weights. It may be called with those of some experts only, and their tokens.
+      x_EGCM: tokens in the slots of each expert; zeros in empty slots.
+      keys_EGC: random key of each slot, for dropout; None: no dropout.
+    """
+
+  def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
+    """Outputs of grouped rows: here each expert is called by itself, its rows in slots of one group."""
+    return x._replace(x_XM=_expert_by_expert(self, theta, x, keys_X))
+
+
+def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
+  """Outputs of experts in the form of their input: slots or grouped rows.
+
+  Args:
+    experts: the experts.
+    theta: their weights.
+    x: tokens of each expert.
+    keys: random keys of the tokens as prng.as_bytes, dispatched as x is; None: no dropout. An expert then drops the same
+      features of a token whatever slot or row it comes in.
+  """
+  if isinstance(x, GroupedRows):
+    keys_X = None if keys is None else prng.fold(prng.from_bytes(keys.x_XM), _expert_of_rows(keys))
+    return experts.rows(theta, x, keys_X)
+  if keys is None:
+    return experts(theta, x)
+  expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]
+  return experts(theta, x, prng.fold(prng.from_bytes(keys), expert_E11))
+
 
 @dataclasses.dataclass(frozen=True)
-class Experts:
-  """Expert feed-forward relu(x wi) wo, without biases, as in the paper.
+class FeedForwardExperts(Experts):
+  """Expert feed-forward act(x wi) wo, without biases; with ReLU that of the paper.
 
-  `dropout` after the ReLU is the expert dropout of Switch Transformers (Fedus et al., 2021, section 2.4).
+  Attributes:
+    model_dim: M.
+    hidden_dim: H.
+    num_experts: E.
+    dropout: rate after the activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section 2.4).
+    activation: a name of ACTIVATIONS.
   """
+
+  model_dim: int
+  hidden_dim: int
+  num_experts: int
+  dropout: float = 0.0
+  activation: str = 'relu'
+
+  def weights(self) -> Specs:
+    return {'wi': _inwards(self), 'wo': _outwards(self)}
+
+  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs y_EGCM; see Experts."""
+    h_EGCH = ACTIVATIONS[self.activation](shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
+    h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
+    return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+
+  def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
+    """Outputs of grouped rows: with ReLU by ops.grouped_ffn."""
+    if self.activation != 'relu':
+      return super().rows(theta, x, keys_X)
+    ones = lambda: tf.ones([sizes(x.x_XM)[0], self.hidden_dim])
+    keep_XH = None if keys_X is None else prng.dropout(ones(), self.dropout, keys_X)
+    return x._replace(x_XM=ops.grouped_ffn(x.x_XM, x.expert_offsets, theta['wi'], theta['wo'], keep_XH))
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedExperts(Experts):
+  """Gated expert (act(x wg) * x wi) wo: GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202).
+
+  It has three matrices of M x H. Attributes are those of FeedForwardExperts.
+  """
+
+  model_dim: int
+  hidden_dim: int
+  num_experts: int
+  dropout: float = 0.0
+  activation: str = 'gelu'
+
+  def weights(self) -> Specs:
+    return {'wi': _inwards(self), 'wg': _inwards(self), 'wo': _outwards(self)}
+
+  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs y_EGCM; see Experts."""
+    inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
+    h_EGCH = ACTIVATIONS[self.activation](inwards('wg')) * inwards('wi')
+    h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
+    return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+
+
+@dataclasses.dataclass(frozen=True)
+class DeepExperts(Experts):
+  """Expert of two hidden layers, relu(relu(x wi) wh) wo. Attributes are those of FeedForwardExperts."""
 
   model_dim: int
   hidden_dim: int
@@ -31,32 +141,72 @@ class Experts:
   dropout: float = 0.0
 
   def weights(self) -> Specs:
-    e, m, h = self.num_experts, self.model_dim, self.hidden_dim
-    return {
-      'wi': WeightSpec((e, m, h), 'EMH', glorot_uniform(m, h), factored='MH'),
-      'wo': WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM'),
-    }
+    e, h = self.num_experts, self.hidden_dim
+    # Features of the first hidden layer are axis V, which is not split: only one axis of a weight can be.
+    middle = WeightSpec((e, h, h), 'EJH', glorot_uniform(h, h), factored='JH')
+    return {'wi': dataclasses.replace(_inwards(self), dims='EMJ', factored='MJ'), 'wh': middle, 'wo': _outwards(self)}
 
-  def __call__(self, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
-    """Outputs in the form of the input: every slot of every expert, full or not, or grouped rows.
-
-    Args:
-      theta: wi [E, M, H], wo [E, H, M].
-      x: tokens of each expert.
-      keys: random keys of the tokens as prng.as_bytes, dispatched as x is, for dropout; None: no dropout.
-    """
-    if isinstance(x, GroupedRows):
-      keep_XH = None if keys is None else self._keep_rows(keys)
-      return x._replace(x_XM=ops.grouped_ffn(x.x_XM, x.expert_offsets, theta['wi'], theta['wo'], keep_XH))
-    h_EGCH = tf.nn.relu(shard(ops.product('EGCM,EMH->EGCH', x, theta['wi']), 'EGCH'))
-    if keys is not None:
-      expert_E11 = tf.range(self.num_experts)[:, tf.newaxis, tf.newaxis]
-      h_EGCH = prng.dropout(h_EGCH, self.dropout, prng.fold(prng.from_bytes(keys), expert_E11))
+  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs y_EGCM; see Experts."""
+    h_EGCJ = tf.nn.relu(shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
+    h_EGCH = tf.nn.relu(shard(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
+    h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
-  def _keep_rows(self, keys: GroupedRows) -> tf.Tensor:
-    """Dropout masks of the hidden layer of grouped rows, scaled; those that the same tokens have in slots."""
-    rows = tf.range(sizes(keys.x_XM)[0])
-    expert_X = tf.searchsorted(keys.expert_offsets[1:], rows, side='right')
-    key_X = prng.fold(prng.from_bytes(keys.x_XM), expert_X)
-    return prng.dropout(tf.ones([sizes(rows)[0], self.hidden_dim]), self.dropout, key_X)
+
+@dataclasses.dataclass(frozen=True)
+class LinearExperts(Experts):
+  """Linear expert x w of each of several weights, side by side: outputs [E, G, C, the sum of their sizes].
+
+  Attributes:
+    specs: weights [E, M, J] by name.
+  """
+
+  specs: Specs
+
+  def weights(self) -> Specs:
+    return self.specs
+
+  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
+    """Outputs y_EGCJ; see Experts."""
+    del keys_EGC
+    return tf.concat([ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta[name]) for name in self.specs], axis=-1)
+
+
+# Experts by name: functions of (M, H, E, dropout).
+EXPERTS: dict[str, Callable[[int, int, int, float], Experts]] = {
+  'relu': FeedForwardExperts,
+  'gelu': lambda *sizes: FeedForwardExperts(*sizes, activation='gelu'),
+  'geglu': GatedExperts,
+  'swiglu': lambda *sizes: GatedExperts(*sizes, activation='silu'),
+  'deep': DeepExperts,
+}
+
+
+def _inwards(experts) -> WeightSpec:
+  e, m, h = experts.num_experts, experts.model_dim, experts.hidden_dim
+  return WeightSpec((e, m, h), 'EMH', glorot_uniform(m, h), factored='MH')
+
+
+def _outwards(experts) -> WeightSpec:
+  e, m, h = experts.num_experts, experts.model_dim, experts.hidden_dim
+  return WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM')
+
+
+def _expert_of_rows(rows: GroupedRows) -> tf.Tensor:
+  return tf.searchsorted(rows.expert_offsets[1:], tf.range(sizes(rows.x_XM)[0]), side='right')
+
+
+def _expert_by_expert(experts: Experts, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None) -> tf.Tensor:
+  """Outputs [X, M] of grouped rows; those of the last row, which belongs to no expert, are zeros."""
+  num_experts = x.expert_offsets.shape[0] - 1
+  count_E = x.expert_offsets[1:] - x.expert_offsets[:-1]
+  divided = lambda x_X: tf.split(x_X, tf.concat([count_E, [1]], axis=0), num=num_experts + 1)
+  weights = {name: tf.split(weight, num_experts) for name, weight in theta.items()}
+  keys = None if keys_X is None else divided(keys_X)
+  in_slots = lambda x_X: x_X[tf.newaxis, tf.newaxis]
+  y = []
+  for e, x_CM in enumerate(divided(x.x_XM)[:-1]):
+    own = {name: weight[e] for name, weight in weights.items()}
+    y.append(experts(own, in_slots(x_CM), None if keys is None else in_slots(keys[e]))[0, 0])
+  return tf.concat([*y, tf.zeros([1, y[0].shape[-1]], y[0].dtype)], axis=0)

@@ -39,7 +39,7 @@ from lingvo_moe.xla_sharding import shard
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
 # Weights always used in float32: lower precision makes gates tie, and norms sum over many terms.
-_FLOAT32 = ('gate', 'scale', 'bias')
+_FLOAT32 = ('gate', 'gate_noise', 'gate_within', 'gate_within_noise', 'scale', 'bias')
 
 
 class Routed(NamedTuple):

@@ -76,6 +76,7 @@ def serve_all(
   position_GSR: tf.Tensor,
   longest: tf.Tensor,
   slots: Size,
+  width: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Serves every choice of an expert, in rounds: here one round, with as many slots as the longest queue has choices.
 
@@ -87,11 +88,12 @@ def serve_all(
     position_GSR: position of each choice in the queue of its expert.
     longest: number of choices in the longest queue, at least 1.
     slots: slots of an expert and group in a round, where memory for the longest queue must not be taken.
+    width: features of y; None: as many as those of x.
 
   Returns:
     (y_GSM summed over rounds, number of rounds as float32).
   """
-  del slots
+  del slots, width
   return serve(inputs, weight_GSR, position_GSR, longest), tf.ones([])
 
 

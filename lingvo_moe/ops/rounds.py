@@ -23,6 +23,7 @@ def serve_all(
   position_GSR: tf.Tensor,
   longest: tf.Tensor,
   slots: int,
+  width: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Rounds of `slots` choices of each queue; see reference.serve_all.
 
@@ -57,7 +58,10 @@ def serve_all(
       return [tf.cast(total, a.dtype) for total, a in zip(sums, args, strict=True)]
 
     x_GSM = args[1]
-    return loop(lambda number, y_GSM: [y_GSM + serve_round(number, *args)], _zeros(x_GSM, x_GSM.dtype))[0], grad
+    zeros_GSM = _zeros(x_GSM, x_GSM.dtype)
+    if width is not None:
+      zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
+    return loop(lambda number, y_GSM: [y_GSM + serve_round(number, *args)], zeros_GSM)[0], grad
 
   return run(weight_GSR, *tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_moe.analysis import cost
-from lingvo_moe.layers.gates.top2 import expert_capacity
+from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.paper import claims
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.markdown import table

@@ -26,13 +26,15 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
   return {name: float(value) for name, value in flat.items()}
 
 
+RANKS = ('first', 'second', 'third', 'fourth', 'fifth', 'sixth', 'seventh', 'eighth')  # choices of a token
+
+
 def _routing_scalars(stats) -> dict[str, float]:
   routed = max(float(stats.tokens), 1.0)
   return {
     'aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
-    'first_dropped': stats.first_dropped / routed,
-    'second_dropped': stats.second_dropped / routed,
-    'second_skipped': stats.second_skipped / routed,
+    **{f'{rank}_dropped': dropped / routed for rank, dropped in zip(RANKS, stats.dropped_R)},
+    'second_skipped': stats.skipped / routed,
     'entropy': stats.entropy / routed,
     'z_loss': stats.z_loss / routed,
     'rounds': stats.rounds,

@@ -48,6 +48,15 @@ MODELS['regularised'] = dataclasses.replace(
   router_z_loss_weight=0.01,
   experts_in='encoder',
 )
+GATES = {
+  'soft': {},
+  'noisy_top_k': {'num_experts': 4},
+  'hierarchical': {'num_experts': 16, 'groups_of_experts': 4},
+  'switch': {'gate_init_scale': 0.1},
+  'top_k': {'choices': 3, 'shared_experts': 1, 'expert': 'swiglu'},
+  'expert_choice': {'experts_in': 'encoder', 'expert': 'deep'},
+}
+MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
@@ -91,6 +100,13 @@ def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
 def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
   assert max(row.loss, row.gradients, row.slots) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2'])
+@pytest.mark.parametrize('gate', GATES)
+def test_every_gate_agrees_with_one_device(gate, mesh):
+  assert_agree(gate, mesh)
 
 
 @pytest.mark.parametrize('mesh', ['', 'expert:4'])

@@ -72,11 +72,11 @@ def test_rounds_equal_a_layer_with_room_for_all(kind, way, training):
   key = prng.key(0) if training else None
   roomy = dataclasses.replace(LAYER, dispatch=way, capacity_factor=float(EXPERTS))
   expected, stats = run(roomy, kind, backend.REFERENCE, key)
-  assert float(stats.first_dropped + stats.second_dropped) == 0
+  assert float(stats.dropped_R[0] + stats.dropped_R[1]) == 0
   got, of_rounds = run(dataclasses.replace(LAYER, dispatch=way), kind, xla.BACKEND, key, jit=True)
   assert_same(got, expected)
   np.testing.assert_array_equal(of_rounds.tokens_E, stats.tokens_E)
-  assert float(of_rounds.first_dropped + of_rounds.second_dropped) == 0
+  assert float(of_rounds.dropped_R[0] + of_rounds.dropped_R[1]) == 0
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -116,8 +116,8 @@ def test_second_choices_skipped_at_random_stay_skipped(seed):
   key = prng.key(seed)
   _, stats = run(LAYER, 'random', xla.BACKEND, key, jit=True, seed=seed)
   _, dropping = run(dataclasses.replace(LAYER, capacity_factor=1.0), 'random', backend.REFERENCE, key, seed=seed)
-  assert float(stats.second_skipped) == float(dropping.second_skipped) > 0
-  assert float(dropping.first_dropped) > 0 == float(stats.first_dropped)
+  assert float(stats.skipped) == float(dropping.skipped) > 0
+  assert float(dropping.dropped_R[0]) > 0 == float(stats.dropped_R[0])
 
 
 def test_bfloat16_gradients_are_summed_over_rounds_in_float32():

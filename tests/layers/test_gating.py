@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from lingvo_moe.layers.gates import gate as gate_lib
 from lingvo_moe.layers.gates import top2 as gating
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
@@ -33,9 +34,8 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
     'slot': np.zeros([groups, size, 2], int),
     'weight': np.zeros([groups, size, 2]),
     'tokens_E': np.zeros(num_experts),
-    'first_dropped': 0,
-    'second_dropped': 0,
-    'second_skipped': 0,
+    'dropped_R': np.zeros(2),
+    'skipped': 0,
     'tokens': 0,
     'rounds': 1,
     'z_loss': 0.0,
@@ -53,7 +53,7 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
         out['expert'][g, s, r], out['slot'][g, s, r], out['weight'][g, s, r] = expert, count_E[expert], weight
         out['tokens_E'][expert] += 1
       else:
-        out[('first_dropped', 'second_dropped')[r]] += 1
+        out['dropped_R'][r] += 1
       count_E[expert] += 1
 
     for s in real:
@@ -69,7 +69,7 @@ def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
       if 2 * weight > noise_GS[g, s]:
         send(s, 1, e2, weight)
       else:
-        out['second_skipped'] += 1
+        out['skipped'] += 1
     out['tokens'] += len(real)
     if real:
       losses.append(num_experts * np.sum(first_count_E / len(real) * mean_gate_E / len(real)))
@@ -96,8 +96,8 @@ def test_four_tokens_by_hand():
   weights = np.array([[0.6 / 0.9, 0.3 / 0.9], [0.5 / 0.9, 0.4 / 0.9], [0.7 / 0.9, 0.2 / 0.9], [0.8 / 0.9, 0.1 / 0.9]])
   np.testing.assert_allclose(routing.weight_GSR[0], weights * kept, rtol=1e-6)
   stats = routing.stats
-  assert (float(stats.tokens), float(stats.first_dropped), float(stats.second_dropped)) == (4, 1, 2)
-  assert float(stats.second_skipped) == 0
+  assert (float(stats.tokens), float(stats.dropped_R[0]), float(stats.dropped_R[1])) == (4, 1, 2)
+  assert float(stats.skipped) == 0
   np.testing.assert_array_equal(stats.tokens_E, [2, 2, 1])
   # 3 * sum_e (c_e / 4) * mean gate: c = 3, 1, 0.
   np.testing.assert_allclose(stats.aux_loss, 3 * (3 / 4 * 2.1 / 4 + 1 / 4 * 1.2 / 4), rtol=1e-6)
@@ -133,7 +133,7 @@ def test_weights_sum_to_one_where_nothing_is_dropped():
 def test_second_choice_is_kept_where_twice_its_gate_exceeds_the_noise():
   routing = gate([[0.7, 0.3]] * 3, noise_S=[0.0, 0.59, 0.61])
   np.testing.assert_allclose(routing.weight_GSR[0], [[0.7, 0.3], [0.7, 0.3], [0.7, 0]], rtol=1e-6)
-  assert float(routing.stats.second_skipped) == 1
+  assert float(routing.stats.skipped) == 1
 
 
 def test_randomly_skipped_second_choice_takes_no_slot():
@@ -141,7 +141,7 @@ def test_randomly_skipped_second_choice_takes_no_slot():
   routing = gate([[0.7, 0.2, 0.1]] * 3, noise_S=[0, 0.9, 0], capacity=2)
   np.testing.assert_array_equal(routing.weight_GSR[0, :, 1] > 0, [True, False, True])
   np.testing.assert_array_equal(tf.gather(routing.slot_GSR[0, :, 1], [0, 2]), [0, 1])
-  assert float(routing.stats.second_dropped) == 0
+  assert float(routing.stats.dropped_R[1]) == 0
 
 
 def test_padding_takes_no_slot_and_counts_in_no_statistic():
@@ -203,7 +203,7 @@ def test_without_a_capacity_nothing_is_dropped():
   route = tf.function(lambda l, p: tf.nest.map_structure(tf.convert_to_tensor, gating.top2_gating(l, p)), any_shape)
   dynamic = route(logits, tf.zeros([3, 16]))
   for routing in static, dynamic:
-    assert float(routing.stats.first_dropped) == float(routing.stats.second_dropped) == 0
+    assert float(routing.stats.dropped_R[0]) == float(routing.stats.dropped_R[1]) == 0
     assert np.all(routing.weight_GSR > 0)
   busiest = max(np.bincount(np.ravel(e), minlength=4).max() for e in dynamic.expert_GSR.numpy())
   assert int(dynamic.capacity) == busiest < 16  # the longest queue
@@ -309,13 +309,13 @@ def test_no_slot_is_refused():
   ],
 )
 def test_capacity_rounds_up_and_is_one_at_least(size, experts, factor, slots):
-  assert gating.expert_capacity(size, experts, factor) == slots
-  assert int(gating.expert_capacity(tf.constant(size), experts, factor)) == slots
+  assert gate_lib.expert_capacity(size, experts, factor) == slots
+  assert int(gate_lib.expert_capacity(tf.constant(size), experts, factor)) == slots
 
 
 @pytest.mark.parametrize('factor', [1.0, 1.1, 1.25, 1.3, 1.5, 1.7, 2.0, 2.2])
 def test_capacity_is_the_same_whether_the_size_is_known_at_trace_time(factor):
   sizes = np.arange(1, 3000)
   for experts in (2, 3, 7, 8, 11, 16, 30):
-    known = [gating.expert_capacity(int(s), experts, factor) for s in sizes]
-    np.testing.assert_array_equal(gating.expert_capacity(tf.constant(sizes), experts, factor), known)
+    known = [gate_lib.expert_capacity(int(s), experts, factor) for s in sizes]
+    np.testing.assert_array_equal(gate_lib.expert_capacity(tf.constant(sizes), experts, factor), known)

@@ -85,7 +85,7 @@ def test_inference_is_the_weighted_sum_of_two_experts(way):
   x = some_input()
   y, routing = way(LAYER)(x, tf.zeros([4, 5]))
   np.testing.assert_allclose(y, dense_sum(x), atol=1e-5)
-  assert float(routing.stats.first_dropped + routing.stats.second_dropped + routing.stats.second_skipped) == 0
+  assert float(routing.stats.dropped_R[0] + routing.stats.dropped_R[1] + routing.stats.skipped) == 0
 
 
 @WAYS
@@ -123,10 +123,10 @@ def test_with_room_for_all_training_equals_inference_but_for_skipped_second_choi
   roomy = dataclasses.replace(LAYER, capacity_factor=8.0)
   x, paddings, key = some_input(), tf.zeros([4, 5]), prng.key(0)
   y, routing = roomy(THETA, x, paddings, key)
-  assert float(routing.stats.first_dropped + routing.stats.second_dropped) == 0
-  assert 0 < float(routing.stats.second_skipped) < 20
+  assert float(routing.stats.dropped_R[0] + routing.stats.dropped_R[1]) == 0
+  assert 0 < float(routing.stats.skipped) < 20
   changed = np.any(np.abs(y - dense_sum(x)) > 1e-5, axis=-1)
-  assert np.sum(changed) == float(routing.stats.second_skipped)
+  assert np.sum(changed) == float(routing.stats.skipped)
 
 
 def test_groups_change_nothing_but_the_competition_for_slots():
@@ -136,10 +136,10 @@ def test_groups_change_nothing_but_the_competition_for_slots():
   roomy = [run(groups, 8.0) for groups in (1, 2, 4)]
   for y, routing in roomy[1:]:
     np.testing.assert_allclose(y, roomy[0][0], atol=1e-6)
-    assert float(routing.stats.second_skipped) == float(roomy[0][1].stats.second_skipped)
+    assert float(routing.stats.skipped) == float(roomy[0][1].stats.skipped)
   tight = [run(groups, 0.8) for groups in (1, 4)]
   assert np.any(np.abs(tight[0][0] - tight[1][0]) > 1e-3)
-  assert all(float(routing.stats.first_dropped) > 0 for _, routing in tight)
+  assert all(float(routing.stats.dropped_R[0]) > 0 for _, routing in tight)
 
 
 def test_a_group_is_whole_rows_that_other_groups_do_not_touch():
@@ -164,7 +164,7 @@ def train(layer, x, paddings, key):
     y, routing = layer(THETA, x, paddings, key)
     value = tf.reduce_sum(tf.square(y)) + routing.stats.aux_loss
   gradients = map(tf.convert_to_tensor, tf.nest.flatten(tape.gradient(value, [x, THETA])))
-  return y, routing.stats.first_dropped, *gradients
+  return y, routing.stats.dropped_R[0], *gradients
 
 
 @pytest.mark.parametrize('dispatch, in_force', [('einsum', xla.BACKEND), ('gather', xla.BACKEND)])

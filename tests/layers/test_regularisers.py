@@ -11,13 +11,14 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.gates.top2 import top2_gating
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 
-LAYER = MoE(model_dim=6, hidden_dim=32, num_experts=4, num_groups=2, capacity_factor=8.0, second_choice='always')
+LAYER = MoE(model_dim=6, hidden_dim=32, num_experts=4, num_groups=2, capacity_factor=8.0, gate=Top2('always'))
 DROPPING = dataclasses.replace(LAYER, expert_dropout=0.5)
 THETA = {**weights.initialize(LAYER.weights(), seed=3), 'gate': tf.random.stateless_normal([6, 4], [0, 9])}
 X_BTM = tf.random.stateless_normal([4, 10, 6], [0, 1])
@@ -110,12 +111,12 @@ def test_output_masking_zeroes_tokens_and_scales_the_others():
 
 
 def test_second_choices_are_taken_always_or_at_random():
-  assert float(run(LAYER)[1].second_skipped) == 0
-  assert float(run(dataclasses.replace(LAYER, second_choice='random'))[1].second_skipped) > 0
+  assert float(run(LAYER)[1].skipped) == 0
+  assert float(run(dataclasses.replace(LAYER, gate=Top2('random')))[1].skipped) > 0
 
 
 def test_the_gate_may_begin_smaller():
-  init = lambda scale: weights.initialize(dataclasses.replace(LAYER, gate_scale=scale).weights(), seed=1)
+  init = lambda scale: weights.initialize(dataclasses.replace(LAYER, gate=Top2(scale=scale)).weights(), seed=1)
   one, tenth = init(1.0), init(0.1)
   np.testing.assert_allclose(tenth['gate'], 0.1 * one['gate'], rtol=1e-6)
   np.testing.assert_array_equal(tenth['wi'], one['wi'])

@@ -12,12 +12,13 @@ from lingvo_moe.core.shapes import Size
 class RoutingStats(NamedTuple):
   """Statistics of routing: float32 sums over all groups, scalars unless axes are given; they add up over batches."""
 
-  aux_loss: tf.Tensor  # E^2 x line 13, summed over groups; 1.0 a group at perfect balance
+  aux_loss: tf.Tensor  # the gate's balance loss of each group, summed; for top-2 1.0 a group at perfect balance
   groups: tf.Tensor  # groups that hold a token
   tokens: tf.Tensor  # tokens that are not padding
-  first_dropped: tf.Tensor  # first choices without room
-  second_dropped: tf.Tensor  # second choices without room
-  second_skipped: tf.Tensor  # second choices skipped at random
+  dropped_R: (
+    tf.Tensor
+  )  # choices of each rank without room; [1] where choices have no rank (tokens that no expert serves)
+  skipped: tf.Tensor  # choices skipped at random
   tokens_E: tf.Tensor  # choices with a slot, of each expert
   entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform
   z_loss: tf.Tensor  # router z-loss: square of log sum exp of the logits, summed over tokens
@@ -42,6 +43,7 @@ class Routing(NamedTuple):
   capacity: Size  # C, slots of an expert for each group
   stats: RoutingStats
   margin_GS: tf.Tensor | None = None  # float32; difference in probability of the closest decision on the token
+  every_expert: bool = False  # whether R = E and choice r is of expert r
 
   @property
   def decisions(self) -> Decisions:

@@ -9,7 +9,10 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.stack import Stack
@@ -28,7 +31,11 @@ class MtConfig(DataConfig, TranslationTask):
   """Model, training and decoding of a translation model."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
-  ff_dim: int = field(256, 'H, the width of the dense feed-forward layers and of every expert.', at_least=1)
+  ff_dim: int = field(
+    256,
+    'H, the width of the dense feed-forward layers, and of every expert unless expert_dim says another.',
+    at_least=1,
+  )
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1)
@@ -36,6 +43,16 @@ class MtConfig(DataConfig, TranslationTask):
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
   moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
   experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
+  gate: str = field('top2', 'How tokens get their experts; see docs/gates.md.', choices=by_name.GATES)
+  choices: int = field(
+    2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
+  )
+  groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
+  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
+  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
+  shared_experts: int = field(
+    0, 'Experts that every token visits beside the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
+  )
   second_choice: str = field(
     'random',
     'Second choices that training takes: random, with probability 2 * gate as in GShard; or always.',
@@ -133,8 +150,23 @@ class MtConfig(DataConfig, TranslationTask):
   )
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
 
+  @property
+  def moe_gate(self) -> Gate:
+    """Gate of the MoE layers."""
+    return by_name.make(
+      self.gate,
+      k=self.choices,
+      second_choice=self.second_choice,
+      scale=self.gate_init_scale,
+      capacity_factor=self.capacity_factor,
+      groups_of_experts=self.groups_of_experts,
+      dispatch=self.dispatch,
+    )
+
   def _check_together(self) -> None:
     super()._check_together()
+    if self.num_experts:
+      self._check_gate()
     if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
       fields.refuse(
         self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
@@ -152,6 +184,40 @@ class MtConfig(DataConfig, TranslationTask):
           rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
           fields.refuse(self, name, rule)
 
+  def _check_gate(self) -> None:
+    if self.gate == 'expert_choice':
+      if self.experts_in != 'encoder':
+        rule = (
+          "'encoder' with gate='expert_choice': experts that choose among all tokens of a group see later tokens, which a "
+          'causal decoder does not have when it translates'
+        )
+        fields.refuse(self, 'experts_in', rule)
+      if self.capacity_factor is None:
+        fields.refuse(
+          self, 'capacity_factor', "a number with gate='expert_choice': an expert takes that many * tokens / E"
+        )
+    if self.gate in by_name.TAKE_K and self.choices > self.num_experts:
+      fields.refuse(self, 'choices', f'at most num_experts={self.num_experts}', 'add experts, or choose fewer')
+    if self.gate == 'top_k' and self.choices == 1:
+      way_out = "its one weight would be 1, without a gradient: use gate='switch'"
+      fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)
+    if self.gate in ('noisy_top_k', 'hierarchical') and self.choices < 2:
+      way_out = 'the softmax over one kept expert is 1, without a gradient'
+      fields.refuse(self, 'choices', f'2 or more with gate={self.gate!r}', way_out)
+    if self.gate == 'noisy_top_k' and self.choices >= self.num_experts:
+      way_out = 'noise cannot change who is chosen if all are'
+      fields.refuse(self, 'choices', f'less than num_experts={self.num_experts} with gate={self.gate!r}', way_out)
+    if self.gate == 'hierarchical':
+      groups, within = self.groups_of_experts, self.num_experts // max(self.groups_of_experts, 1)
+      if groups <= self.choices or self.num_experts % groups or within <= self.choices:
+        rule = (
+          f"a divisor of num_experts={self.num_experts} with gate='hierarchical', such that there are more than "
+          f'choices={self.choices} groups, and more than that many experts in each'
+        )
+        fields.refuse(self, 'groups_of_experts', rule)
+    elif self.groups_of_experts:
+      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
+
   def task(self) -> TranslationModel:
     """The model that these values describe."""
     attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
@@ -160,16 +226,17 @@ class MtConfig(DataConfig, TranslationTask):
       groups = self.num_groups // self.micro_batches  # of what it is given at once
       moe = MoE(
         self.model_dim,
-        self.ff_dim,
+        self.expert_dim or self.ff_dim,
         self.num_experts,
         num_groups=groups,
         capacity_factor=self.capacity_factor,
         dispatch=self.dispatch,
         round_capacity_factor=self.round_capacity_factor,
-        second_choice=self.second_choice,
-        gate_scale=self.gate_init_scale,
+        gate=self.moe_gate,
+        expert=self.expert,
         expert_dropout=self.expert_dropout,
         output_masking=self.expert_output_masking,
+        shared_experts=self.shared_experts,
       )
     stack = lambda layers, is_decoder: Stack(
       num_layers=layers,

@@ -7,16 +7,14 @@ import math
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import WeightSpec
 
-_CHOICES = 2  # experts that a token visits in each MoE layer, whatever their number
 
-
-def count_per_token(specs: weights_lib.Nested) -> int:
+def count_per_token(specs: weights_lib.Nested, choices: float = 2) -> int:
   """Number of weights used to compute with one source token and one target token.
 
-  These are the whole encoder and decoder, with two experts of each MoE layer; the whole output softmax, which is the
-  target embedding; and one row of a separate source embedding.
+  These are the whole encoder and decoder, with `choices` experts of each MoE layer; the whole output softmax, which is
+  the target embedding; and one row of a separate source embedding. Gates count whole.
   """
-  return sum(_used_by_a_token(name, spec) for name, spec in weights_lib.flatten(specs).items())
+  return sum(_used_by_a_token(name, spec, choices) for name, spec in weights_lib.flatten(specs).items())
 
 
 def count_experts(specs: weights_lib.Nested) -> int:
@@ -40,11 +38,11 @@ def part_of(name: str, spec: WeightSpec) -> str:
     return f'embeddings/{stack.removesuffix("_embedding")}'
   if 'norm' in path:
     return f'{stack}/norms'
-  if path[-1] == 'gate':
+  if path[-1].startswith('gate'):
     return f'{stack}/gates'
   if _experts(spec):
     return f'{stack}/experts'
-  return f'{stack}/feed_forward' if 'ffn' in path else f'{stack}/attention'
+  return f'{stack}/feed_forward' if {'ffn', 'shared'} & set(path) else f'{stack}/attention'
 
 
 def short(number: int) -> str:
@@ -66,10 +64,12 @@ def _experts(spec: WeightSpec) -> int:
   return math.prod(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter in 'LE')
 
 
-def _used_by_a_token(name: str, spec: WeightSpec) -> int:
+def _used_by_a_token(name: str, spec: WeightSpec, choices: float) -> int:
+  if name.rpartition('/')[2].startswith('gate'):
+    return spec.size
   if experts := _experts(spec):
     layers = spec.shape[0] if spec.dims.startswith('L') else 1
-    return spec.size // experts * layers * _CHOICES
+    return round(spec.size // experts * layers * choices)
   if name.startswith('source_embedding/'):
     return spec.size // spec.shape[0]
   return spec.size

@@ -1,0 +1,91 @@
+"""Comparison of gates from the runs that trained with them: quality, dropped choices, balance, entropy and pace."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_moe.analysis.results import Run
+from lingvo_moe.core.errors import UserError
+
+_LAST = 100  # lines of the training log over which statistics are averaged
+_DROPPED = re.compile(r'moe/.*/\w+_dropped$')
+
+COLUMNS = {
+  'model': 'model',
+  'gate': 'gate',
+  'step': 'step',
+  'bleu': 'BLEU',
+  'dev_loss': 'dev loss',
+  'dropped': 'dropped',
+  'largest_load': 'largest load',
+  'entropy': 'entropy',
+  'seconds': 's/step',
+}
+
+
+def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
+  """Row of a run at a decoded step, by default the newest.
+
+  BLEU is the mean over pairs. Of the last 100 logged steps: `dropped` is the number of choices without room per token
+  (for expert choice the share of tokens that no expert took), `largest_load` the largest over the mean load of an
+  expert, `entropy` that of the gate in nats, each a mean over MoE layers; `seconds` is the median of a step.
+  """
+  steps = run.decoded_steps(split)
+  if step is None and not steps:
+    raise UserError(f'{run.path} has no translations of {split}: decode it, python -m lingvo_moe.decoder')
+  step = steps[-1] if step is None else step
+  pairs = run.summary(split, step)['pairs'].values()
+  log = [line for line in run.train_log() if line['step'] <= step]
+  dev = [line['dev_loss'] for line in log if 'dev_loss' in line]
+  trained = [line for line in log if 'loss' in line][-_LAST:]
+  return {
+    'model': run.model,
+    'gate': run.values.get('gate', 'top2') if run.values.get('num_experts') else 'none (dense)',
+    'step': step,
+    'bleu': statistics.fmean(scores['bleu'] for scores in pairs),
+    'dev_loss': dev[-1] if dev else None,
+    'dropped': _mean_over_layers(trained, _DROPPED, summed=True),
+    'largest_load': _mean_over_layers(trained, re.compile(r'moe/.*/largest_load$')),
+    'entropy': _mean_over_layers(trained, re.compile(r'moe/.*/entropy$')),
+    'seconds': _seconds_a_step(trained),
+  }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """Markdown table of rows."""
+
+  def cell(value):
+    if value is None:
+      return '-'
+    return (
+      f'{value:.3g}'
+      if isinstance(value, float) and value < 10
+      else f'{value:.1f}'
+      if isinstance(value, float)
+      else str(value)
+    )
+
+  lines = [list(COLUMNS.values()), ['---', '---', *(['--:'] * (len(COLUMNS) - 2))]]
+  lines += [[cell(row[name]) for name in COLUMNS] for row in rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _mean_over_layers(log, pattern, summed: bool = False) -> float | None:
+  """Mean over lines and MoE layers of the values whose names match; of the sum over names of a layer if `summed`."""
+  values = []
+  for line in log:
+    by_layer: dict[str, list[float]] = {}
+    for name, value in line.items():
+      if pattern.match(name):
+        by_layer.setdefault(name.rpartition('/')[0], []).append(value)
+    values += [sum(found) if summed else found[0] for found in by_layer.values()]
+  return statistics.fmean(values) if values else None
+
+
+def _seconds_a_step(log) -> float | None:
+  times = [line.get('seconds_so_far') for line in log]
+  gaps = [b - a for a, b in zip(times, times[1:]) if a is not None and b is not None]
+  return statistics.median(gaps) if gaps else None

@@ -1,0 +1,102 @@
+"""Expert choice gate: each expert takes its top tokens (Zhou et al., arXiv 2202.09368)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.layers.gates import gate
+from lingvo_moe.layers.gates.routing import Routing
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertChoice:
+  """Expert choice: of n tokens of a group, each expert takes the k = ceil(capacity_factor * n / E) it likes most.
+
+  S = softmax(x W) over experts (equation 1); expert e takes the tokens of the k largest S[:, e], each with that weight.
+  A token visits capacity_factor experts in the mean, from none to all. Loads are equal, so there is no balance loss.
+  The choice depends on later tokens too, so it has no place in a causal decoder.
+
+  Attributes:
+    capacity_factor: see above.
+    scale: factor of the initial weights.
+  """
+
+  capacity_factor: float = 2.0
+  scale: float = 1.0
+  experts_choose: ClassVar[bool] = True
+
+  def weights(self, model_dim: int, num_experts: int) -> Specs:
+    return {'gate': gate.gate_weight(model_dim, num_experts, self.scale)}
+
+  def choices(self, num_experts: int) -> float:
+    return min(self.capacity_factor, num_experts)
+
+  def __call__(
+    self,
+    theta: Theta,
+    x_GSM: tf.Tensor,
+    paddings_GS: tf.Tensor,
+    keys_GS: tf.Tensor | None = None,
+    capacity: Size | None = None,
+  ) -> Routing:
+    """Lets each expert choose tokens, in training and at inference alike; choice r of a token is expert r. See Gate."""
+    del keys_GS, capacity
+    logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
+    groups, size, num_experts = sizes(logits_GSE)
+    real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
+    tokens_G = tf.cast(tf.reduce_sum(real_GS, axis=1), tf.int32)
+    k_G = tf.minimum(tokens_G, gate.expert_capacity(tokens_G, num_experts, self.capacity_factor))
+    taken_GSE = largest(gates_GSE, real_GS, k_G)
+    kept_GSE = tf.cast(taken_GSE, tf.float32)
+    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)
+    unserved = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
+    most = lambda size: gate.expert_capacity(size, num_experts, self.capacity_factor)
+    return Routing(
+      expert_GSR=tf.broadcast_to(tf.range(num_experts), [groups, size, num_experts]),
+      slot_GSR=tf.cast(tf.cumsum(kept_GSE, axis=1, exclusive=True), tf.int32),
+      weight_GSR=gates_GSE * kept_GSE,
+      margin_GS=tf.stop_gradient(_margin(gates_GSE, taken_GSE, real_GS)),
+      num_experts=num_experts,
+      capacity=min(size, most(size)) if isinstance(size, int) else tf.minimum(size, most(size)),
+      stats=stats._replace(dropped_R=unserved[tf.newaxis], tokens_E=tf.reduce_sum(kept_GSE, axis=[0, 1])),
+      every_expert=True,
+    )
+
+
+def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Tensor:
+  """True [G, S, E] at the k largest of each column over S; of equal ones the first. Padding is never chosen.
+
+  Args:
+    values_GSE: float32, not negative.
+    real_GS: 0.0 at padding.
+    k_G: int32 number for each group, at most that of its tokens.
+
+  The k-th largest value is found bit by bit: floats that are not negative are in the order of their bits as integers,
+  and each step asks whether k values are as large as the bits found so far with one more set. These are elementwise
+  operations and sums, which XLA partitions whatever axis is split; it would gather all logits for a top_k.
+  """
+  bits_GSE = tf.where(real_GS[..., tf.newaxis] > 0, tf.bitcast(tf.stop_gradient(values_GSE), tf.int32), -1)
+  count = lambda mask_GSE: tf.reduce_sum(tf.cast(mask_GSE, tf.int32), axis=1, keepdims=True)
+  k_G11 = k_G[:, tf.newaxis, tf.newaxis]
+  kth_G1E = tf.zeros_like(bits_GSE[:, :1])
+  for bit in range(30, -1, -1):
+    higher_G1E = kth_G1E | (1 << bit)
+    kth_G1E = tf.where(count(bits_GSE >= higher_G1E) >= k_G11, higher_G1E, kth_G1E)
+  above_GSE, equal_GSE = bits_GSE > kth_G1E, bits_GSE == kth_G1E
+  place_GSE = tf.cumsum(tf.cast(equal_GSE, tf.int32), axis=1, exclusive=True)
+  return above_GSE | (equal_GSE & (place_GSE < k_G11 - count(above_GSE)))
+
+
+def _margin(gates_GSE: tf.Tensor, taken_GSE: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
+  """Margin: distance of a token's gate from the last taken (or the first refused), the smallest over experts."""
+  refused_GSE = ~taken_GSE & (real_GS[..., tf.newaxis] > 0)
+  last_G1E = tf.reduce_min(tf.where(taken_GSE, gates_GSE, 2.0), axis=1, keepdims=True)
+  first_G1E = tf.reduce_max(tf.where(refused_GSE, gates_GSE, -1.0), axis=1, keepdims=True)
+  return tf.reduce_min(tf.where(taken_GSE, gates_GSE - first_G1E, last_G1E - gates_GSE), axis=-1)

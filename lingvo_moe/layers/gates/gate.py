@@ -1,0 +1,210 @@
+"""Gate protocol, and what gates have in common: logits, top choices, slots of the chosen, statistics, balance loss."""
+
+from __future__ import annotations
+
+import fractions
+import math
+from typing import Protocol
+
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import Uniform
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import glorot_uniform
+from lingvo_moe.layers.gates.routing import Routing
+from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.xla_sharding import shard
+
+
+class Gate(Protocol):
+  """Gate of a MoE layer: a frozen dataclass of options.
+
+  Attributes:
+    experts_choose: True if experts choose tokens. The choice then depends on all tokens of a group, later ones too.
+  """
+
+  experts_choose: bool
+
+  def weights(self, model_dim: int, num_experts: int) -> Specs:
+    """Weights, whose names begin with 'gate'; they are used in float32."""
+
+  def choices(self, num_experts: int) -> float:
+    """Experts that a token visits; a mean where it varies."""
+
+  def __call__(
+    self,
+    theta: Theta,
+    x_GSM: tf.Tensor,
+    paddings_GS: tf.Tensor,
+    keys_GS: tf.Tensor | None = None,
+    capacity: Size | None = None,
+  ) -> Routing:
+    """Chooses experts for each token.
+
+    Args:
+      theta: the weights.
+      x_GSM: float32 tokens.
+      paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
+      keys_GS: random key of each token in training; None at inference.
+      capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
+    """
+
+
+def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightSpec:
+  """Weight [M, E] of a linear gate, with `scale` times Glorot's uniform initial values.
+
+  The columns are candidates, axis J: every token needs all of them, so they are not split like the experts, E.
+  """
+  init = Uniform(scale * glorot_uniform(model_dim, num_experts).limit)
+  return WeightSpec((model_dim, num_experts), 'MJ', init, factored='MJ')
+
+
+def gate_logits(weight_ME: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
+  """Logits [G, S, E] of a linear gate. float32: bfloat16 makes ties, and ties misroute."""
+  return shard(ops.product('GSM,ME->GSE', x_GSM, tf.cast(weight_ME, tf.float32)), 'GSE')
+
+
+def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_factor: float) -> Size:
+  """Capacity C = max(1, ceil(capacity_factor * S / E)): a Python int if S is one, else an int32 tensor."""
+  # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
+  factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
+  slots = lambda size: -(-size * factor.numerator // (factor.denominator * num_experts))
+  if isinstance(group_size, int):
+    return max(1, slots(group_size))
+  return tf.maximum(1, tf.cast(slots(tf.cast(group_size, tf.int64)), tf.int32))
+
+
+def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
+  """Indices [G, S, k] of the k largest entries, largest first; of equal ones the first.
+
+  By argmax and one-hot, k times: XLA would gather the whole tensor on every device for a top_k.
+  """
+  num_experts, chosen = logits_GSE.shape[-1], []
+  for _ in range(k):
+    chosen.append(tf.argmax(logits_GSE, axis=-1, output_type=tf.int32))
+    hot_GSE = tf.one_hot(chosen[-1], num_experts, on_value=True, off_value=False)
+    logits_GSE = tf.where(hot_GSE, -math.inf, logits_GSE)
+  return tf.stack(chosen, axis=-1)
+
+
+def at_choices(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
+  """Values [G, S, R] at the chosen experts; 0 where the expert is -1."""
+  num_experts = values_GSE.shape[-1]
+  at = lambda expert_GS: tf.reduce_sum(values_GSE * tf.one_hot(expert_GS, num_experts), axis=-1)
+  return tf.stack([at(expert_GS) for expert_GS in tf.unstack(expert_GSR, axis=-1)], axis=-1)
+
+
+def real_tokens(paddings_GS: tf.Tensor) -> tf.Tensor:
+  """1.0 at tokens, 0.0 at padding."""
+  return 1.0 - tf.cast(paddings_GS, tf.float32)
+
+
+def routing(
+  expert_GSR: tf.Tensor,
+  weight_GSR: tf.Tensor,
+  taken_GSR: tf.Tensor,
+  num_experts: int,
+  capacity: Size | None,
+  stats: RoutingStats,
+  margin_GS: tf.Tensor,
+) -> Routing:
+  """Routing of choices in the order of their ranks: gives each a slot while its expert has one, and counts drops.
+
+  GShard, Algorithm 1, lines 5-11 and 21-22: every first choice takes the next position in the queue of its expert, even
+  beyond the capacity, and second choices queue behind all first choices of their group. Groups do not interact, so with
+  G sharded no communication is needed.
+
+  Args:
+    expert_GSR: chosen experts.
+    weight_GSR: weights of the experts' outputs before drops; they are not rescaled after.
+    taken_GSR: 1.0 where a choice is taken; 0.0 where it is skipped, and at padding.
+    num_experts: E.
+    capacity: see Gate.
+    stats: statistics, of which those of slots are filled in here.
+    margin_GS: see Routing.
+  """
+  with tf.name_scope('cumsum'):
+    slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
+  kept_GSR = taken_GSR
+  if capacity is not None:
+    kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
+    served_GE = tf.minimum(served_GE, capacity)
+  else:
+    capacity = tf.maximum(1, tf.reduce_max(served_GE))
+  count_R = lambda x_GSR: tf.reduce_sum(x_GSR, axis=[0, 1])
+  taken_R = count_R(taken_GSR)
+  return Routing(
+    expert_GSR=expert_GSR,
+    slot_GSR=slot_GSR,
+    weight_GSR=weight_GSR * kept_GSR,
+    margin_GS=tf.stop_gradient(margin_GS),
+    num_experts=num_experts,
+    capacity=capacity,
+    stats=stats._replace(
+      dropped_R=taken_R - count_R(kept_GSR),
+      skipped=tf.reduce_sum(stats.tokens - taken_R),
+      tokens_E=tf.reduce_sum(tf.cast(served_GE, tf.float32), axis=0),
+    ),
+  )
+
+
+def statistics(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor, real_GS: tf.Tensor) -> RoutingStats:
+  """Statistics of a softmax gate without a balance loss, before any slot is given."""
+  # log Z from the largest gate, exp(largest logit - log Z), which is at least 1 / E.
+  log_z_GS = tf.reduce_max(logits_GSE, axis=-1) - tf.math.log(tf.reduce_max(gates_GSE, axis=-1))
+  entropy_GS = log_z_GS - tf.reduce_sum(gates_GSE * logits_GSE, axis=-1)
+  tokens_G = tf.reduce_sum(real_GS, axis=1)
+  return RoutingStats(
+    aux_loss=tf.zeros([]),
+    groups=tf.reduce_sum(tf.cast(tokens_G > 0, tf.float32)),
+    tokens=tf.reduce_sum(tokens_G),
+    dropped_R=tf.zeros([1]),
+    skipped=tf.zeros([]),
+    tokens_E=tf.zeros([logits_GSE.shape[-1]]),
+    entropy=tf.stop_gradient(tf.reduce_sum(entropy_GS * real_GS)),
+    z_loss=tf.reduce_sum(tf.square(log_z_GS) * real_GS),
+    rounds=tf.ones([]),
+  )
+
+
+def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
+  """Balance loss E * sum_e c_e m_e of each group, summed: c_e is the share of choices, m_e the mean gate, of expert e.
+
+  GShard, Algorithm 1, line 13 times E^2, so 1 at perfect balance whatever E is (as in Lingvo); with one choice that of
+  Switch Transformers (equations 4 to 6). No gradient passes through c_e. A group of padding only has loss 0.
+  """
+  num_experts, ranks = gates_GSE.shape[-1], expert_GSR.shape[-1]
+  size_G1 = tf.maximum(tf.reduce_sum(real_GS, axis=1), 1.0)[:, tf.newaxis]
+  m_GE = tf.reduce_sum(gates_GSE * real_GS[..., tf.newaxis], axis=1) / size_G1
+  chosen = lambda expert_GS: tf.one_hot(tf.where(real_GS > 0, expert_GS, -1), num_experts)
+  chosen_GSE = sum((chosen(expert_GSR[..., rank]) for rank in range(1, ranks)), chosen(expert_GSR[..., 0]))
+  c_GE = tf.reduce_sum(chosen_GSE, axis=1) / (ranks * size_G1)
+  return tf.reduce_sum(num_experts * tf.reduce_sum(m_GE * tf.stop_gradient(c_GE), axis=-1))
+
+
+def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
+  """Margin of choosing: smallest difference between two values next to each other in rank, down to the best not chosen."""
+  num_experts, ranks = values_GSE.shape[-1], expert_GSR.shape[-1]
+  value_GSR = at_choices(values_GSE, expert_GSR)
+  gaps = [value_GSR[..., r] - value_GSR[..., r + 1] for r in range(ranks - 1)]
+  if ranks < num_experts:
+    chosen = lambda rank: tf.one_hot(expert_GSR[..., rank], num_experts, on_value=True, off_value=False)
+    others_GSE = values_GSE
+    for rank in range(ranks):
+      others_GSE = tf.where(chosen(rank), -math.inf, others_GSE)
+    gaps.append(value_GSR[..., -1] - tf.reduce_max(others_GSE, axis=-1))
+  return tf.reduce_min(tf.stack(gaps, axis=-1), axis=-1) if gaps else tf.ones(sizes(expert_GSR)[:2])
+
+
+def check_choices(name: str, k: int, num_experts: int, capacity: Size | None) -> None:
+  """Raises ValueError unless there are k experts, and a slot."""
+  if num_experts < max(k, 2) or (isinstance(capacity, int) and capacity < 1):
+    raise ValueError(
+      f'{name} gating needs {max(k, 2)} experts and 1 slot or more; saw num_experts={num_experts}, '
+      f'capacity={capacity}: add experts, or raise capacity_factor'
+    )

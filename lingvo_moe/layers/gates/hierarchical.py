@@ -1,0 +1,140 @@
+"""Hierarchical noisy top-k gate: two levels, for very many experts (Shazeer et al., arXiv 1701.06538, appendix B)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Constant
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.layers import dispatch
+from lingvo_moe.layers import experts
+from lingvo_moe.layers.experts import LinearExperts
+from lingvo_moe.layers.gates import gate
+from lingvo_moe.layers.gates.noisy_top_k import noisy_top_k
+from lingvo_moe.layers.gates.noisy_top_k import squared_variation
+from lingvo_moe.layers.gates.routing import Routing
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical:
+  """Two noisy top-k gates: the first chooses k of the groups of experts, the second k experts in each of these.
+
+  y = sum_i sum_j G(x)_i G_i(x)_j o_ij (equation 12). A token is compared with the experts of the chosen groups alone,
+  so the gate costs M (groups + k E / groups) products a token where a flat one costs M E: what makes 131,072 experts
+  possible. Each group has a second gate of its own, which gets the tokens that chose it as an expert gets its tokens,
+  through a dispatcher and without drops. On a mesh, groups of experts are split as experts are.
+
+  The loss is CV(importance)^2 + CV(load)^2 over all experts (equations 13 and 14), over the whole batch. Entropy and
+  z-loss are those of the first gate.
+
+  Attributes:
+    num_groups: groups of experts; it divides the number of experts.
+    k: choices of each level; a token visits k * k experts.
+    dispatch: dispatcher to the second gates; see dispatch.DISPATCHERS.
+  """
+
+  num_groups: int
+  k: int = 2
+  dispatch: str = 'auto'
+  experts_choose: ClassVar[bool] = False
+
+  def check(self, num_experts: int) -> None:
+    """Raises ValueError unless both levels have more than k candidates."""
+    if self.k < 2 or self.num_groups <= self.k or num_experts % self.num_groups or self.within(num_experts) <= self.k:
+      raise ValueError(
+        f'a hierarchical gate needs k of 2 or more, more than k groups, and more than k experts in each of them; saw '
+        f'k={self.k}, {self.num_groups} groups of {num_experts} experts: choose a number of groups that divides the experts'
+      )
+
+  def within(self, num_experts: int) -> int:
+    """Experts of a group."""
+    return num_experts // self.num_groups
+
+  def weights(self, model_dim: int, num_experts: int) -> Specs:
+    self.check(num_experts)
+    zero, groups, within = Constant(0.0), self.num_groups, self.within(num_experts)
+    first = WeightSpec((model_dim, groups), 'MJ', zero, factored='MJ')
+    return {'gate': first, 'gate_noise': first, **self._second_weights((groups, model_dim, within))}
+
+  def _second_weights(self, shape: tuple[int, int, int]) -> Specs:
+    spec = WeightSpec(tuple(shape), 'EMJ', Constant(0.0), factored='MJ')
+    return {'gate_within': spec, 'gate_within_noise': spec}
+
+  def choices(self, num_experts: int) -> float:
+    del num_experts
+    return self.k**2
+
+  def __call__(
+    self,
+    theta: Theta,
+    x_GSM: tf.Tensor,
+    paddings_GS: tf.Tensor,
+    keys_GS: tf.Tensor | None = None,
+    capacity: Size | None = None,
+  ) -> Routing:
+    """Chooses k experts in each of k groups for each token; see Gate. Expert j of group i has number i * within + j."""
+    within, real_GS = theta['gate_within'].shape[-1], gate.real_tokens(paddings_GS)
+    num_experts = self.num_groups * within
+    gate.check_choices('hierarchical', self.k**2, num_experts, capacity)
+    logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
+    raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)
+    first = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.k)
+
+    chosen, weights, margins, importance, load, visits = [], [], [first.margin_GS], 0.0, 0.0, 0.0
+    for rank in range(self.k):
+      group_GS = first.expert_GSR[..., rank]
+      keys = None if keys_GS is None else prng.fold(keys_GS, rank + 1)
+      logits, raw_noise = self._second_logits(theta, x_GSM, group_GS, real_GS, training=keys_GS is not None)
+      second = noisy_top_k(logits, raw_noise, keys, self.k)
+      weight_GS = first.weight_GSR[..., rank]
+      chosen.append(group_GS[..., tf.newaxis] * within + second.expert_GSR)
+      weights.append(weight_GS[..., tf.newaxis] * second.weight_GSR)
+      margins.append(second.margin_GS)
+      # By group and expert of the group: sums over tokens.
+      hot_GSE = tf.one_hot(group_GS, self.num_groups) * real_GS[..., tf.newaxis]
+      importance += tf.einsum('GSE,GSJ->EJ', hot_GSE * weight_GS[..., tf.newaxis], second.gates_GSE)
+      load += tf.einsum('GSE,GSJ->EJ', hot_GSE, second.load_GSE)
+      visits += tf.reduce_sum(hot_GSE, axis=[0, 1])
+    first_load_E = tf.reduce_sum(first.load_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
+    load *= (first_load_E / tf.maximum(visits, 1.0))[:, tf.newaxis]
+    stats = gate.statistics(logits_GSE, tf.nn.softmax(logits_GSE), real_GS)
+    loss = squared_variation(importance) + squared_variation(load)
+    return gate.routing(
+      tf.concat(chosen, axis=-1),
+      tf.concat(weights, axis=-1),
+      tf.stack([real_GS] * self.k**2, axis=-1),
+      num_experts,
+      capacity,
+      stats._replace(aux_loss=stats.groups * loss),
+      tf.reduce_min(tf.stack(margins, axis=-1), axis=-1),
+    )
+
+  def _second_logits(self, theta, x_GSM, group_GS, real_GS, training):
+    """Logits of the second gate of each token's group, and raw noise of a training step: ([G, S, J], the same or None)."""
+    names = ['gate_within', 'gate_within_noise'] if training else ['gate_within']
+    specs = {name: spec for name, spec in self._second_weights(theta['gate_within'].shape).items() if name in names}
+    second, within = LinearExperts(specs), theta['gate_within'].shape[-1]
+    slot_GS1, length_GE = ops.queue_positions(group_GS[..., tf.newaxis], real_GS[..., tf.newaxis] > 0, self.num_groups)
+
+    def serve(inputs, weight_GSR, slot_GSR, capacity):
+      x_GSM, theta = inputs
+      routing = Routing(group_GS[..., tf.newaxis], slot_GSR, weight_GSR, self.num_groups, capacity, stats=None)
+      dispatcher = dispatch.make(self.dispatch, routing)
+      return dispatcher.combine(experts.apply(second, theta, dispatcher.dispatch(x_GSM)))
+
+    inputs = x_GSM, {name: tf.cast(theta[name], tf.float32) for name in names}
+    longest = tf.maximum(1, tf.reduce_max(length_GE))
+    slots = gate.expert_capacity(sizes(x_GSM)[1], self.num_groups, 2.0)
+    y_GSJ, _ = ops.serve_all(
+      serve, inputs, real_GS[..., tf.newaxis], slot_GS1, longest, slots, width=len(names) * within
+    )
+    return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)

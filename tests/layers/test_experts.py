@@ -1,0 +1,119 @@
+"""Experts of every kind: each against a plain loop, with every dispatcher, alone and under every gate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights
+from lingvo_moe.layers.experts import EXPERTS
+from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates.top_k import TopK
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
+
+X_BTM = tf.random.stateless_normal([4, 6, 6], [0, 1])
+PADDINGS_BT = tf.constant([[0.0] * 6] * 3 + [[0.0] * 4 + [1.0] * 2])
+LAYER = MoE(model_dim=6, hidden_dim=10, num_experts=4, num_groups=2, capacity_factor=8.0, gate=TopK(2))
+BACKENDS = {'gather': xla.BACKEND, 'grouped': cpu.backend(training=True)}
+FORMULAS = {
+  'relu': lambda w, e, x: np.maximum(x @ w['wi'][e], 0) @ w['wo'][e],
+  'gelu': lambda w, e, x: gelu(x @ w['wi'][e]) @ w['wo'][e],
+  'geglu': lambda w, e, x: (gelu(x @ w['wg'][e]) * (x @ w['wi'][e])) @ w['wo'][e],
+  'swiglu': lambda w, e, x: (silu(x @ w['wg'][e]) * (x @ w['wi'][e])) @ w['wo'][e],
+  'deep': lambda w, e, x: np.maximum(np.maximum(x @ w['wi'][e], 0) @ w['wh'][e], 0) @ w['wo'][e],
+}
+
+
+def gelu(x):
+  return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def theta_of(layer):
+  """Weights, none of which is zero."""
+  specs = weights.flatten(layer.weights())
+  values = {n: 0.4 * tf.random.stateless_normal(s.shape, [5, i]) for i, (n, s) in enumerate(specs.items())}
+  return weights.unflatten(values)
+
+
+# Einsum dispatch, not compiled, is what the others are compared with.
+def run(layer, in_force=backend.REFERENCE, jit=False, key=None):
+  """Outputs, and gradients of the tokens and of every weight."""
+  theta = theta_of(layer)
+
+  @tf.function(jit_compile=jit, autograph=False)
+  def values_and_gradients(theta, x_BTM):
+    with backend.use(in_force), tf.GradientTape() as tape:
+      tape.watch([theta, x_BTM])
+      y_BTM, routing = layer(theta, x_BTM, PADDINGS_BT, key)
+      value = tf.reduce_sum(tf.square(y_BTM)) + routing.stats.aux_loss
+    grads = tape.gradient(value, [x_BTM, *weights.flatten(theta).values()], unconnected_gradients='zero')
+    return [y_BTM, *map(tf.convert_to_tensor, grads)]
+
+  return values_and_gradients(theta, X_BTM)
+
+
+def assert_all_close(got, expected):
+  for a, b in zip(got, expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5 * max(1.0, float(tf.reduce_max(tf.abs(b)))))
+
+
+@pytest.mark.parametrize('kind', EXPERTS)
+def test_each_kind_by_a_plain_loop(kind):
+  layer = dataclasses.replace(LAYER, expert=kind)
+  theta = {name: weight.numpy() for name, weight in theta_of(layer).items()}
+  expected = np.zeros(X_BTM.shape)
+  for b, t in zip(*np.nonzero(PADDINGS_BT.numpy() == 0)):
+    x = X_BTM[b, t].numpy()
+    p = np.exp(x @ theta['gate'])
+    chosen = np.argsort(-p)[:2]
+    expected[b, t] = sum(p[e] / p[chosen].sum() * FORMULAS[kind](theta, e, x) for e in chosen)
+  np.testing.assert_allclose(layer(theta_of(layer), X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('way', ['gather', 'grouped'])
+@pytest.mark.parametrize('kind', EXPERTS)
+def test_each_kind_gives_the_same_values_and_gradients_with_every_dispatcher(kind, way):
+  layer = dataclasses.replace(LAYER, expert=kind, expert_dropout=0.3)
+  expected = run(dataclasses.replace(layer, dispatch='einsum'), key=prng.key(1))
+  got = run(dataclasses.replace(layer, dispatch=way), BACKENDS[way], jit=way != 'grouped', key=prng.key(1))
+  assert_all_close(got, expected)
+
+
+@pytest.mark.parametrize('way', ['gather', 'grouped'])
+@pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
+@pytest.mark.parametrize('name', by_name.GATES)
+def test_every_gate_gives_the_same_values_and_gradients_with_every_dispatcher(name, training, way):
+  gate = lambda dispatch: by_name.make(name, k=2, capacity_factor=2.0, groups_of_experts=3, dispatch=dispatch)
+  layer = lambda dispatch: dataclasses.replace(
+    LAYER, num_experts=9, capacity_factor=1.5, dispatch=dispatch, gate=gate(dispatch)
+  )
+  key = prng.key(1) if training else None
+  assert_all_close(run(layer(way), BACKENDS[way], jit=way != 'grouped', key=key), run(layer('einsum'), key=key))
+
+
+def test_a_shared_expert_is_a_dense_layer_beside_the_routed_ones():
+  routed, both = LAYER, dataclasses.replace(LAYER, shared_experts=2)
+  theta = theta_of(both)
+  assert theta['shared']['wi'].shape == (6, 20)
+  dense = (
+    tf.nn.relu(X_BTM @ theta['shared']['wi'] + theta['shared']['bi']) @ theta['shared']['wo'] + theta['shared']['bo']
+  )
+  expected = routed(theta, X_BTM, PADDINGS_BT)[0] + dense
+  np.testing.assert_allclose(both(theta, X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
+
+
+def test_experts_of_bfloat16_keep_their_type():
+  layer = dataclasses.replace(LAYER, expert='geglu', dispatch='grouped')
+  theta = {n: w if n == 'gate' else tf.cast(w, tf.bfloat16) for n, w in theta_of(layer).items()}
+  assert layer(theta, tf.cast(X_BTM, tf.bfloat16), PADDINGS_BT)[0].dtype == tf.bfloat16
