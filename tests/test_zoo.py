@@ -14,7 +14,7 @@ import tensorflow as tf
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.tasks import sizes
 
 NAMES = registry.names()
 TINIES = [n for n in NAMES if n.endswith('Tiny')]
