@@ -17,7 +17,7 @@ import tqdm
 
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks.metrics import by_unit
 from lingvo_moe.tasks.task import CountsUnits
 from lingvo_moe.tasks.task import DevInput
 from lingvo_moe.tasks.task import TaskConfig
@@ -48,8 +48,8 @@ def evaluate(
     xent_P += metrics[f'xent_by_{config.subset}']
     tokens_P += metrics[f'target_tokens_by_{config.subset}']
   by_subset = dict(zip(dev.subsets, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
-  by_unit = metrics_lib.by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
-  return DevLoss(xent / max(tokens, 1.0), by_subset, by_unit)
+  units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
+  return DevLoss(xent / max(tokens, 1.0), by_subset, units)
 
 
 class TrainLog:
