@@ -13,6 +13,12 @@ if TYPE_CHECKING:
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.tasks.task import TaskConfig
 
+# Flags that are fields of a configuration too.
+_DECODING = (
+  *('beam_size', 'length_norm_alpha'),
+  *('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens'),
+)
+
 
 def define() -> None:
   """Called where a job defines its own flags; not done by an import, as the trainer has flags of the same names."""
@@ -24,6 +30,16 @@ def define() -> None:
   flags.DEFINE_bool('best', False, 'Use the checkpoint with the lowest dev loss; default: the newest.')
   flags.DEFINE_integer('beam_size', None, "Hypotheses kept in beam search; default: the run's configuration.")
   flags.DEFINE_float('length_norm_alpha', None, "GNMT's length penalty alpha; default: the run's configuration.")
+  flags.DEFINE_enum(
+    'search', None, ['sample', 'greedy', 'beam'], 'How a language model goes on; default: as configured.'
+  )
+  flags.DEFINE_float('sample_temperature', None, 'Temperature of samples; default: as configured.')
+  flags.DEFINE_integer('top_k', None, 'Samples draw from the k likeliest symbols; default: as configured.')
+  flags.DEFINE_float(
+    'top_p', None, 'Samples draw from the symbols that make up this probability; default: as configured.'
+  )
+  flags.DEFINE_integer('sample_seed', None, 'Seed of samples; default: as configured.')
+  flags.DEFINE_integer('max_new_tokens', None, 'Most symbols of a continuation; default: as configured.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +52,12 @@ class Options:
   best: bool = False
   beam_size: int | None = None
   length_norm_alpha: float | None = None
+  search: str | None = None
+  sample_temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  sample_seed: int | None = None
+  max_new_tokens: int | None = None
 
   def __post_init__(self):
     if self.step is not None and self.best:
@@ -49,7 +71,7 @@ class Options:
     """The run's configuration with the flags' values, and `overrides` that are not None, in place of its own."""
     from lingvo_moe.run import inference
 
-    decoding = {'beam_size': self.beam_size, 'length_norm_alpha': self.length_norm_alpha}
+    decoding = {name: getattr(self, name) for name in _DECODING}
     return inference.load_config(run, self.model, **decoding, **overrides)
 
   def choose_step(self, run: RunDir) -> int:

@@ -1,4 +1,4 @@
-"""Evaluates a run's checkpoints on held-out text as they appear; for translation, BLEU and chrF:
+"""Evaluates a run's checkpoints on held-out text as they appear, for translation by BLEU and chrF:
 
   python -m lingvo_moe.decoder --logdir=DIR --split=test
 
@@ -9,7 +9,8 @@ directory, and what is computed from the model's task. For translation it writes
   <pair>.hyp        the translations, a line for each line of the source
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
-or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. Results that are
+or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
+it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score. Results that are
 there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings.
 """
 
@@ -48,7 +49,14 @@ class Options(checkpoint_flags.Options):
   score: bool = False
   overwrite: bool = False
   batch_tokens: int = 0
+  prompt: str | None = None
+  num_samples: int | None = None
   poll_seconds: float = 5.0
+
+  @property
+  def of_task(self) -> dict[str, str | int | None]:
+    """Fields of the configuration that flags of this job give."""
+    return {name: getattr(self, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
 
   @property
   def waits(self) -> bool:
@@ -67,6 +75,8 @@ def define_flags() -> None:
   flags.DEFINE_bool('score', False, 'Compute log-probabilities of the references; do not translate.')
   flags.DEFINE_bool('overwrite', False, 'Replace results that are there.')
   flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
+  flags.DEFINE_string('prompt', None, 'What the samples of a language model continue; default: as configured.')
+  flags.DEFINE_integer('num_samples', None, 'Samples of a language model; default: as configured.', lower_bound=0)
   runtime_flags.define()
   flags.DEFINE_float('poll_seconds', 5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01)
   for shared in (checkpoint_flags, runtime_flags):
@@ -109,7 +119,7 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   from lingvo_moe.run.held_out import Results
   from lingvo_moe.tasks.task import HeldOutOptions
 
-  config = choice.together(lambda: options.load_config(run, data_dir=options.data_dir, pairs=options.pairs))
+  config = choice.together(lambda: options.load_config(run, **options.of_task))
   runtime = choice.make(config.program())
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens)
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))

@@ -4,6 +4,9 @@
 
 Each line is answered at once; --batch_lines=1000 is much faster for a file. An empty line gives an empty line. With
 --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
+
+With a run of a language model each line is a prompt, and the answer its continuation, as --search says; a line break
+within either is written as a backslash and an n.
 """
 
 from __future__ import annotations

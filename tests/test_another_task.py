@@ -28,6 +28,7 @@ from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import task as task_lib
+from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.mt.config import MtConfig
 
 NAME = 'toy.Bytes'
@@ -144,14 +145,19 @@ class BytesConfig:
     return Perplexity(Bigram(), os.path.join(self.data_dir, f'{options.split}.txt'), runner)
 
 
-def test_an_mt_configuration_and_this_one_implement_the_protocol():
+def test_the_configurations_of_tasks_and_this_one_implement_the_protocol():
   for name, wanted in inspect.getmembers(task_lib.TaskConfig, inspect.isfunction):
     if not name.startswith('_'):
-      for cls in MtConfig, BytesConfig:
+      for cls in MtConfig, LmConfig, BytesConfig:
         found = inspect.signature(getattr(cls, name)).parameters
         assert list(found)[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters)
-  for config in MtConfig(), BytesConfig():
+  for name, wanted in inspect.getmembers(task_lib.Measurable, inspect.isfunction):
+    if not name.startswith('_'):
+      for cls in MtConfig, LmConfig:
+        assert list(inspect.signature(getattr(cls, name)).parameters) == list(inspect.signature(wanted).parameters)
+  for config in MtConfig(), LmConfig(), BytesConfig():
     assert all(hasattr(config, name) for name in task_lib.TaskConfig.__annotations__)
+  assert isinstance(LmConfig(), task_lib.Translates)
   assert isinstance(MtConfig(), task_lib.Translates) and not isinstance(BytesConfig(), task_lib.Translates)
 
 

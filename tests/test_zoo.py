@@ -14,11 +14,12 @@ import tensorflow as tf
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.tasks import sizes
 
 NAMES = registry.names()
 TINIES = [n for n in NAMES if n.endswith('Tiny')]
 GIANTS = [n for n in NAMES if n.startswith('mt.m4.') and n not in TINIES]
+LM_GIANTS = ['lm.grok.Grok1', 'lm.glam.Glam64B64E']
 
 # Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
 TABLE_1 = {
@@ -48,6 +49,35 @@ def test_weights_and_experts_are_those_of_table_1(name):
 
   assert weights_lib.count(specs) == pytest.approx(weights, rel=0.075)
   assert sizes.count_experts(specs) == experts
+
+
+def test_glam_has_the_weights_of_its_table_4():
+  specs = specs_of('lm.glam.Glam64B64E')
+
+  assert f'{weights_lib.count(specs):.1e}' == '1.2e+12'
+  assert sizes.count_per_token(specs) == pytest.approx(96.6e9, rel=0.002)
+  assert sizes.count_experts(specs) == 32 * 64
+
+
+def test_grok_1_counted_by_hand():
+  config = registry.get('lm.grok.Grok1')()
+  m, h, heads, kv_heads, layers = 6144, 32_768, 48 * 128, 8 * 128, 64
+  matrices = len([name for name in config.task().weights()['decoder']['layers_0of1']['moe'] if name.startswith('w')])
+  layer = 2 * m * heads + 2 * m * kv_heads + 8 * matrices * m * h + 8 * m + 4 * m
+  counted = weights_lib.count(specs_of('lm.grok.Grok1'))
+
+  assert counted == 131_072 * m + layers * layer + m
+  assert counted + layers * 8 * (3 - matrices) * m * h == pytest.approx(314e9, rel=0.02)  # with gated experts
+
+
+@pytest.mark.parametrize('name', LM_GIANTS)
+def test_a_tiny_language_model_differs_from_its_giant_in_sizes_only(name):
+  giant, tiny = registry.get(name)(), registry.get(name + 'Tiny')()
+  differing = {f.name for f in dataclasses.fields(giant) if getattr(giant, f.name) != getattr(tiny, f.name)}
+
+  counts = {'num_groups', 'num_heads', 'num_kv_heads', 'num_experts', 'num_layers', 'vocab_size', 'max_steps'}
+  assert differing <= counts | {'window', 'batch_tokens', 'model_dim', 'ff_dim', 'head_dim'}
+  assert weights_lib.count(tiny.task().weights()) < 1e6
 
 
 def test_moe128e12l_counted_by_hand():
@@ -197,17 +227,28 @@ def random_batch(config, length=4, seed=0):
   return {name: tf.constant(value, tf.int32) for name, value in batch.items()}
 
 
+def small(name):
+  """A tiny model's configuration with few symbols."""
+  cls = registry.get(name)
+  sizes = {'source_vocab_size': 40, 'target_vocab_size': 30, 'vocab_size': 40}
+  return cls(**{field: size for field, size in sizes.items() if hasattr(cls, field)})
+
+
 @pytest.mark.parametrize('name', TINIES)
 def test_every_tiny_model_takes_a_training_step(name):
-  config = registry.get(name)(source_vocab_size=40, target_vocab_size=30)
+  config = small(name)
   program = config.program()
   state = program.init()
+  batch = {key: tf.constant(value) for key, value in config.random_batch(full=False).items()}
 
-  after, metrics = program.train_step(state, random_batch(config))
+  after, metrics = program.train_step(state, batch)
 
   assert int(after['step']) == 1
   assert np.isfinite(metrics['loss']) and metrics['grad_norm'] > 0
-  assert len(metrics['routing']) == (config.num_experts and config.encoder_layers // 2 + config.decoder_layers // 2)
+  stacks = [
+    getattr(config, field) for field in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, field)
+  ]
+  assert len(metrics['routing']) == (config.num_experts and sum(layers // config.moe_every for layers in stacks))
   changed = [np.any(after['weights'][k] != state['weights'][k]) for k in state['weights']]
   assert np.mean(changed) > 0.95
   assert all(w.dtype == tf.float32 and np.all(np.isfinite(w)) for w in after['weights'].values())

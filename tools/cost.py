@@ -7,7 +7,7 @@ collective with the mesh axes that it spans and the layer that it comes from; an
 phase, as a roofline. Nothing is allocated and nothing is run.
 
 --program is train (a train step), eval (dev loss), score (log-probabilities of given translations), encode (the encoder
-alone) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as in all but train, a MoE
+alone, of a model that has one) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as in all but train, a MoE
 layer makes as many rounds over its experts as the longest queue needs; --rounds says how many to assume.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
@@ -82,7 +82,7 @@ def _summary(report) -> list:
   rows = [
     ('weights', f'{report.weights:,}'),
     ('devices', f'{report.devices}'),
-    ('source tokens a batch', f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'),
+    (f'{report.counted} a batch', f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'),
     ('seconds to trace and lower', f'{report.trace_seconds:.1f}'),
     ('seconds to compile', f'{report.compile_seconds:.1f}'),
     ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
@@ -95,7 +95,7 @@ def _summary(report) -> list:
   if report.step_seconds_roofline is not None:
     rows.append(('seconds a step, at least (roofline)', f'{report.step_seconds_roofline:.4g}'))
   if report.tokens_per_second is not None:
-    rows.append(('source tokens a second', f'{report.tokens_per_second:,.0f}'))
+    rows.append((f'{report.counted} a second', f'{report.tokens_per_second:,.0f}'))
   if report.round_seconds_compiler or report.round_seconds_roofline:
     more = report.round_seconds_compiler or report.round_seconds_roofline
     rows.append((f'seconds of a round in every MoE layer, of {report.rounds}', f'{more:.4g}'))

@@ -26,12 +26,11 @@ def main(argv):
   del argv
   from lingvo_moe.core import configuration
   from lingvo_moe.runtime import export
-  from lingvo_moe.tasks.mt.random_batch import random_batch
   from lingvo_moe.xla_sharding import Mesh
 
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
-  export.save(_OUT.value, _MODEL.value, config.program(), mesh, random_batch(config), _PROGRAM.value)
+  export.save(_OUT.value, _MODEL.value, config.program(), mesh, config.random_batch(), _PROGRAM.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

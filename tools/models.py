@@ -35,7 +35,7 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   """Description of a model, ready for JSON."""
   # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
   from lingvo_moe.core import weights as weights_lib
-  from lingvo_moe.tasks.mt import sizes
+  from lingvo_moe.tasks import sizes
 
   config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.task().weights()
@@ -67,7 +67,7 @@ def summaries() -> dict[str, str]:
 
 def _table(found: dict) -> str:
   """A description as text; each part with its share of all weights."""
-  from lingvo_moe.tasks.mt import sizes
+  from lingvo_moe.tasks import sizes
 
   line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
   share = lambda n: f'{n / found["weights"]:6.1%}'

@@ -30,21 +30,18 @@ from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.analysis.parts import layer_of
 from lingvo_moe.analysis.parts import part_of
 from lingvo_moe.analysis.parts import phase_of
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import Chip
-from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.random_batch import batch_shapes
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 from lingvo_moe.xla_sharding import Mesh
 
 # 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam
 # search.
 PROGRAMS = ('train', 'eval', 'score', 'encode', 'decode')
-_PAIRS = 100  # language pairs by which 'eval' reports losses
 
 # Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
 _FREE = frozenset(
@@ -92,7 +89,8 @@ class Report:
     mesh: devices by axis.
     weights: number of weights, over all devices.
     devices: number of devices.
-    batch_tokens: source positions of a batch, and as many target positions, but for 'encode'.
+    batch_tokens: source positions of a batch, and as many target positions, but for 'encode'; without an encoder all.
+    counted: name of what batch_tokens counts, such as 'source tokens'.
     rounds: passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py).
     trace_seconds: for TensorFlow and JAX.
     compile_seconds: for XLA.
@@ -125,6 +123,7 @@ class Report:
   weights: int
   devices: int
   batch_tokens: int
+  counted: str
   rounds: int
   trace_seconds: float
   compile_seconds: float
@@ -166,7 +165,7 @@ class Report:
 
 def estimate(
   name: str,
-  config: MtConfig,
+  config: TransformerConfig,
   mesh: Mesh,
   topology: chips.Topology | None = None,
   program: str = 'train',
@@ -193,7 +192,8 @@ def estimate(
     program=program,
     platform=str(topology or 'cpu'),
     mesh=str(mesh),
-    batch_tokens=config.batcher(training=program == 'train').rows(config.max_length) * config.max_length,
+    batch_tokens=next(iter(config.batch_shapes(training=program == 'train').values())).size,
+    counted=config.token_counts[0].replace('_', ' '),
     fits=fits,
     refused=compiled.refused,
     advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
@@ -201,7 +201,7 @@ def estimate(
   )
 
 
-def at_inference(config: MtConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> MtConfig:
+def at_inference(config: TransformerConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> TransformerConfig:
   """Configuration with which a program other than 'train' is compiled; batch_tokens 0: the model's eval_batch_tokens."""
   tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
   if program == 'eval':
@@ -211,22 +211,19 @@ def at_inference(config: MtConfig, mesh: Mesh, program: str, batch_tokens: int =
   return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
 
 
-def compile_step(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:
+def compile_step(
+  config: TransformerConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train'
+) -> Compiled:
   """Compiles a program of a model from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   if program == 'train':
-    return runtime.train(batch_shapes(config))
-  batch = batch_shapes(config, training=False)
-  task, theta = runtime.program.task, runtime.program.theta
-  if program == 'eval':
-    rows = next(iter(batch.values())).shape[0]
-    return runtime.function(runtime.program.eval_step, {**batch, 'pairs': np.broadcast_to(np.int32(0), [rows, _PAIRS])})
-  if program == 'score':
-    return runtime.function(lambda weights, batch: task.score(theta(weights), batch), batch)
-  sources = {name: batch[name] for name in SOURCE_KEYS}
-  if program == 'encode':
-    return runtime.function(lambda weights, batch: task.encode(theta(weights), batch)[0], sources, by_rows=True)
-  return runtime.function(lambda weights, batch: decoding.search(task, theta(weights), batch, config), sources)
+    return runtime.train(config.batch_shapes())
+  found = config.inference_programs()
+  if program not in found:
+    raise UserError(f'{type(config).__name__} has no --program={program}: use train, {", ".join(found)}')
+  chosen, task, theta = found[program], runtime.program.task, runtime.program.theta
+  call = lambda weights, batch: chosen.function(task, theta(weights), batch)
+  return runtime.function(call, chosen.batch, by_rows=chosen.by_rows)
 
 
 def analyze(
@@ -463,7 +460,7 @@ def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 
 def advice(
-  config: MtConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
+  config: TransformerConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
 ) -> list[str]:
   """Settings that would reduce the memory of a program that does not fit, most likely to help first.
 

@@ -143,4 +143,4 @@ def _gate_size(layer: MoE) -> int:
 
 def _shared_size(layer: MoE) -> int:
   """Weights of the matrices of shared experts."""
-  return 2 * layer.model_dim * layer.shared_experts * layer.hidden_dim
+  return weights_lib.count(layer.shared.weights()) if layer.shared else 0

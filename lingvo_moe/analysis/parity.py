@@ -13,11 +13,8 @@ import tensorflow as tf
 from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import Batch
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 # Difference of gate probabilities below which rounding may send a token to another expert.
 FLIP_MARGIN = 1e-6
@@ -79,11 +76,11 @@ class Row(NamedTuple):
     )
 
 
-def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
+def observe(config: TransformerConfig, runtime_of: Any, steps: int = 3) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
   Args:
-    config: configuration of the model. Decoding takes the first sources of the first batch.
+    config: configuration of the model, a Measurable.
     runtime_of: function that makes a runtime for a program.
     steps: number of train steps; batches and seeds are the same for every runtime.
   """
@@ -92,25 +89,21 @@ def observe(config: MtConfig, runtime_of: Any, steps: int = 3) -> Observation:
   runtime.init()
   # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could
   # change the decision of a gate with two nearly equal probabilities.
+  probe = config.probe_search()
   search = runtime.function(
-    lambda weights, batch: (
-      decoding.search(program.task, program.theta(_sharper(weights)), batch, config, config.beam_size),
-      dict(weights),
-    )
+    lambda weights, batch: (probe.function(program.task, program.theta(_sharper(weights)), batch), dict(weights))
   )
-  batch = random_batch(config, full=False)
-  rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
-  hypotheses, initial = search({name: batch[name][:rows] for name in SOURCE_KEYS})
+  hypotheses, initial = search(probe.batch)
   observed = []
   for step in range(steps):
-    metrics = runtime.train_step(_fed(random_batch(config, seed=step, full=False), runtime))
+    metrics = runtime.train_step(_fed(config.random_batch(seed=step, full=False), runtime))
     if 'weights' not in metrics:  # the local runtime updates variables in place, without Program.train_step
       state = runtime.state()
       metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
     observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
-    instructions = hlo.parse(runtime.train_program(batch).as_text()).instructions()
+    instructions = hlo.parse(runtime.train_program(config.random_batch(full=False)).as_text()).instructions()
     found.update(instruction.collective for instruction in instructions if instruction.collective)
   return Observation(initial, observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
 
@@ -158,9 +151,9 @@ def _sharper(weights: Mapping[str, Any]) -> dict[str, Any]:
   return {name: _SHARPER * w if w.shape.rank > 1 else w for name, w in weights.items()}
 
 
-def _fed(batch: assembly.Batch, runtime: Runtime) -> assembly.Batch:
+def _fed(batch: Batch, runtime: Runtime) -> Batch:
   """Rows of a batch that this process feeds."""
-  rows = len(batch['src_ids']) // runtime.feed_count
+  rows = len(next(iter(batch.values()))) // runtime.feed_count
   return {name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from lingvo_moe.analysis import significance
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
 
@@ -145,7 +146,7 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   found = {}
   for pair in corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = os.path.join(run.path, 'decode', split, f'step_{step}', pair.name + '.hyp')
-    lines = corpus.read_lines([path])
+    lines = text.read_lines([path])
     sources, references = corpus.read_pair(pair)
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(

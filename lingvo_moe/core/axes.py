@@ -18,6 +18,7 @@ AXES = {
   'J': 'candidates among which the best are chosen',
   'N': 'attention heads',
   'K': 'features of a head',
+  'Q': 'query heads that share a key/value head, where there are several (grouped-query attention)',
   'V': 'symbols of a vocabulary',
   'P': 'language pairs of an evaluation',
   'L': 'layers of a scanned stack',

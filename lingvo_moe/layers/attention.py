@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al., 2017): padded, causal, packed, and incremental over a flat cache."""
+"""Multi-head and grouped-query attention: padded, causal, packed, and incremental over a flat cache."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.rotary import rotate
 from lingvo_moe.xla_sharding import shard
 
 # Keys and values of flat positions, 'keys' and 'values': [B, N, U, K], or [L, B, N, U, K] those of the layers of a
@@ -40,37 +43,77 @@ def causal_mask(length: Size) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-  """Scaled dot-product attention with biases on query, value and output.
+  """Scaled dot-product attention (Vaswani et al., 2017, section 3.2) with biases on query, value and output.
 
-  Keys carry no bias: softmax would cancel it. `dropout` is applied to the attention weights.
+  Keys carry no bias: softmax would cancel it. With fewer key/value heads than query heads it is grouped-query attention
+  (Ainslie et al., arXiv 2305.13245): axis N has the key/value heads, and an axis Q after it the query heads that share
+  each. One key/value head is multi-query attention (Shazeer, arXiv 1911.02150).
+
+  Attributes:
+    model_dim: M.
+    num_heads: query heads, N * Q.
+    head_dim: K.
+    dropout: dropout of the attention weights.
+    num_kv_heads: key/value heads, N, a divisor of num_heads; 0: as many.
+    rotary_base: base of rotary positions of queries and keys, for self-attention; 0: none. See rotary.py.
+    bias: whether there are biases.
+    logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit.
   """
 
   model_dim: int
   num_heads: int
   head_dim: int
   dropout: float = 0.0
+  num_kv_heads: int = 0
+  rotary_base: float = 0.0
+  bias: bool = True
+  logit_cap: float = 0.0
+
+  def __post_init__(self):
+    if self.num_heads % self.kv_heads:
+      raise UserError(
+        f'each key/value head serves as many query heads; saw num_kv_heads={self.num_kv_heads} for '
+        f'num_heads={self.num_heads}: use a divisor of num_heads, or 0 for as many'
+      )
+    if self.rotary_base and self.head_dim % 2:
+      raise UserError(f'rotary positions turn pairs of features; saw head_dim={self.head_dim}: use an even one')
+
+  @property
+  def kv_heads(self) -> int:
+    """N, the number of key/value heads."""
+    return self.num_kv_heads or self.num_heads
+
+  @property
+  def _heads(self) -> tuple[tuple[int, ...], str]:
+    """Sizes and letters of the axes of query heads: (N, Q) if key/value heads are shared, else (N,)."""
+    if self.kv_heads == self.num_heads:
+      return (self.num_heads,), 'N'
+    return (self.kv_heads, self.num_heads // self.kv_heads), 'NQ'
 
   def weights(self) -> Specs:
-    m, n, k = self.model_dim, self.num_heads, self.head_dim
+    m, n, k = self.model_dim, self.kv_heads, self.head_dim
+    heads, letters = self._heads
+    width = self.num_heads * k
     into = lambda: WeightSpec((m, n, k), 'MNK', glorot_uniform(m, n * k), factored='MK')
-    bias = lambda: WeightSpec((n, k), 'NK', Constant(0.0))
-    return {
-      'wq': into(),
-      'bq': bias(),
+    specs = {
+      'wq': WeightSpec((m, *heads, k), f'M{letters}K', glorot_uniform(m, width), factored='MK'),
+      'bq': WeightSpec((*heads, k), f'{letters}K', Constant(0.0)),
       'wk': into(),
       'wv': into(),
-      'bv': bias(),
-      'wo': WeightSpec((n, k, m), 'NKM', glorot_uniform(n * k, m), factored='KM'),
+      'bv': WeightSpec((n, k), 'NK', Constant(0.0)),
+      'wo': WeightSpec((*heads, k, m), f'{letters}KM', glorot_uniform(width, m), factored='KM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
+    return {name: spec for name, spec in specs.items() if self.bias or not name.startswith('b')}
 
-  def keys_values(self, theta: Theta, x_BUM: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Keys and values [B, N, U, K] of the positions attended to."""
+  def keys_values(
+    self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Keys and values [B, N, U, K] of the positions attended to; positions, for rotary ones, are 0, 1, ... by default."""
     with tf.name_scope('projection'):
-      return (
-        shard(_heads_first(ops.linear(x_BUM, theta['wk'])), 'BNUK'),
-        shard(_heads_first(ops.linear(x_BUM, theta['wv'], theta['bv'])), 'BNUK'),
-      )
+      keys_BNUK = _heads_first(ops.linear(x_BUM, theta['wk']))
+      values_BNUK = _heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
+      return shard(self._rotated(keys_BNUK, positions_BU), 'BNUK'), shard(values_BNUK, 'BNUK')
 
   def attend(
     self,
@@ -80,6 +123,7 @@ class Attention:
     values_BNUK: tf.Tensor,
     mask_BTU: tf.Tensor,
     key: tf.Tensor | None = None,
+    positions_BT: tf.Tensor | None = None,
   ) -> tf.Tensor:
     """Attends from x to keys where mask (boolean, or 0/1) allows.
 
@@ -89,23 +133,38 @@ class Attention:
       keys_BNUK, values_BNUK: from `keys_values`.
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
+      positions_BT: positions of x, for rotary ones; 0, 1, ... by default.
 
     Returns:
       [B, T, M].
     """
+    letters = self._heads[1]  # n in the names below: N, or N Q
+    n = f'B{letters}'
     scale = (
       self.head_dim**-0.5
     )  # of the queries, for scores of unit variance; applied to the weights, the smallest tensors
     with tf.name_scope('projection'):
-      q_BNTK = shard(_heads_first(ops.linear(x_BTM, theta['wq'] * scale, theta['bq'] * scale)), 'BNTK')
-    scores_BNTU = shard(tf.einsum('BNTK,BNUK->BNTU', q_BNTK, keys_BNUK), 'BNTU')
+      bias = theta['bq'] * scale if self.bias else None
+      q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
+      q_BnTK = shard(self._rotated(q_BnTK, positions_BT), f'{n}TK')
+    scores_BnTU = shard(tf.einsum(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
-    probs_BNTU = tf.nn.softmax(tf.cast(scores_BNTU, tf.float32) + bias_B1TU)
-    probs_BNTU = prng.dropout(tf.cast(probs_BNTU, x_BTM.dtype), self.dropout, key)
-    y_BNTK = shard(tf.einsum('BNTU,BNUK->BNTK', probs_BNTU, values_BNUK), 'BNTK')
-    y_BTNK = tf.einsum('BNTK->BTNK', y_BNTK)
+    scores_BnTU = tf.cast(scores_BnTU, tf.float32)
+    if self.logit_cap:
+      scores_BnTU = self.logit_cap * tf.tanh(scores_BnTU / self.logit_cap)
+    probs_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
+    probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
+    y_BnTK = shard(tf.einsum(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
+    y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
     with tf.name_scope('projection'):
-      return shard(ops.linear(y_BTNK, theta['wo'], theta['bo'], inputs=2), 'BTM')
+      return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
+
+  def _rotated(self, x_BnTK: tf.Tensor, positions_BT: tf.Tensor | None) -> tf.Tensor:
+    """Queries or keys with rotary positions, if there are any."""
+    if not self.rotary_base:
+      return x_BnTK
+    positions_BT = tf.range(sizes(x_BnTK)[-2])[tf.newaxis] if positions_BT is None else positions_BT
+    return rotate(x_BnTK, positions_BT, self.rotary_base)
 
   def __call__(
     self,
@@ -122,7 +181,7 @@ class Attention:
     self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
   ) -> Cache:
     """Cache of zeros with room for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
-    shape = [batch_size, self.num_heads, num_positions, self.head_dim]
+    shape = [batch_size, self.kv_heads, num_positions, self.head_dim]
     if layers is None:
       zeros = shard(tf.zeros(shape, dtype), 'BNUK')
     else:
@@ -150,21 +209,23 @@ class Attention:
     Args:
       theta: this layer's weights.
       x_BWM: embedded last symbol of each hypothesis.
-      now: positions to write, and positions of each hypothesis. Under XLA, U and start must be multiples of W.
+      now: positions to write, and positions of each hypothesis. Under XLA, U and start must be multiples of W. A
+        hypothesis' rotary position is now.position_BW, and does not depend on where it is written.
       cache: from `empty_cache`, `keep_positions` or the step before.
       layer: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
 
     Returns:
       ([B, W, M], the cache with the step's positions written).
     """
-    new = dict(zip(('keys', 'values'), self.keys_values(theta, x_BWM), strict=True))
+    positions_BW = tf.reshape(now.time, [1, 1]) if now.position_BW is None else now.position_BW
+    new = dict(zip(('keys', 'values'), self.keys_values(theta, x_BWM, positions_BW), strict=True))
     if layer is None:
       cache = {name: ops.write_cache(cache[name], x_BNWK, now.start) for name, x_BNWK in new.items()}
     else:
       written = {name: ops.write_stacked_cache(cache[name], x_BNWK, layer, now.start) for name, x_BNWK in new.items()}
       cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in written.items()}
     own = of_layer(cache, layer)
-    return self.attend(theta, x_BWM, own['keys'], own['values'], now.mask_BWU), cache
+    return self.attend(theta, x_BWM, own['keys'], own['values'], now.mask_BWU, positions_BT=positions_BW), cache
 
 
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
@@ -172,6 +233,6 @@ def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
   return cache if layer is None else {name: shard(buffer[layer], 'BNUK') for name, buffer in cache.items()}
 
 
-def _heads_first(x_BTNK: tf.Tensor) -> tf.Tensor:
+def _heads_first(x_BTnK: tf.Tensor, letters: str = 'N') -> tf.Tensor:
   """Transpose to [B, N, T, K]. A product with this result would instead transpose larger operands of its gradients."""
-  return tf.einsum('BTNK->BNTK', x_BTNK)
+  return tf.einsum(f'BT{letters}K->B{letters}TK', x_BTnK)

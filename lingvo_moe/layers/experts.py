@@ -21,13 +21,8 @@ from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.dispatch import Dispatched
 from lingvo_moe.layers.dispatch import GroupedRows
+from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.xla_sharding import shard
-
-ACTIVATIONS = {
-  'relu': tf.nn.relu,
-  'gelu': lambda x: tf.nn.gelu(x, approximate=True),
-  'silu': tf.nn.silu,
-}
 
 
 class Experts(abc.ABC):
@@ -80,7 +75,7 @@ class FeedForwardExperts(Experts):
     hidden_dim: H.
     num_experts: E.
     dropout: rate after the activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section 2.4).
-    activation: a name of ACTIVATIONS.
+    activation: a name of ffn.ACTIVATIONS that is not gated.
   """
 
   model_dim: int
@@ -94,7 +89,7 @@ class FeedForwardExperts(Experts):
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCM; see Experts."""
-    h_EGCH = ACTIVATIONS[self.activation](shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
+    h_EGCH = ACTIVATIONS[self.activation].function(shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
@@ -111,14 +106,14 @@ class FeedForwardExperts(Experts):
 class GatedExperts(Experts):
   """Gated expert (act(x wg) * x wi) wo: GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202).
 
-  It has three matrices of M x H. Attributes are those of FeedForwardExperts.
+  It has three matrices of M x H. Attributes are those of FeedForwardExperts, but `activation` is gated.
   """
 
   model_dim: int
   hidden_dim: int
   num_experts: int
   dropout: float = 0.0
-  activation: str = 'gelu'
+  activation: str = 'geglu'
 
   def weights(self) -> Specs:
     return {'wi': _inwards(self), 'wg': _inwards(self), 'wo': _outwards(self)}
@@ -126,7 +121,7 @@ class GatedExperts(Experts):
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCM; see Experts."""
     inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
-    h_EGCH = ACTIVATIONS[self.activation](inwards('wg')) * inwards('wi')
+    h_EGCH = ACTIVATIONS[self.activation].function(inwards('wg')) * inwards('wi')
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
@@ -178,7 +173,7 @@ EXPERTS: dict[str, Callable[[int, int, int, float], Experts]] = {
   'relu': FeedForwardExperts,
   'gelu': lambda *sizes: FeedForwardExperts(*sizes, activation='gelu'),
   'geglu': GatedExperts,
-  'swiglu': lambda *sizes: GatedExperts(*sizes, activation='silu'),
+  'swiglu': lambda *sizes: GatedExperts(*sizes, activation='swiglu'),
   'deep': DeepExperts,
 }
 

@@ -1,8 +1,10 @@
-"""Dense position-wise feed-forward layer."""
+"""Dense position-wise feed-forward layer, plain or gated."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,25 +18,65 @@ from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
 
+class Activation(NamedTuple):
+  """Nonlinearity of a feed-forward layer, and whether its result is multiplied by a linear gate."""
+
+  function: Callable[[tf.Tensor], tf.Tensor]
+  gated: bool
+
+
+def _gelu(x: tf.Tensor) -> tf.Tensor:
+  return tf.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS = {
+  'relu': Activation(tf.nn.relu, gated=False),
+  'gelu': Activation(_gelu, gated=False),
+  'swiglu': Activation(tf.nn.silu, gated=True),
+  'geglu': Activation(_gelu, gated=True),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class FeedForward:
-  """Feed-forward ReLU(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2), with dropout after the ReLU."""
+  """Feed-forward f(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2), with dropout of the hidden layer.
+
+  f is a ReLU or a GELU. A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or GELU ('geglu'; Shazeer,
+  arXiv 2002.05202).
+
+  Attributes:
+    model_dim: M.
+    hidden_dim: H.
+    dropout: dropout of the hidden layer.
+    activation: a name of ACTIVATIONS.
+    bias: whether there are biases bi and bo.
+  """
 
   model_dim: int
   hidden_dim: int
   dropout: float = 0.0
+  activation: str = 'relu'
+  bias: bool = True
 
   def weights(self) -> Specs:
     m, h = self.model_dim, self.hidden_dim
+    into = lambda: WeightSpec((m, h), 'MH', glorot_uniform(m, h), factored='MH')
+    bias = lambda size, letter: WeightSpec((size,), letter, Constant(0.0))
     return {
-      'wi': WeightSpec((m, h), 'MH', glorot_uniform(m, h), factored='MH'),
-      'bi': WeightSpec((h,), 'H', Constant(0.0)),
+      'wi': into(),
+      **({'bi': bias(h, 'H')} if self.bias else {}),
+      **({'wg': into()} if ACTIVATIONS[self.activation].gated else {}),
       'wo': WeightSpec((h, m), 'HM', glorot_uniform(h, m), factored='HM'),
-      'bo': WeightSpec((m,), 'M', Constant(0.0)),
+      **({'bo': bias(m, 'M')} if self.bias else {}),
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs [B, T, M]; key None means inference, without dropout."""
-    h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta['bi'], tf.nn.relu), 'BTH')
+    activation = ACTIVATIONS[self.activation]
+    if activation.gated:
+      h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta.get('bi')), 'BTH')
+      h_BTH *= shard(ops.linear(x_BTM, theta['wg'], activation=activation.function), 'BTH')
+    else:
+      h_BTH = shard(ops.linear(x_BTM, theta['wi'], theta.get('bi'), activation.function), 'BTH')
     h_BTH = prng.dropout(h_BTH, self.dropout, key)
-    return shard(ops.linear(h_BTH, theta['wo'], theta['bo']), 'BTM')
+    return shard(ops.linear(h_BTH, theta['wo'], theta.get('bo')), 'BTM')

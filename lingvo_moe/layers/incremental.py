@@ -14,3 +14,4 @@ class Now(NamedTuple):
   start: tf.Tensor  # int32 scalar; hypothesis w writes flat position start + w
   mask_BWU: tf.Tensor  # float32 0/1; positions of each hypothesis, including the one written now
   live_BW: tf.Tensor | None = None  # whether there is a hypothesis: others are sent to no expert; None: all there are
+  position_BW: tf.Tensor | None = None  # int32; of the symbol in its sequence, for rotary positions; None: time

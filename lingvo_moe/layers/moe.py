@@ -17,6 +17,7 @@ from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts as experts_lib
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.experts import Experts
+from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.gate import expert_capacity
@@ -76,7 +77,10 @@ class MoE:
   @property
   def shared(self) -> FeedForward | None:
     """Dense feed-forward of the shared experts."""
-    return FeedForward(self.model_dim, self.shared_experts * self.hidden_dim) if self.shared_experts else None
+    if not self.shared_experts:
+      return None
+    activation = self.expert if self.expert in ACTIVATIONS else 'relu'
+    return FeedForward(self.model_dim, self.shared_experts * self.hidden_dim, activation=activation, bias=False)
 
   def weights(self) -> Specs:
     shared = {'shared': self.shared.weights()} if self.shared else {}

@@ -1,4 +1,4 @@
-"""Layer normalisation (Ba et al., 2016)."""
+"""Normalisation: LayerNorm (Ba et al., 2016) and RMSNorm (Zhang and Sennrich, 2019)."""
 
 from __future__ import annotations
 
@@ -29,3 +29,25 @@ class LayerNorm:
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     y_BTM = ops.layer_norm(tf.cast(x_BTM, tf.float32), theta['scale'], theta['bias'], self.epsilon)
     return tf.cast(y_BTM, x_BTM.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSNorm:
+  """Root mean square normalisation (Zhang and Sennrich, arXiv 1910.07467): x / sqrt(mean(x^2)), then a learnt scale.
+
+  No mean is subtracted and no bias added; computed in float32.
+  """
+
+  model_dim: int
+  epsilon: float = 1e-6
+
+  def weights(self) -> Specs:
+    return {'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0))}
+
+  def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    x32_BTM = tf.cast(x_BTM, tf.float32)
+    square_BT1 = tf.reduce_mean(tf.square(x32_BTM), axis=-1, keepdims=True)
+    return tf.cast(x32_BTM * tf.math.rsqrt(square_BT1 + self.epsilon) * theta['scale'], x_BTM.dtype)
+
+
+NORMS = {'layer': LayerNorm, 'rms': RMSNorm}

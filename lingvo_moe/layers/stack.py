@@ -26,7 +26,9 @@ from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.norm import RMSNorm
 from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.scan import loop_blocks
 from lingvo_moe.layers.scan import scan
@@ -61,11 +63,14 @@ class Stack:
     ffn: feed-forward of the layers without experts.
     moe: feed-forward of the layers with experts; None: no layer has any.
     moe_every: see above.
-    cross_attention: whether it is a decoder.
+    cross_attention: whether it is a decoder that attends to an encoder.
     residual_dropout: dropout of every branch.
     scan: whether whole rows and steps of decoding run in one loop over blocks of `moe_every` layers, whose weights and
       caches are stacked on a leading axis L (see scan.py). Results are equal to rounding, and so are checkpoints.
     remat: policy of remat.POLICIES for an unrolled layer. A scanned block is always rematerialised.
+    causal: whether no position attends to a later one; with cross-attention none does in any case.
+    norm_type: a name of norm.NORMS.
+    post_norm: whether the output of each branch is normalised too.
   """
 
   num_layers: int
@@ -77,8 +82,15 @@ class Stack:
   residual_dropout: float = 0.0
   scan: bool = False
   remat: str = 'none'
+  causal: bool = False
+  norm_type: str = 'layer'
+  post_norm: bool = False
 
   def __post_init__(self):
+    if self.cross_attention and self.attention.rotary_base:
+      raise ValueError(
+        'rotary positions relate positions of one sequence, and cross-attention those of two: choose one'
+      )
     if self.scan and self.num_layers % self.period:
       raise ValueError(
         f'a scanned stack is made of blocks of moe_every={self.period} layers; saw {self.num_layers} layers: '
@@ -96,8 +108,8 @@ class Stack:
     return {weights_lib.layer_name(i): self._layer(i) for i in range(self.num_layers)}
 
   @property
-  def norm(self) -> LayerNorm:
-    return LayerNorm(self.attention.model_dim)
+  def norm(self) -> LayerNorm | RMSNorm:
+    return NORMS[self.norm_type](self.attention.model_dim)
 
   def weights(self) -> Specs:
     layers = {name: layer.weights() for name, layer in self.layers.items()}
@@ -133,8 +145,9 @@ class Stack:
     """
     mask_BTT = segment_mask(segments_BT, segments_BT)
     memory_mask_BTU = None
-    if self.cross_attention:
+    if self.cross_attention or self.causal:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
+    if self.cross_attention:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
     rows = Rows(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
@@ -199,6 +212,11 @@ class Stack:
       for name, layer in self.layers.items()
     }
 
+  def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
+    """Cache of the layers by name, for a stack without cross-attention."""
+    layers, stacked = (self._block, self.num_blocks) if self.scan else (self.layers, None)
+    return {name: layer.empty_cache(rows, num_positions, dtype, stacked) for name, layer in layers.items()}
+
   def _init_scanned_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     arrays = {
       name: {kind: tf.TensorArray(memory_BUM.dtype, self.num_blocks) for kind in ('keys', 'values')}
@@ -234,25 +252,29 @@ class Stack:
     theta: Theta,
     x_BWM: tf.Tensor,
     now: Now,
-    memory_segments_BU: tf.Tensor,
+    memory_segments_BU: tf.Tensor | None,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
     """Decoding step of W hypotheses a row, at inference.
+
+    Without cross-attention it also takes the first W symbols of a row at once, all live, under a causal mask.
 
     Args:
       theta: the stack's weights.
       x_BWM: embedded last symbol of each hypothesis.
       now: positions to write, positions of each hypothesis, and which of them there are; see Attention.extend.
-      memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding.
-      cache: from `init_cache` or the step before.
+      memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding; None: no cross-attention.
+      cache: from `init_cache`, `empty_cache` or the step before.
 
     Returns:
       ([B, W, M], the cache with the step's keys and values).
     """
-    memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
     # Rows without a source, which pad a batch, are padding for the experts. So are rows without a hypothesis: of equal
     # symbols, such as those of sentences that have stopped, all would queue for the same experts.
-    empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
+    memory_mask_B1U, empty_B1 = None, tf.constant([[False]])
+    if self.cross_attention:
+      memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
+      empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
     paddings_BW = tf.cast(empty_BW, tf.float32)
     if self.scan:
@@ -270,7 +292,7 @@ class Stack:
     theta: Theta,
     x_BWM: tf.Tensor,
     now: Now,
-    memory_mask_B1U: tf.Tensor,
+    memory_mask_B1U: tf.Tensor | None,
     paddings_BW: tf.Tensor,
     cache: StackCache,
   ) -> tuple[tf.Tensor, StackCache]:
@@ -294,7 +316,15 @@ class Stack:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
     ffn = self.moe if has_experts else self.ffn
     remat_attention = self.remat == 'attention'
-    return Layer(self.attention, ffn, self.cross_attention, self.residual_dropout, remat_attention)
+    return Layer(
+      self.attention,
+      ffn,
+      self.cross_attention,
+      self.residual_dropout,
+      remat_attention,
+      norm_type=self.norm_type,
+      post_norm=self.post_norm,
+    )
 
   @property
   def _block(self) -> dict[str, Layer]:

@@ -21,7 +21,9 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.norm import RMSNorm
 from lingvo_moe.layers.remat import rematerialised
 
 # Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.
@@ -44,7 +46,8 @@ class Layer:
   """Layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
 
   Each is a residual branch over normalised input, x + dropout(f(norm(x))), as in Lingvo. `remat_attention`
-  rematerialises attention for its gradient.
+  rematerialises attention for its gradient. `norm_type` is a name of norm.NORMS. With `post_norm` the output of each
+  branch is normalised too, before the dropout, as in Grok-1.
   """
 
   attention: Attention
@@ -52,19 +55,22 @@ class Layer:
   cross_attention: bool = False
   residual_dropout: float = 0.0
   remat_attention: bool = False
+  norm_type: str = 'layer'
+  post_norm: bool = False
 
   @property
-  def norm(self) -> LayerNorm:
-    return LayerNorm(self.attention.model_dim)
+  def norm(self) -> LayerNorm | RMSNorm:
+    return NORMS[self.norm_type](self.attention.model_dim)
 
   @property
   def is_moe(self) -> bool:
     return isinstance(self.ffn, MoE)
 
   def weights(self) -> Specs:
-    attention = {'norm': self.norm.weights(), **self.attention.weights()}
+    norms = {name: self.norm.weights() for name in ('norm', 'post_norm')[: 1 + self.post_norm]}
+    attention = {**norms, **self.attention.weights()}
     cross = {'cross_attention': attention} if self.cross_attention else {}
-    ffn = {'norm': self.norm.weights(), **self.ffn.weights()}
+    ffn = {**norms, **self.ffn.weights()}
     return {'attention': attention, **cross, 'moe' if self.is_moe else 'ffn': ffn}
 
   def __call__(
@@ -89,12 +95,19 @@ class Layer:
       normalised_BTM = ops.join_rows([self.norm(own['norm'], x_BTM) for x_BTM in xs])
       y_BTM, routing = self.ffn(own, normalised_BTM, paddings_BT, _fold(key, 'gate'))
       answers = [y for y, _ in ops.split_rows((y_BTM, key))]
-      return [x + self._dropout(y, key, 'moe') for x, y, key in zip(xs, answers, keys, strict=True)], routing
+      dropped = lambda y, key: self._dropout(self._post(own, y), key, 'moe')
+      return [x + dropped(y, key) for x, y, key in zip(xs, answers, keys, strict=True)], routing
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
     """Cache of a decoder layer: room for its own keys and values, and those of the encoder output, computed once."""
     empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
     return {'self': empty, 'memory': self.memory_cache(theta, memory_BUM)}
+
+  def empty_cache(
+    self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
+  ) -> LayerCache:
+    """Cache of a layer without cross-attention, or of the equal `layers` of a scanned stack."""
+    return {'self': self.attention.empty_cache(rows, num_positions, dtype, layers)}
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""
@@ -110,7 +123,7 @@ class Layer:
     theta: Theta,
     x_BWM: tf.Tensor,
     now: Now,
-    memory_mask_B1U: tf.Tensor,
+    memory_mask_B1U: tf.Tensor | None,
     paddings_BW: tf.Tensor,
     cache: LayerCache,
     number: tf.Tensor | None = None,
@@ -121,7 +134,7 @@ class Layer:
       theta: the layer's weights.
       x_BWM: input.
       now: positions to write, and positions of each hypothesis; see Attention.extend.
-      memory_mask_B1U: where the encoder output may be attended to.
+      memory_mask_B1U: where the encoder output may be attended to; None without cross-attention.
       paddings_BW: 1.0 where there is no hypothesis.
       cache: from `init_cache` or the step before.
       number: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
@@ -132,13 +145,15 @@ class Layer:
     own = theta['attention']
     with tf.name_scope('attention'):
       y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), now, cache['self'], number)
-      x_BWM += y_BWM
-    cross, memory = theta['cross_attention'], of_layer(cache['memory'], number)
-    attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
-    x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
+      x_BWM += self._post(own, y_BWM)
+    if self.cross_attention:
+      cross, memory = theta['cross_attention'], of_layer(cache['memory'], number)
+      attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
+      x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
     if self.is_moe:
+      own = theta['moe']
       with tf.name_scope('moe'):
-        x_BWM += self.ffn(theta['moe'], self.norm(theta['moe']['norm'], x_BWM), paddings_BW)[0]
+        x_BWM += self._post(own, self.ffn(own, self.norm(own['norm'], x_BWM), paddings_BW)[0])
     else:
       x_BWM = self._feed_forward(theta, x_BWM, None)
     return x_BWM, {**cache, 'self': self_cache}
@@ -167,7 +182,12 @@ class Layer:
 
   def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
     with tf.name_scope(name):
-      return x_BTM + self._dropout(branch(self.norm(theta['norm'], x_BTM), _fold(key, name)), key, name)
+      y_BTM = self._post(theta, branch(self.norm(theta['norm'], x_BTM), _fold(key, name)))
+      return x_BTM + self._dropout(y_BTM, key, name)
+
+  def _post(self, theta: Theta, y_BTM: tf.Tensor) -> tf.Tensor:
+    """Output of a branch, normalised if there is a second norm."""
+    return self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
     return prng.dropout(y_BTM, self.residual_dropout, _fold(key, f'{name}/residual'))

@@ -26,7 +26,7 @@ from lingvo_moe.paper.markdown import table
 from lingvo_moe.paper.report_cache import ReportCache
 from lingvo_moe.paper.report_cache import configured
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.tasks import sizes
 from lingvo_moe.xla_sharding import Mesh
 
 Report = Mapping[str, Any]

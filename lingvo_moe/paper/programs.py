@@ -18,7 +18,7 @@ from lingvo_moe.paper import claims
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.markdown import table
 from lingvo_moe.paper.report_cache import configured
-from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.tasks import sizes
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.xla_sharding import Mesh
 

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ import tqdm
 
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.metrics import by_unit
+from lingvo_moe.tasks.task import CountsUnits
 from lingvo_moe.tasks.task import DevInput
 from lingvo_moe.tasks.task import TaskConfig
 
@@ -25,6 +28,9 @@ class DevLoss(NamedTuple):
 
   mean: float  # over all tokens
   by_subset: dict[str, float]
+  by_unit: Mapping[str, float] = types.MappingProxyType(
+    {}
+  )  # perplexity a word and bits a byte, where the text's words and bytes are counted
 
 
 def evaluate(
@@ -42,7 +48,8 @@ def evaluate(
     xent_P += metrics[f'xent_by_{config.subset}']
     tokens_P += metrics[f'target_tokens_by_{config.subset}']
   by_subset = dict(zip(dev.subsets, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
-  return DevLoss(xent / max(tokens, 1.0), by_subset)
+  units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
+  return DevLoss(xent / max(tokens, 1.0), by_subset, units)
 
 
 class TrainLog:
@@ -93,6 +100,7 @@ class TrainLog:
   def evaluation(self, step: int, loss: DevLoss) -> float:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
+    values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
     self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset})
     self._bar.write(f'step {step}: dev loss {loss.mean:.4f}', file=sys.stderr)
     self._reset()

@@ -73,6 +73,8 @@ def beam_search(
   early_stop: bool = True,
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
+  first_B: tf.Tensor | None = None,
+  prefix_BU: tf.Tensor | None = None,
 ) -> Hypotheses:
   """Beam search for the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
@@ -120,6 +122,8 @@ def beam_search(
     pad_id: fills ids after eos.
     keep: (cache, positions_BU) -> a cache of the values at these flat positions, to drop positions
       that no live hypothesis uses any more; see flat_sequence.loop.
+    first_B: input at the first step of each row, such as the last symbol of a prompt; None: bos_id.
+    prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
 
   Returns:
     Hypotheses with W = n_best and T = max_steps.
@@ -152,12 +156,21 @@ def beam_search(
     return parents_BW, (live, finished), cache
 
   ids_1T = tf.fill([1, max_steps], pad_id)
+  first = bos_id if first_B is None else first_B[:, tf.newaxis]
   begin = (
-    _first_live(ids_1T, batch_size, beam_size, bos_id, max_lengths_B),
+    _first_live(ids_1T, batch_size, beam_size, first, max_lengths_B),
     _none_finished(ids_1T, batch_size, n_best),
   )
   steps, (_, finished) = flat_sequence.loop(
-    step, begin, cache, alive=alive, batch_size=batch_size, beam_size=beam_size, max_steps=max_steps, keep=keep
+    step,
+    begin,
+    cache,
+    alive=alive,
+    batch_size=batch_size,
+    beam_size=beam_size,
+    max_steps=max_steps,
+    keep=keep,
+    prefix_BU=prefix_BU,
   )
   return Hypotheses(*finished, steps)
 
@@ -181,11 +194,11 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
       raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
 
 
-def _first_live(ids_1T, batch_size, beam_size, bos_id, max_lengths_B):
-  """Live hypotheses of the first step: bos alone, in each sentence whose max_length is not 0."""
+def _first_live(ids_1T, batch_size, beam_size, first, max_lengths_B):
+  """Live hypotheses of the first step: the first symbol alone, in each sentence whose max_length is not 0."""
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
   return _Live(
-    last_BW=tf.fill([batch_size, beam_size], bos_id),
+    last_BW=tf.broadcast_to(first, [batch_size, beam_size]),
     ids_BWT=tf.tile(ids_1T[tf.newaxis], [batch_size, beam_size, 1]),
     log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
   )

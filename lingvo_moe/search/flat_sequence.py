@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
+from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.ops import backend
 
@@ -31,9 +32,17 @@ Step = Callable[[Now, State, Any], tuple[tf.Tensor, State, Any]]  # (now, state,
 Keep = Callable[[Any, tf.Tensor], Any]  # (cache, positions_BU) -> a cache of the values at these positions
 
 
-def first_room(max_steps: Size, beam_size: int) -> Size:
-  """Positions that the cache has when a loop begins: one where it grows as needed, else as many as it may ever need."""
-  return 1 if backend.current().open_shapes else max_steps * beam_size
+def first_room(max_steps: Size, beam_size: int, prefix: Size = 0) -> Size:
+  """Positions that the cache has when a loop begins: where it grows as needed those of a prefix, at least one; else all.
+
+  Args:
+    max_steps: the most steps of the loop.
+    beam_size: W.
+    prefix: number of positions that are taken before, P; under static shapes a multiple of W.
+  """
+  if backend.current().open_shapes:
+    return tf.maximum(prefix, 1) if tf.is_tensor(prefix) else max(prefix, 1)
+  return prefix + max_steps * beam_size
 
 
 def loop(
@@ -46,6 +55,7 @@ def loop(
   beam_size: int,
   max_steps: Size,
   keep: Keep | None = None,
+  prefix_BU: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, State]:
   """Runs decoding steps until no hypothesis is live, max_steps at most.
 
@@ -61,6 +71,8 @@ def loop(
     max_steps: the most steps to run.
     keep: gathers positions of a cache. A position may be gathered twice; the copy is unused until it is written again.
       None, or a backend without open shapes: no position is ever dropped and all shapes stay the same.
+    prefix_BU: 1.0 where one of the cache's first P positions belongs to every hypothesis of a row, as a prompt's do; else
+      0. The steps write after them. None: P = 0.
 
   Returns:
     (number of steps run, state after them).
@@ -77,8 +89,13 @@ def loop(
 
   if not backend.current().open_shapes:
     keep = None
-  num_positions = max_steps * beam_size if keep is None else first_room(max_steps, beam_size)
-  begin = tf.constant(0), tf.constant(0), tf.zeros([batch_size, beam_size, num_positions]), tuple(state), cache
+  taken = 0 if prefix_BU is None else sizes(prefix_BU)[1]
+  num_positions = taken + max_steps * beam_size if keep is None else first_room(max_steps, beam_size, taken)
+  mask_BWU = tf.zeros([batch_size, beam_size, num_positions])
+  if prefix_BU is not None:
+    prefix_BWU = tf.repeat(tf.cast(prefix_BU, tf.float32)[:, tf.newaxis], beam_size, axis=1)
+    mask_BWU += tf.pad(prefix_BWU, [[0, 0], [0, 0], [0, num_positions - taken]])
+  begin = tf.constant(0), tf.convert_to_tensor(taken), mask_BWU, tuple(state), cache
   if keep is None:
     steps, _, _, state, _ = tf.while_loop(unfinished, make_step, begin)
     return steps, state
@@ -94,11 +111,11 @@ def loop(
     return tf.while_loop(has_room, make_step, (time, start, mask_BWU, state, keep(cache, positions_BU)))
 
   # Shape invariants: sizes that depend on the number of positions are None, all others static. Those are found by
-  # comparing the cache of one position with a cache of two.
+  # comparing the cache with one of another number of positions.
   time, start, mask_BWU, state, _ = tf.nest.map_structure(lambda _: None, begin)
   mask_BWU = tf.TensorSpec([*begin[2].shape[:2], None])
-  of_two = keep(cache, tf.zeros([batch_size, 2], tf.int32))
-  specs = time, start, mask_BWU, state, tf.nest.map_structure(_common_spec, cache, of_two)
+  longer = keep(cache, tf.zeros([batch_size, num_positions + 1], tf.int32))
+  specs = time, start, mask_BWU, state, tf.nest.map_structure(_common_spec, cache, longer)
   steps, _, _, state, _ = tf.while_loop(unfinished, make_steps, begin, shape_invariants=specs)
   return steps, state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,3 +41,21 @@ def _routing_scalars(stats) -> dict[str, float]:
     'rounds': stats.rounds,
     'largest_load': stats.tokens_E.max() / max(stats.tokens_E.mean(), 1e-9),
   }
+
+
+def perplexities(nats: float, tokens: float, words: float, bytes: float) -> dict[str, float]:
+  """Cross-entropy of a text in nats a token, perplexity a token and a word, and bits a byte, from its nats in all."""
+  mean = float(nats) / max(float(tokens), 1.0)
+  return {'tokens': int(tokens), 'cross_entropy': mean, 'perplexity': _exp(mean), **by_unit(nats, words, bytes)}
+
+
+def by_unit(nats: float, words: float, bytes: float) -> dict[str, float]:
+  """Perplexity a word and bits a byte of a text, which do not depend on its vocabulary."""
+  return {
+    'perplexity_per_word': _exp(float(nats) / max(words, 1)),
+    'bits_per_byte': float(nats) / math.log(2) / max(bytes, 1),
+  }
+
+
+def _exp(x: float) -> float:
+  return math.exp(min(x, 700.0))

@@ -191,11 +191,46 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
-class Translates(Protocol):
-  """A TaskConfig whose model translates lines, as the job translate needs.
+class CountsUnits(Protocol):
+  """A DevInput by whose words and bytes the loss is reported too.
 
   Attributes:
-    max_length: tokens of a line, at most; of longer ones only the beginning is translated.
+    units: numbers of 'words' and 'bytes' of the text.
+  """
+
+  units: Mapping[str, int]
+
+
+class InferenceProgram(NamedTuple):
+  """A program at inference, function(model, nested weights, batch), and a batch for it."""
+
+  function: Callable[[Any, Any, Batch], Any]
+  batch: Batch
+  by_rows: bool = False  # whether its result may stay split as the batch is
+
+
+class Measurable(Protocol):
+  """A TaskConfig whose programs tools can compile, count and compare without text: tools/cost.py, tools/parity.py."""
+
+  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
+    """Batch of random ids in full rows, or in rows with padding; its size is that of a batch in training."""
+
+  def batch_shapes(self, training: bool = True) -> Batch:
+    """Batch with the shapes of a real one, in training or in evaluation, that takes no memory."""
+
+  def inference_programs(self) -> dict[str, InferenceProgram]:
+    """Programs by name, with batches of evaluation's size; 'eval', the dev loss, among them."""
+
+  def probe_search(self) -> InferenceProgram:
+    """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
+
+
+@runtime_checkable
+class Translates(Protocol):
+  """A TaskConfig whose model answers lines, as the job translate needs: by translations, or by continuations.
+
+  Attributes:
+    max_length: tokens of a line, at most; of longer ones only the beginning is translated. 0: of any length.
   """
 
   max_length: int

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
@@ -39,6 +40,32 @@ def plain(x, memory, mask):
   return out
 
 
+GROUPED = Attention(6, num_heads=4, head_dim=4, num_kv_heads=2, rotary_base=100.0, logit_cap=5.0, bias=False)
+GROUPED_THETA = {
+  name: tf.random.stateless_normal(spec.shape, [i, 6]) for i, (name, spec) in enumerate(GROUPED.weights().items())
+}
+
+
+def plain_grouped(x, mask, positions):
+  """Grouped-query self-attention with rotary positions and capped scores, by one row, head and position at a time."""
+  w = {name: value.numpy().astype(np.float64) for name, value in GROUPED_THETA.items()}
+  x = np.asarray(x, np.float64)
+
+  def turned(v, position):
+    pairs = (v[:2] + 1j * v[2:]) * np.exp(1j * position * 100.0 ** (-np.arange(2) / 2))
+    return np.concatenate([pairs.real, pairs.imag])
+
+  out = np.zeros(x.shape)
+  for b, t, n, shared in np.ndindex(*x.shape[:2], 2, 2):
+    q = turned(x[b, t] @ w['wq'][:, n, shared], positions[t])
+    allowed = [u for u in range(x.shape[1]) if mask[b, t, u]]
+    scores = [q @ turned(x[b, u] @ w['wk'][:, n], positions[u]) / 4**0.5 for u in allowed]
+    p = np.exp(5.0 * np.tanh(np.array(scores) / 5.0))
+    y = sum(p_u * (x[b, u] @ w['wv'][:, n]) for p_u, u in zip(p / p.sum(), allowed, strict=True))
+    out[b, t] += y @ w['wo'][n, shared]
+  return out
+
+
 def test_keys_carry_no_bias():
   assert sorted(LAYER.weights()) == ['bo', 'bq', 'bv', 'wk', 'wo', 'wq', 'wv']
 
@@ -56,6 +83,45 @@ def test_agrees_with_numpy():
   mask = np.random.default_rng(0).random([2, 3, 5]) < 0.6
   mask[:, :, 0] = True
   np.testing.assert_allclose(LAYER(THETA, x, memory, mask), plain(x, memory, mask), atol=1e-5)
+
+
+def test_grouped_query_heads_share_keys_and_values():
+  assert {name: spec.dims for name, spec in GROUPED.weights().items()} == {
+    'wq': 'MNQK',
+    'wk': 'MNK',
+    'wv': 'MNK',
+    'wo': 'NQKM',
+  }
+  x, mask = some_input(2, 5), np.tril(np.ones([2, 5, 5], bool))
+  np.testing.assert_allclose(GROUPED(GROUPED_THETA, x, x, mask), plain_grouped(x, mask, range(5)), atol=1e-5)
+
+
+def test_as_many_key_value_heads_as_query_heads_are_plain_attention():
+  x = some_input(2, 4)
+  same = dataclasses.replace(LAYER, num_kv_heads=2)
+  np.testing.assert_array_equal(same(THETA, x, x, causal_mask(4)), LAYER(THETA, x, x, causal_mask(4)))
+
+
+def test_one_key_value_head_is_plain_attention_with_that_head_repeated():
+  one = dataclasses.replace(LAYER, num_kv_heads=1)
+  theta = {name: THETA[name] for name in ('bo',)}
+  theta |= {'wq': THETA['wq'][:, tf.newaxis], 'bq': THETA['bq'][tf.newaxis], 'wo': THETA['wo'][tf.newaxis]}
+  theta |= {'wk': THETA['wk'][:, :1], 'wv': THETA['wv'][:, :1], 'bv': THETA['bv'][:1]}
+  repeated = {**THETA, **{name: tf.repeat(theta[name], 2, axis=-2) for name in ('wk', 'wv', 'bv')}}
+  x = some_input(2, 4)
+  np.testing.assert_allclose(one(theta, x, x, causal_mask(4)), LAYER(repeated, x, x, causal_mask(4)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    (dict(num_kv_heads=3), 'num_kv_heads=3 for num_heads=4: use a divisor'),
+    (dict(head_dim=3), 'head_dim=3: use an even one'),
+  ],
+)
+def test_heads_that_do_not_divide_are_refused(values, message):
+  with pytest.raises(UserError, match=message):
+    dataclasses.replace(GROUPED, **values)
 
 
 def test_a_mask_of_zeros_and_ones_is_a_mask_of_booleans():
@@ -116,7 +182,11 @@ def extend(x_BWM, start, mask_BWU, cache):
   return LAYER.extend(THETA, x_BWM, Now(start // 2, start, mask_BWU), cache)
 
 
-def under(in_force):
+def extend_grouped(x_BWM, start, mask_BWU, cache):
+  return GROUPED.extend(GROUPED_THETA, x_BWM, Now(start // 2, start, mask_BWU), cache)
+
+
+def under(in_force, extend):
   def run(*args):
     with backend.use(in_force):
       return extend(*args)
@@ -125,11 +195,11 @@ def under(in_force):
 
 
 ANY_CACHE = {name: tf.TensorSpec([None, 2, None, 4]) for name in ('keys', 'values')}
-EXTEND = {
+EXTEND = lambda extend: {
   'reference': extend,
-  'xla': tf.function(under(xla.BACKEND), jit_compile=True),
+  'xla': tf.function(under(xla.BACKEND, extend), jit_compile=True),
   'cpu': tf.function(
-    under(cpu.backend(training=False)),
+    under(cpu.backend(training=False), extend),
     input_signature=[
       tf.TensorSpec([None, None, 6]),
       tf.TensorSpec([], tf.int32),
@@ -140,12 +210,15 @@ EXTEND = {
 }
 
 
-@pytest.mark.parametrize('shapes', EXTEND)
-def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
+@pytest.mark.parametrize('shapes', ['reference', 'xla', 'cpu'])
+@pytest.mark.parametrize('layer, theta, run', [(LAYER, THETA, extend), (GROUPED, GROUPED_THETA, extend_grouped)])
+def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(layer, theta, run, shapes):
   # Two hypotheses a row, which never part: hypothesis w owns positions w, 2 + w, 4 + w ...
   rows, width, steps = 3, 2, 4
   x_BWTM = tf.reshape(some_input(rows * width, steps), [rows, width, steps, 6])
-  cache = LAYER.empty_cache(rows, (steps + 2) * width)
+  cache = layer.empty_cache(rows, (steps + 2) * width)
+  assert cache['keys'].shape == [rows, 2, (steps + 2) * width, 4]
+  run = EXTEND(run)[shapes]
   cache = {
     name: tf.fill(buffer.shape, 1e3) for name, buffer in cache.items()
   }  # positions that are not written must not be read
@@ -154,10 +227,10 @@ def test_one_step_at_a_time_over_a_flat_cache_equals_whole_rows(shapes):
   for time in range(steps):
     for w in range(width):
       mask_BWU[:, w, time * width + w] = 1
-    y, cache = EXTEND[shapes](x_BWTM[:, :, time], tf.constant(time * width), tf.constant(mask_BWU), cache)
+    y, cache = run(x_BWTM[:, :, time], tf.constant(time * width), tf.constant(mask_BWU), cache)
     got.append(y)
   whole = tf.reshape(x_BWTM, [rows * width, steps, 6])
-  expected = tf.reshape(LAYER(THETA, whole, whole, causal_mask(steps)), [rows, width, steps, 6])
+  expected = tf.reshape(layer(theta, whole, whole, causal_mask(steps)), [rows, width, steps, 6])
   np.testing.assert_allclose(tf.stack(got, axis=2), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -106,9 +106,7 @@ def test_a_shared_expert_is_a_dense_layer_beside_the_routed_ones():
   routed, both = LAYER, dataclasses.replace(LAYER, shared_experts=2)
   theta = theta_of(both)
   assert theta['shared']['wi'].shape == (6, 20)
-  dense = (
-    tf.nn.relu(X_BTM @ theta['shared']['wi'] + theta['shared']['bi']) @ theta['shared']['wo'] + theta['shared']['bo']
-  )
+  dense = tf.nn.relu(X_BTM @ theta['shared']['wi']) @ theta['shared']['wo']
   expected = routed(theta, X_BTM, PADDINGS_BT)[0] + dense
   np.testing.assert_allclose(both(theta, X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Layer normalisation, and its hand-written gradient against the one that TensorFlow derives."""
+"""Normalisation by hand; LayerNorm's hand-written gradient against the one that TensorFlow derives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.norm import RMSNorm
 
 NORM = LayerNorm(4)
 
@@ -57,3 +58,16 @@ def test_bfloat16_in_bfloat16_out_computed_in_float32():
   got = NORM(theta, x)
   assert got.dtype == tf.bfloat16
   np.testing.assert_allclose(tf.cast(got, tf.float32), [[[-1.3416, -0.4472, 0.4472, 1.3416]]], rtol=1e-2)
+
+
+def test_rms_norm_of_two_features_by_hand():
+  got = RMSNorm(2, epsilon=0.0)({'scale': tf.constant([2.0, 3.0])}, tf.constant([[[1.0, 7.0]]]))  # mean square 25
+  np.testing.assert_allclose(got, [[[2 * 1 / 5, 3 * 7 / 5]]], rtol=1e-6)
+
+
+def test_rms_norm_has_a_scale_alone_and_keeps_the_type_of_its_input():
+  assert list(RMSNorm(4).weights()) == ['scale']
+  theta, x = {'scale': tf.ones([4])}, tf.constant([[[256.0, 258.0, 260.0, 262.0]]])
+  got = RMSNorm(4)(theta, tf.cast(x, tf.bfloat16))
+  assert got.dtype == tf.bfloat16
+  np.testing.assert_allclose(tf.cast(got, tf.float32), RMSNorm(4)(theta, x), rtol=1e-2)

@@ -23,7 +23,7 @@ from lingvo_moe.paper import plots
 from lingvo_moe.paper import report_cache
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.report_cache import ReportCache
-from lingvo_moe.tasks.mt import sizes
+from lingvo_moe.tasks import sizes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TOOL = ROOT / 'tools' / 'paper_figures.py'

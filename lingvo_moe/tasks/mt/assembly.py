@@ -7,8 +7,8 @@ import numpy as np
 from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.mt.vocab import BOS
-from lingvo_moe.tasks.mt.vocab import EOS
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
 
 Batch = dict[str, np.ndarray]  # int32 [B, T] each
 

@@ -8,13 +8,13 @@ from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.mt import batching
+from lingvo_moe.tasks.transformer_config import BatchConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(BatchConfig):
   """Corpus, vocabularies and batches."""
 
-  data_dir: str = field('', 'Folder of the corpus, laid out as corpus.py says.', may_change=True)
   pairs: str = field('', "Names and globs of language pairs, 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
   split_files: tuple[tuple[str, str], ...] = field(
     (), 'File prefixes of the splits that are not named after themselves.', way_out="e.g. (('dev', 'val'),)"
@@ -43,9 +43,6 @@ class DataConfig:
     above=0,
     way_out='1 keeps the natural shares, larger ones level them',
   )
-  batch_tokens: int = field(
-    4096, 'Positions of a batch on the target side, padding included, and as many on the source side.', at_least=1
-  )
   max_length: int = field(
     128,
     'Longest sentence, with eos and tag; longer pairs are left out of training, and counted.',
@@ -58,23 +55,12 @@ class DataConfig:
   boundaries: tuple[int, ...] = field(
     (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
   )
-  num_groups: int = field(
-    1, "G, groups whose tokens are routed together; each is whole rows, so G divides a batch's rows.", at_least=1
-  )
   window: int = field(
     0, 'Examples that are shuffled and batched together; 0: at least 16384, more for large batches.', at_least=0
   )
-  eval_batch_tokens: int = field(
-    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, may_change=True
-  )
-  seed: int = field(1, 'Seed of initial weights, dropout, routing and the order of the examples.', at_least=0)
-
-  def __post_init__(self):
-    fields.check(self)
-    self._check_together()
 
   def _check_together(self) -> None:
-    """Rules between fields."""
+    super()._check_together()
     if self.boundaries and (
       self.boundaries[0] < 1
       or list(self.boundaries) != sorted(set(self.boundaries))

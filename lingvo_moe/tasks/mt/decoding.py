@@ -19,10 +19,10 @@ from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.model import TranslationModel
-from lingvo_moe.tasks.mt.vocab import BOS
-from lingvo_moe.tasks.mt.vocab import EOS
-from lingvo_moe.tasks.mt.vocab import PAD
 from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import PAD
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 

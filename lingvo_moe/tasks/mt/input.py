@@ -26,9 +26,9 @@ from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.examples import load_vocabs
 from lingvo_moe.tasks.mt.examples import rows_of_process
-from lingvo_moe.tasks.mt.sampling import Sampler
-from lingvo_moe.tasks.mt.sampling import shuffled
 from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.sampling import Sampler
+from lingvo_moe.tasks.sampling import shuffled
 
 Batch = assembly.Batch
 _PLAN_VERSION = 1

@@ -11,7 +11,6 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding
@@ -20,6 +19,7 @@ from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.stack import Routed
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
+from lingvo_moe.tasks import losses
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by the names of batch_keys.py
 Totals = dict[str, tf.Tensor]
@@ -91,10 +91,10 @@ class TranslationModel:
 
   def totals(self, batch: Batch) -> Totals:
     """Denominators of the losses of a batch; they add up over parts of a batch."""
-    groups = lambda stack, segments_BT: _groups_with_tokens(segments_BT, stack.moe.num_groups if stack.moe else 1)
+    groups = lambda stack, segments_BT: losses.groups_with_tokens(segments_BT, stack.moe.num_groups if stack.moe else 1)
     return {
-      'source_tokens': _count(batch['src_segments']),
-      'target_tokens': _count(batch['tgt_segments']),
+      'source_tokens': losses.count_tokens(batch['src_segments']),
+      'target_tokens': losses.count_tokens(batch['tgt_segments']),
       'encoder': groups(self.encoder, batch['src_segments']),
       'decoder': groups(self.decoder, batch['tgt_segments']),
     }
@@ -118,7 +118,7 @@ class TranslationModel:
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
-    target_tokens = _count(batch['tgt_segments'])
+    target_tokens = losses.count_tokens(batch['tgt_segments'])
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
 
@@ -128,18 +128,21 @@ class TranslationModel:
         return ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, self.z_loss_weight)
 
     xent_BT, loss_BT = ops.map_sub_batches(output_loss, x_BTM, batch['tgt_labels'])
-    aux_losses = [r.stats.aux_loss / count(name.split('/')[0], r.stats.groups) for name, r in routing.items()]
-    aux_loss = tf.add_n(aux_losses) if routing else tf.zeros([])
+    stack_of = lambda name: name.split('/')[0]
+    tokens = {'encoder': 'source_tokens', 'decoder': 'target_tokens'}
+    aux_loss, z_loss = losses.of_gates(
+      routing,
+      groups=lambda name, stats: count(stack_of(name), stats.groups),
+      tokens=lambda name, stats: count(tokens[stack_of(name)], stats.tokens),
+    )
     loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
-    if self.router_z_loss_weight and routing:
-      tokens = {'encoder': 'source_tokens', 'decoder': 'target_tokens'}
-      mean = lambda name, stats: stats.z_loss / count(tokens[name.split('/')[0]], stats.tokens)
-      loss += self.router_z_loss_weight * tf.add_n([mean(name, r.stats) for name, r in routing.items()])
+    if self.router_z_loss_weight:
+      loss += self.router_z_loss_weight * z_loss
     metrics = {
       'loss': loss,
       'xent': tf.reduce_sum(xent_BT * real_BT),
       'target_tokens': target_tokens,
-      'source_tokens': _count(batch['src_segments']),
+      'source_tokens': losses.count_tokens(batch['src_segments']),
       'aux_loss': aux_loss,
       'routing': {name: r.stats for name, r in routing.items()},
     }
@@ -195,14 +198,3 @@ class TranslationModel:
       return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 
     return ops.map_sub_batches(embed, ids_BT, positions_BT, key)
-
-
-def _count(segments_BT: tf.Tensor) -> tf.Tensor:
-  """Number of tokens, as a float."""
-  return tf.reduce_sum(tf.cast(segments_BT > 0, tf.float32))
-
-
-def _groups_with_tokens(segments_BT: tf.Tensor, num_groups: int) -> tf.Tensor:
-  rows, length = sizes(segments_BT)
-  real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])
-  return tf.reduce_sum(tf.cast(tf.reduce_any(real_GS, axis=1), tf.float32))

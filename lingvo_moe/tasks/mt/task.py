@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import run_vocabs
+from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions
+from lingvo_moe.tasks.task import InferenceProgram
 from lingvo_moe.tasks.task import Runner
 
 if TYPE_CHECKING:
@@ -22,10 +26,11 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.input import TrainInput
 
 Vocabs = tuple[Vocab, Vocab]  # (source, target)
+_PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 
 class TranslationTask:
-  """The methods of an MtConfig that the jobs use; program() is MtConfig's own. See TaskConfig.
+  """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates, Measurable.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
@@ -89,3 +94,41 @@ class TranslationTask:
     from lingvo_moe.tasks.mt import decoding
 
     return decoding.choose_target(self, vocabs[0], asked)
+
+  # What tools that compile or compare programs use; see task.Measurable.
+
+  def random_batch(self: MtConfig, seed: int = 0, full: bool = True) -> dict[str, np.ndarray]:
+    from lingvo_moe.tasks.mt import random_batch
+
+    return random_batch.random_batch(self, seed, full)
+
+  def batch_shapes(self: MtConfig, training: bool = True) -> dict[str, np.ndarray]:
+    from lingvo_moe.tasks.mt import random_batch
+
+    return random_batch.batch_shapes(self, training)
+
+  def inference_programs(self: MtConfig) -> dict[str, InferenceProgram]:
+    """'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder; 'decode': beam search."""
+    from lingvo_moe.tasks.mt import decoding
+
+    batch = self.batch_shapes(training=False)
+    sources = {name: batch[name] for name in SOURCE_KEYS}
+    rows = next(iter(batch.values())).shape[0]
+    by_pair = {**batch, 'pairs': np.broadcast_to(np.int32(0), [rows, _PAIRS])}
+    return {
+      'eval': InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], by_pair),
+      'score': InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
+      'encode': InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
+      'decode': InferenceProgram(lambda model, theta, batch: decoding.search(model, theta, batch, self), sources),
+    }
+
+  def probe_search(self: MtConfig) -> InferenceProgram:
+    """Beam search for the first sources of a random batch, with all hypotheses."""
+    from lingvo_moe.tasks.mt import decoding
+
+    batch = self.random_batch(full=False)
+    rows = self.num_groups  # a multiple of the parts into which any mesh splits rows
+    return InferenceProgram(
+      lambda model, theta, batch: decoding.search(model, theta, batch, self, self.beam_size),
+      {name: batch[name][:rows] for name in SOURCE_KEYS},
+    )

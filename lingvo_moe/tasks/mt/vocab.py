@@ -1,27 +1,16 @@
-"""SentencePiece vocabulary: text to ids in the graph, ids to text in Python.
+"""Vocabulary of a translation model: SentencePiece, with tags.
 
-Every vocabulary has the same four special ids. The target language of a sentence is chosen by a tag, `<2xx>`, a symbol
-of the source vocabulary whose id is put before the ids of the sentence; it is never part of the text.
+The target language of a sentence is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put before
+the ids of the sentence; it is never part of the text.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-import sentencepiece
 
 from lingvo_moe.core.errors import UserError
-
-if TYPE_CHECKING:
-  import tensorflow as tf  # slow to import, and not needed to train a vocabulary
-
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
-SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
+from lingvo_moe.tasks.vocab import UNK
+from lingvo_moe.tasks.vocab import SentencePieceVocab
 
 
 def tag(language: str) -> str:
@@ -29,79 +18,8 @@ def tag(language: str) -> str:
   return f'<2{language}>'
 
 
-class Vocab:
-  """Vocabulary in a SentencePiece .model file.
-
-  Attributes:
-    path: path of the file.
-    size: number of ids.
-    model_bytes: contents of the file.
-    fingerprint: SHA-256 of the contents, in hex.
-  """
-
-  def __init__(self, path: str):
-    if not os.path.isfile(path):
-      raise UserError(f'no vocabulary file {path!r}: make one with tools/train_vocab.py')
-    self.path = path
-    with open(path, 'rb') as f:
-      self.model_bytes = f.read()
-    self.fingerprint = hashlib.sha256(self.model_bytes).hexdigest()
-    self._processor = sentencepiece.SentencePieceProcessor()
-    try:
-      self._processor.LoadFromSerializedProto(self.model_bytes)
-      self.size = self._processor.get_piece_size()
-    except RuntimeError:
-      self.size = 0
-    if not self.size:
-      raise UserError(f'{path} is not a SentencePiece model: give the .model file that tools/train_vocab.py wrote')
-    self._check_special_ids()
-
-  def _check_special_ids(self) -> None:
-    saw = {name: getattr(self._processor, f'{name}_id')() for name in SPECIAL}
-    if saw != SPECIAL:
-      show = ', '.join(f'{name} {i}' for name, i in saw.items())
-      raise UserError(
-        f'a vocabulary must have the ids pad 0, bos 1, eos 2, unk 3; {self.path} has {show} (-1: none): '
-        'train it with tools/train_vocab.py, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
-      )
-
-  @functools.cached_property
-  def _tokenizer(self):
-    import tensorflow as tf
-    import tensorflow_text
-
-    with tf.init_scope():
-      return tensorflow_text.SentencepieceTokenizer(self.model_bytes)
-
-  def tokenize(self, strings: tf.Tensor) -> tf.RaggedTensor:
-    """Tokenises a vector of strings in the graph: int32 ids of each, without bos and eos."""
-    return self._tokenizer.tokenize(strings)
-
-  def encode(self, lines: Sequence[str]) -> list[list[int]]:
-    """Ids of each line as lists, by `tokenize`, because the tokeniser of `sentencepiece` resolves ties differently."""
-    import tensorflow as tf
-
-    return self.tokenize(tf.constant(list(lines), tf.string)).to_list()
-
-  def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
-    """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
-    if hasattr(rows, 'to_list'):
-      rows = rows.to_list()
-    return [self._line(row) for row in rows]
-
-  def _line(self, row) -> str:
-    ids = []
-    for i in map(int, row):
-      if i == EOS:
-        break
-      if i not in (PAD, BOS) and i < self.size:
-        ids.append(i)
-    # Byte pieces can form a line break, which would shift all later lines of a file.
-    return self._processor.decode(ids).replace('\n', ' ').replace('\r', ' ')
-
-  def normalize(self, line: str) -> str:
-    """Normalised text, the result of tokenising and detokenising a line."""
-    return self._processor.normalize(line).replace('\u2581', ' ').strip(' ')
+class Vocab(SentencePieceVocab):
+  """SentencePiece vocabulary that may have tags."""
 
   def tags(self) -> list[str]:
     """Languages with a tag in the vocabulary, sorted."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import sentencepiece
 import tqdm
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import sampling
+from lingvo_moe.tasks import sentencepiece_training
+from lingvo_moe.tasks import text
+from lingvo_moe.tasks.lock import lock
 from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.mt import sampling
 from lingvo_moe.tasks.mt import vocab as vocab_lib
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.mt.lock import lock
 
 SIDES = ('source', 'target', 'shared')
 
@@ -65,39 +64,27 @@ def train_vocab(
     raise UserError(f'side must be one of {", ".join(SIDES)}; saw {side!r}')
   if max_sentences < 1:
     raise UserError(f'max_sentences must be at least 1; saw {max_sentences}')
-  for path in (output + '.model', output + '.vocab'):
-    if os.path.exists(path) and not overwrite:
-      raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
-  try:
-    os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
-  except OSError as e:
-    raise UserError(f'cannot make the folder of {output}.model ({e.strerror}): give another output') from None
+  sentencepiece_training.check_output(output, overwrite)
   targets = sorted({pair.target for pair in pairs})
   symbols = [vocab_lib.tag(t) for t in targets] if (len(targets) > 1 if tags is None else tags) else []
   sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)]
   total = min(max_sentences, sum(sizes))
   wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)))
-  model = io.BytesIO()
   with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
     lines = _lines(pairs, sizes, wanted, side, seed, bar)
-    _run_sentencepiece(
+    return sentencepiece_training.train(
       lines,
-      model,
+      output,
       vocab_size,
-      model_type='unigram',
-      byte_fallback=True,
       character_coverage=character_coverage,
-      normalization_rule_name=normalization,
-      user_defined_symbols=symbols,
-      hard_vocab_limit=exact_size,
-      **{f'{name}_id': i for name, i in vocab_lib.SPECIAL.items()},
+      normalization=normalization,
+      symbols=symbols,
+      exact_size=exact_size,
     )
-  _write(output, model.getvalue())
-  return output + '.model'
 
 
 def _count(pair: corpus.Pair) -> int:
-  sources, targets = ([corpus.count_lines(f) for f in side] for side in (pair.source_files, pair.target_files))
+  sources, targets = ([text.count_lines(f) for f in side] for side in (pair.source_files, pair.target_files))
   return corpus.check_counts(pair, sources, targets)
 
 
@@ -111,7 +98,7 @@ def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
     key = sampling.fold(seed, 'vocab', pair.name)
     number = 0
     for path in files:
-      for batch in corpus.line_batches(path):
+      for batch in text.line_batches(path):
         index = (number + np.arange(len(batch))) % size
         times = every + (sampling.permute(index, size, key) < some)
         number += len(batch)
@@ -120,63 +107,6 @@ def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
             yield batch[i]
     bar.update(n)
   bar.set_description('training (SentencePiece, no news until done)')
-
-
-def _run_sentencepiece(lines, model, vocab_size, **options) -> None:
-  failure = []
-
-  def guarded():
-    try:
-      yield from lines
-    except UserError as e:
-      failure.append(e)
-
-  try:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=guarded(),
-      model_writer=model,
-      vocab_size=vocab_size,
-      num_threads=16,  # fixed, because the order of its sums, and so the result, depends on it
-      minloglevel=2,
-      **options,
-    )
-  except (RuntimeError, OSError) as e:
-    if failure:
-      raise failure[0] from None
-    raise _explain(str(e), vocab_size) from None
-  if failure:
-    raise failure[0]
-
-
-def _explain(message: str, vocab_size: int) -> UserError:
-  """Translates an error message of SentencePiece to a UserError with the rule, the values and the way out."""
-  if m := re.search(r'too high.*<= (\d+)', message):
-    return UserError(
-      f'the corpus must hold as many different pieces as the vocabulary; saw vocab_size={vocab_size}, and it gives at '
-      f'most {m[1]}: use that, or more text'
-    )
-  if m := re.search(r'required_chars\. (\d+) vs (\d+)', message):
-    return UserError(
-      f'every covered character, byte, tag and special id needs a piece; saw vocab_size={vocab_size} and {m[2]} of '
-      f'them: use a larger vocabulary, or a lower character_coverage'
-    )
-  if 'sentences_.empty()' in message or 'Input corpus' in message:
-    return UserError('a vocabulary needs text; every line that was read is empty: check the corpus')
-  return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
-
-
-def _write(output: str, model: bytes) -> None:
-  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-  listing = ''.join(
-    f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
-  )
-  try:
-    for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
-      with open(f'{path}.tmp-{os.getpid()}', 'wb') as f:
-        f.write(data)
-      os.replace(f.name, path)
-  except OSError as e:
-    raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None
 
 
 def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:

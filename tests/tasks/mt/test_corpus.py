@@ -8,6 +8,7 @@ import re
 import pytest
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 
 
@@ -92,13 +93,13 @@ def test_a_pair_without_the_split_is_passed_over(folders):
 
 def test_only_lf_ends_a_line(tmp_path):
   (tmp_path / 'x.de').write_bytes('a\u2028b\x0bc\r\n\n last'.encode())
-  assert corpus.read_lines([str(tmp_path / 'x.de')]) == ['a\u2028b\x0bc', '', ' last']
+  assert text.read_lines([str(tmp_path / 'x.de')]) == ['a\u2028b\x0bc', '', ' last']
 
 
 def test_lines_come_in_bounded_batches(tmp_path):
   write(tmp_path / 'x.de.gz', [str(i) for i in range(10)])
   seen = []
-  batches = list(corpus.line_batches(str(tmp_path / 'x.de.gz'), 4, seen.append))
+  batches = list(text.line_batches(str(tmp_path / 'x.de.gz'), 4, seen.append))
   assert [len(b) for b in batches] == [4, 4, 2]
   assert sum(seen) == (tmp_path / 'x.de.gz').stat().st_size
 
@@ -151,7 +152,7 @@ def test_unequal_line_counts_are_both_told(folders):
 def test_invalid_utf8_is_told_by_file_and_line(tmp_path):
   (tmp_path / 'x.de').write_bytes(b'gut\n' * 5000 + b'sch\xf6n\n')
   with refuses(r'line 5001 of .*x.de is not \(byte 4'):
-    corpus.read_lines([str(tmp_path / 'x.de')])
+    text.read_lines([str(tmp_path / 'x.de')])
 
 
 def test_empty_corpus_is_refused(folders):
@@ -167,4 +168,4 @@ def test_damaged_gzip_is_told(tmp_path):
   (tmp_path / 'y.de.gz').write_bytes(b'not gzip at all')
   for name in ('x.de.gz', 'y.de.gz'):
     with refuses(f'{name} is damaged or not gzip'):
-      corpus.read_lines([str(tmp_path / name)])
+      text.read_lines([str(tmp_path / name)])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import input as mt_input
@@ -301,7 +302,7 @@ def test_the_cache_is_used_again_and_rebuilt_when_the_text_changes(small, monkey
   open_small(small)
   before = entries(small)
   with monkeypatch.context() as m:
-    m.setattr(cache, '_build_all', lambda missing, quiet: pytest.fail('built again') if missing else {})
+    m.setattr(token_cache, '_build_all', lambda missing, tokenise, quiet: pytest.fail('built again') if missing else {})
     open_small(small)
   path = small[0][0].source_files[0]
   stat = os.stat(path)
@@ -339,8 +340,8 @@ def test_what_a_killed_builder_left_is_removed(small):
 
 
 def test_builders_at_the_same_time_do_no_harm(small, monkeypatch):
-  monkeypatch.setattr(cache, 'lock', lambda folder: contextlib.nullcontext())
-  monkeypatch.setattr(cache, '_remove_leftovers', lambda folder: None)
+  monkeypatch.setattr(token_cache, 'lock', lambda folder: contextlib.nullcontext())
+  monkeypatch.setattr(token_cache, '_remove_leftovers', lambda folder: None)
   small[2].mkdir()
   barrier, results = threading.Barrier(3), []
 

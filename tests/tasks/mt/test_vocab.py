@@ -12,8 +12,8 @@ import sentencepiece
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import vocab as vocab_lib
 from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.mt import vocab as vocab_lib
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs

@@ -36,7 +36,7 @@ def part_of(name: str, spec: WeightSpec) -> str:
   stack, *path = name.split('/')
   if stack.endswith('_embedding'):
     return f'embeddings/{stack.removesuffix("_embedding")}'
-  if 'norm' in path:
+  if {'norm', 'post_norm'} & set(path):
     return f'{stack}/norms'
   if path[-1].startswith('gate'):
     return f'{stack}/gates'

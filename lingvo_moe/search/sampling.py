@@ -1,0 +1,144 @@
+"""Sampling: continuations drawn symbol by symbol from a model's distribution, by temperature, top-k and top-p, or greedily.
+
+A sample depends on its own random key alone, not on the batch or the device that it is drawn in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from lingvo_moe.core import prng
+from lingvo_moe.core.shapes import Size
+from lingvo_moe.search import flat_sequence
+from lingvo_moe.search.beam_search import NEG_INF
+from lingvo_moe.search.beam_search import Hypotheses
+from lingvo_moe.search.beam_search import StepFn
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """Choice of the next symbol.
+
+  Attributes:
+    temperature: divides the logits; 0 takes the likeliest symbol (greedy).
+    top_k: only the k likeliest symbols, and those that tie with the last of them, are drawn; 0: all.
+    top_p: only the fewest likeliest symbols whose probabilities sum to p or more, and ties, are drawn (nucleus sampling,
+      Holtzman et al., arXiv 1904.09751); 1: all.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+
+  def restricted(self, logits_BWV: tf.Tensor) -> tf.Tensor:
+    """Logits at the temperature, -inf for the symbols that are never drawn. Top-p follows top-k."""
+    logits_BWV = logits_BWV / self.temperature
+    if self.top_k:
+      least_BW1 = tf.math.top_k(logits_BWV, min(self.top_k, logits_BWV.shape[-1])).values[..., -1:]
+      logits_BWV = tf.where(logits_BWV < least_BW1, NEG_INF, logits_BWV)
+    if self.top_p < 1:
+      sorted_BWV = tf.sort(logits_BWV, axis=-1, direction='DESCENDING')
+      before_BWV = tf.cumsum(tf.nn.softmax(sorted_BWV), axis=-1, exclusive=True)
+      least_BW1 = tf.reduce_min(tf.where(before_BWV < self.top_p, sorted_BWV, float('inf')), axis=-1, keepdims=True)
+      logits_BWV = tf.where(logits_BWV < least_BW1, NEG_INF, logits_BWV)
+    return logits_BWV
+
+  def __call__(self, logits_BWV: tf.Tensor, key_BW: tf.Tensor) -> tf.Tensor:
+    """The next symbols, int32 [B, W]; the largest of the logits and Gumbel noise is a draw from their softmax."""
+    if not self.temperature:
+      return tf.argmax(logits_BWV, axis=-1, output_type=tf.int32)
+    uniform_BWV = prng.uniform(key_BW, tf.unstack(tf.shape(logits_BWV))) + 2.0**-25  # (0, 1)
+    noise_BWV = -tf.math.log(-tf.math.log(uniform_BWV))
+    return tf.argmax(self.restricted(logits_BWV) + noise_BWV, axis=-1, output_type=tf.int32)
+
+
+class _Samples(NamedTuple):
+  last_BW: tf.Tensor
+  ids_BWT: tf.Tensor
+  lengths_BW: tf.Tensor
+  log_probs_BW: tf.Tensor
+  alive_BW: tf.Tensor
+
+
+def sample(
+  step_fn: StepFn,
+  cache: Any,
+  sampler: Sampler,
+  *,
+  first_B: tf.Tensor,
+  key_BW: tf.Tensor,
+  max_steps: Size,
+  max_lengths_B: tf.Tensor,
+  bos_id: int,
+  eos_id: int,
+  pad_id: int = 0,
+  keep: flat_sequence.Keep | None = None,
+  prefix_BU: tf.Tensor | None = None,
+) -> Hypotheses:
+  """Draws W continuations a row; a sample ends with eos, or without it at max_lengths_B symbols.
+
+  Args:
+    step_fn: as in beam_search.
+    cache: as in beam_search, after the prefix.
+    sampler: choice of the next symbol. Pad and bos are never drawn.
+    first_B: input of the first step, such as bos or the last symbol of a prompt.
+    key_BW: random key of each sample.
+    max_steps: the most steps to run.
+    max_lengths_B: most symbols of a sample, counting eos; 0: none.
+    bos_id, eos_id, pad_id: special symbols.
+    keep: as in beam_search.
+    prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
+
+  Returns:
+    Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are scores.
+  """
+  shape_BW = tf.shape(key_BW)
+  width = key_BW.shape[1]
+  max_lengths_B1 = tf.minimum(tf.cast(max_lengths_B, tf.int32), max_steps)[:, tf.newaxis]
+
+  def step(now, state, cache):
+    state = _Samples(*state)
+    logits_BWV, cache = step_fn(state.last_BW, now, cache)
+    logits_BWV = tf.cast(logits_BWV, tf.float32)
+    barred_V = tf.reduce_max(tf.one_hot([pad_id, bos_id], logits_BWV.shape[-1]), axis=0) > 0
+    symbols_BW = sampler(tf.where(barred_V, NEG_INF, logits_BWV), prng.fold(key_BW, now.time))
+    log_probs_BW = tf.gather(tf.nn.log_softmax(logits_BWV), symbols_BW, batch_dims=2)
+    alive_BW, length = state.alive_BW, now.time + 1
+    at_T = tf.range(tf.shape(state.ids_BWT)[2]) == now.time
+    ids_BWT = tf.where(at_T & alive_BW[..., tf.newaxis], symbols_BW[..., tf.newaxis], state.ids_BWT)
+    drawn = _Samples(
+      last_BW=symbols_BW,
+      ids_BWT=ids_BWT,
+      lengths_BW=state.lengths_BW + tf.cast(alive_BW, tf.int32),
+      log_probs_BW=state.log_probs_BW + tf.where(alive_BW, log_probs_BW, 0.0),
+      alive_BW=alive_BW & (symbols_BW != eos_id) & (length < max_lengths_B1),
+    )
+    itself_BW = tf.ensure_shape(tf.broadcast_to(tf.range(width)[tf.newaxis], shape_BW), key_BW.shape)
+    return itself_BW, tuple(drawn), cache
+
+  begin = _Samples(
+    last_BW=tf.broadcast_to(first_B[:, tf.newaxis], shape_BW),
+    ids_BWT=tf.broadcast_to(pad_id, [shape_BW[0], width, max_steps]),
+    lengths_BW=tf.zeros(shape_BW, tf.int32),
+    log_probs_BW=tf.zeros(shape_BW),
+    alive_BW=tf.broadcast_to(max_lengths_B1 > 0, shape_BW),
+  )
+  begin = tf.nest.map_structure(
+    lambda x: tf.ensure_shape(x, [key_BW.shape[0], width, *[None] * (x.shape.rank - 2)]), begin
+  )
+  steps, state = flat_sequence.loop(
+    step,
+    begin,
+    cache,
+    alive=lambda *state: _Samples(*state).alive_BW,
+    batch_size=key_BW.shape[0] or shape_BW[0],
+    beam_size=width,
+    max_steps=max_steps,
+    keep=keep,
+    prefix_BU=prefix_BU,
+  )
+  found = _Samples(*state)
+  return Hypotheses(found.ids_BWT, found.lengths_BW, found.log_probs_BW, found.log_probs_BW, steps)

@@ -1,0 +1,122 @@
+"""Configuration of a language model, its training and sampling: one frozen dataclass of values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.fields import field
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.ffn import ACTIVATIONS
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.norm import NORMS
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.tasks.lm.corpus import DOCUMENTS
+from lingvo_moe.tasks.lm.model import LanguageModel
+from lingvo_moe.tasks.lm.task import LanguageTask
+from lingvo_moe.tasks.transformer_config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LmConfig(TransformerConfig, LanguageTask):
+  """Model, text, training and sampling of a language model."""
+
+  vocab: str = field(
+    'char',
+    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or the "
+    'path of a SentencePiece .model.',
+    may_change=True,
+  )
+  vocab_size: int = field(
+    0, 'Symbols of the vocabulary, 4 special ones included; 0: as many as the text gives, or 8000 pieces.', at_least=0
+  )
+  documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
+  window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)
+  packing: bool = field(
+    False, 'Documents are shuffled, and attend to themselves alone; otherwise a row is one segment of the running text.'
+  )
+  eval_stride: int = field(
+    0, 'Tokens between the beginnings of windows in evaluation; fewer than window: more context; 0: window.', at_least=0
+  )
+  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
+  rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
+  logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
+  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
+  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
+  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  search: str = field(
+    'sample',
+    'How text goes on: by sampling, greedily, or by beam search.',
+    choices=('sample', 'greedy', 'beam'),
+    may_change=True,
+  )
+  sample_temperature: float = field(1.0, 'Divides the logits of a sample.', above=0, may_change=True)
+  top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
+  top_p: float = field(
+    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', above=0, at_most=1, may_change=True
+  )
+  sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
+  num_samples: int = field(3, 'Continuations of the prompt by the decoder.', at_least=0, may_change=True)
+  prompt: str = field('', 'What the samples of the decoder continue.', may_change=True)
+  max_new_tokens: int = field(256, 'Most symbols of a continuation.', at_least=1, may_change=True)
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    self._check_blocks('num_layers')
+    self._attention()  # refuses heads that do not divide
+    if self.eval_stride > self.window:
+      fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
+    for name in ('batch_tokens', 'eval_batch_tokens'):
+      tokens = getattr(self, name)
+      if tokens and tokens < self.window * self.num_groups:
+        raise UserError(
+          f'{name} must hold num_groups rows of a window; saw {name}={tokens} with {self.num_groups} rows of '
+          f'{self.window}: use at least {self.window * self.num_groups}, or shorter or fewer rows'
+        )
+
+  def rows_of_batch(self, training: bool = True) -> int:
+    """B, a multiple of num_groups."""
+    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
+    return max(1, tokens // self.window // self.num_groups) * self.num_groups
+
+  def task(self) -> LanguageModel:
+    """The model that these values describe."""
+    return LanguageModel(
+      decoder=Stack(
+        num_layers=self.num_layers,
+        attention=self._attention(),
+        ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
+        moe=self.moe(),
+        moe_every=self.moe_every,
+        residual_dropout=self.residual_dropout,
+        scan=self.scan_layers,
+        remat=self.remat,
+        causal=True,
+        norm_type=self.norm,
+        post_norm=self.post_norm,
+      ),
+      target_embedding=Embedding(self.vocab_size or 8000, self.model_dim),
+      window=self.window,
+      input_dropout=self.input_dropout,
+      label_smoothing=self.label_smoothing,
+      aux_loss_weight=self.aux_loss_weight,
+      router_z_loss_weight=self.router_z_loss_weight,
+      z_loss_weight=self.z_loss_weight,
+      activation_dtype=self.activation_dtype,
+    )
+
+  def _attention(self) -> Attention:
+    return Attention(
+      self.model_dim,
+      self.num_heads,
+      self.head_dim,
+      self.attention_dropout,
+      num_kv_heads=self.num_kv_heads,
+      rotary_base=self.rotary_base,
+      bias=self.bias,
+      logit_cap=self.logit_cap,
+    )

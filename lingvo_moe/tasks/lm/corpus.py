@@ -1,0 +1,67 @@
+"""Plain text on disk: the files of a split, and the documents in them.
+
+A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be shards, `train-000.txt`, `train-001.txt`,
+..., read in the order of their names. Text is UTF-8.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator
+
+from lingvo_moe.core.errors import UserError
+
+DOCUMENTS = ('file', 'paragraph', 'line')
+
+
+def find_files(data_dir: str, split: str) -> list[str]:
+  """Paths of a split's files; UserError if there are none."""
+  if not data_dir or not os.path.isdir(data_dir):
+    raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
+  stem = os.path.join(glob.escape(data_dir), glob.escape(split))
+  found = sorted({*glob.glob(f'{stem}*.txt'), *glob.glob(f'{stem}*.txt.gz')})
+  if not found:
+    there = ', '.join(sorted(os.listdir(data_dir))[:5]) or 'nothing'
+    raise UserError(
+      f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
+    )
+  return found
+
+
+def name_of(path: str) -> str:
+  """Name of a file in reports: 'dev' for 'data/dev.txt.gz'."""
+  return os.path.basename(path).removesuffix('.gz').removesuffix('.txt')
+
+
+def read(path: str) -> str:
+  """The whole text of a file; UserError if it is missing, damaged or not UTF-8."""
+  try:
+    with gzip.open(path) if path.endswith('.gz') else open(path, 'rb') as f:
+      raw = f.read()
+  except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+    raise UserError(f'{path} is damaged or not gzip ({e}): make or fetch it again') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+  try:
+    return raw.decode('utf-8')
+  except UnicodeDecodeError as e:
+    line = raw.count(b'\n', 0, e.start) + 1
+    raise UserError(
+      f'text must be UTF-8; line {line} of {path} is not ({raw[e.start : e.start + 4]!r}): convert it, e.g. with '
+      'iconv -f latin1 -t utf-8'
+    ) from None
+
+
+def documents(path: str, kind: str) -> Iterator[str]:
+  """Documents of a file, none empty: the file itself, its paragraphs (between empty lines), or its lines."""
+  text = read(path)
+  parts = [text] if kind == 'file' else re.split(r'\n\s*\n' if kind == 'paragraph' else r'\n', text)
+  for part in parts:
+    if kind != 'file':
+      part = part.strip('\r\n')
+    if part:
+      yield part

@@ -1,0 +1,247 @@
+"""Input of a language model: windows of a stream of tokens, the same for any number of processes and after any restart.
+
+The stream of a split is its documents one after the other, each followed by eos. A row of a batch is a window of it: the
+labels are `window` tokens of the stream, and the inputs the tokens before them, bos at the beginning of a document.
+Every token is a label once an epoch. A row is one segment, whatever documents are in it, and windows
+begin at another offset in every epoch. With `packing` documents are shuffled in every epoch, and no position attends to
+another document (segments, from 1 in each row; 0 is padding).
+
+A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds 'counted', 1 at the tokens that count, and
+'files' [B, P], 1 at the file of a row, for losses by file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import token_cache
+from lingvo_moe.tasks.lm import corpus
+from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.sampling import fold
+from lingvo_moe.tasks.sampling import permute
+from lingvo_moe.tasks.sampling import shuffled
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.token_cache import TokenCache
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.lm.config import LmConfig
+
+BATCH_KEYS = ('inputs', 'labels', 'segments')
+Batch = dict[str, np.ndarray]
+
+
+class Stream:
+  """Documents one after the other, each followed by eos, in a given order.
+
+  Attributes:
+    total: number of tokens.
+  """
+
+  def __init__(self, text: TokenCache, order: np.ndarray):
+    self._text = text
+    self._order = order
+    self._ends = np.cumsum(text.lengths(order) + 1)
+    self.total = int(self._ends[-1]) if len(order) else 0
+
+  def rows(self, starts: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(inputs, labels, segments) of windows; past the end the stream begins anew, and segments count documents."""
+    position_BT = starts[:, np.newaxis] + np.arange(window)
+    at_BT = position_BT % self.total
+    document_BT = np.searchsorted(self._ends, at_BT, side='right')
+    length_BT = self._text.lengths(self._order[document_BT.ravel()]).reshape(at_BT.shape)
+    begin_BT = self._ends[document_BT] - length_BT - 1
+    first_BT = self._text.offsets[self._order[document_BT.ravel()]].reshape(at_BT.shape)
+    token = lambda within_BT: self._text.tokens[np.minimum(first_BT + within_BT, len(self._text.tokens) - 1)]
+    within_BT = at_BT - begin_BT
+    labels_BT = np.where(within_BT == length_BT, EOS, token(within_BT))
+    inputs_BT = np.where(within_BT == 0, BOS, token(np.maximum(within_BT - 1, 0)))
+    starts_BT = within_BT == 0
+    starts_BT[:, 0] = True
+    segments_BT = np.cumsum(starts_BT, axis=1)
+    return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
+
+
+def open_text(config: LmConfig, split: str, vocab: TextVocab, cache_dir: str, quiet: bool) -> list[TokenCache]:
+  """Tokens of each file of a split, by documents; UserError where there is no text."""
+  files = corpus.find_files(config.data_dir, split)
+  kind = config.documents
+
+  def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
+    for path in paths:
+      for document in corpus.documents(path, kind):
+        ids = vocab.encode(document)
+        if len(ids):
+          yield ids, np.array([len(ids)], np.int64)
+      progress(os.path.getsize(path))
+      yield np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+  entries = [token_cache.Entry(f'{corpus.name_of(path)}.{kind}', [path], vocab) for path in files]
+  texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
+  for path, text in zip(files, texts, strict=True):
+    if not len(text.tokens):
+      raise UserError(f'a corpus must have text; {path} has none: remove it, or fill it')
+  return texts
+
+
+def _joined(texts: Sequence[TokenCache]) -> TokenCache:
+  """All files as one."""
+  if len(texts) == 1:
+    return texts[0]
+  return _Joined(texts)
+
+
+class _Joined:
+  """Several token caches, one after the other, as one."""
+
+  def __init__(self, texts: Sequence[TokenCache]):
+    self.tokens = np.concatenate([text.tokens for text in texts])
+    begins = np.cumsum([0] + [len(text.tokens) for text in texts[:-1]])
+    parts = [text.offsets[:-1] + begin for text, begin in zip(texts, begins, strict=True)]
+    self.offsets = np.concatenate([*parts, [len(self.tokens)]])
+
+  def __len__(self) -> int:
+    return len(self.offsets) - 1
+
+  lengths = TokenCache.lengths
+
+
+class TrainInput:
+  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
+
+  Attributes:
+    stats: a line for the log.
+  """
+
+  def __init__(self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
+    if config.num_groups % feed.process_count:
+      raise UserError(
+        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
+        f'processes: use a multiple of {feed.process_count}'
+      )
+    self._config = config
+    self._feed = feed
+    self._text = _joined(open_text(config, 'train', vocab, cache_dir, feed.quiet))
+    self._streams: dict[int, Stream] = {}
+    total = self._stream(0).total
+    self._windows = max(1, total // config.window)  # of an epoch
+    epochs = f'{config.rows_of_batch() * config.window / total:.3g} epochs a step'
+    self.stats = f'{len(self._text):,} documents, {total:,} tokens with eos, {epochs}'
+
+  def batch(self, step: int) -> Batch:
+    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
+    config, rows = self._config, self._config.rows_of_batch()
+    own = rows // self._feed.process_count
+    drawn = step * rows + self._feed.process_index * own + np.arange(own)
+    epochs = drawn // self._windows
+    arrays = [np.zeros([own, config.window], np.int32) for _ in BATCH_KEYS]
+    for epoch in np.unique(epochs).tolist():
+      mine = epochs == epoch
+      number = permute(drawn[mine] % self._windows, self._windows, fold(config.seed, 'windows', epoch))
+      offset = int(fold(config.seed, 'offset', epoch) % np.uint64(config.window))
+      for array, values in zip(arrays, self._stream(epoch).rows(offset + number * config.window, config.window)):
+        array[mine] = values
+    batch = dict(zip(BATCH_KEYS, arrays, strict=True))
+    return batch if config.packing else batch | {'segments': np.ones_like(batch['segments'])}
+
+  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
+    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
+
+    def one(step):
+      values = tf.numpy_function(
+        lambda step: list(self.batch(int(step)).values()), [step], [tf.int32] * len(BATCH_KEYS)
+      )
+      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(BATCH_KEYS, values, strict=True)}
+
+    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
+
+  def _stream(self, epoch: int) -> Stream:
+    epoch = epoch if self._config.packing else 0
+    if epoch not in self._streams:
+      while len(self._streams) > 1:
+        self._streams.pop(next(iter(self._streams)))
+      count = len(self._text)
+      packed = self._config.packing
+      order = shuffled(count, self._config.seed, 'documents', epoch) if packed else np.arange(count)
+      self._streams[epoch] = Stream(self._text, order)
+    return self._streams[epoch]
+
+
+class HeldOutInput:
+  """Batches of held-out text: each token counts once, given the up to `window` - 1 before it.
+
+  Windows begin every eval_stride tokens. In each but the first of a file, the last eval_stride tokens count.
+
+  Attributes:
+    stats: a line for the log.
+    subsets: names of the files.
+    units: numbers of 'words' and 'bytes' of all files, by which the loss is reported too.
+    files: (words, bytes, documents) of each file.
+    fingerprint: hash of the tokens.
+  """
+
+  def __init__(
+    self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
+  ):
+    self._config = config
+    self._feed = feed
+    texts = open_text(config, split, vocab, cache_dir, feed.quiet)
+    paths = corpus.find_files(config.data_dir, split)
+    self.subsets = [corpus.name_of(path) for path in paths]
+    orders = [np.arange(min(len(text), first or len(text))) for text in texts]
+    self._streams = [Stream(text, order) for text, order in zip(texts, orders, strict=True)]
+    self.files = [_units(path, config.documents, len(order)) for path, order in zip(paths, orders, strict=True)]
+    self.units = {'words': sum(f[0] for f in self.files), 'bytes': sum(f[1] for f in self.files)}
+    stride = config.eval_stride or config.window
+    self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()
+    self._windows = []  # (file, start, the first position that counts)
+    for file, stream in enumerate(self._streams):
+      count = 1 + max(0, -(-(stream.total - config.window) // stride))
+      starts = (np.arange(count) * stride).tolist()
+      self._windows += [(file, s, s + config.window - stride if s else 0) for s in starts]
+    total = sum(stream.total for stream in self._streams)
+    self.stats = f'{len(paths)} files, {sum(map(len, orders)):,} documents, {total:,} tokens with eos'
+
+  def __len__(self) -> int:
+    return -(-len(self._windows) // self._config.rows_of_batch(training=False))
+
+  def __iter__(self) -> Iterator[Batch]:
+    rows = self._config.rows_of_batch(training=False)
+    own = rows // self._feed.process_count
+    for number in range(len(self)):
+      begin = number * rows + self._feed.process_index * own
+      yield self._batch(self._windows[begin : begin + own], own)
+
+  def _batch(self, windows: Sequence[tuple[int, int, int]], rows: int) -> Batch:
+    config = self._config
+    batch = {key: np.zeros([rows, config.window], np.int32) for key in (*BATCH_KEYS, 'counted')}
+    batch['files'] = np.zeros([rows, len(self.subsets)], np.int32)
+    for row, (file, start, counted) in enumerate(windows):
+      stream = self._streams[file]
+      position_T = start + np.arange(config.window)
+      real_T = position_T < stream.total
+      for key, values in zip(BATCH_KEYS, stream.rows(np.array([start]), config.window), strict=True):
+        batch[key][row] = values[0] * real_T
+      if not config.packing:
+        batch['segments'][row] = real_T
+      batch['counted'][row] = real_T & (position_T >= counted)
+      batch['files'][row, file] = 1
+    return batch
+
+
+def _units(path: str, kind: str, count: int) -> tuple[int, int, int]:
+  """Words (between spaces), bytes and number of the first documents of a file."""
+  words = size = 0
+  for number, document in enumerate(corpus.documents(path, kind)):
+    if number < count:
+      words += len(document.split())
+      size += len(document.encode())
+  return words, size, count

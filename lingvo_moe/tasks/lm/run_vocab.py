@@ -1,0 +1,109 @@
+"""The vocabulary of a run: made or found, put into the run's folder, and loaded from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import sentencepiece_training
+from lingvo_moe.tasks import text
+from lingvo_moe.tasks.lm import corpus
+from lingvo_moe.tasks.lm.vocab import Bytes
+from lingvo_moe.tasks.lm.vocab import Characters
+from lingvo_moe.tasks.lm.vocab import Pieces
+from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.lock import lock
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.lm.config import LmConfig
+
+_PIECES = 8000  # pieces of a vocabulary whose size is not given
+_MOST_LINES = 1_000_000  # of those that train pieces
+
+
+def prepare(config: LmConfig, folder: str, begun: bool) -> LmConfig:
+  """Settles the vocabulary of a run and its size; the configuration that is returned names the run's own file."""
+  path = config.vocab
+  if config.vocab in ('char', 'pieces'):
+    path = _made(config, folder)
+  elif config.vocab != 'byte':
+    path = _adopted(config.vocab, os.path.join(folder, 'pieces.model'), begun)
+  vocab = _read(path)
+  size = vocab.size
+  if config.vocab_size and size > config.vocab_size:
+    raise UserError(
+      f'a model has as many embeddings as its vocabulary has symbols; saw vocab_size={config.vocab_size}, and the text '
+      f'or {path} gives {size}: bind vocab_size = {size}, or 0'
+    )
+  if config.vocab_size > size:
+    print(f'vocab_size={config.vocab_size} is more than there are; this run has {size}', file=sys.stderr)
+  return dataclasses.replace(config, vocab=path, vocab_size=size)
+
+
+def with_files(config: LmConfig, rename: Callable[[str], str]) -> LmConfig:
+  """The configuration with another path of its vocabulary; bytes have none."""
+  return config if config.vocab == 'byte' else dataclasses.replace(config, vocab=rename(config.vocab))
+
+
+def load(config: LmConfig) -> TextVocab:
+  """The vocabulary, which must have as many symbols as the model has embeddings."""
+  vocab = _read(config.vocab)
+  if vocab.size != config.vocab_size:
+    raise UserError(
+      f'a model has as many embeddings as its vocabulary has symbols; saw vocab_size={config.vocab_size}, but '
+      f'{config.vocab} has {vocab.size}: bind vocab_size = {vocab.size}, or give another vocabulary'
+    )
+  return vocab
+
+
+def _read(path: str) -> TextVocab:
+  if path == 'byte':
+    return Bytes()
+  return Characters.load(path) if path.endswith('.json') else Pieces(path)
+
+
+def _made(config: LmConfig, folder: str) -> str:
+  """The vocabulary of characters or pieces in the folder, made from the training text if it is not there."""
+  path = os.path.join(folder, {'char': 'characters.json', 'pieces': 'pieces.model'}[config.vocab])
+  with lock(folder):
+    if os.path.exists(path):
+      return path
+    files = corpus.find_files(config.data_dir, 'train')
+    if config.vocab == 'char':
+      Characters.of(map(corpus.read, files)).save(path)
+    else:
+      output = path.removesuffix('.model')
+      sentencepiece_training.train(
+        _lines(files), output, config.vocab_size or _PIECES, normalization='identity', exact_size=False
+      )
+  return path
+
+
+def _lines(files: list[str]) -> Iterator[bytes]:
+  left = _MOST_LINES
+  for path in files:
+    for batch in text.line_batches(path):
+      yield from batch[:left]
+      left -= len(batch[:left])
+
+
+def _adopted(path: str, own: str, begun: bool) -> str:
+  """The run's own copy of a vocabulary file."""
+  if path.endswith('.json'):
+    own = os.path.join(os.path.dirname(own), 'characters.json')
+  if os.path.abspath(path) == os.path.abspath(own):
+    return own
+  if begun and os.path.exists(own) and _read(path).fingerprint != _read(own).fingerprint:
+    raise UserError(
+      f'vocab={path} is not the vocabulary that the run began with ({own}): leave it out, or choose another --logdir'
+    )
+  _read(path)  # refuses what is none before it is copied
+  os.makedirs(os.path.dirname(own), exist_ok=True)
+  shutil.copyfile(path, own + '.partial')
+  os.replace(own + '.partial', own)
+  return own

@@ -1,0 +1,119 @@
+"""Vocabularies of language models: characters, bytes, or SentencePiece pieces; all with the special ids of tasks/vocab.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import SPECIAL
+from lingvo_moe.tasks.vocab import UNK
+from lingvo_moe.tasks.vocab import SentencePieceVocab
+
+_FIRST = len(SPECIAL)
+
+
+class TextVocab(Protocol):
+  """Text to ids and back; line breaks are symbols too.
+
+  Attributes:
+    size: number of ids, special ones included.
+    fingerprint: hash of what the ids depend on.
+  """
+
+  size: int
+  fingerprint: str
+
+  def encode(self, text: str) -> np.ndarray:
+    """Ids (int32) of a text, without bos and eos."""
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids, up to eos; other special ids are skipped."""
+
+
+class Bytes:
+  """Bytes of UTF-8: 256 ids after the special ones."""
+
+  size = _FIRST + 256
+  fingerprint = 'bytes'
+
+  def encode(self, text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return bytes(i - _FIRST for i in _until_eos(ids) if i < self.size).decode(errors='replace')
+
+
+class Characters:
+  """Characters of a training text, in the order of their code points; another character is UNK."""
+
+  def __init__(self, characters: str):
+    self.characters = characters
+    self.size = _FIRST + len(characters)
+    self.fingerprint = hashlib.sha256(characters.encode()).hexdigest()
+    self._codes = np.array([ord(c) for c in characters], np.int32)
+
+  @classmethod
+  def of(cls, texts: Iterable[str]) -> Characters:
+    """The characters that occur in texts."""
+    return cls(''.join(sorted(set().union(*map(set, texts)))))
+
+  @classmethod
+  def load(cls, path: str) -> Characters:
+    """Characters from a file that `save` wrote."""
+    try:
+      with open(path, encoding='utf-8') as f:
+        return cls(json.load(f)['characters'])
+    except FileNotFoundError:
+      raise UserError(f'no vocabulary file {path!r}: restore it, or train a new run') from None
+    except (ValueError, KeyError, TypeError):
+      raise UserError(f'{path} is not a vocabulary of characters: give one that the trainer wrote') from None
+
+  def save(self, path: str) -> None:
+    """Writes a file, whole or not at all."""
+    with open(path + '.partial', 'w', encoding='utf-8') as f:
+      json.dump({'characters': self.characters}, f, ensure_ascii=False)
+    os.replace(path + '.partial', path)
+
+  def encode(self, text: str) -> np.ndarray:
+    codes = np.frombuffer(text.encode('utf-32-le'), np.int32)
+    at = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+    return np.where(self._codes[at] == codes, at + _FIRST, UNK).astype(np.int32)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return ''.join(self.characters[i - _FIRST] for i in _until_eos(ids) if i < self.size)
+
+
+class Pieces(SentencePieceVocab):
+  """SentencePiece pieces. Lines are tokenised alone, and the byte piece of a line break ends each but the last."""
+
+  def __init__(self, path: str):
+    super().__init__(path)
+    self._break = self._processor.piece_to_id('<0x0A>')
+
+  def encode(self, text: str) -> np.ndarray:
+    rows = self._processor.encode(text.split('\n'))
+    return np.array([i for row in rows for i in [*row, self._break]][:-1], np.int32)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    lines: list[list[int]] = [[]]
+    for i in _until_eos(ids):
+      if i == self._break:
+        lines.append([])
+      elif i < self.size:
+        lines[-1].append(i)
+    return '\n'.join(self._processor.decode(line) for line in lines)
+
+
+def _until_eos(ids: Sequence[int]) -> Iterable[int]:
+  for i in map(int, ids):
+    if i == EOS:
+      return
+    if i >= _FIRST:
+      yield i

@@ -1,0 +1,119 @@
+"""Training of a SentencePiece vocabulary on lines: unigram pieces, bytes for rare characters, fixed special ids."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.vocab import SPECIAL
+
+
+def check_output(output: str, overwrite: bool) -> None:
+  """Makes the folder of `output`.model; UserError if the file exists, unless `overwrite`, or the folder cannot be made."""
+  for path in (output + '.model', output + '.vocab'):
+    if os.path.exists(path) and not overwrite:
+      raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
+  try:
+    os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
+  except OSError as e:
+    raise UserError(f'cannot make the folder of {output}.model ({e.strerror}): give another output') from None
+
+
+def train(
+  lines: Iterable[bytes],
+  output: str,
+  vocab_size: int,
+  *,
+  character_coverage: float = 0.9995,
+  normalization: str = 'nmt_nfkc',
+  symbols: Sequence[str] = (),
+  exact_size: bool = True,
+) -> str:
+  """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
+
+  Args:
+    lines: the text.
+    output: path without '.model'.
+    vocab_size: number of pieces, including the 4 special ids, 256 bytes and the symbols.
+    character_coverage: share of all characters that get pieces; the others are written as bytes.
+    normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
+    symbols: pieces that are never split.
+    exact_size: True to raise an error if the text gives fewer pieces; False to accept a smaller vocabulary.
+  """
+  model = io.BytesIO()
+  _run(
+    lines,
+    model,
+    vocab_size,
+    model_type='unigram',
+    byte_fallback=True,
+    character_coverage=character_coverage,
+    normalization_rule_name=normalization,
+    user_defined_symbols=list(symbols),
+    hard_vocab_limit=exact_size,
+    **{f'{name}_id': i for name, i in SPECIAL.items()},
+  )
+  _write(output, model.getvalue())
+  return output + '.model'
+
+
+def _run(lines, model, vocab_size, **options) -> None:
+  failure = []
+
+  def guarded():
+    try:
+      yield from lines
+    except UserError as e:
+      failure.append(e)
+
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=guarded(),
+      model_writer=model,
+      vocab_size=vocab_size,
+      num_threads=16,  # fixed, because the order of its sums, and so the result, depends on it
+      minloglevel=2,
+      **options,
+    )
+  except (RuntimeError, OSError) as e:
+    if failure:
+      raise failure[0] from None
+    raise _explain(str(e), vocab_size) from None
+  if failure:
+    raise failure[0]
+
+
+def _explain(message: str, vocab_size: int) -> UserError:
+  """Translates an error message of SentencePiece to a UserError with the rule, the values and the way out."""
+  if m := re.search(r'too high.*<= (\d+)', message):
+    return UserError(
+      f'the corpus must hold as many different pieces as the vocabulary; saw vocab_size={vocab_size}, and it gives at '
+      f'most {m[1]}: use that, or more text'
+    )
+  if m := re.search(r'required_chars\. (\d+) vs (\d+)', message):
+    return UserError(
+      f'every covered character, byte, tag and special id needs a piece; saw vocab_size={vocab_size} and {m[2]} of '
+      f'them: use a larger vocabulary, or a lower character_coverage'
+    )
+  if 'sentences_.empty()' in message or 'Input corpus' in message:
+    return UserError('a vocabulary needs text; every line that was read is empty: check the corpus')
+  return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
+
+
+def _write(output: str, model: bytes) -> None:
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  listing = ''.join(
+    f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
+  )
+  try:
+    for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
+      with open(f'{path}.tmp-{os.getpid()}', 'wb') as f:
+        f.write(data)
+      os.replace(f.name, path)
+  except OSError as e:
+    raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None

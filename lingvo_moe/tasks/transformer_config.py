@@ -1,0 +1,282 @@
+"""Configuration that every Transformer shares: sizes, experts, regularisers, optimizer, and when to log, save and stop.
+
+A task's configuration derives from it, adds its stacks, its data and its decoding, and says in `task()` which model they
+make; see tasks/mt/config.py and tasks/lm/config.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_moe.core import fields
+from lingvo_moe.core.fields import field
+from lingvo_moe.layers.dispatch import DISPATCHERS
+from lingvo_moe.layers.experts import EXPERTS
+from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates.gate import Gate
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.remat import POLICIES
+from lingvo_moe.optim import schedule
+from lingvo_moe.optim.adafactor import Adafactor
+from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+  """Corpus folder, size of batches, and the seed: what any input needs."""
+
+  data_dir: str = field('', "Folder of the corpus, laid out as the task's corpus.py says.", may_change=True)
+  batch_tokens: int = field(
+    4096, 'Positions of a batch, padding included; with an encoder, on the target and on the source side.', at_least=1
+  )
+  eval_batch_tokens: int = field(
+    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, may_change=True
+  )
+  num_groups: int = field(
+    1, "G, groups whose tokens are routed together; each is whole rows, so G divides a batch's rows.", at_least=1
+  )
+  seed: int = field(1, 'Seed of initial weights, dropout, routing and the order of the examples.', at_least=0)
+
+  def __post_init__(self):
+    fields.check(self)
+    self._check_together()
+
+  def _check_together(self) -> None:
+    """Rules between fields; a subclass calls its parent's first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(BatchConfig):
+  """Model, training and checkpoints of a Transformer; a subclass has `task()`."""
+
+  model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
+  ff_dim: int = field(
+    256,
+    'H, the width of the dense feed-forward layers, and of every expert unless expert_dim says another.',
+    at_least=1,
+  )
+  num_heads: int = field(4, 'N, attention heads.', at_least=1)
+  head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
+  num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
+  moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
+  gate: str = field('top2', 'How tokens get their experts; see docs/gates.md.', choices=by_name.GATES)
+  choices: int = field(
+    2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
+  )
+  groups_of_experts: int = field(0, 'Groups of experts of a hierarchical gate; they divide num_experts.', at_least=0)
+  expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
+  expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
+  shared_experts: int = field(
+    0, 'Experts that every token visits beside the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
+  )
+  second_choice: str = field(
+    'random',
+    'Second choices that training takes: random, with probability 2 * gate as in GShard; or always.',
+    choices=('random', 'always'),
+  )
+  gate_init_scale: float = field(1.0, "Factor of the gates' initial weights.", above=0)
+  capacity_factor: float | None = field(
+    2.0,
+    'C = capacity_factor * S / E in training; 2 has a slot for both choices of every token at perfect balance. '
+    'None: dropless, no token is dropped in training, as none is at inference.',
+    above=0,
+  )
+  round_capacity_factor: float = field(
+    2.0,
+    'Under XLA, where nothing is dropped: experts take round_capacity_factor * S / E slots of a group at a time, in as '
+    'many rounds as the longest queue needs, to the same numbers.',
+    above=0,
+    may_change=True,
+  )
+  dispatch: str = field(
+    'auto',
+    'How tokens get to experts and back, to the same numbers; auto: grouped on CPUs, gather under XLA.',
+    choices=('auto', *DISPATCHERS),
+    may_change=True,
+  )
+  activation_dtype: str = field(
+    'float32',
+    'Type of activations. Weights, their updates, gates, norms, softmaxes and output scores are float32 in any case.',
+    choices=('float32', 'bfloat16'),
+  )
+  scan_layers: bool = field(
+    False,
+    'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.',
+    may_change=True,
+  )
+  remat: str = field(
+    'none',
+    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
+    choices=POLICIES,
+    may_change=True,
+  )
+  micro_batches: int = field(
+    1, 'Parts of a batch that are computed one after another, their gradients summed.', at_least=1, may_change=True
+  )
+  input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
+  residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
+  attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
+  label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
+  ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
+  expert_dropout: float = field(
+    0.0, "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.", at_least=0, below=1
+  )
+  expert_output_masking: float = field(
+    0.0, 'Share of tokens that get no output of experts in training, as in NLLB-200.', at_least=0, below=1
+  )
+  aux_loss_weight: float = field(0.01, "k, weight of the gates' auxiliary loss, summed over layers.", at_least=0)
+  router_z_loss_weight: float = field(
+    0.0,
+    "Weight of the gates' z-loss (Zoph et al., arXiv 2202.08906), the mean over tokens of log(sum(exp(logits)))^2, "
+    'summed over layers.',
+    at_least=0,
+  )
+  z_loss_weight: float = field(0.0, "Weight of the square of the output softmax's log normaliser.", at_least=0)
+  optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
+  beta2_cap: float = field(
+    0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
+  )
+  schedule: str = field(
+    'inverse_sqrt',
+    'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
+    'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
+    choices=('inverse_sqrt', 'warmup_inverse_sqrt', 'constant'),
+  )
+  learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
+  warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
+  max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
+  log_every: int = field(1, 'Steps between lines of train.jsonl and of the event file.', at_least=1, may_change=True)
+  eval_every: int = field(
+    1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
+  )
+  save_every: int = field(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0, may_change=True)
+  keep_checkpoints: int = field(3, 'Newest checkpoints that are kept, beside the best.', at_least=1, may_change=True)
+  keep_every: int = field(
+    0, 'Checkpoints of steps that are multiples of it are kept for good; 0: none.', at_least=0, may_change=True
+  )
+  patience: int = field(
+    0, 'Evaluations without a gain on dev after which training ends; 0: no limit.', at_least=0, may_change=True
+  )
+  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, may_change=True)
+  length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
+
+  @property
+  def moe_gate(self) -> Gate:
+    """Gate of the MoE layers."""
+    return by_name.make(
+      self.gate,
+      k=self.choices,
+      second_choice=self.second_choice,
+      scale=self.gate_init_scale,
+      capacity_factor=self.capacity_factor,
+      groups_of_experts=self.groups_of_experts,
+      dispatch=self.dispatch,
+    )
+
+  @property
+  def causal_experts(self) -> bool:
+    """Whether a causal decoder has experts."""
+    return bool(self.num_experts)
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    if self.num_experts:
+      self._check_gate()
+    if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
+      fields.refuse(
+        self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
+      )
+    if self.num_experts == 1:
+      fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
+    if self.num_groups % self.micro_batches:
+      fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
+    if self.scan_layers and self.remat != 'block':
+      fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+
+  def _check_gate(self) -> None:
+    if self.gate == 'expert_choice' and self.causal_experts:
+      way_out = (
+        'an expert that chooses among all tokens of a group sees later ones, which a decoder does not have when it '
+        "generates: experts in an encoder alone, or gate='top2'"
+      )
+      fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
+    if self.gate == 'expert_choice' and self.capacity_factor is None:
+      rule = "a number with gate='expert_choice': an expert takes that many * tokens / E"
+      fields.refuse(self, 'capacity_factor', rule)
+    if self.gate in by_name.TAKE_K and self.choices > self.num_experts:
+      fields.refuse(self, 'choices', f'at most num_experts={self.num_experts}', 'add experts, or choose fewer')
+    if self.gate == 'top_k' and self.choices == 1:
+      way_out = "its one weight would be 1, without a gradient: use gate='switch'"
+      fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)
+    if self.gate in ('noisy_top_k', 'hierarchical') and self.choices < 2:
+      way_out = 'the softmax over one kept expert is 1, without a gradient'
+      fields.refuse(self, 'choices', f'2 or more with gate={self.gate!r}', way_out)
+    if self.gate == 'noisy_top_k' and self.choices >= self.num_experts:
+      way_out = 'noise cannot change who is chosen if all are'
+      fields.refuse(self, 'choices', f'less than num_experts={self.num_experts} with gate={self.gate!r}', way_out)
+    if self.gate == 'hierarchical':
+      groups, within = self.groups_of_experts, self.num_experts // max(self.groups_of_experts, 1)
+      if groups <= self.choices or self.num_experts % groups or within <= self.choices:
+        rule = (
+          f"a divisor of num_experts={self.num_experts} with gate='hierarchical', such that there are more than "
+          f'choices={self.choices} groups, and more than that many experts in each'
+        )
+        fields.refuse(self, 'groups_of_experts', rule)
+    elif self.groups_of_experts:
+      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
+
+  def _check_blocks(self, name: str) -> None:
+    """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""
+    period = self.moe_every if self.num_experts and self.moe_every else 1
+    if self.scan_layers and getattr(self, name) % period:
+      rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
+      fields.refuse(self, name, rule)
+
+  def moe(self) -> MoE | None:
+    """The feed-forward of the layers with experts; None for a dense model."""
+    if not self.num_experts:
+      return None
+    groups = self.num_groups // self.micro_batches  # of what it is given at once
+    return MoE(
+      self.model_dim,
+      self.expert_dim or self.ff_dim,
+      self.num_experts,
+      num_groups=groups,
+      capacity_factor=self.capacity_factor,
+      dispatch=self.dispatch,
+      round_capacity_factor=self.round_capacity_factor,
+      gate=self.moe_gate,
+      expert=self.expert,
+      expert_dropout=self.expert_dropout,
+      output_masking=self.expert_output_masking,
+      shared_experts=self.shared_experts,
+    )
+
+  def task(self) -> Any:
+    """The model that these values describe; see program.Task."""
+    raise NotImplementedError(f'{type(self).__name__} has no task()')
+
+  def program(self) -> Program:
+    """The model and how it learns."""
+    if self.schedule == 'inverse_sqrt':
+      rates = schedule.InverseSquareRoot(self.learning_rate, self.warmup_steps)
+    elif self.schedule == 'warmup_inverse_sqrt':
+      rates = schedule.WarmupInverseSquareRoot(self.learning_rate, self.warmup_steps)
+    else:
+      rates = schedule.Constant(self.learning_rate)
+    return Program(
+      self.task(),
+      self._optimizer(),
+      rates,
+      clip_norm=self.clip_norm,
+      seed=self.seed,
+      num_groups=self.num_groups,
+      micro_batches=self.micro_batches,
+    )
+
+  def _optimizer(self) -> Optimizer:
+    return Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()

@@ -1,0 +1,170 @@
+"""Input of language models: every token once an epoch, batches of (seed, step) alone, held-out tokens counted once."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.lm import corpus
+from lingvo_moe.tasks.lm import run_vocab
+from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.tasks.lm.input import HeldOutInput
+from lingvo_moe.tasks.lm.input import TrainInput
+from lingvo_moe.tasks.lm.vocab import Bytes
+from lingvo_moe.tasks.lm.vocab import Characters
+from lingvo_moe.tasks.lm.vocab import Pieces
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import UNK
+
+TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
+
+
+@pytest.fixture
+def config(tmp_path):
+  (tmp_path / 'data').mkdir()
+  (tmp_path / 'data' / 'train-1.txt').write_text(TEXT)
+  (tmp_path / 'data' / 'train-2.txt.gz').write_bytes(gzip.compress('Größe\n'.encode()))
+  (tmp_path / 'data' / 'dev.txt').write_text(TEXT[:101])
+  config = LmConfig(data_dir=str(tmp_path / 'data'), window=8, batch_tokens=32, num_groups=2, documents='line')
+  return run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False)
+
+
+def train_input(config, feed=None):
+  return TrainInput(config, config.vocabs(), config.data_dir + '/../cache', feed or Feed(quiet=True))
+
+
+def test_characters_are_those_of_the_training_text_and_others_unknown(config):
+  vocab = config.vocabs()
+  assert vocab.characters == ''.join(sorted(set(TEXT + 'Größe\n'))) and config.vocab_size == 4 + len(vocab.characters)
+  assert vocab.decode(vocab.encode('line 7\nGröße')) == 'line 7\nGröße'
+  assert vocab.encode('lXne').tolist()[1] == UNK and vocab.decode([BOS, *vocab.encode('of'), EOS, 5]) == 'of'
+
+
+def test_bytes_and_pieces_round_trip(tmp_path, config):
+  assert Bytes().decode(Bytes().encode('Größe\n')) == 'Größe\n' and len(Bytes().encode('ö')) == 2
+  pieces = run_vocab.prepare(
+    dataclasses.replace(config, vocab='pieces', vocab_size=300), str(tmp_path / 'pieces'), begun=False
+  )
+  vocab = pieces.vocabs()
+  assert isinstance(vocab, Pieces) and pieces.vocab_size == vocab.size <= 300
+  assert vocab.decode(vocab.encode('line 7\n\nof 49\n')) == 'line 7\n\nof 49\n'
+
+
+def test_inputs_are_the_tokens_before_the_labels_and_bos_begins_a_document(config):
+  vocab = config.vocabs()
+  stream = train_input(dataclasses.replace(config, packing=True))._stream(0)
+  inputs, labels, segments = (x[0] for x in stream.rows(np.array([0]), stream.total))
+  documents = ''.join(vocab.decode([i]) if i != EOS else '|' for i in labels).split('|')[:-1]
+  assert sorted(documents) == sorted([*TEXT.splitlines(), 'Größe'])
+  begins = np.flatnonzero(inputs == BOS)
+  assert np.array_equal(begins[1:], np.flatnonzero(labels == EOS)[:-1] + 1)
+  inside = inputs != BOS
+  assert np.array_equal(inputs[inside], labels[np.flatnonzero(inside) - 1])
+  assert np.array_equal(np.diff(segments), inputs[1:] == BOS) and segments[0] == 1
+
+
+@pytest.mark.parametrize('packing', [False, True])
+def test_an_epoch_has_every_window_once_and_epochs_differ(config, packing):
+  batches = train_input(dataclasses.replace(config, packing=packing))
+  windows = batches._windows
+  rows = np.concatenate([batches.batch(step)['labels'] for step in range(-(-2 * windows // 4))])
+  counts = lambda rows: np.bincount(rows.ravel(), minlength=config.vocab_size)
+  stream = batches._stream(0)
+  every = counts(stream.rows(np.array([0]), stream.total)[1])
+  for epoch in range(2):
+    got = counts(rows[epoch * windows : (epoch + 1) * windows])
+    assert np.all(got <= every) and every.sum() - got.sum() < config.window
+  assert not np.array_equal(rows[:windows], rows[windows : 2 * windows])
+  segments = batches.batch(0)['segments']
+  assert np.all(segments == 1) if not packing else segments.max() > 1
+
+
+def test_a_batch_depends_on_seed_and_step_alone_and_processes_share_its_rows(config):
+  whole, again = train_input(config), train_input(config)
+  steps = [7, 0, 100]
+  first = {step: whole.batch(step) for step in steps}
+  for step in reversed(steps):
+    for key, value in again.batch(step).items():
+      np.testing.assert_array_equal(value, first[step][key])
+  parts = [train_input(config, Feed(i, 2, quiet=True)).batch(7) for i in range(2)]
+  for key, value in first[7].items():
+    np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), value)
+  other = train_input(dataclasses.replace(config, seed=2)).batch(7)
+  assert not np.array_equal(other['labels'], first[7]['labels'])
+  streamed = next(iter(whole.dataset(start_step=7)))
+  for key, value in first[7].items():
+    np.testing.assert_array_equal(streamed[key], value)
+
+
+def test_three_processes_cannot_share_two_groups(config):
+  with pytest.raises(UserError, match='num_groups=2 for 3 processes: use a multiple of 3'):
+    train_input(config, Feed(0, 3, quiet=True))
+
+
+@pytest.mark.parametrize('stride', [0, 3])
+@pytest.mark.parametrize('documents', ['file', 'line'])
+def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_leaves(config, stride, documents):
+  config = dataclasses.replace(config, eval_stride=stride, documents=documents)
+  dev = HeldOutInput(config, config.vocabs(), config.data_dir + '/../cache', Feed(quiet=True))
+  counted, contexts = [], []
+  for batch in dev:
+    counted += batch['labels'][batch['counted'] > 0].tolist()
+    contexts += np.nonzero(batch['counted'])[1].tolist()
+    assert batch['labels'].shape == (4, 8) and not np.any(batch['counted'] > batch['segments'])
+  text = TEXT[:101]
+  own = [text] if documents == 'file' else [line for line in text.split('\n') if line]
+  vocab = config.vocabs()
+  assert counted == [i for document in own for i in [*vocab.encode(document), EOS]]
+  assert contexts[:8] == list(range(8)) and min(contexts[8:]) == (5 if stride else 0)
+  assert dev.units == {'words': len(text.split()), 'bytes': sum(map(len, own))} and dev.subsets == ['dev']
+
+
+def test_paragraphs_are_between_empty_lines(tmp_path):
+  (tmp_path / 'train.txt').write_text('\na\nb\n\n \nc\n\n\n')
+  assert list(corpus.documents(str(tmp_path / 'train.txt'), 'paragraph')) == ['a\nb', 'c']
+
+
+def test_mistakes_are_answered(tmp_path, config):
+  with pytest.raises(UserError, match=r'no file test\*.txt\[.gz\] in .*, which has dev.txt'):
+    corpus.find_files(config.data_dir, 'test')
+  with pytest.raises(UserError, match="data_dir must be an existing folder; saw ''"):
+    LmConfig().check_corpus()
+  (tmp_path / 'data' / 'train-3.txt').write_bytes(b'good\nbad \xff\n')
+  with pytest.raises(UserError, match='line 2 of .*train-3.txt is not'):
+    train_input(config)
+  (tmp_path / 'data' / 'train-3.txt').write_bytes(b'')
+  with pytest.raises(UserError, match='train-3.txt has none: remove it'):
+    train_input(config)
+  with pytest.raises(UserError, match='the text or .* gives .*: bind vocab_size ='):
+    run_vocab.prepare(dataclasses.replace(config, vocab='char', vocab_size=5), str(tmp_path / 'v'), begun=False)
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    (dict(eval_stride=65), 'eval_stride must be at most window=64; saw 65'),
+    (dict(batch_tokens=100, num_groups=2), 'saw batch_tokens=100 with 2 rows of 64: use at least 128'),
+    (dict(num_kv_heads=3), 'num_kv_heads=3 for num_heads=4: use a divisor'),
+    (dict(head_dim=5), 'head_dim=5: use an even one'),
+    (dict(vocab='char', documents='page'), 'documents must be one of file, paragraph, line'),
+    (
+      dict(scan_layers=True, remat='block', num_experts=4, num_layers=3),
+      'num_layers must be a multiple of moe_every=2',
+    ),
+  ],
+)
+def test_values_that_do_not_fit_are_refused(values, message):
+  with pytest.raises(UserError, match=message):
+    LmConfig(**values)
+
+
+def test_characters_of_another_file_are_refused(tmp_path):
+  (tmp_path / 'x.json').write_text('[]')
+  with pytest.raises(UserError, match='is not a vocabulary of characters'):
+    Characters.load(str(tmp_path / 'x.json'))

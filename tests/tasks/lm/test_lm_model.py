@@ -1,0 +1,181 @@
+"""The language model: its loss, and that continuations are those of the full pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from random_theta import theta_of
+
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops import xla
+from lingvo_moe.tasks.lm import generation
+from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+
+CONFIG = LmConfig(
+  vocab_size=12,
+  window=8,
+  batch_tokens=32,
+  num_groups=2,
+  num_layers=2,
+  model_dim=8,
+  ff_dim=12,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=4,
+  num_experts=4,
+  input_dropout=0.0,
+  residual_dropout=0.0,
+  attention_dropout=0.0,
+  label_smoothing=0.0,
+  beam_size=3,
+  max_new_tokens=5,
+  length_norm_alpha=0.0,
+)
+MODEL = CONFIG.task()
+THETA = theta_of(MODEL, seed=3, scale=0.6)
+PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
+
+
+def batch_of(rows, segments=None):
+  labels = np.array(rows, np.int32)
+  inputs = np.concatenate([np.full([len(rows), 1], BOS, np.int32), labels[:, :-1]], axis=1)
+  return {'inputs': inputs, 'labels': labels, 'segments': np.ones_like(labels) if segments is None else segments}
+
+
+def test_the_loss_is_the_mean_of_minus_log_p_of_the_tokens_that_count():
+  batch = CONFIG.random_batch(full=False)
+  loss, metrics = MODEL.loss(THETA, batch)
+  log_p = tf.nn.log_softmax(MODEL.logits(THETA, batch)[0]).numpy()
+  real = batch['segments'] > 0
+  nats = -log_p[np.arange(4)[:, None], np.arange(8), batch['labels']]
+  np.testing.assert_allclose(metrics['xent'], nats[real].sum(), rtol=1e-5)
+  np.testing.assert_allclose(loss, nats[real].mean() + 0.01 * metrics['aux_loss'], rtol=1e-5)
+  np.testing.assert_allclose(MODEL.token_scores(THETA, batch), -nats * real, rtol=1e-4, atol=1e-5)
+  counted = {**batch, 'counted': batch['segments'] * (np.arange(8) == 2), 'files': np.eye(4, dtype=np.int32)}
+  metrics = MODEL.loss(THETA, counted)[1]
+  np.testing.assert_allclose(metrics['xent_by_file'], (nats * real)[:, 2], rtol=1e-4, atol=1e-6)
+  assert float(metrics['target_tokens']) == real[:, 2].sum()
+
+
+def test_packed_documents_score_as_in_rows_of_their_own():
+  first, second = [4, 5, 6, EOS], [7, 8, EOS]
+  packed = batch_of([[*first, *second, 0]], np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32))
+  packed['inputs'][0, 4] = BOS
+  together = MODEL.token_scores(THETA, packed)[0]
+  np.testing.assert_allclose(together[:4], MODEL.token_scores(THETA, batch_of([first]))[0], atol=1e-4)
+  np.testing.assert_allclose(together[4:7], MODEL.token_scores(THETA, batch_of([second]))[0], atol=1e-4)
+
+
+def log_p_of(prompt, ids):
+  """log p of a continuation, by the full pass over prompt and continuation."""
+  row = [*prompt[1:], *ids]
+  return float(tf.reduce_sum(MODEL.token_scores(THETA, batch_of([row]))[0, len(prompt) - 1 :]))
+
+
+BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
+
+
+def go_on(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
+  batch = generation.prompt_arrays(prompts, config, len(prompts) + 1, first)
+  batch = {name: tf.constant(value) for name, value in batch.items()}
+
+  @tf.function(autograph=False, jit_compile=kind == 'xla')
+  def run(theta, batch):
+    with backend.use(BACKENDS[kind]):
+      return generation.go_on(config.task(), theta, batch, config, n_best)
+
+  return tf.nest.map_structure(lambda t: t.numpy(), run(theta, batch))
+
+
+@pytest.mark.parametrize('search', ['sample', 'greedy', 'beam'])
+def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
+  wide = dataclasses.replace(
+    CONFIG, window=32, batch_tokens=64, search=search
+  )  # prompts and continuations fit in the window
+  found = go_on(wide, n_best=1 if search == 'greedy' else 2)
+  assert not found.lengths_BW[-1].any()  # a row without a prompt
+  for row, prompt in enumerate(PROMPTS):
+    for w, length in enumerate(found.lengths_BW[row]):
+      ids = found.ids_BWT[row, w, :length].tolist()
+      assert 1 <= length <= 5 and EOS not in ids[:-1]
+      np.testing.assert_allclose(found.log_probs_BW[row, w], log_p_of(prompt, ids), rtol=1e-3, atol=1e-3)
+  if search == 'greedy':
+    sampled = go_on(dataclasses.replace(wide, search='sample', top_k=1), n_best=1)
+    np.testing.assert_array_equal(found.ids_BWT, sampled.ids_BWT)
+
+
+@pytest.mark.parametrize('search', ['sample', 'beam'])
+@pytest.mark.parametrize('kind', [pytest.param('xla', marks=pytest.mark.slow), 'reference'])
+def test_backends_go_on_alike(kind, search):
+  config = dataclasses.replace(CONFIG, search=search)
+  ours, theirs = go_on(config, 2), go_on(config, 2, kind=kind)
+  np.testing.assert_array_equal(ours.lengths_BW, theirs.lengths_BW)
+  width = ours.ids_BWT.shape[2]
+  np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, :width])
+  np.testing.assert_allclose(ours.log_probs_BW[:-1], theirs.log_probs_BW[:-1], rtol=1e-4)
+
+
+def test_a_scanned_stack_goes_on_as_an_unrolled_one_does():
+  config = dataclasses.replace(CONFIG, scan_layers=True, remat='block')
+  stacked = weights.flatten(config.task().weights())
+  flat = weights.flatten(THETA)
+  theta = {}
+  for name, spec in stacked.items():
+    layers = weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
+    theta[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
+  scanned, plain = go_on(config, 2, theta=weights.unflatten(theta)), go_on(CONFIG, 2)
+  np.testing.assert_array_equal(scanned.ids_BWT, plain.ids_BWT)
+  np.testing.assert_allclose(scanned.log_probs_BW, plain.log_probs_BW, rtol=1e-4)
+
+
+def test_a_continuation_attends_to_no_more_than_the_window():
+  """Of one layer: with the last 8 symbols equal, what came before changes nothing."""
+  config = dataclasses.replace(CONFIG, num_layers=1, moe_every=0, search='greedy', max_new_tokens=3)
+  theta = {'target_embedding': THETA['target_embedding']}
+  theta['decoder'] = {name: THETA['decoder'][name] for name in ('layer_00', 'norm')}
+  last = [5, 6, 7, 8, 9, 4, 5, 11]
+  run = lambda config, prompts: go_on(config, 1, prompts, theta=theta)
+  prompts = [np.array([BOS, *before, *last]) for before in ([4, 4, 4], [9, 8, 7])]
+  found = run(config, prompts)
+  np.testing.assert_allclose(found.log_probs_BW[0], found.log_probs_BW[1], rtol=1e-5)
+  wide = run(dataclasses.replace(config, window=32, batch_tokens=64), prompts)
+  assert abs(float(wide.log_probs_BW[0, 0] - wide.log_probs_BW[1, 0])) > 1e-3
+
+
+def test_samples_depend_on_seed_and_number_and_not_on_the_batch():
+  config = dataclasses.replace(CONFIG, max_new_tokens=12)
+  together = go_on(config, 3)
+  alone = go_on(config, 3, PROMPTS[1:2], first=1)
+  np.testing.assert_array_equal(alone.ids_BWT[0], together.ids_BWT[1][:, : alone.ids_BWT.shape[2]])
+  other = go_on(dataclasses.replace(config, sample_seed=1), 3)
+  assert not np.array_equal(other.lengths_BW, together.lengths_BW) or not np.array_equal(
+    other.ids_BWT, together.ids_BWT
+  )
+
+
+def test_micro_batches_have_the_gradients_of_the_whole():
+  step = lambda config: config.program().gradients(
+    tf.constant(0),
+    config.program().init()['weights'],
+    {k: tf.constant(v) for k, v in config.random_batch(full=False).items()},
+  )
+  config = dataclasses.replace(CONFIG, residual_dropout=0.1, router_z_loss_weight=0.1)
+  whole, parts = step(config)[0], step(dataclasses.replace(config, micro_batches=2))[0]
+  for name, gradient in whole.items():
+    np.testing.assert_allclose(parts[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_dropout_needs_a_key():
+  model = dataclasses.replace(MODEL, input_dropout=0.5)
+  batch = CONFIG.random_batch()
+  np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
+  keys = prng.fold(prng.key(0), tf.range(4))
+  assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)

@@ -1,0 +1,107 @@
+"""The jobs with a language model: trained, resumed to the same numbers, evaluated, and asked to go on."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import signal
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from lingvo_moe import decoder
+from lingvo_moe import trainer
+from lingvo_moe import translate
+from lingvo_moe.core.errors import UserError
+
+NAME = 'lm.shakespeare.Tiny'
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  root = tmp_path_factory.mktemp('corpus')
+  for split, count in (('train-0', 30), ('train-1', 30), ('dev', 6), ('test', 6)):
+    (root / f'{split}.txt').write_text(''.join(f'{i} and {i + 1} make {2 * i + 1}.\n' for i in range(count)))
+  return str(root)
+
+
+def train(path, corpus, steps):
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
+  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+  bindings = ['Tiny.num_layers = 1', 'Tiny.eval_every = 3']
+  with flagsaver.flagsaver(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings):
+    try:
+      trainer.main([])
+    finally:
+      for number, handler in handlers.items():
+        signal.signal(number, handler)
+  with open(f'{path}/train.jsonl', encoding='utf-8') as f:
+    return [json.loads(line) for line in f]
+
+
+@pytest.fixture(scope='module')
+def run(corpus, tmp_path_factory):
+  path = str(tmp_path_factory.mktemp('run') / 'log')
+  return path, train(path, corpus, 6)
+
+
+def test_training_logs_perplexity_a_word_and_bits_a_byte(run):
+  last = run[1][-1]
+  nats = last['dev_loss'] * 107  # 106 bytes and the end
+  assert last['dev_bits_per_byte'] == pytest.approx(nats / math.log(2) / 106)
+  assert last['dev_perplexity_per_word'] == pytest.approx(math.exp(nats / 30), rel=1e-4)
+  assert last['dev_loss_by_file'] == {'dev': pytest.approx(last['dev_loss'])}
+
+
+def test_a_run_that_stopped_goes_on_to_the_same_numbers(run, corpus, tmp_path):
+  path = str(tmp_path / 'log')
+  train(path, corpus, 3)
+  lines = train(path, corpus, 6)
+  losses = lambda lines: [(line['step'], line.get('loss'), line.get('dev_loss')) for line in lines if line['step'] > 3]
+  assert losses(lines) == losses(run[1])
+
+
+def test_the_decoder_gives_perplexity_and_samples(run, corpus, capsys):
+  path, lines = run
+  decode = lambda **options: decoder.decode(decoder.Options(path, once=True, **options))
+  decode(split='dev', prompt='1 and', num_samples=2, max_new_tokens=5)
+  summary = json.loads(open(f'{path}/decode/dev/step_6/perplexity.json', encoding='utf-8').read())
+  assert summary['files']['dev']['cross_entropy'] == pytest.approx(lines[-1]['dev_loss'], rel=1e-5)
+  assert summary['all']['bits_per_byte'] == pytest.approx(lines[-1]['dev_bits_per_byte'], rel=1e-5)
+  samples = open(f'{path}/decode/dev/step_6/samples.jsonl', encoding='utf-8').read().splitlines()
+  assert [json.loads(s)['prompt'] for s in samples] == ['1 and'] * 2 and summary['settings']['prompt'] == '1 and'
+  assert 'nats a token' in capsys.readouterr().out
+  with pytest.raises(UserError, match='1 and.*now .*give --overwrite'):
+    decode(split='dev', prompt='2 and', num_samples=2, max_new_tokens=5)
+  decode(split='test', score=True)
+  assert not json.loads(open(f'{path}/decode/test/step_6/perplexity.json', encoding='utf-8').read())['samples']
+
+
+def answers(run, lines, **options):
+  output = io.StringIO()
+  source = io.BytesIO(''.join(line + '\n' for line in lines).encode())
+  translate.translate(translate.Options(run[0], max_new_tokens=6, **options), source, output)
+  return output.getvalue().splitlines()
+
+
+def test_translate_continues_lines(run):
+  lines = ['1 and', '', r'a\nb \\n']
+  once = answers(run, lines)
+  assert len(once) == 3 and once == answers(run, lines) != answers(run, lines, sample_seed=1)
+  assert once == answers(run, lines, batch_lines=3)
+  greedy = answers(run, lines, search='greedy')
+  assert greedy == answers(run, lines, top_k=1)
+  best = [line.split('\t') for line in answers(run, lines[:1], search='beam', n_best=2)]
+  assert [number for number, *_ in best] == ['1', '1'] and float(best[0][1]) >= float(best[1][1])
+
+
+def test_mistakes_are_answered(run):
+  with pytest.raises(UserError, match='continues text and has no target language; saw --target=de'):
+    answers(run, ['x'], target='de')
+  with pytest.raises(UserError, match='one greedy continuation; saw 2 wanted'):
+    answers(run, ['x'], search='greedy', n_best=2)
+  with pytest.raises(UserError, match='a beam of 4 has no 5 continuations'):
+    answers(run, ['x'], search='beam', n_best=5)
