@@ -3,7 +3,7 @@
 Its run.py and model.py: 64 layers, all with experts; M=6144; 48 query heads and 8 key/value heads of 128; experts are
 gated, GELU(x w) * x v, with H=32768; RMSNorm before and after each branch; rotary positions; attention scores capped at
 30 by a tanh; no biases; one embedding of 131,072 symbols for input and output; context 8192. How it was trained is not
-public: optimizer, batch and losses are GShard's here.
+public: optimizer, batch and losses are GShard's here. A token's weights are the softmax at its two experts, not rescaled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lingvo_moe.tasks.lm.config import LmConfig
 
 @registry.register
 class Grok1(LmConfig):
-  """Grok-1's graph, its experts not gated yet: 213B weights, 58B used by a token.
+  """Grok-1: 316B weights, 83.8B used by a token. Published: 314B.
 
   Result:  not yet run
   """
@@ -34,7 +34,8 @@ class Grok1(LmConfig):
   head_dim: int = 128
   num_experts: int = 8
   moe_every: int = 1
-  second_choice: str = 'always'
+  gate: str = 'top_k_unnormalised'
+  expert: str = 'geglu'
   post_norm: bool = True
   logit_cap: float = 30.0
   input_dropout: float = 0.0
@@ -49,7 +50,7 @@ class Grok1(LmConfig):
 
 registry.tiny(
   Grok1,
-  '138k weights, 64.8k used by a token',
+  '188k weights, 77k used by a token',
   vocab_size=300,
   window=32,
   batch_tokens=256,

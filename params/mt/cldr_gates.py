@@ -81,7 +81,7 @@ class Top4(MoE8E):
 
 @registry.register
 class SharedTop3(MoE8E):
-  """Top-3 gate over 16 narrow experts, and a shared one (DeepSeekMoE, 2024): 2.57M weights, 951k used by a token.
+  """Top-3 gate over 16 narrow experts, and a shared one (DeepSeekMoE, 2024): 2.57M weights, 950k used by a token.
 
   Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.SharedTop3 --logdir=...
   Result:  docs/gates.md
