@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import hlo_loops
@@ -207,7 +208,7 @@ def at_inference(config: MtConfig, mesh: Mesh, program: str, batch_tokens: int =
   if program == 'eval':
     return dataclasses.replace(config, eval_batch_tokens=tokens)
   # As in decoding.Translator: results at inference do not depend on the number of groups.
-  groups = mesh.size(('data', 'expert'))
+  groups = mesh.size(mesh.spec('G', xla_sharding.ACTIVATIONS)[0])
   return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
 
 

@@ -147,15 +147,16 @@ def planted(plant: str) -> Iterator[None]:
   """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = moe.top2_gating, moe.shard, dispatch.shard, experts.shard
+  saved = moe.top2_gating, moe.shard, dispatch.shard, dispatch.reshard, experts.shard
   if plant == 'topk':
     moe.top2_gating = _gating_by_top_k
   elif plant == 'unsharded':
     moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
+    dispatch.reshard = lambda x, *_: x
   try:
     yield
   finally:
-    moe.top2_gating, moe.shard, dispatch.shard, experts.shard = saved
+    moe.top2_gating, moe.shard, dispatch.shard, dispatch.reshard, experts.shard = saved
 
 
 def _gating_by_top_k(logits_GSE: tf.Tensor, paddings_GS: tf.Tensor, **options) -> Routing:

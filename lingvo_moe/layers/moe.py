@@ -17,6 +17,7 @@ from lingvo_moe.core.weights import Uniform
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers import dispatch
+from lingvo_moe.layers.chunks import serve_in_chunks
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import expert_capacity
@@ -40,6 +41,7 @@ class MoE:
     num_groups: G.
     capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
       as in MegaBlocks, Gale et al., arXiv 2211.15841).
+    capacity_chunks: parts of the slots that are dispatched, computed and combined independently in training (chunks.py).
     round_capacity_factor: slots of a round = round_capacity_factor * S / E.
     second_choice: in training, 'random' takes a second choice with probability 2 * gate, as the paper does; 'always'.
     gate_scale: factor of the gate's initial weights (Switch Transformers, section 2.4, has 0.1 for all its weights).
@@ -60,6 +62,7 @@ class MoE:
   gate_scale: float = 1.0
   expert_dropout: float = 0.0
   output_masking: float = 0.0
+  capacity_chunks: int = 1
 
   @property
   def experts(self) -> Experts:
@@ -104,7 +107,7 @@ class MoE:
     serve = functools.partial(self._serve, routing, keys_GS)
     inputs, choices = (x_GSM, _of_experts(theta)), (routing.weight_GSR, routing.slot_GSR, routing.capacity)
     if capacity is not None:
-      y_GSM = serve(inputs, *choices)
+      y_GSM = serve_in_chunks(serve, inputs, *choices, self.capacity_chunks)
     else:
       y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))

@@ -55,6 +55,13 @@ class MtConfig(DataConfig, TranslationTask):
     above=0,
     may_change=True,
   )
+  capacity_chunks: int = field(
+    1,
+    'Parts of the slots of experts that are sent, computed and returned independently in training, to the same numbers: '
+    'on a mesh, the AllToAlls of one can overlap with the computation of another.',
+    at_least=1,
+    may_change=True,
+  )
   dispatch: str = field(
     'auto',
     'How tokens get to experts and back, to the same numbers; auto: grouped on CPUs, gather under XLA.',
@@ -170,6 +177,7 @@ class MtConfig(DataConfig, TranslationTask):
         gate_scale=self.gate_init_scale,
         expert_dropout=self.expert_dropout,
         output_masking=self.expert_output_masking,
+        capacity_chunks=self.capacity_chunks,
       )
     stack = lambda layers, is_decoder: Stack(
       num_layers=layers,
