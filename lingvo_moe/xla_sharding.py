@@ -71,12 +71,14 @@ class Mesh:
     topology: sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
     placement: for each mesh axis, the topology axes that it spans, slowest first; () if topology is ().
     split_dense: True to split weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use.
+    storage: mesh of the same devices by which weights are stored between steps; None: this one.
   """
 
   axes: tuple[tuple[str, int], ...]
   topology: tuple[int, ...] = ()
   placement: tuple[tuple[int, ...], ...] = ()
   split_dense: bool = False
+  storage: Mesh | None = None
 
   def __post_init__(self):
     names = [name for name, _ in self.axes]
@@ -94,6 +96,11 @@ class Mesh:
           f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
           f'saw placement={self.placement}'
         )
+    if self.storage and (self.topology or self.storage.topology or self.num_devices != self.storage.num_devices):
+      raise UserError(
+        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} devices for '
+        f'weights stored on {self.storage} of {self.storage.num_devices}: use meshes of one size without --placement'
+      )
 
   @classmethod
   def parse(cls, text: str, split_dense: bool = False) -> Mesh:
@@ -321,7 +328,10 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
   """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored)."""
   mesh = current()
-  return x if mesh is None else annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
+  if mesh is None:
+    return x
+  mesh = mesh.storage or mesh
+  return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
 
 
 def gather(x: tf.Tensor, dims: str) -> tf.Tensor:

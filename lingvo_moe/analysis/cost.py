@@ -65,6 +65,7 @@ class CollectiveCost(NamedTuple):
   part: str
   phase: str
   seconds: float | None  # of all executions; None without a chip
+  asynchronous: bool = False  # whether the compiler has it start and end in two operations, with others between them
 
 
 @dataclasses.dataclass
@@ -431,14 +432,15 @@ def _collectives(
     axes = axes_of(groups, mesh)
     layer, part = _layer(collective), _collective_part(collective, axes)
     phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)
-    key = collective.kind, collective.bytes, axes, layer, part, phase
+    asynchronous = collective.instruction.opcode.endswith('-start')
+    key = collective.kind, collective.bytes, axes, layer, part, phase, asynchronous
     seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
     entry = alike.setdefault(key, [0, 0.0])
     entry[0] += collective.times
     entry[1] = entry[1] + collective.times * seconds if chip else None
   return [
-    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds)
-    for (kind, size, axes, layer, part, phase), (count, seconds) in alike.items()
+    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds, asynchronous)
+    for (kind, size, axes, layer, part, phase, asynchronous), (count, seconds) in alike.items()
   ]
 
 

@@ -169,22 +169,28 @@ def pipelined_seconds(report: cost.Report, chunks: int) -> float | None:
   """Seconds of a step, where the AllToAlls of a chunk of slots overlap with the experts' computation of another.
 
   Of n chunks the first to be sent and the last to be computed overlap with nothing, so in each phase the shorter of both
-  times is hidden but for 1 / n of it. This is the most that a compiler can hide; with one chunk nothing is.
+  times is hidden but for 1 / n of it. This is the most that can be hidden, and counts only AllToAlls that the compiler
+  made asynchronous. With one chunk nothing is hidden.
   """
   seconds = report.step_seconds_compiler or report.step_seconds_roofline
   if seconds is None:
     return None
   hidden = 0.0
   for phase, parts in report.phases.items():
-    alike = (c for c in report.collectives if (c.kind, c.part, c.phase) == ('all-to-all', 'dispatch/combine', phase))
-    hidden += min(sum(c.seconds for c in alike), parts['experts'].compute_seconds)
+    exchange = sum(c.seconds for c in asynchronous_exchanges(report) if c.phase == phase)
+    hidden += min(exchange, parts['experts'].compute_seconds)
   return seconds - hidden * (chunks - 1) / chunks
 
 
+def asynchronous_exchanges(report: cost.Report) -> list[cost.CollectiveCost]:
+  """AllToAlls of MoE layers with which the compiler can overlap computation."""
+  return [c for c in report.collectives if c.asynchronous and (c.kind, c.part) == ('all-to-all', 'dispatch/combine')]
+
+
 def _may_chunk(config: MtConfig, program: str, candidate: Candidate) -> bool:
-  """Whether chunks of slots are worth a try: in training with a capacity, where there are AllToAlls."""
-  exchanges = candidate.report.collective_counts.get('all-to-all', 0)
-  return program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1 and exchanges > 0
+  """Whether chunks of slots are worth a try: in training with a capacity, where AllToAlls can overlap."""
+  trains = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
+  return trains and bool(asynchronous_exchanges(candidate.report))
 
 
 def _check(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str) -> None:

@@ -1,4 +1,4 @@
-"""Layouts of a dense and a MoE layer on 8 devices: equal numbers, and the collectives of the compiled programs."""
+"""Layouts on 8 devices: equal numbers, the collectives of the compiled programs, and one checkpoint for all."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe import runtime_flags
 from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import cost
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import parts
 from lingvo_moe.core import prng
+from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
@@ -248,3 +254,86 @@ def test_the_product_of_experts_has_one_shape_for_any_number_of_devices():
   hidden, outputs = (2, 16, H), (2, 16, M)
   assert shapes[2] == sorted([hidden, outputs, hidden, outputs, (2, M, H), (2, H, M)])
   assert shapes[8] == shapes[2]
+
+
+# A whole model, in the tests below.
+MODEL = registry.get('mt.cldr.Tiny')(
+  source_vocab_size=60,
+  target_vocab_size=50,
+  batch_tokens=128,
+  max_length=16,
+  encoder_layers=1,
+  decoder_layers=1,
+  moe_every=1,
+  num_groups=8,
+  num_heads=8,
+  head_dim=4,
+)
+
+
+def runtime_on(mesh, split_dense=False):
+  return runtime_flags.Choice('spmd', mesh, split_dense).make(MODEL.program())
+
+
+def losses_of(runtime, seeds):
+  return [float(runtime.train_step(random_batch(MODEL, seed, full=False))['loss']) for seed in seeds]
+
+
+@functools.cache
+def losses_on_one_device():
+  runtime = runtime_on('data:1')
+  runtime.init()
+  return losses_of(runtime, range(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', LAYOUTS)
+def test_a_checkpoint_goes_on_under_any_layout(name, tmp_path):
+  before, after = list(LAYOUTS)[list(LAYOUTS).index(name) - 1], name
+  first, second = (runtime_on(*LAYOUTS[layout][:2]) for layout in (before, after))
+  first.init()
+  assert losses_of(first, range(2)) == pytest.approx(losses_on_one_device()[:2], rel=1e-5)
+  checkpoints = Checkpoints(str(tmp_path))
+  checkpoints.save(first)
+  warm_start.resume(second, checkpoints, 2)
+  assert losses_of(second, range(2, 4)) == pytest.approx(losses_on_one_device()[2:], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_layout_may_change_between_two_steps():
+  first = runtime_on('expert:4,model:2')
+  first.init()
+  layouts = [
+    first,
+    first.under(Mesh.parse('data:2,expert:4')),
+    first.under(Mesh.parse('data:8')),
+    first.under(Mesh.parse('node:2,expert:4')),
+  ]
+  held = lambda: {w.sharding for w in first.state()['weights'].values()}
+  stored = held()
+  found = [losses_of(runtime, [seed])[0] for seed, runtime in enumerate(layouts)]
+  assert found == pytest.approx(losses_on_one_device(), rel=1e-5)
+  assert held() == stored and first.step == layouts[2].step == 4
+
+
+def test_weights_are_stored_once_whatever_the_mesh_of_a_step():
+  storage = Mesh.parse('expert:4,model:2')
+  specs, weights = Layers(MOE).specs(), arguments(MOE)[0]
+  mesh = dataclasses.replace(Mesh.parse('data:2,expert:4'), storage=storage)
+  lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
+  stored = {name: lowered.stored(name, spec) for name, spec in specs.items()}
+  assert stored['moe/wi'].shard_shape((E, M, H)) == (E // 4, M, H // 2)
+  jitted = jax.jit(
+    lowered.traced(Layers(MOE).gradients),
+    in_shardings=(stored, lowered.rows),
+    out_shardings=(lowered.whole, lowered.rows, stored),
+  )
+  for a, b in zip(
+    tf.nest.flatten(jitted(weights, arguments(MOE)[1])), tf.nest.flatten(on_one_device(MOE)), strict=True
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5 * np.max(np.abs(b)))
+
+
+def test_meshes_that_share_weights_have_as_many_devices():
+  with pytest.raises(UserError, match='saw expert:4 of 4 devices for weights stored on data:2 of 2: use meshes of one'):
+    dataclasses.replace(Mesh.parse('expert:4'), storage=Mesh.parse('data:2'))

@@ -148,6 +148,9 @@ class MtConfig(DataConfig, TranslationTask):
       )
     if self.num_experts == 1:
       fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
+    if self.capacity_chunks > 1 and self.capacity_factor is None:
+      rule = '1 with capacity_factor = None, which takes slots in rounds'
+      fields.refuse(self, 'capacity_chunks', rule)
     if self.num_groups % self.micro_batches:
       fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
     if self.scan_layers:
