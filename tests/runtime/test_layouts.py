@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import pathlib
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
 lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
+DOCUMENT = pathlib.Path(__file__).resolve().parent.parent.parent / 'docs' / 'meshes.md'
 M, H, E, G, T = 16, 32, 8, 8, 8
 ROWS = 16
 TOKENS = ROWS * T
@@ -190,6 +192,20 @@ def test_a_layout_gives_the_numbers_of_one_device_with_the_collectives_worked_ou
   mesh, split_dense, expected = LAYOUTS[name]
   assert_equal_numbers(MOE, mesh, split_dense)
   assert collectives_of(MOE, mesh, split_dense) == expected
+
+
+def test_the_table_of_the_docs_has_every_layout_with_these_collectives():
+  rows = [line.strip('| ').split(' | ') for line in DOCUMENT.read_text(encoding='utf-8').splitlines()]
+  found = {
+    row[0].split(' (')[0]: (row[1], row[-1]) for row in rows if len(row) == 6 and row[0].split(' (')[0] in LAYOUTS
+  }
+  assert found == {
+    name: (
+      f'`--mesh={mesh}{" --split_dense" if split_dense else ""}`',
+      ', '.join(f'{count} {kind} over {axes}' for (kind, axes), (count, _) in sorted(expected.items())),
+    )
+    for name, (mesh, split_dense, expected) in LAYOUTS.items()
+  }
 
 
 def test_an_expert_may_be_on_several_devices():
