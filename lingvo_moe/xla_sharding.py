@@ -4,6 +4,7 @@ Layers name the axes of a tensor, and tables of rules map them to mesh axes: `x_
 each letter in ACTIVATIONS, which lists the mesh axes that may split it. Letters take mesh axes from left to right, and
 an axis already taken is skipped: on a mesh of data x expert, G takes both axes in GSM; in EGCM, E takes expert, and
 only data is left for G. The resharding between these two tensors is the paper's AllToAll.
+With an axis `node` beside `expert`, `reshard` makes it in two steps, within nodes and between them.
 
 Below the tables is the paper's own interface: `replicate`, `split`, `shard` with a device assignment (appendix A.3),
 and the manual regions of section 3.2. The mesh is the one ambient value; a runtime sets it while it traces. Without
@@ -36,6 +37,7 @@ from lingvo_moe.core.errors import closest
 AXES = {
   'data': 'rows of the batch, and with them groups; experts are copied along it',
   'expert': 'experts, and between the layers with experts rows of the batch too',
+  'node': 'what expert splits, in as many times more parts; AllToAlls go along expert first, then along node',
   'model': 'hidden features and attention heads',
 }
 
@@ -43,16 +45,16 @@ Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes that may s
 
 # Letters that are not in a table are not split.
 ACTIVATIONS: Rules = {
-  'B': ('data', 'expert'),
-  'G': ('data', 'expert'),
-  'E': ('expert',),
+  'B': ('data', 'node', 'expert'),
+  'G': ('data', 'node', 'expert'),
+  'E': ('expert', 'node'),  # in the reverse of G's order, for `reshard`
   'H': ('model',),
   'N': ('model',),
 }
-WEIGHTS: Rules = {'E': ('expert',), 'H': ('model',), 'N': ('model',)}
+WEIGHTS: Rules = {'E': ('expert', 'node'), 'H': ('model',), 'N': ('model',)}
 # Splits every weight along M as well, so that a device stores only a part of the dense layers too (as in ZeRO-3 and
 # FSDP). The number of parts is at most that of the devices, and leaves each part at least 8 rows, a tile of a TPU.
-WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'expert')}
+WEIGHTS_SPLIT: Rules = {**WEIGHTS, 'M': ('data', 'node', 'expert')}
 _MIN_ROWS = {'M': 8}
 
 # The mesh axes that split each axis of a tensor. 'expert/4' splits it in 4 over the fastest-varying factor 4 of mesh
@@ -69,12 +71,14 @@ class Mesh:
     topology: sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
     placement: for each mesh axis, the topology axes that it spans, slowest first; () if topology is ().
     split_dense: True to split weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use.
+    storage: mesh of the same devices by which weights are stored between steps; None: this one.
   """
 
   axes: tuple[tuple[str, int], ...]
   topology: tuple[int, ...] = ()
   placement: tuple[tuple[int, ...], ...] = ()
   split_dense: bool = False
+  storage: Mesh | None = None
 
   def __post_init__(self):
     names = [name for name, _ in self.axes]
@@ -92,6 +96,11 @@ class Mesh:
           f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
           f'saw placement={self.placement}'
         )
+    if self.storage and (self.topology or self.storage.topology or self.num_devices != self.storage.num_devices):
+      raise UserError(
+        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} devices for '
+        f'weights stored on {self.storage} of {self.storage.num_devices}: use meshes of one size without --placement'
+      )
 
   @classmethod
   def parse(cls, text: str, split_dense: bool = False) -> Mesh:
@@ -288,10 +297,41 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
   return annotate(x, _assigned(assignment, partial=assignment.ndim > x.shape.rank))
 
 
+def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
+  """Reshards a tensor from one axis to another, one mesh axis at a time: an AllToAll along each, in smaller groups.
+
+  On a mesh of node x expert this is the two-level AllToAll of Tutel (Hwang et al., arXiv 2206.03382: 2DH).
+  Each device sends a message to the other devices of its node, then to one device of each other node, where an AllToAll
+  over all devices sends as many small messages as there are devices.
+
+  Args:
+    x: tensor, sharded as by `shard(x, dims, first=source)`.
+    dims: axis letters.
+    source: the letter that has the mesh axes to be moved.
+    target: the letter that gets them.
+
+  Returns:
+    x, sharded as by `shard(x, dims, first=target)`.
+  """
+  mesh = current()
+  if mesh is not None:
+    before, after = (dict(zip(dims, mesh.spec(dims, ACTIVATIONS, first))) for first in (source, target))
+    moved = [name for name in after[target] if name in before[source]]
+    for done in range(1, len(moved)):
+      left = tuple(name for name in before[source] if name not in moved[:done])
+      taken = tuple(name for name in after[target] if name not in moved[done:])
+      spec = {**before, source: left, target: taken}
+      x = annotate(x, mesh.op_sharding(tuple(spec[letter] for letter in dims)))
+  return shard(x, dims, first=target)
+
+
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
   """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored)."""
   mesh = current()
-  return x if mesh is None else annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
+  if mesh is None:
+    return x
+  mesh = mesh.storage or mesh
+  return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
 
 
 def gather(x: tf.Tensor, dims: str) -> tf.Tensor:

@@ -27,6 +27,7 @@ import functools
 import json
 import operator
 import os
+import sys
 
 from absl import flags
 
@@ -49,6 +50,9 @@ _PROGRAM = flags.DEFINE_enum('program', 'train', ['train', 'eval', 'score', 'enc
 _ROUNDS = flags.DEFINE_integer(
   'rounds', 1, 'Rounds over the experts in each MoE layer where no token is dropped; 1: perfect balance.', lower_bound=1
 )
+_CHOOSE = flags.DEFINE_bool('choose', False, 'Compile every layout of the devices, and print the cheapest first.')
+_DEVICES = flags.DEFINE_integer('devices', 0, 'For --choose without --topology: number of virtual devices of this CPU.')
+_LAYOUTS = flags.DEFINE_list('layouts', [], "For --choose: layouts such as 'EP,EP+DP'; all by default.")
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE2048E36L.max_length = 128'; may be repeated.")
 _JSON = flags.DEFINE_string('json', None, 'File for the report as JSON.')
 _MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page of Markdown.')
@@ -185,6 +189,10 @@ def main(argv):
   if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
   config = configuration.resolve(_MODEL.value, [], bindings)
+  if _CHOOSE.value:
+    return _choose(config)
+  if _DEVICES.value or _LAYOUTS.value:
+    raise UserError('--devices and --layouts are for --choose: add it, or give --mesh')
   mesh, topology = _where(config)
   from lingvo_moe.analysis import cost
 
@@ -199,6 +207,75 @@ def main(argv):
     with open(_MARKDOWN.value, 'w', encoding='utf-8') as f:
       f.write(table(report, markdown=True) + '\n')
   return 0 if report.fits else 1
+
+
+def _choose(config):
+  """Prints the layouts, the cheapest first; returns the exit status."""
+  from lingvo_moe.analysis import layouts
+  from lingvo_moe.runtime.chips import Topology
+
+  if _MESH.value or _PLACEMENT.value or _SPLIT_DENSE.value:
+    raise UserError('--choose finds the mesh: leave out --mesh, --placement and --split_dense')
+  if bool(_TOPOLOGY.value) == bool(_DEVICES.value):
+    raise UserError(
+      '--choose takes the number of --devices, such as 8, or a --topology, such as v3:2x2; give one of them'
+    )
+  topology = Topology.parse(_TOPOLOGY.value) if _TOPOLOGY.value else None
+  devices = topology.num_devices if topology else _DEVICES.value
+  found = layouts.choose(
+    _MODEL.value,
+    config,
+    layouts.layouts(devices, bool(config.num_experts), _LAYOUTS.value),
+    topology,
+    _PROGRAM.value,
+    _BATCH_TOKENS.value,
+    _ROUNDS.value,
+    progress=lambda line: print(f'compiling {line}', file=sys.stderr, flush=True),
+  )
+  print(choice(found, _MODEL.value, str(topology or f'{devices} devices')))
+  if _JSON.value:
+    with open(_JSON.value, 'w', encoding='utf-8') as f:
+      json.dump([candidate.to_json() for candidate in found], f, indent=2)
+  if _MARKDOWN.value:
+    with open(_MARKDOWN.value, 'w', encoding='utf-8') as f:
+      f.write(choice(found, _MODEL.value, str(topology or f'{devices} devices'), markdown=True) + '\n')
+  return 0 if found and not found[0].refused else 1
+
+
+def choice(found, model: str, where: str, markdown: bool = False) -> str:
+  """Layouts as text or Markdown: a table, the reasons of those that were refused, and the cheapest."""
+  fitting, refused = [c for c in found if not c.refused], [c for c in found if c.refused]
+  timed = any(c.seconds is not None for c in fitting)
+  rows = []
+  for c in fitting:
+    chunks = f' capacity_chunks={c.chunks}' if c.chunks > 1 else ''
+    counts = ', '.join(f'{count} {kind}' for kind, count in sorted(c.report.collective_counts.items())) or 'none'
+    row = [c.layout.name, c.layout.flags + chunks, *([f'{c.seconds:.4g}'] if timed else []), f'{c.bytes / 2**20:.4g}']
+    rows.append([*row, f'{c.report.memory_per_device.total / _GIB:.4g}', counts])
+  columns = ('layout', 'flags', *(('s a step',) if timed else ()), 'MiB in collectives', 'GiB a device', 'collectives')
+  lines = [f'{"# " if markdown else ""}{model}, layouts on {where}', '']
+  if rows:
+    lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
+  lines += ['', *(f'{c.layout.name} {c.layout.flags} is refused: {c.refused}' for c in refused)] if refused else []
+  return '\n'.join([*lines, '', _cheapest(fitting, timed)])
+
+
+def _cheapest(fitting, timed: bool) -> str:
+  if not fitting:
+    return 'No layout fits.'
+  best = fitting[0]
+  chunks = f' with capacity_chunks = {best.chunks}' if best.chunks > 1 else ''
+  text = f'Cheapest: {best.layout.name}, {best.layout.flags}{chunks}'
+  if len(fitting) == 1:
+    return f'{text}, the only one that fits.'
+  unit = (lambda c: f'{c.seconds:.4g} s a step') if timed else (lambda c: f'{c.bytes / 2**20:.4g} MiB in collectives')
+  others = [('next', fitting[1])] + ([('last', fitting[-1])] if len(fitting) > 2 else [])
+  against = []
+  for place, c in others:
+    chunks = f' with capacity_chunks = {c.chunks}' if c.chunks > 1 else ''
+    times = f'{c.cost / best.cost:.3g} times as much' if best.cost else 'more'
+    against.append(f'the {place}, {c.layout.name} {c.layout.flags}{chunks}, takes {times}')
+  return f'{text}: {unit(best)}; {"; ".join(against)}.'
 
 
 def _where(config):

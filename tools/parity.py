@@ -48,6 +48,7 @@ _PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this comma
 
 _FEW = 'local;expert:2;expert:4;data:2,expert:2'
 _EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,model:2;data:2,expert:2,model:2'
+_EVERY_KIND += ';node:2,expert:2'
 
 
 def grid(name: str, bindings) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import hlo_loops
@@ -61,6 +62,7 @@ class CollectiveCost(NamedTuple):
   part: str
   phase: str
   seconds: float | None  # of all executions; None without a chip
+  asynchronous: bool = False  # whether the compiler has it start and end in two operations, with others between them
 
 
 @dataclasses.dataclass
@@ -207,7 +209,7 @@ def at_inference(config: TransformerConfig, mesh: Mesh, program: str, batch_toke
   if program == 'eval':
     return dataclasses.replace(config, eval_batch_tokens=tokens)
   # As in decoding.Translator: results at inference do not depend on the number of groups.
-  groups = mesh.size(('data', 'expert'))
+  groups = mesh.size(mesh.spec('G', xla_sharding.ACTIVATIONS)[0])
   return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
 
 
@@ -427,14 +429,15 @@ def _collectives(
     axes = axes_of(groups, mesh)
     layer, part = _layer(collective), _collective_part(collective, axes)
     phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)
-    key = collective.kind, collective.bytes, axes, layer, part, phase
+    asynchronous = collective.instruction.opcode.endswith('-start')
+    key = collective.kind, collective.bytes, axes, layer, part, phase, asynchronous
     seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
     entry = alike.setdefault(key, [0, 0.0])
     entry[0] += collective.times
     entry[1] = entry[1] + collective.times * seconds if chip else None
   return [
-    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds)
-    for (kind, size, axes, layer, part, phase), (count, seconds) in alike.items()
+    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds, asynchronous)
+    for (kind, size, axes, layer, part, phase, asynchronous), (count, seconds) in alike.items()
   ]
 
 

@@ -114,7 +114,9 @@ class Instruction:
   def results(self) -> tuple[Array, ...]:
     """Arrays that it produces. The tuple of a collective's start also has its operands and sometimes contexts."""
     n = len(self.operands)
-    if self.opcode in ('all-gather-start', 'collective-permute-start') and len(self.arrays) >= 2 * n:
+    if (
+      self.opcode in ('all-gather-start', 'all-to-all-start', 'collective-permute-start') and len(self.arrays) >= 2 * n
+    ):
       return self.arrays[n : 2 * n]
     return self.arrays
 

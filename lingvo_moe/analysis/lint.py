@@ -146,15 +146,16 @@ def planted(plant: str) -> Iterator[None]:
   """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = gate.at_choices, moe.shard, dispatch.shard, experts.shard
+  saved = gate.at_choices, moe.shard, dispatch.shard, dispatch.reshard, experts.shard
   if plant == 'topk':
     gate.at_choices = _values_by_top_k
   elif plant == 'unsharded':
     moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
+    dispatch.reshard = lambda x, *_: x
   try:
     yield
   finally:
-    gate.at_choices, moe.shard, dispatch.shard, experts.shard = saved
+    gate.at_choices, moe.shard, dispatch.shard, dispatch.reshard, experts.shard = saved
 
 
 def _values_by_top_k(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts as experts_lib
+from lingvo_moe.layers.chunks import serve_in_chunks
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.ffn import ACTIVATIONS
@@ -46,6 +47,7 @@ class MoE:
     capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
       as in MegaBlocks, Gale et al., arXiv 2211.15841).
     dispatch: a name of dispatch.DISPATCHERS, or 'auto'.
+    capacity_chunks: parts of the slots that are dispatched, computed and combined independently in training (chunks.py).
     round_capacity_factor: slots of a round = round_capacity_factor * S / E.
     gate: chooses the experts of each token.
     expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
@@ -68,6 +70,7 @@ class MoE:
   expert_dropout: float = 0.0
   output_masking: float = 0.0
   shared_experts: int = 0
+  capacity_chunks: int = 1
 
   @property
   def experts(self) -> Experts:
@@ -115,7 +118,7 @@ class MoE:
     inputs = x_GSM, {name: theta[name] for name in self.experts.weights()}
     choices = routing.weight_GSR, routing.slot_GSR, routing.capacity
     if capacity is not None or routing.every_expert:
-      y_GSM = serve(inputs, *choices)
+      y_GSM = serve_in_chunks(serve, inputs, *choices, self.capacity_chunks if key is not None else 1)
     else:
       y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))

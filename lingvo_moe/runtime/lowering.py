@@ -60,15 +60,16 @@ class Lowering:
     """Devices in the order in which a compiled program numbers them: by position in the mesh, the last axis fastest."""
     return list(self._devices.flat)
 
-  def sharding(self, spec: xla_sharding.Spec) -> jax.sharding.NamedSharding:
-    """NamedSharding (JAX's form) of a spec."""
-    factors = self.mesh.factors(spec)
+  def sharding(self, spec: xla_sharding.Spec, mesh: Mesh | None = None) -> jax.sharding.NamedSharding:
+    """NamedSharding (JAX's form) of a spec, by default one of the mesh."""
+    factors = (mesh or self.mesh).factors(spec)
     mesh = jax.sharding.Mesh(self._devices.reshape([size for _, size in factors]), tuple(name for name, _ in factors))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Sharding of a weight or optimizer slot as it is stored between steps."""
-    return self.sharding(self.mesh.stored_spec(spec.shape, spec.dims, name))
+    mesh = self.mesh.storage or self.mesh
+    return self.sharding(mesh.stored_spec(spec.shape, spec.dims, name), mesh)
 
   @functools.cached_property
   def shardings(self) -> dict:

@@ -174,11 +174,29 @@ class SpmdRuntime:
     self._whole, self._rows = self._lowering.whole, self._lowering.rows
     self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
-    self._state: dict[str, Any] | None = None
+    self._held: dict[str, Any] = {'state': None}  # shared by the runtimes of `under`
     self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._lowering.shardings, None))
     self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
     finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
     self._finite = jax.jit(finite, out_shardings=self._whole)
+
+  @property
+  def _state(self) -> dict[str, Any]:
+    return self._held['state']
+
+  @_state.setter
+  def _state(self, state: dict[str, Any]) -> None:
+    self._held['state'] = state
+
+  def under(self, mesh: Mesh) -> SpmdRuntime:
+    """Runtime with the same state and devices that computes under another mesh; weights stay stored as they are here.
+
+    Either runtime may make the next step. Programs are compiled once for each mesh, and a change of mesh between two
+    steps moves no weights; each step gathers the parts that it needs.
+    """
+    other = SpmdRuntime(self.program, dataclasses.replace(mesh, storage=self.mesh), self._lowering.devices)
+    other._held = self._held
+    return other
 
   @property
   def process_index(self) -> int:

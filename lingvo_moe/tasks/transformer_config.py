@@ -91,6 +91,13 @@ class TransformerConfig(BatchConfig):
     above=0,
     may_change=True,
   )
+  capacity_chunks: int = field(
+    1,
+    'Parts of the slots of experts that are sent, computed and returned independently in training, to the same numbers: '
+    'on a mesh, the AllToAlls of one can overlap with the computation of another.',
+    at_least=1,
+    may_change=True,
+  )
   dispatch: str = field(
     'auto',
     'How tokens get to experts and back, to the same numbers; auto: grouped on CPUs, gather under XLA.',
@@ -192,6 +199,8 @@ class TransformerConfig(BatchConfig):
       )
     if self.num_experts == 1:
       fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
+    if self.capacity_chunks > 1 and self.capacity_factor is None:
+      fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
       fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
     if self.scan_layers and self.remat != 'block':
@@ -254,6 +263,7 @@ class TransformerConfig(BatchConfig):
       expert_dropout=self.expert_dropout,
       output_masking=self.expert_output_masking,
       shared_experts=self.shared_experts,
+      capacity_chunks=self.capacity_chunks,
     )
 
   def task(self) -> Any:

@@ -278,3 +278,16 @@ def test_groups_of_a_transposed_grid_are_of_its_columns():
   ids = np.arange(24).reshape(2, 3, 4)
   found = hlo_collectives.groups("replica_groups=mesh['x'=2,'y'=3,'z'=4] {'x','z'}")
   assert found.tolist() == [ids[:, y].ravel().tolist() for y in range(3)]
+
+
+def test_the_start_of_an_all_to_all_sends_what_its_operands_hold():
+  start = hlo.parse(
+    """
+ENTRY %main {
+  %x = bf16[8,2]{1,0} parameter(0)
+  %s = ((bf16[8,2]{1,0}), bf16[8,2]{1,0}, u32[], u32[]) all-to-all-start(%x), replica_groups={{0,1}}, dimensions={0}
+  ROOT %d = bf16[8,2]{1,0} all-to-all-done(%s)
+}
+"""
+  ).entry.by_name['s']
+  assert start.collective == 'all-to-all' and sum(array.bytes for array in start.results) == 2 * 8 * 2

@@ -39,6 +39,7 @@ SCANNED = dataclasses.replace(
   MOE, encoder_layers=2, decoder_layers=2, scan_layers=True, remat='block', num_groups=8, micro_batches=2
 )
 MODELS = {'moe': MOE, 'moe by einsum': dataclasses.replace(MOE, dispatch='einsum'), 'dense': DENSE, 'scanned': SCANNED}
+MODELS['in chunks'] = dataclasses.replace(MOE, capacity_chunks=2)
 MODELS['dropless'] = dataclasses.replace(MOE, capacity_factor=None, round_capacity_factor=0.5)  # in several rounds
 MODELS['regularised'] = dataclasses.replace(
   MOE,
@@ -81,6 +82,14 @@ def test_every_mesh_agrees_with_one_device(model, mesh):
 @pytest.mark.parametrize('model', ['moe', 'dense'])
 def test_plain_tensorflow_agrees_with_one_device(model):
   assert_agree(model, '')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model, mesh', [('moe', 'node:2,expert:2'), ('in chunks', 'expert:4')])
+def test_all_to_alls_in_two_levels_and_in_chunks_agree_and_are_twice_as_many(model, mesh):
+  row = parity.compare(observed('moe', 'data:1'), observed(model, mesh))
+  assert row.agrees(1e-5), row
+  assert row.collectives['all-to-all'] == 2 * 4 * 2
 
 
 def test_einsum_dispatch_agrees_too_and_has_as_many_all_to_alls():
@@ -185,7 +194,7 @@ def test_the_grid_agrees(tmp_path):
   done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
   assert done.returncode == 0, done.stdout + done.stderr
   rows = json.loads((tmp_path / 't.json').read_text())
-  assert len(rows) == 7 * 2 * 2 and all(row['agrees'] for row in rows.values())
+  assert len(rows) == 8 * 2 * 2 and all(row['agrees'] for row in rows.values())
   assert {'model:2 gather unscanned', 'data:2,expert:2,model:2 einsum scanned'} <= set(rows)
 
 

@@ -111,7 +111,7 @@ def test_the_fields_a_translation_run_may_change():
     # how far and how closely watched a run goes
     'max_steps log_every eval_every save_every keep_checkpoints keep_every patience eval_sentences eval_batch_tokens '
     # what is computed when, which changes results by rounding alone
-    'scan_layers remat micro_batches dispatch round_capacity_factor '
+    'scan_layers remat micro_batches dispatch round_capacity_factor capacity_chunks '
     # decoding
     'beam_size length_norm_alpha decode_ratio decode_extra'.split()
   )

@@ -30,6 +30,7 @@ MESHES = (
   'data:2,model:2',
   'expert:2,model:2',
   'data:2,expert:2,model:2',
+  'node:2,expert:2',
 )
 BLOCKS = 2
 SOON = ('model:2', 'data:2,expert:2,model:2')  # where the scanned layer is not left to the slow tests
