@@ -50,12 +50,13 @@ def run(corpus, tmp_path_factory):
 
 def test_training_logs_perplexity_a_word_and_bits_a_byte(run):
   last = run[1][-1]
-  nats = last['dev_loss'] * 107  # 106 bytes and the end
-  assert last['dev_bits_per_byte'] == pytest.approx(nats / math.log(2) / 106)
+  nats = last['dev_loss'] * 98  # 97 bytes and the end
+  assert last['dev_bits_per_byte'] == pytest.approx(nats / math.log(2) / 97)
   assert last['dev_perplexity_per_word'] == pytest.approx(math.exp(nats / 30), rel=1e-4)
   assert last['dev_loss_by_file'] == {'dev': pytest.approx(last['dev_loss'])}
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_goes_on_to_the_same_numbers(run, corpus, tmp_path):
   path = str(tmp_path / 'log')
   train(path, corpus, 3)
@@ -84,7 +85,7 @@ def answers(run, lines, **options):
   output = io.StringIO()
   source = io.BytesIO(''.join(line + '\n' for line in lines).encode())
   translate.translate(translate.Options(run[0], max_new_tokens=6, **options), source, output)
-  return output.getvalue().splitlines()
+  return output.getvalue().split('\n')[:-1]  # bytes that are drawn may be other ends of lines
 
 
 def test_translate_continues_lines(run):
