@@ -187,7 +187,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize('name', LAYOUTS)
+SLOW = ('DP+MP', 'EP+MP')  # in the fast tests, EP+MP+DP and an expert on several devices
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LAYOUTS]
+)
 def test_a_layout_gives_the_numbers_of_one_device_with_the_collectives_worked_out_by_hand(name):
   mesh, split_dense, expected = LAYOUTS[name]
   assert_equal_numbers(MOE, mesh, split_dense)
@@ -217,7 +222,7 @@ def test_an_expert_may_be_on_several_devices():
   assert held == (4, M, H // 2)  # halves of four
 
 
-@pytest.mark.parametrize('way', ['einsum', 'gather'])
+@pytest.mark.parametrize('way', ['einsum', pytest.param('gather', marks=pytest.mark.slow)])
 def test_all_to_all_in_two_levels_has_groups_within_nodes_and_between_them(way):
   moe = dataclasses.replace(MOE, dispatch=way)
   assert_equal_numbers(moe, 'node:2,expert:4')
