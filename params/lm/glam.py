@@ -3,8 +3,8 @@
 Its table 4: 64B/64E has 64 layers, M=8192, H=32768, 128 heads of 128, 64 experts of which a token visits two, 1.2T
 weights and 96.6B used by a token. Section 4: dense layers are gated by a GELU, experts are not; vocabulary 256K; context
 1024; batch of 1M tokens; Adafactor with beta1 0 and a learning rate of 0.01 for 10K steps, then 1 / sqrt(t); auxiliary
-loss 0.01; no dropout. Departures: positions are rotary, not a bias by distance; experts have a ReLU, not a GELU; the
-beta2 of Adafactor has this repository's cap of 0.99, which is the paper's too.
+loss 0.01; no dropout. Departures: positions are rotary, not a bias by distance; beta2
+of Adafactor has this repository's cap of 0.99.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Glam64B64E(LmConfig):
   head_dim: int = 128
   num_experts: int = 64
   activation: str = 'geglu'
+  expert: str = 'gelu'
   input_dropout: float = 0.0
   residual_dropout: float = 0.0
   attention_dropout: float = 0.0

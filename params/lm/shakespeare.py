@@ -55,6 +55,7 @@ class MoE8E(Dense):
   """
 
   num_experts: int = 8
+  expert: str = 'gelu'
   moe_every: int = 1
   ff_dim: int = 256
 

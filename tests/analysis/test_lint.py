@@ -15,8 +15,6 @@ from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.random_batch import batch_shapes
-from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
@@ -28,16 +26,22 @@ MESH = 'data:2,expert:2'
 def shortened(name):
   """Tiny model reduced to one pair of layers a stack, which has every kind of layer once."""
   config = registry.get(name)()
-  layers = max(1, config.moe_every)
-  return dataclasses.replace(
-    config,
-    source_vocab_size=60,
-    target_vocab_size=50,
-    max_length=16,
-    batch_tokens=16 * config.num_groups,
-    encoder_layers=layers,
-    decoder_layers=layers,
-  )
+  sizes = {
+    'source_vocab_size': 60,
+    'target_vocab_size': 50,
+    'vocab_size': 60,
+    'max_length': 16,
+    'window': 16,
+    'batch_tokens': 16 * config.num_groups,
+  }
+  own = {field.name for field in dataclasses.fields(config)}
+  return with_layers(dataclasses.replace(config, **{name: sizes[name] for name in own & sizes.keys()}))
+
+
+def with_layers(config):
+  """A model with one block a stack."""
+  stacks = [name for name in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, name)]
+  return dataclasses.replace(config, **dict.fromkeys(stacks, max(1, config.moe_every)))
 
 
 def different_tinies():
@@ -50,7 +54,7 @@ def different_tinies():
 
 
 def findings(config, plant='', mesh=MESH):
-  batch = random_batch(config)
+  batch = config.random_batch()
   annotated = lint.annotations(config.program(), Mesh.parse(mesh), batch)
   assert annotated
   with lint.planted(plant):
@@ -71,9 +75,7 @@ def listed_with_experts():
 
 def one_block(config):
   """A model in its own sizes, with one block a stack and groups that four devices divide."""
-  layers = config.moe_every
-  groups = max(4, config.num_groups)
-  return dataclasses.replace(config, encoder_layers=layers, decoder_layers=layers, num_groups=groups)
+  return dataclasses.replace(with_layers(config), num_groups=max(4, config.num_groups))
 
 
 @pytest.mark.parametrize('name', different_tinies())
@@ -94,9 +96,9 @@ def test_a_planted_mistake_is_found_in_the_layers_that_made_it(plant, what, disp
 def test_the_default_limit_of_every_listed_model_is_below_what_the_plants_leave_whole():
   for name in registry.names():
     config = registry.get(name)()
-    batch = batch_shapes(config)
+    batch = config.batch_shapes()
     limit = lint.default_limit(batch, config.micro_batches)
-    tokens = batch['src_ids'].size // config.micro_batches
+    tokens = next(iter(batch.values())).size // config.micro_batches
     assert 0 < limit < 4 * tokens * 2, name  # topk gathers a number for each choice of each token
     if config.num_experts:  # unsharded gathers the experts' weights, or leaves the slots of all experts whole
       assert limit < 4 * min(config.num_experts * config.model_dim * config.ff_dim, 2 * tokens * config.model_dim), name
@@ -111,7 +113,8 @@ def test_every_listed_model_is_clean_and_its_plants_are_found(name, plant):
     pytest.skip('XLA splits this gate in spite of the plants')
   found = findings(config, plant, mesh='expert:4')
   layers = {f.layer.partition('/')[0] for f in found if f.layer.endswith('/moe')}
-  with_experts = {'encoder', 'decoder'} if config.experts_in == 'both' else {config.experts_in}
+  stacks = getattr(config, 'experts_in', 'decoder')
+  with_experts = {'encoder', 'decoder'} if stacks == 'both' else {stacks}
   assert layers == (with_experts if plant else set()), found
   assert plant or found == []
 

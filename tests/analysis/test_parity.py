@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import subprocess
@@ -73,8 +74,15 @@ def assert_agree(model, mesh, split_dense=False, tolerance=1e-5):
   return row
 
 
-@pytest.mark.parametrize('mesh', MESHES)
-@pytest.mark.parametrize('model', ['moe', 'dense'])
+# The others are slow: one mesh of each number of axes is enough to see that something is wrong.
+FAST = {('moe', 'expert:4'), ('moe', 'data:2,expert:2'), ('moe', MESHES[-1]), ('dense', 'data:2,expert:2')}
+
+
+def with_marks(cases):
+  return [pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize('model, mesh', with_marks(itertools.product(['moe', 'dense'], MESHES)))
 def test_every_mesh_agrees_with_one_device(model, mesh):
   assert_agree(model, mesh)
 
