@@ -53,7 +53,7 @@ class TransformerConfig(BatchConfig):
   """Model, training and checkpoints of a Transformer; a subclass has `task()`."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
-  ff_dim: int = field(256, 'H, the width of the feed-forward layers, dense and expert; see expert_dim.', at_least=1)
+  ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
