@@ -89,7 +89,13 @@ def one_block(config):
   return dataclasses.replace(with_layers(config), num_groups=max(4, config.num_groups))
 
 
-@pytest.mark.parametrize('name', different_tinies())
+# One model of each kind of layers; the others are slow.
+FAST = ('lm.grok.Grok1Tiny', 'mt.cldr.Tiny', 'mt.cldr_gates.Tiny', 'mt.m4.MoE2048E60LTiny', 'mt.m4.BilingualBaseTiny')
+
+
+@pytest.mark.parametrize(
+  'name', [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in different_tinies()]
+)
 def test_no_tiny_model_holds_whole_what_the_rules_split(name):
   assert findings(shortened(name)) == []
 

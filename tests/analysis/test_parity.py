@@ -106,7 +106,7 @@ def test_einsum_dispatch_agrees_too_and_has_as_many_all_to_alls():
   assert by_einsum.collectives['all-to-all'] == by_gather.collectives['all-to-all'] == 2 * 4
 
 
-@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2'])
+@pytest.mark.parametrize('mesh', ['', 'expert:4', pytest.param('data:2,expert:2', marks=pytest.mark.slow)])
 def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
   row = assert_agree('dropless', mesh)
   if mesh:
@@ -156,7 +156,7 @@ def test_dense_weights_may_be_split():
   assert_agree('moe', 'data:2,expert:2', split_dense=True)
 
 
-@pytest.mark.parametrize('split_dense', [False, True])
+@pytest.mark.parametrize('split_dense', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_scanned_stack_in_micro_batches_agrees_with_one_device(split_dense):
   # Of a bias that began at zero the weight is all updates, of gradients that rounding changes by this much.
   row = assert_agree('scanned', 'data:2,expert:2', split_dense, tolerance=5e-5)
