@@ -40,7 +40,7 @@ def make(
     ValueError: options that the gate refuses.
   """
   if name == 'top2':
-    return Top2(second_choice, scale)
+    return Top2(second_choice, scale=scale)
   if name in ('top_k', 'top_k_unnormalised'):
     return TopK(k, normalised=name == 'top_k', scale=scale)
   if name == 'switch':
@@ -54,5 +54,5 @@ def make(
       raise ValueError(
         'expert choice takes capacity_factor * tokens / E tokens an expert; saw capacity_factor=None: give one'
       )
-    return ExpertChoice(capacity_factor, scale)
-  return SoftMixture(scale)
+    return ExpertChoice(capacity_factor, scale=scale)
+  return SoftMixture(scale=scale)

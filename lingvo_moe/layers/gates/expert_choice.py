@@ -9,14 +9,13 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertChoice:
+class ExpertChoice(gate.LinearGate):
   """Expert choice: of n tokens of a group, each expert takes the k = ceil(capacity_factor * n / E) it likes most.
 
   S = softmax(x W) over experts (equation 1); expert e takes the tokens of the k largest S[:, e], each with that weight.
@@ -25,15 +24,10 @@ class ExpertChoice:
 
   Attributes:
     capacity_factor: see above.
-    scale: factor of the initial weights.
   """
 
   capacity_factor: float = 2.0
-  scale: float = 1.0
   experts_choose: ClassVar[bool] = True
-
-  def weights(self, model_dim: int, num_experts: int) -> Specs:
-    return {'gate': gate.gate_weight(model_dim, num_experts, self.scale)}
 
   def choices(self, num_experts: int) -> float:
     return min(self.capacity_factor, num_experts)

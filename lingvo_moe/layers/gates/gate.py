@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fractions
 import math
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -53,6 +54,22 @@ class Gate(Protocol):
       keys_GS: random key of each token in training; None at inference.
       capacity: C, slots of an expert for each group; None: as many as the longest queue needs, so that none is dropped.
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearGate:
+  """Gate with one weight [M, E], by which tokens choose experts; base of gates that differ in how they choose.
+
+  Attributes:
+    scale: factor of the initial weights.
+  """
+
+  scale: float = dataclasses.field(default=1.0, kw_only=True)
+  experts_choose: ClassVar[bool] = False
+
+  def weights(self, model_dim: int, num_experts: int) -> Specs:
+    """Weights of the gate, 'gate' [M, E]."""
+    return {'gate': gate_weight(model_dim, num_experts, self.scale)}
 
 
 def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightSpec:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftMixture:
-  """Soft gate: y = sum_i p_i o_i over all experts, p = softmax(x W). Capacity is ignored: every expert has room for all.
-
-  Attributes:
-    scale: factor of the initial weights.
-  """
-
-  scale: float = 1.0
-  experts_choose: ClassVar[bool] = False
-
-  def weights(self, model_dim: int, num_experts: int) -> Specs:
-    return {'gate': gate.gate_weight(model_dim, num_experts, self.scale)}
+class SoftMixture(gate.LinearGate):
+  """Soft gate: y = sum_i p_i o_i over all experts, p = softmax(x W). Capacity is ignored: every expert has room for all."""
 
   def choices(self, num_experts: int) -> float:
     return num_experts

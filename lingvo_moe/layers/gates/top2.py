@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
-class Top2:
+class Top2(gate.LinearGate):
   """Top-2 gate: each token goes to its two likeliest experts, while they have free slots.
 
   Attributes:
     second_choice: in training, 'random' takes a second choice with probability 2 * gate, as the paper does; 'always'.
-    scale: factor of the initial weights.
   """
 
   second_choice: str = 'random'
-  scale: float = 1.0
-  experts_choose: ClassVar[bool] = False
-
-  def weights(self, model_dim: int, num_experts: int) -> Specs:
-    return {'gate': gate.gate_weight(model_dim, num_experts, self.scale)}
 
   def choices(self, num_experts: int) -> float:
     del num_experts

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK:
+class TopK(gate.LinearGate):
   """Top-k gate: each token goes to its k likeliest experts; p = softmax(x W).
 
   Attributes:
     k: choices of a token.
     normalised: weights p_i / (sum of the chosen p), as in Mixtral (arXiv 2401.04088); otherwise p_i, as in Switch. The
       balance loss counts all k choices.
-    scale: factor of the initial weights.
   """
 
   k: int = 2
   normalised: bool = True
-  scale: float = 1.0
-  experts_choose: ClassVar[bool] = False
 
   def __post_init__(self):
     if self.k == 1 and self.normalised:
@@ -36,9 +31,6 @@ class TopK:
         'a top-1 gate normalised over its choice has weight 1 and gets no gradient; saw k=1, normalised=True: '
         'use normalised=False (the switch gate), or k=2'
       )
-
-  def weights(self, model_dim: int, num_experts: int) -> Specs:
-    return {'gate': gate.gate_weight(model_dim, num_experts, self.scale)}
 
   def choices(self, num_experts: int) -> float:
     del num_experts
