@@ -1,4 +1,4 @@
-"""Losses of gates, and counts of tokens and groups, for models whose layers have experts."""
+"""Losses of tokens and of gates, and counts of tokens and groups, which models of all tasks share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,42 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from lingvo_moe import ops
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.stack import Routed
 
 Denominator = Callable[[str, RoutingStats], tf.Tensor]  # (name of a layer, its statistics) -> a number to divide by
+
+
+def of_tokens(
+  logits: Callable[[tf.Tensor], tf.Tensor],
+  x_BTM: tf.Tensor,
+  label_BT: tf.Tensor,
+  smoothing: float = 0.0,
+  z_weight: float = 0.0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Cross-entropy of each token, computed in sub-batches: as ops.softmax_cross_entropy of logits(x_BTM)."""
+
+  def of_rows(x_BTM, label_BT):
+    logits_BTV = logits(x_BTM)
+    with tf.name_scope('softmax'):
+      return ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, z_weight)
+
+  return ops.map_sub_batches(of_rows, x_BTM, label_BT)
+
+
+def by_subset(subset: str, xent_BT: tf.Tensor, real_BT: tf.Tensor, member_BP: tf.Tensor) -> dict[str, tf.Tensor]:
+  """Sums [P] of cross-entropy and of tokens over the rows of each part of the text; see TaskConfig.subset.
+
+  Args:
+    subset: by what the text is divided, such as 'pair'.
+    xent_BT: cross-entropy of each token.
+    real_BT: 1.0 where a token counts.
+    member_BP: 1 at the part of a row.
+  """
+  total_P = lambda x_BT: tf.einsum('B,BP->P', tf.reduce_sum(x_BT, axis=1), tf.cast(member_BP, tf.float32))
+  return {f'xent_by_{subset}': total_P(xent_BT * real_BT), f'target_tokens_by_{subset}': total_P(real_BT)}
 
 
 def of_gates(routing: Mapping[str, Routed], groups: Denominator, tokens: Denominator) -> tuple[tf.Tensor, tf.Tensor]:

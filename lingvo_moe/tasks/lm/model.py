@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -91,12 +92,7 @@ class LanguageModel:
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
 
-    def output_loss(x_BTM, label_BT):
-      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
-      with tf.name_scope('softmax'):
-        return ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, self.z_loss_weight)
-
-    xent_BT, loss_BT = ops.map_sub_batches(output_loss, x_BTM, batch['labels'])
+    xent_BT, loss_BT = losses.of_tokens(self._output(theta), x_BTM, batch['labels'], smoothing, self.z_loss_weight)
     aux_loss, z_loss = losses.of_gates(
       routing,
       groups=lambda name, stats: count('groups', stats.groups),
@@ -113,8 +109,7 @@ class LanguageModel:
       'routing': {name: r.stats for name, r in routing.items()},
     }
     if 'files' in batch:
-      by_file = lambda x_BT: tf.einsum('B,BP->P', tf.reduce_sum(x_BT, axis=1), tf.cast(batch['files'], tf.float32))
-      metrics |= {'xent_by_file': by_file(xent_BT * real_BT), 'target_tokens_by_file': by_file(real_BT)}
+      metrics |= losses.by_subset('file', xent_BT, real_BT, batch['files'])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
@@ -122,13 +117,7 @@ class LanguageModel:
   def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each token given those before it in its row, float32 [B, T]; 0 where none counts."""
     x_BTM, _ = self._run(theta, batch, None)
-
-    def score_rows(x_BTM, label_BT):
-      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
-      with tf.name_scope('softmax'):
-        return ops.softmax_cross_entropy(logits_BTV, label_BT)[0]
-
-    xent_BT = ops.map_sub_batches(score_rows, x_BTM, batch['labels'])
+    xent_BT, _ = losses.of_tokens(self._output(theta), x_BTM, batch['labels'])
     return -xent_BT * tf.cast(_counted(batch) > 0, tf.float32)
 
   def read(self, theta: Theta, ids_BT: tf.Tensor, lengths_B: tf.Tensor, max_steps: Any, width: int) -> StackCache:
@@ -170,6 +159,10 @@ class LanguageModel:
       x_BWM = self._embed(theta, ids_BW, None)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, None, cache)
     return self.target_embedding.logits(theta['target_embedding'], x_BWM), cache
+
+  def _output(self, theta: Theta) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Output softmax: function of x_BTM that returns float32 logits [B, T, V]."""
+    return functools.partial(self.target_embedding.logits, theta['target_embedding'])
 
   def _embed(self, theta: Theta, ids_BT: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
     def embed(ids_BT, key):

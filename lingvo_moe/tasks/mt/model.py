@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -122,12 +123,7 @@ class TranslationModel:
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = self.label_smoothing if key is not None else 0.0
 
-    def output_loss(x_BTM, label_BT):
-      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
-      with tf.name_scope('softmax'):
-        return ops.softmax_cross_entropy(logits_BTV, label_BT, smoothing, self.z_loss_weight)
-
-    xent_BT, loss_BT = ops.map_sub_batches(output_loss, x_BTM, batch['tgt_labels'])
+    xent_BT, loss_BT = losses.of_tokens(self._output(theta), x_BTM, batch['tgt_labels'], smoothing, self.z_loss_weight)
     stack_of = lambda name: name.split('/')[0]
     tokens = {'encoder': 'source_tokens', 'decoder': 'target_tokens'}
     aux_loss, z_loss = losses.of_gates(
@@ -147,8 +143,7 @@ class TranslationModel:
       'routing': {name: r.stats for name, r in routing.items()},
     }
     if 'pairs' in batch:
-      by_pair = lambda x_BT: tf.einsum('B,BP->P', tf.reduce_sum(x_BT, axis=1), tf.cast(batch['pairs'], tf.float32))
-      metrics |= {'xent_by_pair': by_pair(xent_BT * real_BT), 'target_tokens_by_pair': by_pair(real_BT)}
+      metrics |= losses.by_subset('pair', xent_BT, real_BT, batch['pairs'])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
@@ -156,14 +151,8 @@ class TranslationModel:
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
     x_BTM, _ = self._decode(theta, batch, None)
-
-    def score_rows(x_BTM, label_BT, segments_BT):
-      logits_BTV = self.target_embedding.logits(theta['target_embedding'], x_BTM)
-      with tf.name_scope('softmax'):
-        xent_BT, _ = ops.softmax_cross_entropy(logits_BTV, label_BT)
-      return -tf.reduce_sum(xent_BT * tf.cast(segments_BT > 0, tf.float32), axis=1)
-
-    return ops.map_sub_batches(score_rows, x_BTM, batch['tgt_labels'], batch['tgt_segments'])
+    xent_BT, _ = losses.of_tokens(self._output(theta), x_BTM, batch['tgt_labels'])
+    return -tf.reduce_sum(xent_BT * tf.cast(batch['tgt_segments'] > 0, tf.float32), axis=1)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder for `num_positions` flat positions (steps x hypotheses)."""
@@ -187,6 +176,10 @@ class TranslationModel:
       x_BWM = self._embed(self.target_embedding, own, ids_BW, tf.reshape(now.time, [1, 1]), None)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, src_segments_BU, cache)
     return self.target_embedding.logits(own, x_BWM), cache
+
+  def _output(self, theta: Theta) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Output softmax: function of x_BTM that returns float32 logits [B, T, V]."""
+    return functools.partial(self.target_embedding.logits, theta['target_embedding'])
 
   def _embed(
     self, embedding: Embedding, theta: Theta, ids_BT: tf.Tensor, positions_BT: tf.Tensor, key: tf.Tensor | None
