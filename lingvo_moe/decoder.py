@@ -184,6 +184,11 @@ def load(runtime: Runtime, run: RunDir, step: int, options: Options, choice: run
     return False
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   define_flags()
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

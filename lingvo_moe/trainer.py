@@ -28,7 +28,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.task import Vocabs
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('model', None, "A registered model's name; tools/models.py lists them.", required=True)
+flags.DEFINE_string('model', None, "A registered model's name; lingvo-moe models lists them.", required=True)
 flags.DEFINE_string('logdir', None, 'Directory for checkpoints, logs and everything else of the run.', required=True)
 flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings.')
 flags.DEFINE_multi_string('gin_bindings', [], "A gin binding, such as 'MoE8E.batch_tokens = 2048'.")
@@ -180,5 +180,10 @@ def finish(training: Training) -> None:
     training.lock.close()
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

@@ -59,7 +59,7 @@ def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
   """Loads the source and target vocabularies that a configuration names; one object if they are the same file."""
   for name in ('source_vocab', 'target_vocab'):
     if not getattr(config, name):
-      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with tools/train_vocab.py')
+      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
   source = Vocab(config.source_vocab)
   return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
 
