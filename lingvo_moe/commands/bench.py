@@ -1,4 +1,4 @@
-"""lingvo-moe bench [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--gin_bindings=B] [--json=FILE]
+"""lingvo-moe bench [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--set num_groups=4] [--json=FILE]
 
 Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
 allows. --what is any of
@@ -32,6 +32,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
+from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 
 _WHATS = ('train', 'decode', 'latency', 'moe_layer', 'rounds', 'input', 'beam')
@@ -41,7 +42,7 @@ _WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
 
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
 _WHAT = flags.DEFINE_list('what', ['train', 'decode'], f'What to time: {", ".join(_WHATS)}.')
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Moe16.num_groups = 4'; may be repeated.")
+_BINDINGS = values.define('num_groups=4')
 _CALLS = flags.DEFINE_integer('calls', 9, 'Number of timed calls.', lower_bound=1)
 _WARMUP = flags.DEFINE_integer('warmup', 3, 'Number of warm-up calls before the timed ones.', lower_bound=1)
 _JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step and the MoE layer with XLA.')
@@ -56,7 +57,7 @@ _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for
 _PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of the checkout, if this is one
-_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'versus', 'rounds')
+_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds')
 
 
 def main(argv):
@@ -104,7 +105,7 @@ def _plan() -> list[tuple]:
   """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
   from lingvo_moe.core import configuration
 
-  for binding in _GIN_BINDINGS.value:
+  for binding in flags.FLAGS['gin_bindings'].value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
   configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
@@ -119,7 +120,7 @@ def _plan() -> list[tuple]:
 def _bindings_of(name: str) -> list[str]:
   """gin bindings of a model."""
   cls = name.rpartition('.')[2]
-  return [binding for binding in _GIN_BINDINGS.value if binding.split('.')[0].strip() == cls]
+  return [binding for binding in _BINDINGS(name) if binding.split('.')[0].strip() == cls]
 
 
 def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:

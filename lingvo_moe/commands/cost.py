@@ -31,6 +31,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.paper import markdown as markdown_lib
 
@@ -52,7 +53,7 @@ _ROUNDS = flags.DEFINE_integer(
 _CHOOSE = flags.DEFINE_bool('choose', False, 'Compile every layout of the devices, and print the cheapest first.')
 _DEVICES = flags.DEFINE_integer('devices', 0, 'For --choose without --topology: number of virtual devices of this CPU.')
 _LAYOUTS = flags.DEFINE_list('layouts', [], "For --choose: layouts such as 'EP,EP+DP'; all by default.")
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE2048E36L.max_length = 128'; may be repeated.")
+_BINDINGS = values.define('max_length=128')
 _JSON = flags.DEFINE_string('json', None, 'File for the report as JSON.')
 _MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page of Markdown.')
 
@@ -184,7 +185,7 @@ def main(argv):
   del argv
   from lingvo_moe.core import configuration
 
-  bindings = list(_GIN_BINDINGS.value)
+  bindings = _BINDINGS(_MODEL.value)
   if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
   config = configuration.resolve(_MODEL.value, [], bindings)

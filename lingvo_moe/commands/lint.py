@@ -15,11 +15,12 @@ import math
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESH = flags.DEFINE_string('mesh', None, "Devices by axis, such as 'data:2,expert:2'.", required=True)
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
+_BINDINGS = values.define('dispatch=einsum')
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _LIMIT = flags.DEFINE_float('limit_mib', None, 'Size up to which a tensor may be whole everywhere.', lower_bound=0.0)
 _PLANT = flags.DEFINE_string('plant', '', 'Mistake to introduce: topk or unsharded.')
@@ -33,7 +34,7 @@ def main(argv):
   from lingvo_moe.core import configuration
   from lingvo_moe.xla_sharding import Mesh
 
-  config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
+  config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value))
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   if mesh.num_devices < 2:
     raise UserError(f'one device holds everything; saw --mesh={_MESH.value}: name a mesh of several')

@@ -1,4 +1,4 @@
-"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--gin_bindings=B] [--json]
+"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json]
 
 Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
 is, how to run it, its weights (in all, used by a token, and by part), and each field of its configuration: its value,
@@ -19,6 +19,7 @@ import textwrap
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.commands import values
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
 from lingvo_moe.core import registry
@@ -26,7 +27,7 @@ from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'MoE8E.ff_dim = 512'; may be repeated.")
+_BINDINGS = values.define('ff_dim=512')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
 
 
@@ -85,14 +86,14 @@ def _table(found: dict) -> str:
 
 def main(argv):
   del argv
-  if not _MODEL.value and (_GIN_FILE.value or _GIN_BINDINGS.value):
+  if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
     raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
   if not _MODEL.value:
     found = summaries()
     width = max(map(len, found))
     print(json.dumps(found, indent=2) if _JSON.value else '\n'.join(f'{n:<{width}}  {s}' for n, s in found.items()))
     return
-  found = describe(_MODEL.value, _GIN_FILE.value, _GIN_BINDINGS.value)
+  found = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value))
   print(json.dumps(found, indent=2, ensure_ascii=False) if _JSON.value else _table(found))
 
 

@@ -28,6 +28,7 @@ import tempfile
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
@@ -35,7 +36,7 @@ _MESHES = flags.DEFINE_string(
   'meshes', None, "Meshes, separated by semicolons; 'local;expert:2;expert:4;data:2,expert:2' by default."
 )
 _GRID = flags.DEFINE_bool('grid', False, 'Run every mesh with both dispatchers, unscanned and scanned.')
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
+_BINDINGS = values.define('dispatch=einsum')
 _STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
 _TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
 _JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
@@ -143,13 +144,14 @@ def main(argv):
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
   most = max((mesh.num_devices for mesh in parsed), default=1)
   observe = lambda mesh, bindings: observation(_MODEL.value, bindings, mesh, _STEPS.value, _SPLIT_DENSE.value)
+  bindings = _BINDINGS(_MODEL.value)
   if _DUMP.value:
-    found = observe(meshes[0], _GIN_BINDINGS.value)
+    found = observe(meshes[0], bindings)
     if _PROCESS_ID.value == 0:
       with open(_DUMP.value, 'wb') as f:
         pickle.dump(found, f)
     return 0
-  variants = grid(_MODEL.value, _GIN_BINDINGS.value) if _GRID.value else {'': _GIN_BINDINGS.value}
+  variants = grid(_MODEL.value, bindings) if _GRID.value else {'': bindings}
   for bindings in variants.values():
     config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
   spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tqdm
 
+from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -207,17 +207,9 @@ def _fingerprint(sets: Sequence[HeldOut]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> tqdm.tqdm:
+def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> Progress:
   name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
-  interval = 0.5 if sys.stderr.isatty() else 30
-  return tqdm.tqdm(
-    total=sum(len(s.sources) for s in sets),
-    desc=f'{label}, {name}',
-    unit='sentence',
-    mininterval=interval,
-    file=sys.stderr,
-    disable=quiet,
-  )
+  return Progress(sum(len(s.sources) for s in sets), 'sentence', label=f'{label}, {name}', quiet=quiet)
 
 
 def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> None:

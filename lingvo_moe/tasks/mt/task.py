@@ -41,6 +41,8 @@ class TranslationTask:
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
       corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+    for path in filter(None, (self.source_vocab, self.target_vocab)):
+      Vocab(path)
 
   def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
     return run_vocabs.prepare(self, folder, begun)
