@@ -66,6 +66,7 @@ class PerplexityJob:
     self._continuer = Continuer(config, vocab, runner, self._wanted) if self._wanted else None
     text = repr((self._input.subsets, self._input.files)) + self._input.fingerprint
     self.settings = {name: getattr(config, name) for name in self._names}
+    self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
   def run(self, label: str, quiet: bool = False) -> Found:

@@ -70,7 +70,7 @@ class LogProbs(NamedTuple):
 
 
 class TranslateJob:
-  """Translates every set and scores the translations: <pair>.hyp and scores.json."""
+  """Translates every set and scores the translations: <pair>.hyp, .src and .ref, and scores.json."""
 
   summary_file = 'scores.json'
   suffix = '.hyp'
@@ -81,6 +81,7 @@ class TranslateJob:
     self._max_length = config.max_length
     used = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
     self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
+    self.texts = {s.name: _fingerprint([s]) for s in sets}
 
   def run(self, label: str, quiet: bool = False) -> Translations:
     """Translates with the weights that the runtime holds; `quiet` without a progress bar."""
@@ -103,7 +104,8 @@ class TranslateJob:
     scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
     scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
-    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean})
+    beside = {f'{s.name}.src': s.sources for s in self._sets} | {f'{s.name}.ref': s.targets for s in self._sets}
+    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean}, beside)
 
   def report(self, summary: Mapping) -> str:
     """The summary for people."""
@@ -125,6 +127,7 @@ class ScoreJob:
     self._translator = translator
     self._max_length = config.max_length
     self.settings = {'text': _fingerprint(sets)}
+    self.texts = {s.name: _fingerprint([s]) for s in sets}
 
   def run(self, label: str, quiet: bool = False) -> LogProbs:
     """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
