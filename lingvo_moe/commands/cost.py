@@ -33,6 +33,7 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Working
 from lingvo_moe.paper import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
@@ -198,7 +199,8 @@ def main(argv):
 
   if _PROGRAM.value != 'train':
     config = cost.at_inference(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
-  report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
+  with Working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
+    report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
   print(table(report))
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:

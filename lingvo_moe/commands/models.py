@@ -1,7 +1,7 @@
 """lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json]
 
 Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
-is, how to run it, its weights (in all, used by a token, and by part), and each field of its configuration: its value,
+is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its configuration: its value,
 its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
 so the 1T model takes seconds.
 
@@ -46,6 +46,7 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
     'weights_per_token': sizes.count_per_token(specs, config.moe_gate.choices(config.num_experts)),
     'experts': sizes.count_experts(specs),
     'parts': sizes.parts(specs),
+    'shapes': {n: {'shape': list(s.shape), 'axes': s.dims} for n, s in weights_lib.flatten(specs).items()},
     'config': dataclasses.asdict(config),
     'fields': {
       field.name: {
@@ -80,8 +81,27 @@ def _table(found: dict) -> str:
     value = found['config'][name]
     bound = '' if value == field['default'] else f' Bound here; {field["default"]!r} by default.'
     values += [f'  {name} = {value!r}', textwrap.indent(textwrap.fill(field['text'] + bound, 112), ' ' * 6)]
+  width = max(map(len, found['shapes']))
+  sizes_of = lambda shape: 'x'.join(map(str, shape)) or 'scalar'
+  shapes = [f'  {name:{width}}  {sizes_of(s["shape"]):<20} {s["axes"]}'.rstrip() for name, s in found['shapes'].items()]
   about = textwrap.indent(found['about'], '  ')
-  return '\n'.join([found['model'], about, '', *rows, '', 'Weights by part', *parts, '', 'Configuration', *values])
+  return '\n'.join(
+    [
+      found['model'],
+      about,
+      '',
+      *rows,
+      '',
+      'Weights by part',
+      *parts,
+      '',
+      'Shapes, with the letters of their axes',
+      *shapes,
+      '',
+      'Configuration',
+      *values,
+    ]
+  )
 
 
 def main(argv):

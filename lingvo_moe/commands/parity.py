@@ -30,6 +30,7 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Working
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESHES = flags.DEFINE_string(
@@ -45,6 +46,11 @@ _DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file f
 _COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
 _NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
 _PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
+
+LEGEND = """loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
+routed otherwise: tokens that went to other experts, within the margin of that decision
+symbols, scores: the decoder's translations, and the largest difference of their scores
+collectives: in the partitioned train step"""
 
 _FEW = 'local;expert:2;expert:4;data:2,expert:2'
 _EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,model:2;data:2,expert:2,model:2'
@@ -158,17 +164,22 @@ def main(argv):
   names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
   width = max(len('mesh'), *map(len, names.values()))
   print(heading(width), flush=True)
+  work = f': compiling, decoding and {_STEPS.value} train steps'
   rows = {}
   for label, bindings in variants.items():
-    reference = observe('data:1', bindings)
+    with Working(f'one device {label}'.strip() + work):
+      reference = observe('data:1', bindings)
     for mesh in meshes:
-      row = rows[names[label, mesh]] = parity.compare(reference, observe(mesh, bindings))
+      with Working(names[label, mesh] + work):
+        observed = observe(mesh, bindings)
+      row = rows[names[label, mesh]] = parity.compare(reference, observed)
       print(line(names[label, mesh], row, width), flush=True)
       spmd.release()
   failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:
       json.dump({mesh: {**row._asdict(), 'agrees': mesh not in failed} for mesh, row in rows.items()}, f, indent=2)
+  print(f'\n{LEGEND}')
   if failed:
     print(f'differ by more than {_TOLERANCE.value:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
     return 1

@@ -136,3 +136,32 @@ def duration(seconds: float) -> str:
     if whole >= size:
       return f'{whole // size} {large} {whole % size // part} {small}'
   return f'{whole} s'
+
+
+class Working:
+  """What is going on while a block runs that does not count its work: said at once, and again every `every` seconds.
+
+  Args:
+    what: in a few words, such as 'compiling'.
+    every: seconds between two lines.
+    file: where they are written; stderr if None.
+  """
+
+  def __init__(self, what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None):
+    self._what, self._every, self._file = what, every, sys.stderr if file is None else file
+    self._ended = threading.Event()
+
+  def __enter__(self) -> Self:
+    self._begun = time.monotonic()
+    print(f'{self._what} ...', file=self._file, flush=True)
+    self._thread = threading.Thread(target=self._repeat, name='working', daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, *error) -> None:
+    self._ended.set()
+    self._thread.join()
+
+  def _repeat(self) -> None:
+    while not self._ended.wait(self._every):
+      print(f'{self._what} ... {duration(time.monotonic() - self._begun)} so far', file=self._file, flush=True)

@@ -66,3 +66,11 @@ def test_a_bar_moves_while_nothing_is_done(columns):
 )
 def test_durations_are_for_people(seconds, text):
   assert progress.duration(seconds) == text
+
+
+def test_work_that_is_not_counted_is_said_at_once_and_now_and_then():
+  file = io.StringIO()
+  with progress.Working('compiling', every=0.05, file=file):
+    assert file.getvalue() == 'compiling ...\n'
+    time.sleep(0.2)
+  assert 'compiling ... 0 s so far' in file.getvalue().splitlines()[1]
