@@ -1,4 +1,4 @@
-"""lingvo-moe cost --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--program=...] [--mesh=...] [--json=FILE]
+"""lingvo-moe cost --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--program=decode] [--mesh=expert:2048] [--json=FILE]
 
 Estimates the cost of a program of a model on a TPU slice: it compiles the program with libtpu's compiler, which needs
 no TPU, and prints compile time and program size; the memory of a device by kind, and the compiler's limit; FLOPs; every
