@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.decoding import Translator
@@ -43,10 +43,10 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
     source_vocab: must know the tags.
   """
   sets = []
-  for pair in corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files):
+  for pair in dev_lines.find_pairs(config, split):
     if config.tag_target:
       source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
-    sources, targets = corpus.read_pair(pair)
+    sources, targets = dev_lines.read_pair(config, pair)
     count = max_sentences or len(sources)
     sets.append(
       HeldOut(pair.name, pair.target, pair.target if config.tag_target else None, sources[:count], targets[:count])
