@@ -1,4 +1,4 @@
-"""FLOPs of a translation model by formula: the multiplications and additions of its matrix products.
+"""FLOPs of a model by formula: the multiplications and additions of its matrix products.
 
 A product of [a, b] and [b, c] counts as 2 a b c. Everything else (normalisations, softmaxes, updates, copies) is left
 out: it is small, and bound by memory.
@@ -10,39 +10,42 @@ from collections.abc import Iterator
 
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.weights import Specs
 from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 Parts = dict[str, int]  # by the names of PARTS
 
 
-def train_step(config: MtConfig) -> Parts:
+def train_step(config: TransformerConfig) -> Parts:
   """FLOPs of a train step on a full batch, over all devices: every product once forward and twice backward.
 
   The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows and add two per
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
   Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
-  tokens, length = _tokens(config), config.max_length
-  blocks = config.remat == 'block'
+  rows, length = next(iter(config.batch_shapes().values())).shape
+  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
   parts = dict.fromkeys(PARTS, 0)
   task = config.task()
-  for stack in task.encoder, task.decoder:
+  for stack in (value for value in vars(task).values() if isinstance(value, Stack)):
     for layer, is_last in _layers(stack):
+      projections, last = _matrices(layer.attention.weights())
       attentions = 2 if layer.cross_attention else 1
-      again = config.remat != 'none'
       parts['attention'] += attentions * (3 + again) * _attention(config, tokens, length)
-      # Four projections, of which the last is not recomputed where attention alone is.
-      parts['projections'] += attentions * (3 * 4 + (4 if blocks else 3 * again)) * _projection(config, tokens)
+      # The last projection is not recomputed where attention alone is.
+      made = (3 + again) * projections - (again and not blocks) * last
+      parts['projections'] += attentions * 2 * tokens * made
       if layer.is_moe:
         for name, flops in _experts(config, layer.ffn, tokens, config.dispatch, again=blocks).items():
           parts[name] += flops
       else:
-        once = 2 * tokens * config.model_dim * config.ff_dim
-        parts['feed-forward'] += 3 * 2 * once + blocks * (once if is_last else 2 * once)
+        size, last = _matrices(layer.ffn.weights())
+        parts['feed-forward'] += 2 * tokens * ((3 + blocks) * size - (blocks and is_last) * last)
   parts['softmax'] = 3 * _scores(config, tokens)
   return parts
 
@@ -94,17 +97,21 @@ def _projection(config: MtConfig, tokens: int) -> int:
   return 2 * tokens * config.model_dim * config.num_heads * config.head_dim
 
 
-def _attention(config: MtConfig, tokens: int, length: int) -> int:
+def _attention(config: TransformerConfig, tokens: int, length: int) -> int:
   """FLOPs of attention without its projections: the scores of `length` positions, and their weighted sum."""
   return 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
-def _scores(config: MtConfig, tokens: int) -> int:
-  vocab_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
-  return 2 * tokens * config.model_dim * vocab_size
+def _matrices(specs: Specs) -> tuple[int, int]:
+  """Sizes of the matrices of a layer, biases left out, and of the one that makes its output."""
+  return sum(spec.size for name, spec in specs.items() if not name.startswith('b')), specs['wo'].size
 
 
-def _experts(config: MtConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> Parts:
+def _scores(config: TransformerConfig, tokens: int) -> int:
+  return 2 * tokens * config.model_dim * config.task().target_embedding.vocab_size
+
+
+def _experts(config: TransformerConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> Parts:
   """FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
@@ -138,7 +145,9 @@ def _expert_size(layer: MoE) -> int:
 def _gate_size(layer: MoE) -> int:
   """Weights of a gate that a token is multiplied with."""
   specs = layer.gate.weights(layer.model_dim, layer.num_experts)
-  return weights_lib.count(specs)
+  # Of second gates, one for each group of experts, a token meets those of the k groups that it chose.
+  met = lambda spec: spec.size if spec.dims[0] != 'E' else spec.size * layer.gate.k // spec.shape[0]
+  return sum(met(spec) for spec in specs.values())
 
 
 def _shared_size(layer: MoE) -> int:
