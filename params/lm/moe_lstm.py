@@ -270,7 +270,6 @@ class Tiny(MoE256H):
   ff_dim: int = 64
   num_experts: int = 16
   groups_of_experts: int = 4
-  learning_rate: float = 1e-2
   warmup_steps: int = 10
   max_new_tokens: int = 16
   max_steps: int = 20

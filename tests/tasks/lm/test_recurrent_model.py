@@ -147,6 +147,7 @@ def test_backends_have_the_same_loss_and_gradients_with_dropout(sizes):
     assert name.endswith(('gate', 'gate_noise')) or np.max(np.abs(gradient)) > 0, name
 
 
+@pytest.mark.slow
 def test_micro_batches_have_the_gradients_of_the_whole():
   # With a gate whose loss is of each group: that of the noisy gates is of a micro-batch.
   config = dataclasses.replace(CONFIG, gate='top2', second_choice='always', residual_dropout=0.2)
