@@ -131,8 +131,13 @@ def test_every_gate_agrees_with_one_device(gate, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mesh', ['', *MESHES])
-@pytest.mark.parametrize('model', ['recurrent', 'recurrent, flat, projected'])
+@pytest.mark.parametrize(
+  'model, mesh',
+  [
+    *(('recurrent', mesh) for mesh in ('', *MESHES)),
+    *(('recurrent, flat, projected', mesh) for mesh in ('', 'data:2,expert:2', 'expert:2,model:2')),
+  ],
+)
 def test_a_recurrent_model_agrees_with_one_device(model, mesh):
   assert_agree(model, mesh)
 
