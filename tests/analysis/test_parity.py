@@ -59,6 +59,9 @@ GATES = {
   'expert_choice': {'experts_in': 'encoder', 'expert': 'deep'},
 }
 MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
+MODELS['span corruption'] = registry.get('switch.shakespeare.Tiny')(
+  vocab_size=40, batch_tokens=128, encoder_layers=1, moe_every=1, residual_dropout=0.1, attention_dropout=0.1
+)
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
@@ -124,6 +127,14 @@ def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
 @pytest.mark.parametrize('gate', GATES)
 def test_every_gate_agrees_with_one_device(gate, mesh):
   assert_agree(gate, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2'])
+def test_span_corruption_agrees_with_one_device(mesh):
+  row = assert_agree('span corruption', mesh)
+  if mesh:
+    assert row.collectives['all-to-all'] == 3 * 4
 
 
 @pytest.mark.parametrize('mesh', ['', 'expert:4'])
