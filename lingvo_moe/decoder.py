@@ -10,7 +10,8 @@ directory, and what is computed from the model's task. For translation it writes
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
-it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score. Results that are
+it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
+same, with windows of the text filled in. Results that are
 there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings.
 """
 

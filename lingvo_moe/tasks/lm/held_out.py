@@ -17,7 +17,7 @@ from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import Outcome
