@@ -89,6 +89,10 @@ class SentencePieceVocab:
     # Byte pieces can form a line break, which would shift all later lines of a file.
     return self._processor.decode(ids).replace('\n', ' ').replace('\r', ' ')
 
+  def pieces(self, ids: Iterable[int]) -> list[str]:
+    """Pieces by their ids, special ones too: '<s>', '\u2581the', '</s>'."""
+    return [self._processor.id_to_piece(int(i)) for i in ids]
+
   def normalize(self, line: str) -> str:
     """Normalised text, the result of tokenising and detokenising a line."""
     return self._processor.normalize(line).replace('\u2581', ' ').strip(' ')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask:
-  """The methods of an LmConfig that jobs and tools use; see TaskConfig, Translates and Measurable.
+  """The methods of an LmConfig that jobs and tools use; see TaskConfig, Translates, Generates and Measurable.
 
   Modules that import LmConfig, or are slow to import, are imported where they are used.
   """
@@ -74,11 +74,17 @@ class LanguageTask:
 
     return PerplexityJob(self, vocabs, runner, options)
 
-  def translator(self: LmConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
-    """Continues lines as prompts."""
+  def continuer(self: LmConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
     from lingvo_moe.tasks.lm.generation import Continuer
 
     return Continuer(self, vocabs, runner, n_best)
+
+  def translator(self: LmConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
+    """Continues lines as prompts."""
+    return self.continuer(vocabs, runner, n_best)
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    return []
 
   def choose_target(self: LmConfig, vocabs: TextVocab, asked: str | None) -> None:
     if asked:
