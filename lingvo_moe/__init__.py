@@ -20,10 +20,11 @@ def load(
   """Loads a run for use from Python; imports TensorFlow, without its messages.
 
   >>> run = lingvo_moe.load('runs/mine')
-  >>> run.translate(['Ein Hund läuft.', 'Zwei Hunde.'])
-  ['A dog is running.', 'Two dogs.']
-  >>> run.translate(['Ein Hund läuft.'], n_best=2)
-  [['A dog is running.', 'A dog runs.']]
+  >>> run.translate(['Ein Hund läuft.', 'Zwei Hunde schlafen.'])
+  ['A dog is running.', 'Two dogs are sleeping.']
+  >>> [best, second] = run.translate(['Ein Hund läuft.'], n_best=2, scores=True)[0]
+  >>> best.text, best.score > second.score
+  ('A dog is running.', True)
 
   Args:
     path: log directory of the run.

@@ -71,7 +71,12 @@ class SentencePieceVocab:
     """Ids of each line as lists, by `tokenize`, because the tokeniser of `sentencepiece` resolves ties differently."""
     import tensorflow as tf
 
-    return self.tokenize(tf.constant(list(lines), tf.string)).to_list()
+    strings = tf.constant(list(lines), tf.string)
+    try:
+      return self.tokenize(strings).to_list()
+    except tf.errors.NotFoundError:  # tf.random.set_seed frees what cached kernels own, and so the tokeniser's model
+      self.__dict__.pop('_tokenizer', None)
+      return self.tokenize(strings).to_list()
 
   def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
     """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
