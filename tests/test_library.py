@@ -6,6 +6,8 @@ import dataclasses
 import doctest
 import io
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -41,6 +43,16 @@ def test_examples_of_docstrings_run(toy_run, run, monkeypatch):
     assert doctest.DocTestRunner().run(test).failed == 0
     found += len(test.examples)
   assert found >= 6
+
+
+def test_examples_of_the_document_run(toy_run, run, monkeypatch):
+  text = (pathlib.Path(__file__).parent.parent / 'docs' / 'serving.md').read_text(encoding='utf-8')
+  blocks = re.findall(r'^```pycon\n(.*?)^```$', text, flags=re.DOTALL | re.MULTILINE)
+  dev_loss = f'{toy_run.checkpoints().best()[1]:.4g}'
+  blocks = [re.sub(r'(?<=dev loss \()[\d.]+', dev_loss, block) for block in blocks]  # to rounding
+  monkeypatch.setattr(loaded_lib, 'load', lambda path, **options: run)
+  test = doctest.DocTestParser().get_doctest('\n'.join(blocks), {}, 'serving.md', None, 0)
+  assert len(test.examples) > 10 and doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_import_is_light():
