@@ -28,12 +28,11 @@ def corpus(tmp_path_factory):
   return str(root)
 
 
-def train(path, corpus, steps):
+def train(path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.eval_every = 3')):
   if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
+    flags.FLAGS(['trainer', f'--model={name}', '--logdir=x'])
   handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-  bindings = ['Tiny.num_layers = 1', 'Tiny.eval_every = 3']
-  with flagsaver.flagsaver(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings):
+  with flagsaver.flagsaver(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=list(bindings)):
     try:
       trainer.main([])
     finally:
@@ -121,3 +120,13 @@ def test_mistakes_are_answered(run):
     answers(run, ['x'], search='greedy', n_best=2)
   with pytest.raises(UserError, match='a beam of 4 has no 5 continuations'):
     answers(run, ['x'], search='beam', n_best=5)
+
+
+def test_a_recurrent_model_learns_and_goes_on(corpus, tmp_path):
+  path = str(tmp_path / 'log')
+  lines = train(path, corpus, 16, 'lm.moe_lstm.Tiny', ['Tiny.eval_every = 8', 'Tiny.learning_rate = 0.01'])
+  first, last = [line['dev_loss'] for line in lines if 'dev_loss' in line]
+  assert last < first - 0.5
+  decoder.decode(decoder.Options(path, once=True, split='dev', prompt='1 and', num_samples=2, max_new_tokens=5))
+  summary = json.loads(open(f'{path}/decode/dev/step_16/perplexity.json', encoding='utf-8').read())
+  assert summary['files']['dev']['cross_entropy'] == pytest.approx(last, rel=1e-5) and len(summary['samples']) == 2

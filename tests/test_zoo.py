@@ -78,6 +78,61 @@ def test_a_tiny_language_model_differs_from_its_giant_in_sizes_only(name):
   assert weights_lib.count(tiny.task().weights()) < 1e6
 
 
+# Tables 7 and 8 of arXiv 1701.06538: (millions of weights without embedding and softmax, billions in all).
+MOE_LSTM = {
+  'MoE4': (8.4, 0.8),
+  'MoE32': (37.8, 0.9),
+  'MoE256': (272.9, 1.1),
+  'MoE256H': (272.9, 1.1),
+  'MoE1024H': (1079.0, 1.9),
+  'MoE4096H': (4303.4, 5.1),
+  'MoE34M': (4313.9, 6.0),
+  'MoE143M': (4371.1, 6.0),
+  'NewsMoE32': (37.8, 0.1),
+  'NewsMoE256H': (272.9, 0.4),
+  'NewsMoE1024H': (1079.0, 1.2),
+  'NewsMoE4096H': (4303.4, 4.4),
+  'NewsMoE16384H': (17201.0, 17.3),
+  'NewsMoE65536H': (68791.0, 68.9),
+  'NewsMoE131072H': (137577.6, 137.7),
+}
+
+
+@pytest.mark.parametrize('name', MOE_LSTM)
+def test_recurrent_models_have_the_weights_of_tables_7_and_8(name):
+  millions, billions = MOE_LSTM[name]
+  specs, config = specs_of(f'lm.moe_lstm.{name}'), registry.get(f'lm.moe_lstm.{name}')()
+  counted = weights_lib.count(specs)
+  embeddings = sum(count for part, count in sizes.parts(specs).items() if part.startswith('embeddings/'))
+
+  assert f'{(counted - embeddings) / 1e6:.1f}' == str(millions)
+  assert counted / 1e9 == pytest.approx(billions, abs=0.05, rel=0.011)
+  assert sizes.count_experts(specs) == config.num_experts
+  assert config.moe_gate.choices(config.num_experts) == 4  # a token visits four experts in every model
+
+
+def test_moe_256_h_counted_by_hand():
+  m, h, e, groups = 512, 1024, 256, 16
+  lstm = 4 * (m * m + m * m + m)
+  gates = 2 * (m * groups + groups * m * (e // groups))
+
+  assert weights_lib.count(specs_of('lm.moe_lstm.MoE256H')) == 2 * 793_471 * m + 2 * lstm + gates + e * 2 * m * h
+
+
+def test_a_projected_lstm_counted_by_hand():
+  m, h = 1024, 4096
+
+  assert sizes.parts(specs_of('lm.moe_lstm.MoE143M'))['decoder/lstm'] == 2 * (4 * (2 * m * h + h) + h * m)
+
+
+def test_the_dense_recurrent_model_multiplies_with_as_many_weights_a_token():
+  used = lambda name: sizes.parts(specs_of(name))
+  moe, dense = used('lm.moe_lstm.Shakespeare32'), used('lm.moe_lstm.ShakespeareDense')
+
+  assert moe['decoder/experts'] * 4 // 32 == dense['decoder/feed_forward']
+  assert moe['decoder/lstm'] == dense['decoder/lstm']
+
+
 def test_moe128e12l_counted_by_hand():
   m, h, e, heads = 1024, 8192, 128, 16 * 128
   attention = 4 * m * heads + 2 * heads + m  # no bias on keys
@@ -189,7 +244,7 @@ def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
 def test_meshes_of_2_and_4_divide_every_tiny_model(name):
   config = registry.get(name)()
 
-  assert not any(n % 4 for n in (config.num_groups, config.num_heads, config.num_experts))
+  assert not any(n % 4 for n in (config.num_groups, getattr(config, 'num_heads', 0), config.num_experts))
 
 
 @pytest.mark.parametrize('name', GIANTS)
@@ -246,7 +301,8 @@ def test_every_tiny_model_takes_a_training_step(name):
   stacks = [
     getattr(config, field) for field in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, field)
   ]
-  assert len(metrics['routing']) == (config.num_experts and sum(layers // config.moe_every for layers in stacks))
+  moe_layers = sum(layers // config.moe_every for layers in stacks) if stacks else 1  # a recurrent stack has one
+  assert len(metrics['routing']) == (config.num_experts and moe_layers)
   changed = [np.any(after['weights'][k] != state['weights'][k]) for k in state['weights']]
   assert np.mean(changed) > 0.95
   assert all(w.dtype == tf.float32 and np.all(np.isfinite(w)) for w in after['weights'].values())

@@ -16,12 +16,13 @@ from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.lm.corpus import DOCUMENTS
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.lm.task import LanguageTask
+from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LmConfig(TransformerConfig, LanguageTask):
-  """Model, text, training and sampling of a language model."""
+class LanguageConfig(ModelConfig, LanguageTask):
+  """Text, training and sampling of a language model; a subclass has its layers, and `task()`."""
 
   vocab: str = field(
     'char',
@@ -40,14 +41,6 @@ class LmConfig(TransformerConfig, LanguageTask):
   eval_stride: int = field(
     0, 'Tokens between the beginnings of windows in evaluation; fewer than window: more context; 0: window.', at_least=0
   )
-  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
-  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
-  rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
-  logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
-  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
-  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
-  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
-  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
   search: str = field(
     'sample',
     'How text goes on: by sampling, greedily, or by beam search.',
@@ -66,8 +59,6 @@ class LmConfig(TransformerConfig, LanguageTask):
 
   def _check_together(self) -> None:
     super()._check_together()
-    self._check_blocks('num_layers')
-    self._attention()  # refuses heads that do not divide
     if self.eval_stride > self.window:
       fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
     for name in ('batch_tokens', 'eval_batch_tokens'):
@@ -82,6 +73,25 @@ class LmConfig(TransformerConfig, LanguageTask):
     """B, a multiple of num_groups."""
     tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
     return max(1, tokens // self.window // self.num_groups) * self.num_groups
+
+
+@dataclasses.dataclass(frozen=True)
+class LmConfig(TransformerConfig, LanguageConfig):
+  """Language model of Transformer layers."""
+
+  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
+  rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
+  logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
+  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
+  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
+  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    self._check_blocks('num_layers')
+    self._attention()  # refuses heads that do not divide
 
   def task(self) -> LanguageModel:
     """The model that these values describe."""

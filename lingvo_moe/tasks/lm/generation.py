@@ -24,7 +24,7 @@ from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 _ROWS = 16  # prompts of a batch
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
@@ -47,7 +47,7 @@ class Continued(NamedTuple):
 
 
 def prompt_arrays(
-  prompts: Sequence[np.ndarray], config: LmConfig, rows: int = 0, first: int = 0
+  prompts: Sequence[np.ndarray], config: LanguageConfig, rows: int = 0, first: int = 0
 ) -> dict[str, np.ndarray]:
   """Batch of prompts that begin with bos: all symbols but the last of each, padded, the last ones, and lengths.
 
@@ -69,7 +69,7 @@ def prompt_arrays(
   return {'ids': ids_BT, **batch}
 
 
-def prompt_shapes(config: LmConfig) -> dict[str, np.ndarray]:
+def prompt_shapes(config: LanguageConfig) -> dict[str, np.ndarray]:
   """Batch with the shapes of one of prompts as long as a window."""
   rows = config.rows_of_batch(training=False)
   unit = int(np.lcm(_ROUND, config.beam_size))
@@ -81,7 +81,7 @@ def prompt_shapes(config: LmConfig) -> dict[str, np.ndarray]:
 
 
 def go_on(
-  model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LmConfig, n_best: int
+  model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LanguageConfig, n_best: int
 ) -> beam_search.Hypotheses:
   """Continues prompts as config.search says: a pure function of weights and batch, at inference.
 
@@ -149,7 +149,7 @@ class Continuer:
     n_best: continuations of each prompt.
   """
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
     if config.search == 'greedy' and n_best > 1:
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
     if config.search == 'beam' and n_best > config.beam_size:

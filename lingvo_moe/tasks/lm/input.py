@@ -33,7 +33,7 @@ from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
 Batch = dict[str, np.ndarray]
@@ -70,7 +70,7 @@ class Stream:
     return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
 
 
-def open_text(config: LmConfig, split: str, vocab: TextVocab, cache_dir: str, quiet: bool) -> list[TokenCache]:
+def open_text(config: LanguageConfig, split: str, vocab: TextVocab, cache_dir: str, quiet: bool) -> list[TokenCache]:
   """Tokens of each file of a split, by documents; UserError where there is no text."""
   files = corpus.find_files(config.data_dir, split)
   kind = config.documents
@@ -121,7 +121,7 @@ class TrainInput:
     stats: a line for the log.
   """
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
     if config.num_groups % feed.process_count:
       raise UserError(
         f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
@@ -189,7 +189,7 @@ class HeldOutInput:
   """
 
   def __init__(
-    self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
+    self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
     self._config = config
     self._feed = feed

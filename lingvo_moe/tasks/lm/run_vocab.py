@@ -20,13 +20,13 @@ from lingvo_moe.tasks.lm.vocab import TextVocab
 from lingvo_moe.tasks.lock import lock
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 _PIECES = 8000  # pieces of a vocabulary whose size is not given
 _MOST_LINES = 1_000_000  # of those that train pieces
 
 
-def prepare(config: LmConfig, folder: str, begun: bool) -> LmConfig:
+def prepare(config: LanguageConfig, folder: str, begun: bool) -> LanguageConfig:
   """Settles the vocabulary of a run and its size; the configuration that is returned names the run's own file."""
   path = config.vocab
   if config.vocab in ('char', 'pieces'):
@@ -45,12 +45,12 @@ def prepare(config: LmConfig, folder: str, begun: bool) -> LmConfig:
   return dataclasses.replace(config, vocab=path, vocab_size=size)
 
 
-def with_files(config: LmConfig, rename: Callable[[str], str]) -> LmConfig:
+def with_files(config: LanguageConfig, rename: Callable[[str], str]) -> LanguageConfig:
   """The configuration with another path of its vocabulary; bytes have none."""
   return config if config.vocab == 'byte' else dataclasses.replace(config, vocab=rename(config.vocab))
 
 
-def load(config: LmConfig) -> TextVocab:
+def load(config: LanguageConfig) -> TextVocab:
   """The vocabulary, which must have as many symbols as the model has embeddings."""
   vocab = _read(config.vocab)
   if vocab.size != config.vocab_size:
@@ -67,7 +67,7 @@ def _read(path: str) -> TextVocab:
   return Characters.load(path) if path.endswith('.json') else Pieces(path)
 
 
-def _made(config: LmConfig, folder: str) -> str:
+def _made(config: LanguageConfig, folder: str) -> str:
   """The vocabulary of characters or pieces in the folder, made from the training text if it is not there."""
   path = os.path.join(folder, {'char': 'characters.json', 'pieces': 'pieces.model'}[config.vocab])
   with lock(folder):
