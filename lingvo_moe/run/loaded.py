@@ -16,6 +16,7 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import Generates
+from lingvo_moe.tasks.task import HasLanguages
 from lingvo_moe.tasks.task import Routes
 from lingvo_moe.tasks.task import SentenceRouting
 from lingvo_moe.tasks.task import TaskConfig
@@ -133,7 +134,7 @@ class LoadedRun:
     self._check_texts('sources', sources)
     self._check_texts('targets', targets)
     if not hasattr(self.translator(), 'score'):
-      raise UserError(f'{self.path} holds a language model, which has no pairs to score: use the decoder with --score')
+      raise UserError(f'{self.path} holds a run of {self.model}, which scores no pairs: use the decoder with --score')
     scored = self.translator().score(sources, targets, self.choose_target(target))
     for i in scored.truncated:
       warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
@@ -210,7 +211,8 @@ class LoadedRun:
 
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the run, sorted; empty where none is known."""
-    self._check_translates()
+    if not isinstance(self.config, HasLanguages):
+      return []
     return self.config.pairs_of(_subsets_of_dev_loss(self._run, self.config.subset))
 
   @property

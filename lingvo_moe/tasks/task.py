@@ -259,6 +259,14 @@ class Generates(Protocol):
 
 
 @runtime_checkable
+class HasLanguages(Protocol):
+  """A TaskConfig whose model translates between languages."""
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
+
+
+@runtime_checkable
 class Translates(Protocol):
   """A TaskConfig whose model answers lines, as the job translate needs: by translations, or by continuations.
 
@@ -273,6 +281,3 @@ class Translates(Protocol):
 
   def choose_target(self, vocabs: Vocabs, asked: str | None) -> str | None:
     """The target language to pass to the translator, given the one that was asked for."""
-
-  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
-    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""

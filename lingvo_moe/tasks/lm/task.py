@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask:
-  """The methods of an LanguageConfig that jobs and tools use; see TaskConfig, Translates, Generates and Measurable.
+  """The methods of a LanguageConfig that jobs and tools use; see TaskConfig, Translates, Generates and Measurable.
 
   Modules that import LanguageConfig, or are slow to import, are imported where they are used.
   """
@@ -82,9 +82,6 @@ class LanguageTask:
   def translator(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
     """Continues lines as prompts."""
     return self.continuer(vocabs, runner, n_best)
-
-  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
-    return []
 
   def choose_target(self: LanguageConfig, vocabs: TextVocab, asked: str | None) -> None:
     if asked:

@@ -32,7 +32,7 @@ _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 class TranslationTask:
   """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates,
-  Routes, Measurable.
+  Routes, HasLanguages, Measurable.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
