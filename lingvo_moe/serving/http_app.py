@@ -20,6 +20,7 @@ from lingvo_moe.serving.batching import Answer
 from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.batching import QueueFullError
 from lingvo_moe.serving.languages import Languages
+from lingvo_moe.serving.memory import Trimmer
 
 _BODY_SECONDS = 30  # for a client to send a body
 
@@ -53,15 +54,20 @@ class HttpApp:
     self.in_flight = 0
     self._run = run
     self._max_body = max_body
+    self._trim = Trimmer()
     self._languages = Languages(run)
     self.batcher = Batcher(
       lambda lines, key: run.answer(lines, *key),
       max_lines=max_batch_lines,
       wait=batch_wait,
       max_waiting=max_waiting,
-      observe=lambda lines, seconds: self._metrics.batch(lines, seconds),
+      observe=self._after_batch,
     )
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
+
+  def _after_batch(self, lines: int, seconds: float) -> None:
+    self._metrics.batch(lines, seconds)
+    self._trim()
 
   def application(self) -> web.Application:
     app = web.Application(client_max_size=self._max_body, middlewares=[self._answered])

@@ -8,11 +8,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.serving.http_app import HttpApp
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds, and a port is taken first
+  from lingvo_moe.serving.http_app import HttpApp
 
 _SEND_SECONDS = 5  # for clients to take the last answers
 

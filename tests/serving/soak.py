@@ -136,7 +136,8 @@ def soak(logdir: str, lines: list[str], seconds: float, clients: int = 20) -> di
   command = [sys.executable, '-m', 'lingvo_moe.serve', logdir, '--port=0']
   with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
     line = server.stderr.readline()
-    if not line.startswith('serving'):
+    if not line.startswith('serving'):  # nothing else is said before
+      server.kill()
       raise SystemExit(line + server.stderr.read())
     url, tally = line.split(' on ')[-1].strip(), Tally()
     warm = min(60.0, seconds / 5)  # allocators and the cache of kernels fill

@@ -152,7 +152,7 @@ def test_the_command_serves_a_run_until_sigterm(toy_run):
   command = [sys.executable, '-m', 'lingvo_moe.serve', toy_run.path]
   env = {name: value for name, value in os.environ.items() if not name.startswith('TF_')}
   with subprocess.Popen([*command, '--port=0'], stderr=subprocess.PIPE, env=env, text=True) as process:
-    line = process.stderr.readline()
+    line = process.stderr.readline()  # the first: TensorFlow is quiet
     assert line.startswith(f'serving {toy_run.path} (mt.cldr.Tiny, step 250, the best by dev loss')
     url = line.split(' on ')[1].strip()
     sentences = ['Ein Hund läuft.', '', 'Zwei Kinder schlafen.', 'Hund ' * 60]
