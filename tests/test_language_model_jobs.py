@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import lingvo_moe
 from lingvo_moe import decoder
 from lingvo_moe import trainer
 from lingvo_moe import translate
@@ -96,6 +97,20 @@ def test_translate_continues_lines(run):
   assert greedy == answers(run, lines, top_k=1)
   best = [line.split('\t') for line in answers(run, lines[:1], search='beam', n_best=2)]
   assert [number for number, *_ in best] == ['1', '1'] and float(best[0][1]) >= float(best[1][1])
+
+
+def test_the_library_continues_prompts_as_translate_does(run):
+  model = lingvo_moe.load(run[0], max_new_tokens=6)
+  prompts = ['1 and', '', 'a\nb \\n']
+  texts = model.generate(prompts)
+  escaped = [text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r') for text in texts]
+  assert escaped == answers(run, ['1 and', '', r'a\nb \\n'], batch_lines=3)
+  assert model.generate(prompts) == texts  # the same call gives the same samples
+  (scored,) = model.generate(prompts[:1], scores=True)
+  assert scored.text == texts[0] and scored.log_prob < 0
+  for call in (lambda: model.translate(['1 and']), lambda: model.score([('a', 'b')]), lambda: model.routing(['a'])):
+    with pytest.raises(UserError, match='holds a (language model|run of lm.shakespeare.Tiny)'):
+      call()
 
 
 def test_mistakes_are_answered(run):

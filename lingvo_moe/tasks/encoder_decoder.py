@@ -152,6 +152,16 @@ class EncoderDecoder:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
 
+  def decisions(self, theta: Theta, batch: Batch) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    """Experts of every token and their weights by layer, at inference: ([B, T, R] int32, [B, T, R] float32)."""
+    _, routing = self._decode(theta, batch, None)
+    found = {}
+    for name, routed in routing.items():
+      shape_BT = tf.shape(batch['src_ids' if name.startswith('encoder/') else 'tgt_inputs'])
+      by_token = lambda x_GSR, shape_BT=shape_BT: tf.reshape(x_GSR, tf.concat([shape_BT, [x_GSR.shape[-1]]], axis=0))
+      found[name] = by_token(routed.decisions.expert_GSR), by_token(routed.decisions.weight_GSR)
+    return found
+
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
     x_BTM, _ = self._decode(theta, batch, None)

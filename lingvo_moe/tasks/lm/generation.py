@@ -179,19 +179,26 @@ class Continuer:
     return Continued([[c._replace(text=_escaped(c.text)) for c in of_prompt] for of_prompt in found], [])
 
   def continue_texts(
-    self, prompts: Sequence[str], progress: Callable[[int], object] | None = None
+    self, prompts: Sequence[str], progress: Callable[[int], object] | None = None, first: int | None = None
   ) -> list[list[Continuation]]:
-    """Continuations of each prompt; an empty prompt gives a text from its beginning."""
+    """Continuations of each prompt; an empty prompt gives a text from its beginning.
+
+    Args:
+      prompts: any number of texts.
+      progress: called with the number of prompts done since the last call.
+      first: number of the first prompt, on which samples depend; None: prompts are counted from one call to the next.
+    """
+    first = self._done if first is None else first
     ids = [np.concatenate([[BOS], self._vocab.encode(prompt)]).astype(np.int32) for prompt in prompts]
     found = []
     for begin in range(0, len(ids), self._rows):
       part = ids[begin : begin + self._rows]
       rows = self._rows if len(ids) > 1 or self._config.num_groups > 1 else 1
-      hypotheses = self._go_on(prompt_arrays(part, self._config, rows, self._done + begin))
+      hypotheses = self._go_on(prompt_arrays(part, self._config, rows, first + begin))
       found += [self._read(hypotheses, row) for row in range(len(part))]
       if progress is not None:
         progress(len(part))
-    self._done += len(ids)
+    self._done = first + len(ids)
     return found
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Continuation]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask:
-  """The methods of a LanguageConfig that jobs and tools use; see TaskConfig, Translates and Measurable.
+  """The methods of a LanguageConfig that jobs and tools use; see TaskConfig, Translates, Generates and Measurable.
 
   Modules that import LanguageConfig, or are slow to import, are imported where they are used.
   """
@@ -74,11 +74,14 @@ class LanguageTask:
 
     return PerplexityJob(self, vocabs, runner, options)
 
-  def translator(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
-    """Continues lines as prompts."""
+  def continuer(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
     from lingvo_moe.tasks.lm.generation import Continuer
 
     return Continuer(self, vocabs, runner, n_best)
+
+  def translator(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
+    """Continues lines as prompts."""
+    return self.continuer(vocabs, runner, n_best)
 
   def choose_target(self: LanguageConfig, vocabs: TextVocab, asked: str | None) -> None:
     if asked:
