@@ -149,6 +149,11 @@ def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
     yield lines
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   define_flags()
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

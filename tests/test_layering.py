@@ -30,6 +30,7 @@ ORDER = (
   'serving',
   'trainer decoder translate',
   'serve',
+  'commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

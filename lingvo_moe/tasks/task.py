@@ -8,6 +8,7 @@ change to a job. tasks/mt/task.py is the example to read.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -90,6 +91,7 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
+  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
 
 
 class HeldOutJob(Protocol):
@@ -99,11 +101,13 @@ class HeldOutJob(Protocol):
     summary_file: name of the JSON file of a step's summary.
     suffix: of the files of lines.
     settings: what the results depend on beside the checkpoint.
+    texts: by its name, a short hash of each text; for a message about results that are there, of other text.
   """
 
   summary_file: str
   suffix: str
   settings: dict[str, Any]
+  texts: dict[str, str]
 
   def run(self, label: str, quiet: bool = False) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.

@@ -19,6 +19,9 @@ class DataConfig(BatchConfig):
   split_files: tuple[tuple[str, str], ...] = field(
     (), 'File prefixes of the splits that are not named after themselves.', way_out="e.g. (('dev', 'val'),)"
   )
+  dev_lines: int = field(
+    0, 'Lines of a pair without dev files that are taken from train for dev, and are not trained on.', at_least=0
+  )
   source_vocab: str = field(
     '', "SentencePiece .model of the source side; empty: trained into the run's folder.", may_change=True
   )

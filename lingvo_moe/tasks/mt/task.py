@@ -11,6 +11,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Feed
@@ -42,7 +43,9 @@ class TranslationTask:
 
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
-      corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+      dev_lines.find_pairs(self, split)
+    for path in filter(None, (self.source_vocab, self.target_vocab)):
+      Vocab(path)
 
   def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
     return run_vocabs.prepare(self, folder, begun)
