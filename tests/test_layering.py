@@ -28,6 +28,7 @@ ORDER = (
   'paper',
   'app checkpoint_flags runtime_flags launcher',
   'trainer decoder translate',
+  'commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 
