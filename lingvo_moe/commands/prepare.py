@@ -6,7 +6,7 @@ train.de, train.en, dev.de and so on, as the trainer reads them, and prints the 
 
 Line i of --source is translated by line i of --target. In place of the two, --tsv=FILE has a pair in each line, with tabs
 between columns. Files may be gzipped. The languages are the ends of the files' names, or --pair=de-en. The same text
-gives the same splits, in whatever order its lines come; memory is 50 bytes a line at most.
+gives the same splits, in whatever order its lines come; memory is some 50 bytes a line.
 
 Run it once for each pair of languages, with the same --out.
 """

@@ -88,8 +88,9 @@ class TrainInput:
     self._seed = config.seed
     names = [pair.name for pair in self._examples.pairs]
     sizes = self._examples.sizes
+    weights = config.weights_of(names)
     self._sampler = Sampler(
-      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size
+      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size, weights=weights
     )
     self.shares = dict(zip(names, self._sampler.shares, strict=True))
     self._lock = threading.Lock()
@@ -103,6 +104,7 @@ class TrainInput:
         config.temperature,
         config.seed,
         config.window_size,
+        *weights,
       )
     )
     self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))

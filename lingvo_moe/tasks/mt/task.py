@@ -40,7 +40,9 @@ class TranslationTask:
 
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
-      corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+      pairs = corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+      if split == 'train':
+        self.weights_of([pair.name for pair in pairs])
 
   def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
     return run_vocabs.prepare(self, folder, begun)
