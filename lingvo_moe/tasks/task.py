@@ -191,6 +191,14 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
+class SharesRows(Protocol):
+  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+
+  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 

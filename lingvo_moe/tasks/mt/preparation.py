@@ -202,22 +202,35 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Fou
 
 
 class _Columns:
-  """Columns of numbers, a row for each line, that grow by chunks."""
+  """Columns of numbers, a row for each line, that grow by parts.
+
+  Parts are put together once they are of _CHUNK lines: the memory of small arrays is not given back to the system.
+  """
 
   _TYPES = (np.uint64, np.uint64, np.int32, np.int32, np.uint8)
 
   def __init__(self):
     self.lines = 0
-    self._chunks: list[list[np.ndarray]] = [[np.zeros(0, dtype)] for dtype in self._TYPES]
+    self._chunks: list[list[np.ndarray]] = [[] for _ in self._TYPES]
+    self._parts: list[list[np.ndarray]] = []
+    self._start()
 
   def append(self, *columns: np.ndarray) -> None:
     self.lines += len(columns[0])
-    for chunks, column in zip(self._chunks, columns, strict=True):
-      chunks.append(column)
+    for parts, column in zip(self._parts, columns, strict=True):
+      parts.append(column)
+    if self.lines - sum(map(len, self._chunks[0])) >= _CHUNK:
+      self._start()
 
   def taken(self) -> list[np.ndarray]:
     """The whole columns. Each takes the place of its chunks, so that no more than one is in memory twice."""
+    self._start()
     return [np.concatenate(self._chunks.pop(0)) for _ in self._TYPES]
+
+  def _start(self):
+    for chunks, parts in zip(self._chunks, self._parts, strict=False):
+      chunks.append(np.concatenate(parts))
+    self._parts = [[np.zeros(0, dtype)] for dtype in self._TYPES]
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

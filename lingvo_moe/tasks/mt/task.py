@@ -60,6 +60,17 @@ class TranslationTask:
     embeddings = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
     return {name for name, ours, their in embeddings if their is None or ours.fingerprint != their.fingerprint}
 
+  def shared_rows(self: MtConfig, vocabs: Vocabs, other: Any) -> dict[str, tuple[list[int], list[int]]]:
+    """Rows of the embeddings whose pieces are in both vocabularies of a side."""
+    if not isinstance(other, TranslationTask):
+      return {}
+    found = {}
+    for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
+      row_there = {piece: i for i, piece in enumerate(theirs.pieces())}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.pieces()) if piece in row_there]
+      found[name] = ([i for i, _ in rows], [i for _, i in rows])
+    return found
+
   def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.mt.input import TrainInput
 
