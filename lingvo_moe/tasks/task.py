@@ -209,6 +209,17 @@ class CountsUnits(Protocol):
   units: Mapping[str, int]
 
 
+@runtime_checkable
+class KnowsEpoch(Protocol):
+  """A TrainInput of text that ends.
+
+  Attributes:
+    steps_per_epoch: steps, about, in which as many examples are read as the text has.
+  """
+
+  steps_per_epoch: float
+
+
 class InferenceProgram(NamedTuple):
   """A program at inference, function(model, nested weights, batch), and a batch for it."""
 

@@ -109,6 +109,13 @@ class TrainInput:
     )
     self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
 
+  @property
+  def steps_per_epoch(self) -> float:
+    """Steps, about, in which as many lines are read as all pairs have; estimated from the first window."""
+    with self._lock:
+      first = self._window(0)
+    return sum(self._examples.sizes) * len(first.plans) / max(len(first.pair), 1)
+
   def batch(self, step: int) -> Batch:
     """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
     window, number = self._locate(step)

@@ -181,6 +181,13 @@ def test_weights_multiply_shares_and_are_of_pairs_that_are_there(world):
     make(world, weights={'de-fr': 3})
 
 
+def test_an_epoch_has_as_many_steps_as_it_takes_to_read_as_many_lines(world):
+  train = make(world)
+  assert train.steps_per_epoch == pytest.approx(364 / 64 * len(train._window(0).plans), rel=0.05)
+  alone = make(world, pairs='de-en', window=302)  # a window is an epoch
+  assert alone.steps_per_epoch == len(alone._window(0).plans)
+
+
 def test_a_limit_that_leaves_nothing_is_refused(world):
   with pytest.raises(UserError, match='max_length=3 tokens; none of 364 pairs is: raise max_length'):
     make(world, max_length=3)
