@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -182,5 +183,6 @@ class _AnyShape:
     if self._traced is None:
       specs = {name: tf.TensorSpec([None] * len(x.shape), x.dtype) for name, x in batch.items()}
       options = {'jit_compile': True} if self._jit else {'input_signature': [specs]}
-      self._traced = tf.function(self._function, autograph=False, **options)
+      # A partial, as TensorFlow counts tracings by code: our functions, of one code, would look like one retraced often.
+      self._traced = tf.function(functools.partial(self._function), autograph=False, **options)
     return self._traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})

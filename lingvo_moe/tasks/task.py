@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from lingvo_moe.program import Program
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
@@ -242,6 +244,45 @@ class Measurable(Protocol):
 
   def probe_search(self) -> InferenceProgram:
     """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
+
+
+class LayerRouting(NamedTuple):
+  """Choices of a MoE layer for the tokens of a sentence, T tokens and R choices each."""
+
+  experts: np.ndarray  # int32 [T, R], the first choice first
+  weights: np.ndarray  # float32 [T, R], by which outputs of experts are summed; 0: that expert was not chosen
+
+
+class SentenceRouting(NamedTuple):
+  """Routing of a sentence and its translation."""
+
+  source: list[str]  # pieces that the encoder reads: a tag if the model has tags, the sentence, and the end
+  target: list[str]  # pieces that the decoder reads: the beginning, and the translation
+  layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
+
+
+@runtime_checkable
+class Routes(Protocol):
+  """A TaskConfig whose model translates and can tell which experts it asks, if it has any."""
+
+  def router(self, vocabs: Vocabs, runner: Runner) -> Any:
+    """Finds the experts of each token; see tasks/mt/token_routing.py: Router. UserError where there is no expert."""
+
+
+@runtime_checkable
+class Generates(Protocol):
+  """A TaskConfig whose model continues text."""
+
+  def continuer(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
+    """Continues texts with the weights that a runtime holds; see tasks/lm/generation.py: Continuer."""
+
+
+@runtime_checkable
+class HasLanguages(Protocol):
+  """A TaskConfig whose model translates between languages."""
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
 
 
 @runtime_checkable

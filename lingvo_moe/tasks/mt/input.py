@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples

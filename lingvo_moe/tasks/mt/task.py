@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.decoding import Translator
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
+  from lingvo_moe.tasks.mt.token_routing import Router
 
 Vocabs = tuple[Vocab, Vocab]  # (source, target)
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 
 class TranslationTask:
-  """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates, Measurable.
+  """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates,
+  Routes, HasLanguages, Measurable.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
@@ -102,6 +104,23 @@ class TranslationTask:
       )
     sizes = {'row_multiple': runner.row_multiple, 'n_best': n_best, 'batch_tokens': batch_tokens}
     return Translator(self, vocabs, runner.function, **sizes)
+
+  def router(self: MtConfig, vocabs: Vocabs, runner: Runner) -> Router:
+    from lingvo_moe.tasks.mt.token_routing import Router
+
+    if not self.num_experts:
+      raise UserError('a dense model routes no token: num_experts is 0')
+    return Router(self, vocabs, runner)
+
+  def pairs_of(self: MtConfig, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
+    listed = [name.strip() for name in self.pairs.split(',')]
+    names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
+    try:
+      found = {(pair.source, pair.target) for pair in corpus.find_pairs(self.data_dir, self.pairs)}
+    except UserError:
+      found = set()
+    return sorted(found | set(corpus.languages_of(names - {'-'.join(pair) for pair in found})))
 
   def choose_target(self: MtConfig, vocabs: Vocabs, asked: str | None) -> str | None:
     from lingvo_moe.tasks.mt import decoding
