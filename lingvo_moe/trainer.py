@@ -58,6 +58,7 @@ flags.adopt_module_key_flags(runtime_flags)  # so that --help shows them
 def main(argv) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
   del argv
+  from lingvo_moe.run import advice as advice_lib
   from lingvo_moe.run import hooks as hooks_lib
   from lingvo_moe.run import training as training_lib
 
@@ -69,8 +70,10 @@ def main(argv) -> int | None:
   signals.in_loop = True
   check = hooks_lib.CheckFinite(training)
   save = hooks_lib.SaveAndEvaluate(training, check, signals)
-  hooks = (check, hooks_lib.Log(training), save, hooks_lib.StopOnSignal(training, save, signals))
+  advice = advice_lib.Advice(training)
+  hooks = (check, hooks_lib.Log(training), advice, save, hooks_lib.StopOnSignal(training, save, signals))
   try:
+    advice.say_epoch()
     save.catch_up(resumed)
     say_what_is_next(training)
     for step in training_lib.steps(training, FLAGS.steps_per_loop):

@@ -26,6 +26,7 @@ class Command(NamedTuple):
 COMMANDS = {
   'models': Command('lingvo_moe.commands.models:command', 'list the models, or describe one'),
   'cldr': Command('lingvo_moe.commands.cldr:command', 'make the default corpus, 125 languages into English'),
+  'prepare': Command('lingvo_moe.commands.prepare:command', 'make a corpus of own text: train, dev and test'),
   'vocab': Command('lingvo_moe.commands.vocab:command', 'train a vocabulary to share between runs'),
   'train': Command('lingvo_moe.trainer:command', 'train a model, or go on with a run'),
   'decode': Command('lingvo_moe.decoder:command', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),

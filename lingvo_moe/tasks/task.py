@@ -197,6 +197,14 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
+class SharesRows(Protocol):
+  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+
+  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 
@@ -205,6 +213,17 @@ class CountsUnits(Protocol):
   """
 
   units: Mapping[str, int]
+
+
+@runtime_checkable
+class KnowsEpoch(Protocol):
+  """A TrainInput of text that ends.
+
+  Attributes:
+    steps_per_epoch: steps, about, in which as many examples are read as the text has.
+  """
+
+  steps_per_epoch: float
 
 
 class InferenceProgram(NamedTuple):

@@ -85,6 +85,11 @@ class TrainInput:
     epochs = f'{config.rows_of_batch() * config.window / total:.3g} epochs a step'
     self.stats = f'{len(self._text):,} documents, {total:,} tokens with eos, {epochs}'
 
+  @property
+  def steps_per_epoch(self) -> float:
+    """Steps in which every token is a label once."""
+    return self._windows / self._config.rows_of_batch()
+
   def batch(self, step: int) -> Batch:
     """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
     config, rows = self._config, self._config.rows_of_batch()

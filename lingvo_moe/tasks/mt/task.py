@@ -43,7 +43,9 @@ class TranslationTask:
 
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
-      dev_lines.find_pairs(self, split)
+      pairs = dev_lines.find_pairs(self, split)
+      if split == 'train':
+        self.weights_of([pair.name for pair in pairs])
     for path in filter(None, (self.source_vocab, self.target_vocab)):
       Vocab(path)
 
@@ -62,6 +64,17 @@ class TranslationTask:
     theirs = other.vocabs() if isinstance(other, TranslationTask) else (None, None)
     embeddings = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
     return {name for name, ours, their in embeddings if their is None or ours.fingerprint != their.fingerprint}
+
+  def shared_rows(self: MtConfig, vocabs: Vocabs, other: Any) -> dict[str, tuple[list[int], list[int]]]:
+    """Rows of the embeddings whose pieces are in both vocabularies of a side."""
+    if not isinstance(other, TranslationTask):
+      return {}
+    found = {}
+    for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
+      row_there = {piece: i for i, piece in enumerate(theirs.pieces())}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.pieces()) if piece in row_there]
+      found[name] = ([i for i, _ in rows], [i for _, i in rows])
+    return found
 
   def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.mt.input import TrainInput
