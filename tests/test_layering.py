@@ -24,10 +24,12 @@ ORDER = (
   'runtime',
   'run',
   'analysis',
+  'report',
   'bench',
   'paper',
   'app checkpoint_flags runtime_flags launcher',
   'trainer decoder translate',
+  'commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

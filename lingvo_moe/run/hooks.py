@@ -19,7 +19,7 @@ from lingvo_moe.run import routing_log
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
-from lingvo_moe.tasks import metrics
+from lingvo_moe.tasks.metrics import loads
 
 
 class CheckFinite:
@@ -71,7 +71,7 @@ class LogRouting:
 
   def __call__(self, step: Step) -> None:
     if self._log:
-      self._log.step(step.number, metrics.loads(step.metrics))
+      self._log.step(step.number, loads(step.metrics))
 
 
 class SaveAndEvaluate:
