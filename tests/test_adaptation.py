@@ -93,7 +93,7 @@ def root(tmp_path_factory):
 
 
 def vocab(logdir, side):
-  return Vocab(str(logdir / 'vocab' / f'{side}.model')).pieces()
+  return Vocab(str(logdir / 'vocab' / f'{side}.model')).all_pieces()
 
 
 @pytest.mark.parametrize('side', ['source', 'target'])

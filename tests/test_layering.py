@@ -24,6 +24,7 @@ ORDER = (
   'runtime',
   'run',
   'analysis',
+  'report',
   'bench',
   'paper',
   'app checkpoint_flags runtime_flags launcher',

@@ -119,7 +119,8 @@ class EncoderDecoder:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the mean over target tokens of the
       smoothed cross-entropy and z-loss, plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses,
-      each a mean over groups, and the router z-loss. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
+      each a mean over groups, and the router z-loss. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P],
+      and, if there are experts, 'choices_by_pair', {layer: [P, E]}.
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
@@ -148,6 +149,7 @@ class EncoderDecoder:
     }
     if (members := f'{self.subset}s') in batch:
       metrics |= losses.by_subset(self.subset, xent_BT, real_BT, batch[members])
+      metrics |= losses.choices_by_subset(self.subset, routing, batch[members])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics

@@ -143,7 +143,8 @@ class TaskConfig(Protocol):
       logged as a total since the run began.
     subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold
       'xent' (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets:
-      'xent_by_<subset>' and 'target_tokens_by_<subset>'.
+      'xent_by_<subset>' and 'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the
+      metrics of a training step 'routing', {layer: RoutingStats}, which a report on the run shows.
   """
 
   data_dir: str
@@ -224,6 +225,17 @@ class KnowsEpoch(Protocol):
   """
 
   steps_per_epoch: float
+
+
+@runtime_checkable
+class CountsExamples(Protocol):
+  """A TrainInput that knows how many examples each part of the corpus has, by the names of TaskConfig.subset.
+
+  Attributes:
+    examples: by part.
+  """
+
+  examples: Mapping[str, int]
 
 
 class InferenceProgram(NamedTuple):

@@ -55,7 +55,7 @@ class SentencePieceVocab:
         'train it with lingvo-moe vocab, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
       )
 
-  def pieces(self) -> list[str]:
+  def all_pieces(self) -> list[str]:
     """Every piece, by id; special ids, bytes and tags have names such as '<s>', '<0x41>' and '<2de>'."""
     return [self._processor.id_to_piece(i) for i in range(self.size)]
 

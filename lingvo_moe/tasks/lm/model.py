@@ -140,6 +140,7 @@ class LanguageModel:
     }
     if 'files' in batch:
       metrics |= losses.by_subset('file', xent_BT, real_BT, batch['files'])
+      metrics |= losses.choices_by_subset('file', routing, batch['files'])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics

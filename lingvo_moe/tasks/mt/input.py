@@ -59,6 +59,7 @@ class TrainInput:
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out; its str() is for the log.
     shares: name of a pair -> its share of the stream.
+    examples: name of a pair -> number of its examples.
   """
 
   def __init__(
@@ -93,6 +94,7 @@ class TrainInput:
       names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size, weights=weights
     )
     self.shares = dict(zip(names, self._sampler.shares, strict=True))
+    self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
     self._recent: dict[int, _Window] = {}
     key = repr(

@@ -71,8 +71,8 @@ class TranslationTask:
       return {}
     found = {}
     for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
-      row_there = {piece: i for i, piece in enumerate(theirs.pieces())}
-      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.pieces()) if piece in row_there]
+      row_there = {piece: i for i, piece in enumerate(theirs.all_pieces())}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.all_pieces()) if piece in row_there]
       found[name] = ([i for i, _ in rows], [i for _, i in rows])
     return found
 
