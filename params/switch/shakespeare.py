@@ -1,6 +1,7 @@
 """Shakespeare's plays by character, learnt by span corruption; the text is that of lm.shakespeare.
 
-Noise is T5's, 15% of the characters in spans of 3 on average, and sizes are those of a CPU.
+Noise is T5's, 15% of the characters in spans of 3 on average, and sizes are those of a CPU. Windows are short, 34 characters
+with 2 spans: with 128 inputs and 7 spans, after 1000 steps the decoder made no use yet of the encoder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Dense(DenoisingConfig):
   vocab: str = 'char'
   vocab_size: int = 69
   sentinels: int = 16
-  inputs_length: int = 128
+  inputs_length: int = 32
   batch_tokens: int = 4096
   eval_batch_tokens: int = 8192
   num_groups: int = 4
@@ -63,7 +64,6 @@ class Tiny(Switch8E):
   vocab: str = 'byte'
   vocab_size: int = 260
   sentinels: int = 8
-  inputs_length: int = 32
   batch_tokens: int = 256
   eval_batch_tokens: int = 0
   model_dim: int = 32
