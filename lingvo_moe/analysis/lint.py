@@ -50,7 +50,7 @@ class Finding(NamedTuple):
   """Tensor of which a device holds more than the rules say."""
 
   layer: str
-  what: str  # 'all-gathered' or 'whole on every device'
+  what: str  # 'all-gathered', 'all-reduced' or 'whole on every device'
   shape: tuple[int, ...]
   megabytes: float
   op: str
@@ -104,6 +104,7 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
     wholes.setdefault(a.layer, set()).add(a.whole)
     parts.setdefault(a.layer, set()).add(tuple(sorted(a.part)))
     parts_by_role.setdefault((a.layer, a.role), set()).add(a.part)
+  flat = {layer: {(math.prod(whole),) for whole in found} for layer, found in wholes.items()}
   found = {}
   for instruction in hlo.parse(program).instructions():
     op = instruction.op_name
@@ -122,6 +123,8 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
         what = 'all-gathered'
       elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'
+      elif instruction.opcode.startswith('all-reduce') and 'Scatter' in op and shape in flat.get(layer, ()):
+        what = 'all-reduced'  # a scatter by a flat index, as of the gradient of top_k
       else:
         continue
       found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))

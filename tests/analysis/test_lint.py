@@ -179,6 +179,17 @@ def test_findings_by_hand():
   assert lint.read(HLO, annotated, limit=128) == []
 
 
+def test_a_scatter_into_a_whole_tensor_that_is_all_reduced_is_found():
+  line = (
+    '  %f = f32[32]{{0}} all-reduce(%t), metadata={{op_name="jit(f)/gradient_tape/encoder/layer_01/moe/gating/{}"}}'
+  )
+  text = lambda op: 'ENTRY %main {\n' + line.format(op) + '\n}\n'
+  annotated = [Annotated('encoder/layer_01/moe', 'gating', (8, 4), (2, 4))]
+  found = lint.read(text('ScatterNd_2'), annotated, limit=100)
+  assert [(f.layer, f.what, f.shape) for f in found] == [('encoder/layer_01/moe', 'all-reduced', (32,))]
+  assert lint.read(text('Sum'), annotated, limit=100) == lint.read(text('ScatterNd'), annotated, limit=128) == []
+
+
 def test_a_shape_that_is_also_a_part_of_a_weight_is_no_finding():
   annotated = [
     Annotated('encoder/layer_01/moe', 'feed-forward', (8, 4), (4, 4)),
