@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import typing
 
+from lingvo_moe.core import quiet
+
 if typing.TYPE_CHECKING:  # the import of this package is quick; that of TensorFlow takes seconds
   from lingvo_moe.run.loaded import LoadedRun
+
+__version__ = '0.1.0'  # setup.py reads it
+
+quiet.install()
 
 
 def load(

@@ -8,7 +8,8 @@ Each line is answered at once; --batch_lines=1000 is much faster for a file. An 
 --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
 
 With a run of a language model each line is a prompt, and the answer its continuation, as --search says; a line break
-within either is written as a backslash and an n.
+within either is written as a backslash and an n. With a run of span corruption each line is answered by itself, with
+<extra_id_0>, <extra_id_1>, ... in it filled in.
 """
 
 from __future__ import annotations
@@ -148,6 +149,11 @@ def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
     yield lines
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   define_flags()
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

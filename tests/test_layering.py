@@ -24,12 +24,14 @@ ORDER = (
   'runtime',
   'run',
   'analysis',
+  'report',
   'bench',
   'paper',
   'app checkpoint_flags runtime_flags launcher',
   'serving',
   'trainer decoder translate',
   'serve',
+  'commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

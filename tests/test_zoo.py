@@ -20,6 +20,8 @@ NAMES = registry.names()
 TINIES = [n for n in NAMES if n.endswith('Tiny')]
 GIANTS = [n for n in NAMES if n.startswith('mt.m4.') and n not in TINIES]
 LM_GIANTS = ['lm.grok.Grok1', 'lm.glam.Glam64B64E']
+# Table 9 of Switch Transformers; of Base as table 8 prints it, with more digits.
+SWITCH = {'Base': 7410e6, 'Large': 26e9, 'XXL': 395e9, 'C': 1571e9}
 
 # Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
 TABLE_1 = {
@@ -57,6 +59,34 @@ def test_glam_has_the_weights_of_its_table_4():
   assert f'{weights_lib.count(specs):.1e}' == '1.2e+12'
   assert sizes.count_per_token(specs) == pytest.approx(96.6e9, rel=0.002)
   assert sizes.count_experts(specs) == 32 * 64
+
+
+@pytest.mark.parametrize('name', SWITCH)
+def test_switch_transformers_have_their_published_weights(name):
+  assert weights_lib.count(specs_of(f'switch.c4.{name}')) == pytest.approx(SWITCH[name], rel=0.02)
+
+
+def test_switch_transformers_count_otherwise_as_table_9_prints_two_of_them():
+  count = lambda name, **sizes: weights_lib.count(registry.get(name)(**sizes).task().weights()) / 1e9
+
+  assert f'{count("switch.c4.Large", ff_dim=2816, activation="geglu", expert="geglu"):.1f}' == '27.1'  # printed: 26
+  assert f'{count("switch.c4.XXL", num_experts=64):.0f}' == '201'  # printed: 395
+
+
+@pytest.mark.parametrize('experts, billions', [(16, '1.1'), (32, '2.0'), (64, '3.8'), (128, '7.4'), (256, '14.7')])
+def test_switch_base_has_the_weights_of_table_7_at_any_number_of_experts(experts, billions):
+  specs = registry.get('switch.c4.Base')(num_experts=experts).task().weights()
+
+  assert f'{weights_lib.count(specs) / 1e9:.1f}' == billions
+
+
+def test_switch_c_counted_by_hand():
+  m, h, e, heads, layers = 2080, 6144, 2048, 32 * 64, 15
+  attention, biases, moe = 4 * m * heads, 32 * 32, e * 2 * m * h + m * e
+  encoder = layers * (attention + biases + moe + 2 * m) + m
+  decoder = layers * (2 * attention + biases + moe + 3 * m) + m
+
+  assert weights_lib.count(specs_of('switch.c4.C')) == 32_100 * m + encoder + decoder
 
 
 def test_grok_1_counted_by_hand():
@@ -131,6 +161,16 @@ def test_the_dense_recurrent_model_multiplies_with_as_many_weights_a_token():
 
   assert moe['decoder/experts'] * 4 // 32 == dense['decoder/feed_forward']
   assert moe['decoder/lstm'] == dense['decoder/lstm']
+
+
+@pytest.mark.parametrize('name', SWITCH)
+def test_a_tiny_switch_transformer_differs_from_its_giant_in_sizes_only(name):
+  giant, tiny = registry.get(f'switch.c4.{name}')(), registry.get(f'switch.c4.{name}Tiny')()
+  differing = {f.name for f in dataclasses.fields(giant) if getattr(giant, f.name) != getattr(tiny, f.name)}
+
+  counts = {'num_groups', 'num_heads', 'num_experts', 'encoder_layers', 'decoder_layers', 'vocab_size', 'sentinels'}
+  assert differing <= counts | {'inputs_length', 'batch_tokens', 'model_dim', 'ff_dim', 'head_dim', 'max_steps'}
+  assert giant.num_groups % giant.num_experts == 0 and giant.rows_of_batch() % giant.num_groups == 0
 
 
 def test_moe128e12l_counted_by_hand():

@@ -30,28 +30,33 @@ def train_step(config: ModelConfig) -> Parts:
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
   Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
-  rows, length = next(iter(config.batch_shapes().values())).shape
+  batch = config.batch_shapes()
+  rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
+  source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
   parts = dict.fromkeys(PARTS, 0)
-  task = config.task()
-  for stack in vars(task).values():
+  for name, stack in vars(config.task()).items():
     if isinstance(stack, Stack):
-      _add_layers(parts, config, stack, rows * length, length)
+      _add_layers(parts, config, stack, rows, source_length if name == 'encoder' else length, source_length)
     elif isinstance(stack, RecurrentStack):
       _add_recurrent(parts, config, stack, rows * length)
   parts['softmax'] = 3 * _scores(config, rows * length)
   return parts
 
 
-def _add_layers(parts: Parts, config: TransformerConfig, stack: Stack, tokens: int, length: int) -> None:
-  """Adds the FLOPs of Transformer layers in training."""
-  blocks, again = config.remat == 'block', config.remat != 'none'
+def _add_layers(
+  parts: Parts, config: TransformerConfig, stack: Stack, rows: int, length: int, source_length: int
+) -> None:
+  """Adds the FLOPs of Transformer layers in training, on rows of `length` that may attend to a source."""
+  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
   for layer, is_last in _layers(stack):
-    projections = layer.attention.weights()
-    attentions = 2 if layer.cross_attention else 1
-    parts['attention'] += attentions * (3 + again) * _attention(config, tokens, length)
-    # The last projection is not recomputed where attention alone is.
-    made = (3 + again) * _matrices(projections) - (again and not blocks) * projections['wo'].size
-    parts['projections'] += attentions * 2 * tokens * made
+    specs = layer.attention.weights()
+    to_itself, to_source = (tokens, length), (rows * source_length, source_length)
+    for others, attended in (to_itself, to_source) if layer.cross_attention else (to_itself,):
+      parts['attention'] += (3 + again) * _attention(config, tokens, attended)
+      queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size
+      # The last projection is not recomputed where attention alone is.
+      last = (again and not blocks) * specs['wo'].size
+      parts['projections'] += 2 * (tokens * ((3 + again) * queries - last) + others * (3 + again) * keys)
     if layer.is_moe:
       _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
     else:
@@ -124,8 +129,8 @@ def _attention(config: TransformerConfig, tokens: int, length: int) -> int:
 
 
 def _matrices(specs: Specs) -> int:
-  """Size of the matrices of a layer, whose biases are left out."""
-  return sum(spec.size for name, spec in specs.items() if not name.startswith('b'))
+  """Size of the matrices of a layer, without its biases."""
+  return sum(spec.size for name, spec in specs.items() if name.startswith('w'))
 
 
 def _scores(config: ModelConfig, tokens: int) -> int:

@@ -154,7 +154,7 @@ class LocalRuntime:
     grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
-      norm = self._updates.apply(grads, variables, program.weight_specs, step, rate, program.clip_norm)
+      norm = self._updates.apply(grads, variables, program.trained_specs, step, rate, program.clip_norm)
       self._step.assign_add(1)
     return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
 

@@ -8,6 +8,7 @@ change to a job. tasks/mt/task.py is the example to read.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -90,6 +91,7 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
+  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
 
 
 class HeldOutJob(Protocol):
@@ -99,11 +101,13 @@ class HeldOutJob(Protocol):
     summary_file: name of the JSON file of a step's summary.
     suffix: of the files of lines.
     settings: what the results depend on beside the checkpoint.
+    texts: by its name, a short hash of each text; for a message about results that are there, of other text.
   """
 
   summary_file: str
   suffix: str
   settings: dict[str, Any]
+  texts: dict[str, str]
 
   def run(self, label: str, quiet: bool = False) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
@@ -139,7 +143,8 @@ class TaskConfig(Protocol):
       logged as a total since the run began.
     subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold
       'xent' (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets:
-      'xent_by_<subset>' and 'target_tokens_by_<subset>'.
+      'xent_by_<subset>' and 'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the
+      metrics of a training step 'routing', {layer: RoutingStats}, which a report on the run shows.
   """
 
   data_dir: str
@@ -193,6 +198,14 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
+class SharesRows(Protocol):
+  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+
+  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 
@@ -201,6 +214,28 @@ class CountsUnits(Protocol):
   """
 
   units: Mapping[str, int]
+
+
+@runtime_checkable
+class KnowsEpoch(Protocol):
+  """A TrainInput of text that ends.
+
+  Attributes:
+    steps_per_epoch: steps, about, in which as many examples are read as the text has.
+  """
+
+  steps_per_epoch: float
+
+
+@runtime_checkable
+class CountsExamples(Protocol):
+  """A TrainInput that knows how many examples each part of the corpus has, by the names of TaskConfig.subset.
+
+  Attributes:
+    examples: by part.
+  """
+
+  examples: Mapping[str, int]
 
 
 class InferenceProgram(NamedTuple):

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
@@ -134,6 +135,10 @@ class ModelConfig(BatchConfig):
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  freeze: str = field(
+    '',
+    "Parts of the weights that stay as they begin, 'encoder' or 'encoder,source_embedding', for runs with --init_from.",
+  )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
   max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
   log_every: int = field(1, 'Steps between lines of train.jsonl and of the event file.', at_least=1, may_change=True)
@@ -150,6 +155,20 @@ class ModelConfig(BatchConfig):
   )
   beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, may_change=True)
   length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.freeze:
+      self._check_freeze()
+
+  def _check_freeze(self) -> None:
+    """Refuses parts that the model does not have, and all of it."""
+    try:
+      trained = self.program().trained_specs
+    except UserError as e:
+      raise UserError(f'freeze: {e}') from None
+    if not trained:
+      fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
   @property
   def moe_gate(self) -> Gate:
@@ -257,6 +276,7 @@ class ModelConfig(BatchConfig):
       seed=self.seed,
       num_groups=self.num_groups,
       micro_batches=self.micro_batches,
+      frozen=tuple(part.strip() for part in self.freeze.split(',') if part.strip()),
     )
 
   def _optimizer(self) -> Optimizer:

@@ -31,7 +31,7 @@ class SentencePieceVocab:
 
   def __init__(self, path: str):
     if not os.path.isfile(path):
-      raise UserError(f'no vocabulary file {path!r}: make one with tools/train_vocab.py')
+      raise UserError(f'no vocabulary file {path!r}: make one with lingvo-moe vocab')
     self.path = path
     with open(path, 'rb') as f:
       self.model_bytes = f.read()
@@ -43,7 +43,7 @@ class SentencePieceVocab:
     except RuntimeError:
       self.size = 0
     if not self.size:
-      raise UserError(f'{path} is not a SentencePiece model: give the .model file that tools/train_vocab.py wrote')
+      raise UserError(f'{path} is not a SentencePiece model: give the .model file that lingvo-moe vocab wrote')
     self._check_special_ids()
 
   def _check_special_ids(self) -> None:
@@ -52,8 +52,12 @@ class SentencePieceVocab:
       show = ', '.join(f'{name} {i}' for name, i in saw.items())
       raise UserError(
         f'a vocabulary must have the ids pad 0, bos 1, eos 2, unk 3; {self.path} has {show} (-1: none): '
-        'train it with tools/train_vocab.py, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
+        'train it with lingvo-moe vocab, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
       )
+
+  def all_pieces(self) -> list[str]:
+    """Every piece, by id; special ids, bytes and tags have names such as '<s>', '<0x41>' and '<2de>'."""
+    return [self._processor.id_to_piece(i) for i in range(self.size)]
 
   @functools.cached_property
   def _tokenizer(self):

@@ -9,11 +9,11 @@ words of a private corpus of 100 billion, beta1 0 and a factored second moment, 
 
 All weights of tables 7 and 8, embedding and softmax excluded, are counted by a test.
 
-Departures: the softmax is a full one, where the paper trains it by importance sampling; a window of 64 tokens holds
-whole lines one after the other, each with a state of its own, which begins at zero; hidden layers of experts are kept for
-the gradient, where the larger models recompute them; embeddings are scaled by sqrt(M). Not given by the paper: the base
-learning rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout. MoE4 uses all four
-experts, as a soft mixture: without noise.
+Departures: symbols are SentencePiece's, as many as the paper's words; the softmax is a full one, where the paper trains
+it by importance sampling; a window of 64 tokens holds whole lines one after the other, each with a state of its own that
+begins at zero; hidden layers of experts are kept for the gradient, where the larger models recompute them; embeddings are
+scaled by sqrt(M). MoE4 uses all four experts, as a soft mixture, without noise. Not given by the paper: the base learning
+rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout.
 """
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
 
 def documented(flag=''):
   """The command in the tool's help, with or without its optional flag."""
-  line = TOOL.read_text(encoding='utf-8').splitlines()[1].removeprefix('"""python tools/lint_sharding.py ')
+  said = subprocess.run([sys.executable, TOOL, '--help'], capture_output=True, text=True, timeout=60).stdout
+  line = said.splitlines()[0].removeprefix('python tools/lint_sharding.py ')
   command, optional = line.removesuffix(']').split(' [')
   assert optional == '--plant=topk'
   return [sys.executable, TOOL, *command.split(), *([optional] if flag else [])]

@@ -13,26 +13,18 @@ from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.tasks.lm.corpus import DOCUMENTS
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.lm.task import LanguageTask
+from lingvo_moe.tasks.plain_text.config import PlainTextConfig
+from lingvo_moe.tasks.plain_text.corpus import DOCUMENTS
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageConfig(ModelConfig, LanguageTask):
+class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
   """Text, training and sampling of a language model; a subclass has its layers, and `task()`."""
 
-  vocab: str = field(
-    'char',
-    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or the "
-    'path of a SentencePiece .model.',
-    may_change=True,
-  )
-  vocab_size: int = field(
-    0, 'Symbols of the vocabulary, 4 special ones included; 0: as many as the text gives, or 8000 pieces.', at_least=0
-  )
   documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
   window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)
   packing: bool = field(

@@ -17,7 +17,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS

@@ -60,7 +60,7 @@ class LanguageModel:
 
   The output softmax shares the embedding, unless `output_embedding` is given. Positions are those of the stack's attention. `window` is the number of
   positions that a symbol may attend to when a text goes on beyond the length of a training row. `report_decisions` is
-  as in TranslationModel.
+  as in EncoderDecoder.
   """
 
   decoder: CausalStack
@@ -114,7 +114,7 @@ class LanguageModel:
       totals: totals of the whole batch, if this is a part of it.
 
     Returns:
-      (the scalar to minimise, metrics), as TranslationModel.loss: 'xent' is the sum over tokens of -log p (not smoothed).
+      (the scalar to minimise, metrics), as EncoderDecoder.loss: 'xent' is the sum over tokens of -log p (not smoothed).
     """
     x_BTM, routing = self._run(theta, batch, key)
     real_BT = tf.cast(_counted(batch) > 0, tf.float32)
@@ -140,6 +140,7 @@ class LanguageModel:
     }
     if 'files' in batch:
       metrics |= losses.by_subset('file', xent_BT, real_BT, batch['files'])
+      metrics |= losses.choices_by_subset('file', routing, batch['files'])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics

@@ -17,6 +17,9 @@ from lingvo_moe.tasks.lm.model import LanguageModel
 class RecurrentConfig(LanguageConfig):
   """Recurrent language model: LSTM, experts or one dense feed-forward, LSTM, and a softmax with weights of its own."""
 
+  window: int = field(
+    64, 'T, tokens of a row. The state is zero before a row; in text that is generated it has no end.', at_least=2
+  )
   lstm_dim: int = field(0, 'Units of both LSTMs, projected to model_dim features; 0: model_dim.', at_least=0)
 
   def task(self) -> LanguageModel:

@@ -10,9 +10,9 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
-from lingvo_moe.tasks.lm import corpus
-from lingvo_moe.tasks.lm import run_vocab
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions

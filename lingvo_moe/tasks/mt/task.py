@@ -9,9 +9,10 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
@@ -42,7 +43,11 @@ class TranslationTask:
 
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
-      corpus.find_pairs(self.data_dir, self.pairs, split, self.split_files)
+      pairs = dev_lines.find_pairs(self, split)
+      if split == 'train':
+        self.weights_of([pair.name for pair in pairs])
+    for path in filter(None, (self.source_vocab, self.target_vocab)):
+      Vocab(path)
 
   def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
     return run_vocabs.prepare(self, folder, begun)
@@ -59,6 +64,17 @@ class TranslationTask:
     theirs = other.vocabs() if isinstance(other, TranslationTask) else (None, None)
     embeddings = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
     return {name for name, ours, their in embeddings if their is None or ours.fingerprint != their.fingerprint}
+
+  def shared_rows(self: MtConfig, vocabs: Vocabs, other: Any) -> dict[str, tuple[list[int], list[int]]]:
+    """Rows of the embeddings whose pieces are in both vocabularies of a side."""
+    if not isinstance(other, TranslationTask):
+      return {}
+    found = {}
+    for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
+      row_there = {piece: i for i, piece in enumerate(theirs.all_pieces())}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.all_pieces()) if piece in row_there]
+      found[name] = ([i for i, _ in rows], [i for _, i in rows])
+    return found
 
   def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.mt.input import TrainInput
