@@ -1,6 +1,7 @@
 """Packaging. The folder params/ is installed as the sub-package lingvo_moe.params."""
 
 import pathlib
+import re
 
 from setuptools import find_packages
 from setuptools import setup
@@ -8,13 +9,18 @@ from setuptools import setup
 HERE = pathlib.Path(__file__).parent
 README = HERE / 'README.md'
 
+VERSION = re.search(r"^__version__ = '(.+?)'", (HERE / 'lingvo_moe' / '__init__.py').read_text(encoding='utf-8'), re.M)[
+  1
+]
+
 PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_packages('params')]
 
 JAX = '>=0.10.2,<0.11'
+SERVE = ['aiohttp>=3.11,<4', 'prometheus-client>=0.20']
 
 setup(
   name='lingvo_moe',
-  version='0.1.0',
+  version=VERSION,
   description='A TensorFlow zoo of mixture-of-experts Transformers for translation, after GShard',
   long_description=README.read_text(encoding='utf-8') if README.exists() else '',
   long_description_content_type='text/markdown',
@@ -23,6 +29,7 @@ setup(
   package_dir={'lingvo_moe': 'lingvo_moe', 'lingvo_moe.params': 'params'},
   package_data={'lingvo_moe.params': ['*.gin', '*/*.gin']},
   include_package_data=False,
+  entry_points={'console_scripts': ['lingvo-moe = lingvo_moe.commands.main:main']},
   zip_safe=False,
   python_requires='>=3.11,<3.14',
   install_requires=[
@@ -40,6 +47,10 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # lingvo_moe.serve.
+    'serve': SERVE,
+    # TensorFlow writes event files without it; it shows them.
+    'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot.
     'figures': ['matplotlib>=3.9'],
     # setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
@@ -50,6 +61,7 @@ setup(
       'ruff==0.17.*',
       'setuptools>=64',
       'wheel',
+      *SERVE,
       f'jax{JAX}',
       f'jax[tpu]{JAX}; platform_system == "Linux" and platform_machine == "x86_64"',
       f'jaxlib{JAX}',

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import os
+import re
 import sys
-import tempfile
+import types
 from collections.abc import Callable
 
 from absl import app
 from absl import flags
 
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
 
-# TensorFlow's messages at start-up would hide the one line that matters.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-
-
-def _parse_flags(argv):
-  try:
-    return flags.FLAGS(argv)
-  except flags.Error as e:
-    print(f'error: {e} (see --help)', file=sys.stderr)
-    sys.exit(1)
+_HELP = {'help', 'h', 'helpshort'}
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
   """Parses absl flags and runs main(argv); prints UserError without a stack trace.
 
   Args:
-    main: the command; what it returns is the exit status.
+    main: the command; what it returns is the exit status. The docstring of its module is what --help prints.
     tensorflow: whether it uses TensorFlow, which is then imported first, without its messages.
     arguments: whether it takes positional arguments, in argv[1:].
   """
@@ -54,7 +47,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     except UserError as e:
       message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
     except BrokenPipeError:
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      _drop_stdout()
       return 1
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
@@ -65,7 +58,50 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     print(f'error: {message}', file=sys.stderr)
     return 1
 
-  app.run(shielded, flags_parser=_flags_parser)
+  def parse(argv):
+    if any(a.lstrip('-').partition('=')[0] in _HELP for a in _flags_of(argv)):
+      print_help(sys.modules[main.__module__])
+      sys.exit(0)
+    if '--helpfull' in argv:
+      return app.parse_flags_with_usage(argv)
+    try:
+      return flags.FLAGS(argv)
+    except flags.Error as e:
+      print(f'error: {_explained(e)} (see --help)', file=sys.stderr)
+      sys.exit(1)
+
+  app.run(shielded, flags_parser=parse)
+
+
+def print_help(module: types.ModuleType) -> None:
+  """Prints a command's docstring, as it was called, and its flags; a reader may close the pipe before the end."""
+  text = inspect.cleandoc(module.__doc__)
+  for name in (
+    f'lingvo-moe {module.__name__.rpartition(".")[2]}',
+    f'python -m {module.__name__}',
+    _module_called(module),
+  ):
+    text = re.sub(re.escape(name) + r'(?![\w.])', called(module), text)
+  own = flags.FLAGS.module_help(module).strip().partition('\n')[2]  # without the line that names the module
+  try:
+    print(f'{text}\n\nflags:\n\n{own}' if own else text, flush=True)
+  except BrokenPipeError:
+    _drop_stdout()
+
+
+def called(module: types.ModuleType) -> str:
+  """A command's name as it was typed: 'lingvo-moe cost', 'python tools/cost.py' or 'python -m lingvo_moe.trainer'."""
+  typed = sys.argv[0]
+  if typed.startswith('lingvo-moe '):
+    return typed
+  if os.path.basename(os.path.dirname(os.path.abspath(typed))) == 'tools':
+    return f'python tools/{os.path.basename(typed)}'
+  return _module_called(module)
+
+
+def _module_called(module: types.ModuleType) -> str:
+  spec = getattr(module, '__spec__', None)
+  return f'python -m {spec.name if spec else module.__name__}'
 
 
 def claim_stdout() -> None:
@@ -76,28 +112,26 @@ def claim_stdout() -> None:
   sys.stdout = open(own, 'w', encoding='utf-8', newline='\n', buffering=1 if os.isatty(own) else -1)
 
 
-def _flags_parser(argv):
-  # absl handles --help, and we handle a bad flag.
-  if any(a in ('--help', '-h', '-help', '--helpfull', '--helpshort') for a in argv[1:]):
-    return app.parse_flags_with_usage(argv)
-  return _parse_flags(argv)
-
-
 def import_tensorflow_quietly() -> None:
-  """Imports TensorFlow with stderr redirected to a file, as no log level turns off all of its messages.
+  """Imports TensorFlow without its messages at start-up, which would hide the one line that matters."""
+  quiet.import_tensorflow()
 
-  If the import fails, they are printed.
-  """
-  with tempfile.TemporaryFile() as held:
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    os.dup2(held.fileno(), 2)
-    try:
-      importlib.import_module('tensorflow')
-    except BaseException:
-      held.seek(0)
-      os.write(stderr, held.read())
-      raise
-    finally:
-      os.dup2(stderr, 2)
-      os.close(stderr)
+
+def _flags_of(argv: list[str]) -> list[str]:
+  """The words of a command line that may be flags: those before '--'."""
+  words = argv[1:]
+  return [a for a in words[: words.index('--') if '--' in words else None] if a.startswith('-')]
+
+
+def _explained(e: flags.Error) -> str:
+  """absl's message; of a flag that is lacking, its name and meaning instead."""
+  lacking = re.match(r'flag --(\w+)=None: Flag --\w+ must have a value other than None', str(e))
+  if not lacking:
+    return str(e)
+  meaning = flags.FLAGS[lacking[1]].help
+  return f'--{lacking[1]} must be given. {meaning}'
+
+
+def _drop_stdout() -> None:
+  """Sends what is still to be written nowhere, as nobody reads it."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,14 +3,17 @@
   python -m lingvo_moe.decoder --logdir=DIR --split=test
 
 It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint
-is decoded; --once, --step and --best decode one and end. Model, vocabularies and settings come from the log
-directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/
+is decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
+directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/, or
+to OUT/step_<N>/ with --out=OUT,
 
   <pair>.hyp        the translations, a line for each line of the source
+  <pair>.src .ref   that source, and its reference
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
-it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score. Results that are
+it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
+same, with windows of the text filled in. Results that are
 there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings.
 """
 
@@ -52,6 +55,7 @@ class Options(checkpoint_flags.Options):
   prompt: str | None = None
   num_samples: int | None = None
   poll_seconds: float = 5.0
+  out: str | None = None
 
   @property
   def of_task(self) -> dict[str, str | int | None]:
@@ -61,7 +65,7 @@ class Options(checkpoint_flags.Options):
   @property
   def waits(self) -> bool:
     """Whether to go on with checkpoints yet to come."""
-    return not (self.once or self.best or self.step is not None)
+    return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
 def define_flags() -> None:
@@ -72,6 +76,7 @@ def define_flags() -> None:
   flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the run's.")
   flags.DEFINE_string('pairs', None, "Language pairs, such as 'deu-en,fra-en' or '*-en'; default: the run's.")
   flags.DEFINE_integer('max_sentences', 0, 'Lines used of each pair, from the first; 0: all.', lower_bound=0)
+  flags.DEFINE_string('out', None, 'Folder of the results; default: <logdir>/decode/<split>.')
   flags.DEFINE_bool('score', False, 'Compute log-probabilities of the references; do not translate.')
   flags.DEFINE_bool('overwrite', False, 'Replace results that are there.')
   flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
@@ -123,7 +128,8 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   runtime = choice.make(config.program())
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens)
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
-  return runtime, Results(run.file('decode', options.split), job, run.checkpoints(), options.overwrite)
+  root = options.out or run.file('decode', options.split)
+  return runtime, Results(root, job, run.checkpoints(), options.overwrite)
 
 
 def evaluate(results: Results, step: int, choice: runtime_flags.Choice) -> dict:
@@ -184,6 +190,11 @@ def load(runtime: Runtime, run: RunDir, step: int, options: Options, choice: run
     return False
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   define_flags()
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

@@ -14,6 +14,7 @@ _GRACE_SECONDS = 100  # for the other processes to notice the loss themselves an
 _SETTLE_SECONDS = 5  # within which processes that end for one mistake have all ended
 _POLL_SECONDS = 0.2
 _MISTAKE = 1  # exit status after a UserError
+_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)  # exit status after a signal, when all have saved and stopped
 
 
 def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
@@ -54,7 +55,8 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int:
     passed = time.monotonic() - since
     # A UserError is printed by the process that raised it, and all processes end with its status.
     alike = all(process.returncode in (None, _MISTAKE) for process in processes)
-    if lost and not said and not (alike and (not running or passed < _SETTLE_SECONDS)):
+    stopped = all(process.returncode in (None, *_STOPPED) for process in processes)
+    if lost and not said and not stopped and not (alike and (not running or passed < _SETTLE_SECONDS)):
       said = True
       print(
         f'process {lost[0]} of {len(processes)} was lost ({_how(lost[1])}): the others cannot go on without '

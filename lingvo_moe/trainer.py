@@ -1,8 +1,10 @@
 """Trains a registered model:
 
-  python -m lingvo_moe.trainer --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS
+  python -m lingvo_moe.trainer --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
 
-The same command goes on where the run was interrupted, to the same numbers. SIGTERM and Ctrl-C save first.
+The same command goes on where the run was interrupted, to the same numbers; --logdir=DIR alone does too, with the model
+and the values that the run has, but for those that --set may change. SIGTERM and Ctrl-C save first. The exit status is 0
+where training has ended, 143 after SIGTERM and 130 after Ctrl-C, when there is more to do; 1 after a mistake.
 """
 
 from __future__ import annotations
@@ -29,8 +31,13 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.task import Vocabs
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('model', None, "A registered model's name; tools/models.py lists them.", required=True)
+flags.DEFINE_string(
+  'model', None, "A registered model's name; lingvo-moe models lists them. Default: that of the run in --logdir."
+)
 flags.DEFINE_string('logdir', None, 'Directory for checkpoints, logs and everything else of the run.', required=True)
+flags.DEFINE_multi_string(
+  'set', [], 'Value of a field of the model, such as batch_tokens=2048 or pairs=de-en; may be repeated.'
+)
 flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings.')
 flags.DEFINE_multi_string('gin_bindings', [], "A gin binding, such as 'MoE8E.batch_tokens = 2048'.")
 flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the configuration's.")
@@ -52,6 +59,7 @@ flags.adopt_module_key_flags(runtime_flags)  # so that --help shows them
 def main(argv) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
   del argv
+  from lingvo_moe.run import advice as advice_lib
   from lingvo_moe.run import hooks as hooks_lib
   from lingvo_moe.run import training as training_lib
 
@@ -63,16 +71,19 @@ def main(argv) -> int | None:
   signals.in_loop = True
   check = hooks_lib.CheckFinite(training)
   save = hooks_lib.SaveAndEvaluate(training, check, signals)
+  advice = advice_lib.Advice(training)
   hooks = (
     check,
     hooks_lib.Log(training),
     hooks_lib.LogRouting(training),
+    advice,
     save,
     hooks_lib.StopOnSignal(training, save, signals),
   )
   try:
+    advice.say_epoch()
     save.catch_up(resumed)
-    say_if_done(training)
+    say_what_is_next(training)
     for step in training_lib.steps(training, FLAGS.steps_per_loop):
       for hook in hooks:
         hook(step)
@@ -92,7 +103,8 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   from lingvo_moe.tasks.task import Feed
 
   run = RunDir(FLAGS.logdir)
-  config, lock = begin(run, requested_config(), choice)
+  name, config = requested_config(run, choice)
+  config, lock = begin(run, name, config, choice)
   vocabs = config.vocabs()
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
   cache_dir = FLAGS.cache_dir or run.file('cache')
@@ -134,13 +146,24 @@ def note_environment(run: RunDir, step: int, train_input: TrainInput, choice: ru
   environment.record(run.path, step, runtime={'name': choice.runtime, **given}, examples=examples)
 
 
-def requested_config() -> TaskConfig:
-  """The configuration that the flags ask for, checked as far as that needs no writing."""
+def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, TaskConfig]:
+  """Model and configuration that the flags ask for, or those of the run; checked as far as that needs no writing."""
+  from lingvo_moe.core import bindings
   from lingvo_moe.core import configuration
   from lingvo_moe.run import warm_start
 
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
-  config = configuration.resolve(FLAGS.model, FLAGS.gin_file, FLAGS.gin_bindings, **overrides)
+  name, base = FLAGS.model, None
+  if not name:
+    if not run.exists:
+      raise UserError(
+        f'--model says what to train; saw none, and there is no run in --logdir={run.path} to go on with: give one '
+        'that lingvo-moe models lists'
+      )
+    name, base = run.load()
+    choice.say(f'going on with {name} as {run.config_file} has it; --set may change {run.may_change(base)}')
+  given = [*FLAGS.gin_bindings, *bindings.of_settings(name, FLAGS['set'].value)]
+  config = configuration.resolve(name, FLAGS.gin_file, given, base=base, **overrides)
   if FLAGS.steps_per_loop > config.log_every:
     raise UserError(
       f'a call of several steps ends where one is logged; saw --steps_per_loop={FLAGS.steps_per_loop} and '
@@ -151,16 +174,15 @@ def requested_config() -> TaskConfig:
   config.check_corpus()
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)
-  return config
+  return name, config
 
 
-def begin(run: RunDir, config: TaskConfig, choice: runtime_flags.Choice) -> tuple[TaskConfig, IO | None]:
+def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choice) -> tuple[TaskConfig, IO | None]:
   """Begins the run or goes on with it, in the leader process; returns its configuration, and the lock on its directory.
 
   The lock holds until it is closed, or the process ends.
   """
-  lock_and_begin = lambda: (run.lock(), run.begin(FLAGS.model, config))
-  lock, begun = choice.together(lambda: lock_and_begin() if choice.leads else (None, None))
+  lock, begun = choice.together(lambda: run.lock_and_begin(name, config) if choice.leads else (None, None))
   return (begun if choice.leads else run.load()[1]), lock
 
 
@@ -182,9 +204,11 @@ def restore(
   return False
 
 
-def say_if_done(training: Training) -> None:
+def say_what_is_next(training: Training) -> None:
   reason = training.reason_to_end()
-  if reason:
+  if not reason:
+    training.log.say('building the graph, which takes a while; then the first step')
+  else:
     training.say(f'step {training.runtime.step} of {training.config.max_steps}: nothing left to do ({reason})')
 
 
@@ -199,5 +223,10 @@ def finish(training: Training) -> None:
     training.lock.close()
 
 
-if __name__ == '__main__':
+def command() -> None:
+  """The command as typed."""
   app.run(main)
+
+
+if __name__ == '__main__':
+  command()

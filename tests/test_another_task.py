@@ -84,6 +84,7 @@ class Perplexity:
     self._lines = Lines(path)
     self._loss = runner.function(lambda weights, batch: model.loss(weights, batch)[1]['xent'])
     self.settings = {'lines': len(self._lines.lines)}
+    self.texts = {}
 
   def run(self, label, quiet=False):
     return [float(self._loss({'ids': line})) for line in self._lines.lines]

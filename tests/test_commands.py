@@ -1,4 +1,4 @@
-"""tools/test and tools/quickstart: what they install, and what they answer before anything is installed."""
+"""tools/test, tools/quickstart and lingvo-moe: what they install, what they answer before any work, and their --help."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import subprocess
 import sys
 
 import pytest
+
+import lingvo_moe
+from lingvo_moe.commands import main
+from lingvo_moe.core import extras
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMANDS = ('tools/test', 'tools/quickstart')
@@ -145,3 +149,106 @@ def test_help_of_a_job_has_the_flags_that_jobs_share(job):
 
 def _logdir(command: str, checkout: pathlib.Path) -> list[str]:
   return [f'--logdir={checkout}/run'] if command.endswith('quickstart') else []
+
+
+# lingvo-moe
+
+
+def _moe(*words: str, **options) -> subprocess.CompletedProcess:
+  """lingvo-moe, as its entry point runs it."""
+  command = [sys.executable, '-m', 'lingvo_moe.commands.main', *words]
+  return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+# Modules that take seconds to import.
+SLOW_MODULES = {'tensorflow', 'jax', 'sacrebleu', 'keras', 'matplotlib'}
+
+
+@pytest.mark.parametrize('name', main.COMMANDS)
+def test_every_subcommand_has_help_that_imports_nothing_slow(name):
+  command = [sys.executable, '-X', 'importtime', '-m', 'lingvo_moe.commands.main', name, '--help']
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+  assert (
+    done.returncode == 0 and f'lingvo-moe {name}' in done.stdout and 'python -m lingvo_moe.commands' not in done.stdout
+  )
+  imported = {line.rpartition('|')[2].strip().split('.')[0] for line in done.stderr.splitlines() if '|' in line}
+  assert 'absl' in imported and not imported & SLOW_MODULES
+
+
+def test_lingvo_moe_lists_its_subcommands_and_its_version():
+  done = _moe('--help')
+  assert done.returncode == 0 and [name for name in main.COMMANDS if f'\n  {name} ' not in done.stdout] == []
+  assert _moe().returncode == 1
+  assert _moe('--version').stdout == f'lingvo-moe {lingvo_moe.__version__}\n'
+
+
+def test_an_unknown_subcommand_is_answered_with_the_closest():
+  done = _moe('tran')
+  assert done.returncode == 1 and "there is no command 'tran'; closest: train" in done.stderr
+
+
+def test_a_door_in_tools_calls_the_command_by_its_own_name():
+  done = subprocess.run([sys.executable, ROOT / 'tools/cost.py', '--help'], capture_output=True, text=True, timeout=60)
+  assert done.returncode == 0 and done.stdout.startswith('python tools/cost.py --model=mt.m4.MoE2048E36L')
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'tools').glob('*.py')), ids=lambda path: path.name)
+def test_a_tool_is_a_door_to_a_command_unless_it_is_for_checkouts(path):
+  of_checkouts = {'compare_gates', 'export_step', 'paper_figures', 'record_results'}
+  assert (len(path.read_text().splitlines()) < 10) == (path.stem not in of_checkouts)
+
+
+@pytest.mark.parametrize('job', ['trainer', 'decoder', 'translate'])
+def test_help_of_a_job_succeeds_whatever_reads_it(job):
+  done = subprocess.run(
+    f'set -o pipefail; {sys.executable} -m lingvo_moe.{job} --help | head -c 1',
+    shell=True, executable='/bin/bash', capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+  assert done.returncode == 0 and done.stderr == ''
+
+
+def test_a_flag_that_is_lacking_is_answered_with_its_meaning():
+  done = _moe('decode')
+  assert (
+    done.returncode == 1 and done.stderr == 'error: --logdir must be given. Log directory of the run. (see --help)\n'
+  )
+
+
+def test_importing_tensorflow_is_as_quiet_as_in_a_command():
+  code = 'import lingvo_moe, sys; assert "tensorflow" not in sys.modules; import tensorflow as tf; print(tf.add(1, 1).numpy())'
+  env = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, env=env)
+  assert (done.stdout, done.stderr) == ('2\n', '')
+
+
+def test_what_is_no_message_of_tensorflows_start_up_is_still_printed(tmp_path):
+  (tmp_path / 'tensorflow.py').write_text(
+    'import os\nos.write(2, b"I0000 00:00:1795397392.395817   10288 port.cc:153] oneDNN\\n")\nos.write(2, b"a fault\\n")\n'
+    'import sys\nif "fail" in sys.argv: raise ImportError("no such library")\n'
+  )
+  code = 'import sys, lingvo_moe\nsys.path.insert(0, sys.argv[1])\nimport tensorflow'
+  run = lambda *words: (
+    subprocess.run([sys.executable, '-c', code, tmp_path, *words], capture_output=True, text=True).stderr
+  )
+  assert run() == 'a fault\n'
+  assert 'oneDNN\na fault\n' in run('fail') and 'no such library' in run('fail')
+
+
+def test_a_checkout_finds_its_models_when_another_copy_is_installed(tmp_path):
+  """In a clone the working directory comes first, and what pip install . installed is not looked at."""
+  for folder in 'lingvo_moe', 'params':
+    shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns('__pycache__'))
+  code = f'import sys; sys.path = [{str(tmp_path)!r}, *[p for p in sys.path if "__editable__" not in p and p != {str(ROOT)!r}]]\n'
+  code += 'sys.meta_path = [f for f in sys.meta_path if "__editable__" not in str(f)]\n'
+  code += 'from lingvo_moe.core import registry\nprint(sys.modules[registry.get("mt.cldr.Tiny").__module__].__file__)'
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+  assert done.stdout.strip() == str(tmp_path / 'params/mt/cldr.py'), done.stderr
+  shutil.rmtree(tmp_path / 'params')
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+  assert 'run this elsewhere, or install the checkout that you are in, with pip install -e .' in done.stderr
+
+
+def test_an_extra_is_answered_with_a_line_that_works_anywhere():
+  assert extras.install_line('figures') == "pip install 'matplotlib>=3.9'"
+  assert extras.install_line('spmd').startswith("pip install 'jax") and 'lingvo_moe[' not in extras.install_line('spmd')
+  assert extras.install_line('nonesuch') == "pip install -e '.[nonesuch]' in a checkout of lingvo_moe"

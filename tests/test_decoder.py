@@ -155,6 +155,14 @@ def test_scores_are_written_and_told(run, capsys):
 def test_the_checkpoint_can_be_chosen(run):
   decode(run, step=1)
   decode(run, best=True, pairs='yy-en', split='train', max_sentences=5)
+  for options, step in (
+    ({'best': True}, 1),
+    ({'checkpoint': 'best'}, 1),
+    ({'checkpoint': 'last'}, 2),
+    ({'once': True}, 2),
+  ):
+    options = decoder.Options(run.path, **options)
+    assert options.choose_step(run) == step and not options.waits
   assert not os.path.exists(run.file('decode', 'test', 'step_2'))
   assert summary(run, 1)['pairs']['xx-en']['sentences'] == 7
   assert read(run, 1, 'yy-en.hyp', 'train').count('\n') == 5
@@ -188,6 +196,20 @@ def test_other_settings_replace_what_was_there_only_if_told(run, capsys):
   assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.hyp'))
   greedy = translator_of(run, 2, beam_size=1, length_norm_alpha=0.0).translate(TEST_SOURCES[::-1]).hypotheses
   assert read(run, 2, 'yy-en.hyp').split('\n')[:-1] == [h[0].text for h in greedy]
+
+
+def test_results_of_another_pair_need_a_folder_of_their_own_and_lie_beside_their_text(run, tmp_path):
+  decode(run, once=True, pairs='xx-en')
+  assert read(run, 2, 'xx-en.src').splitlines() == TEST_SOURCES
+  assert read(run, 2, 'xx-en.ref').splitlines() == TEST_TARGETS
+  with pytest.raises(UserError, match='holds results made with text of xx-en, now yy-en: give .*--out=FOLDER'):
+    decode(run, once=True, pairs='yy-en')
+  with pytest.raises(UserError, match='made with other lines of xx-en: give'):
+    decode(run, once=True, pairs='xx-en', max_sentences=3)
+  decode(run, once=True, pairs='yy-en', out=str(tmp_path / 'own'))
+  assert sorted(os.listdir(tmp_path / 'own' / 'step_2')) == ['scores.json', 'yy-en.hyp', 'yy-en.ref', 'yy-en.src']
+  decode(run, once=True, pairs='yy-en', overwrite=True)
+  assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.src'))
 
 
 def test_score_gives_the_log_probability_of_every_target(run, capsys):

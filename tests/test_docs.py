@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import pathlib
 import re
@@ -23,7 +24,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENTS = ['README.md', 'CONTRIBUTING.md', *(f'docs/{path.name}' for path in sorted((ROOT / 'docs').glob('*.md')))]
 QUICKSTART_TIME = '2.5 to 4.5 minutes on two cores'
-ANYWHERE = {'cd', 'echo', 'git', 'pip', 'python3', 'ruff', 'source'}  # commands that are not ours
+ANYWHERE = {'cd', 'curl', 'echo', 'git', 'pip', 'python3', 'ruff', 'source'}  # commands that are not ours
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -51,9 +52,11 @@ def own_commands(document: str) -> list[list[str]]:
   """What it runs of this repository with Python: that of tools/launch.py's processes, too."""
   found = []
   for command in commands(document):
-    if command[:2] == ['python', 'tools/launch.py']:
+    if command[:2] in (['python', 'tools/launch.py'], ['lingvo-moe', 'launch']):
       assert command[2].isdecimal() and command[3] == '--', command
       command = command[4:]
+    if command[0] == 'lingvo-moe':
+      command = ['python', '-m', 'lingvo_moe.commands.main', *command[1:]]
     if command[0] == 'python':
       found.append(command)
   return found
@@ -120,7 +123,7 @@ def test_the_readme_fits_150_lines_and_begins_with_the_two_commands():
 def test_shell_commands_exist(document):
   for command in commands(document):
     program = command[0]
-    assert program in ANYWHERE | {'python'} or os.access(ROOT / program, os.X_OK), command
+    assert program in ANYWHERE | {'python', 'lingvo-moe'} or os.access(ROOT / program, os.X_OK), command
 
 
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
@@ -134,14 +137,17 @@ def test_a_command_takes_its_flags(document, command):
 
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
 def test_models_and_bindings_of_a_command_exist(document, command):
+  from lingvo_moe.core import bindings as binding_lib
   from lingvo_moe.core import configuration
 
   own = registered_by(document)
   models = [m for word in command if word.startswith('--model=') for m in word.partition('=')[2].split(',')]
   assert [model for model in models if model not in own and model not in names()] == []
   bindings = [word.partition('=')[2] for word in command if word.startswith('--gin_bindings=')]
-  if bindings:
+  settings = [value for flag, value in itertools.pairwise(command) if flag == '--set']
+  if models and (bindings or settings):
     (model,) = models
+    bindings += binding_lib.of_settings(model, settings)
     configuration.resolve(model, [], bindings)  # refuses what is no field of it, or no value
 
 
@@ -163,7 +169,7 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
       (tmp_path / 'DATA' / 'de-en' / f'{split}.{language}').write_text(''.join(lines), encoding='utf-8')
   smaller = {'source_vocab_size': 300, 'target_vocab_size': 300, 'batch_tokens': 512, 'max_length': 16}
   smaller |= {'model_dim': 16, 'ff_dim': 16, 'encoder_layers': 2, 'decoder_layers': 2, 'num_experts': 4}
-  smaller = [f'--gin_bindings=MoE8E.{field} = {value}' for field, value in smaller.items()]
+  smaller = [f'--set={field}={value}' for field, value in smaller.items()]
   (own_text,) = [block for block in blocks('README.md', 'sh') if 'lingvo_moe.translate' in block]
   lines = [line for line in own_text.replace('\\\n', ' ').splitlines() if 'lingvo_moe.' in line]
   jobs = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import zipfile
 
 import pytest
+
+from lingvo_moe.commands import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ('lingvo_moe', 'params', 'tests', 'tools')
@@ -46,6 +49,44 @@ def test_wheel_holds_every_module_and_params_as_a_sub_package(wheel):
   held = {name for name in wheel.namelist() if name.endswith('.py')}
   assert held == _modules('lingvo_moe', 'lingvo_moe') | _modules('params', 'lingvo_moe/params')
   assert 'lingvo_moe/params/mt/__init__.py' in held
+
+
+def test_wheel_has_the_command_and_every_module_that_it_calls(wheel):
+  (entry_points,) = [name for name in wheel.namelist() if name.endswith('.dist-info/entry_points.txt')]
+  assert 'lingvo-moe = lingvo_moe.commands.main:main' in wheel.read(entry_points).decode()
+  modules = {command.function.partition(':')[0].replace('.', '/') + '.py' for command in main.COMMANDS.values()}
+  assert modules <= set(wheel.namelist())
+
+
+@pytest.mark.slow
+def test_a_wheel_in_an_empty_environment_trains_and_translates_outside_any_checkout(wheel, tmp_path):
+  environment, away = tmp_path / 'environment', tmp_path / 'away'
+  subprocess.run([sys.executable, '-m', 'venv', environment], check=True)
+  (site,) = environment.glob('lib/python*/site-packages')
+  # What the package needs is taken from where the tests have it; lingvo_moe itself is not there to be found.
+  needs = {str(pathlib.Path(importlib.util.find_spec(name).origin).parents[1]) for name in ('tensorflow', 'absl')}
+  (site / 'needs.pth').write_text('\n'.join(sorted(needs)))
+  install = [environment / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index', wheel.filename]
+  subprocess.run(install, check=True, capture_output=True)
+  away.mkdir()
+
+  def moe(*words, **options):
+    env = {name: value for name, value in os.environ.items() if name not in ('PYTHONPATH', 'TF_CPP_MIN_LOG_LEVEL')}
+    command = [environment / 'bin/lingvo-moe', *words]
+    done = subprocess.run(command, cwd=away, env=env, capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+  where = 'import lingvo_moe.params; print(lingvo_moe.params.__file__)'
+  found = subprocess.run([environment / 'bin/python', '-c', where], cwd=away, capture_output=True, text=True).stdout
+  assert found.startswith(str(site))
+  assert 'mt.m4.MoE2048E36L ' in moe('models').stdout
+  moe('cldr', '--out_dir=data', '--languages=de', '--max_pairs=200')
+  sizes = ['--set=batch_tokens=512', '--set=source_vocab_size=400', '--set=target_vocab_size=400']
+  moe('train', '--model=mt.cldr.Tiny', '--logdir=runs/mine', '--data_dir=data', '--max_steps=2', *sizes)
+  translated = moe('translate', '--logdir=runs/mine', input='1 Tag\n')
+  assert translated.stdout.count('\n') == 1 and translated.stderr == ''
+  assert 'mean BLEU' in moe('decode', '--logdir=runs/mine', '--once', '--max_sentences=2').stdout
 
 
 def test_wheel_has_no_params_tools_or_tests_of_its_own(wheel):

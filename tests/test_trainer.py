@@ -52,12 +52,17 @@ def train(corpus, logdir, max_steps, bindings=(), **values):
     gin_bindings=[*BINDINGS, *bindings],
     **values,
   ):
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-      return trainer.main([])
-    finally:
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return main()
+
+
+def main():
+  """The trainer with the flags as they are; the handlers of signals are put back."""
+  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+  try:
+    return trainer.main([])
+  finally:
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
 
 
 SO_FAR = ('seconds_so_far', 'source_tokens_so_far', 'target_tokens_so_far')
@@ -108,7 +113,7 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
     for stack in ('encoder', 'decoder')
     for what in ('aux_loss', 'second_dropped', 'entropy')
   } <= lines[0].keys()
-  assert lines[4].keys() == {'step', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair'}
+  assert lines[4].keys() == {'step', 'time', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair'}
 
 
 def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
@@ -225,7 +230,7 @@ def test_steps_after_the_last_checkpoint_are_run_and_logged_again(corpus, whole,
   assert_same_state(tensors(logdir, 8), tensors(whole, 8))
 
 
-def test_sigterm_saves_and_exits_with_zero(corpus, whole, tmp_path, monkeypatch):
+def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_path, monkeypatch):
   log_step = reporting.TrainLog.step
 
   def step_then_terminate(self, step, *args, **kwargs):
@@ -234,7 +239,7 @@ def test_sigterm_saves_and_exits_with_zero(corpus, whole, tmp_path, monkeypatch)
       os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(reporting.TrainLog, 'step', step_then_terminate)
-  assert train(corpus, tmp_path, 8) == 0
+  assert train(corpus, tmp_path, 8) == 143
   assert os.listdir(tmp_path / 'checkpoints') == ['step_00000003']
   assert not (tmp_path / 'finished.json').exists()
   monkeypatch.undo()
@@ -254,8 +259,50 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_
 
 
 def test_a_run_does_not_go_on_as_another_model(corpus, whole):
-  with pytest.raises(UserError, match=r'holds a run with model_dim=32, now 64.*choose another --logdir'):
+  with pytest.raises(UserError, match=r'holds a run with model_dim=32, now 64.*choose another --logdir') as refused:
     train(corpus, whole, 9, ['Tiny.model_dim = 64'])
+  assert f'--init_from={whole}' in str(refused.value) and 'dispatch, ' in str(refused.value)
+
+
+def test_a_run_goes_on_by_its_log_directory_alone_and_says_what_may_change(corpus, whole, tmp_path, capsys):
+  shutil.copytree(whole, tmp_path / 'run')
+  begun = json.loads((whole / 'config.json').read_text())
+  with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), max_steps=9, set=['log_every=1']):
+    assert main() is None
+  said = capsys.readouterr().err
+  assert f'going on with {MODEL} as {tmp_path}/run/config.json has it; --set may change data_dir, ' in said
+  assert 'going on from step 8' in said and losses(tmp_path / 'run')[-1][0] == 9
+  values = json.loads((tmp_path / 'run' / 'config.json').read_text())['values']
+  assert values == {**begun['values'], 'max_steps': 9}
+  with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), set=['model_dim=64']):
+    with pytest.raises(UserError, match='holds a run with model_dim=32, now 64'):
+      main()
+
+
+def test_a_log_directory_alone_needs_a_run(tmp_path):
+  with flagsaver.flagsaver(model=None, logdir=str(tmp_path)):
+    with pytest.raises(UserError, match='--model says what to train; saw none, and there is no run in --logdir='):
+      main()
+
+
+def test_a_value_is_set_without_quotes_and_checked(corpus, tmp_path):
+  train(corpus, tmp_path / 'run', 0, set=['pairs=xx-en', 'batch_tokens = 512'])
+  values = json.loads((tmp_path / 'run' / 'config.json').read_text())['values']
+  assert (values['pairs'], values['batch_tokens']) == ('xx-en', 512)
+  with pytest.raises(UserError, match="Tiny has no field 'batch_token'; closest: batch_tokens"):
+    train(corpus, tmp_path / 'run', 0, set=['batch_token=512'])
+
+
+def test_a_first_run_that_fails_leaves_no_log_directory(corpus, tmp_path):
+  with pytest.raises(UserError, match='no vocabulary file'):
+    train(corpus, tmp_path / 'run', 1, [f'Tiny.source_vocab = "{tmp_path}/nowhere.model"'])
+  assert not (tmp_path / 'run').exists()
+  for name in 'run', 'kept':
+    with pytest.raises(UserError, match='vocabulary'):
+      train(corpus, tmp_path / name, 1, ['Tiny.source_vocab_size = 5'])
+    assert not (tmp_path / 'run').exists()
+    (tmp_path / 'kept').mkdir(exist_ok=True)
+  assert (tmp_path / 'kept').exists()
 
 
 def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, capsys):
@@ -275,11 +322,11 @@ def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, c
   assert f'weights taken from {whole}/checkpoints/step_' in told
 
 
-def test_a_vocabulary_must_fit_the_model(corpus, whole, tmp_path):
-  with pytest.raises(
-    UserError, match='saw source_vocab_size=282, but .*whole.*target.model has 280: bind source_vocab_size'
-  ):
-    train(corpus, tmp_path, 1, [f'Tiny.source_vocab = "{whole}/vocab/target.model"'])
+def test_a_model_has_as_many_embeddings_as_the_vocabulary_that_is_given(corpus, whole, tmp_path, capsys):
+  train(corpus, tmp_path, 0, [f'Tiny.source_vocab = "{whole}/vocab/target.model"'])
+  assert 'target.model has; the configuration has 282' in capsys.readouterr().err
+  assert json.loads((tmp_path / 'config.json').read_text())['values']['source_vocab_size'] == 280
+  assert tensors(tmp_path, 0)['source_embedding/table'].shape == (280, 32)
 
 
 def test_a_log_directory_must_be_writable(corpus, tmp_path):

@@ -1,54 +1,7 @@
 #!/usr/bin/env python
-"""python tools/average_checkpoints.py --logdir=runs/mine --last=4 [--out=runs/mine_average]
+"""python tools/average_checkpoints.py: the command `lingvo-moe average`; see lingvo_moe/commands/average.py, or --help."""
 
-Averages the weights of the last checkpoints of a run, or of --steps=1000,2000, and writes them as the one checkpoint of
-a log directory of its own, under the last of those steps. Decoder and translate take it as it stands:
-
-  python -m lingvo_moe.decoder --logdir=runs/mine_average --split=test --once
-
-The run itself is not touched, so its newest and its best checkpoint stay what they were. The average has no optimizer
-slots: training does not go on from it, but may begin with its weights (--init_from=runs/mine_average). Sums are in
-float64, one weight at a time, so a machine with little memory will do.
-"""
-
-from __future__ import annotations
-
-import os
-
-from absl import flags
-
-from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-
-_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
-_LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)
-_STEPS = flags.DEFINE_list('steps', [], 'Steps to average, with commas between, in place of --last.')
-_OUT = flags.DEFINE_string('out', None, 'The log directory to make; default: that of the run with _average behind it.')
-
-
-def _steps() -> list[int]:
-  """--steps as numbers."""
-  if bool(_STEPS.value) == (_LAST.value is not None):
-    raise UserError('what to average is given either as --last=4 or as --steps=1000,2000: give one of them')
-  if wrong := [text for text in _STEPS.value if not text.strip().isdecimal()]:
-    raise UserError(f'--steps are numbers with commas between, e.g. --steps=1000,2000; saw {wrong[0]!r}')
-  return [int(text) for text in _STEPS.value]
-
-
-def main(argv):
-  del argv
-  asked = _steps()
-  app.import_tensorflow_quietly()
-  from lingvo_moe.run import averaging
-  from lingvo_moe.run.rundir import RunDir
-
-  run = RunDir(os.path.normpath(_LOGDIR.value))
-  out = _OUT.value or run.path + '_average'
-  steps = averaging.choose_steps(run, _LAST.value, asked)
-  step = averaging.average(run, steps, out)
-  print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
-  print(f'python -m lingvo_moe.decoder --logdir={out} --split=test --step={step}')
-
+from lingvo_moe.commands import average
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False)
+  average.command()

@@ -1,67 +1,7 @@
 #!/usr/bin/env python
-"""python tools/compare.py BASELINE RUN [--split=test] [--metric=BLEU,chrF2,chrF++] [--json=FILE]
+"""python tools/compare.py: the command `lingvo-moe compare`; see lingvo_moe/commands/compare.py, or --help."""
 
-Compares the translations of two runs, as the decoder has left them: BLEU, chrF2 and chrF++ of every pair that both have
-translated, the difference (RUN minus BASELINE), its 95% interval and p by paired bootstrap as sacreBLEU does it; the
-same of the mean over pairs; how many pairs gain; and what differs in the configurations.
-
-BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several with
-commas between count as one system: runs/de_en,runs/fr_en beside one run for all.
-
-Where pairs translate the same sentences, such as verses, the interval of the mean resamples sentences, each in all its
-languages, since these are no independent draws; else lines of each pair by themselves. A line says which.
-
-References are read from the corpus of the runs, or from --data_dir. --json appends a record for every pair and one for the
-mean, as JSON lines.
-"""
-
-from __future__ import annotations
-
-import json
-import sys
-
-from absl import flags
-
-from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-
-_METRICS = ('BLEU', 'chrF2', 'chrF++')
-
-_SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or any file prefix.')
-_METRIC = flags.DEFINE_list('metric', list(_METRICS), 'Metrics to show.')
-_SAMPLES = flags.DEFINE_integer('samples', 1000, 'Resamples of the lines.', lower_bound=40)
-_SEED = flags.DEFINE_integer('seed', 12345, "Of the resamples; the default is sacreBLEU's.", lower_bound=1)
-_DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus with the references; in place of the runs'.")
-_JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.')
-
-
-def main(argv):
-  if len(argv) != 3:
-    raise UserError(f'two runs are compared: tools/compare.py BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}')
-  if wrong := [metric for metric in _METRIC.value if metric not in _METRICS]:
-    raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw {wrong[0]!r}')
-  import tqdm
-
-  from lingvo_moe.analysis import compare
-
-  baseline, system = (compare.read_system(text, _SPLIT.value, _DATA_DIR.value) for text in argv[1:])
-  interval = 0.5 if sys.stderr.isatty() else 30
-  progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
-  found = compare.compare(baseline, system, _SAMPLES.value, _SEED.value, progress)
-  print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
-  print(compare.table(found, _METRIC.value))
-  if found.left_out:
-    print(f'translated by one of them only, and left out: {", ".join(found.left_out)}')
-  print(
-    '\nwhat differs in the configurations' if (rows := compare.configured(baseline, system)) else '\nno value differs'
-  )
-  for name, one, two in rows:
-    print(f'  {name}: {one} | {two}')
-  if _JSON.value:
-    with open(_JSON.value, 'a', encoding='utf-8') as f:
-      for record in compare.records(found, baseline, system, _SPLIT.value, _METRIC.value):
-        f.write(json.dumps(record, ensure_ascii=False) + '\n')
-
+from lingvo_moe.commands import compare
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False, arguments=True)
+  compare.command()

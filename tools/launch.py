@@ -1,20 +1,7 @@
 #!/usr/bin/env python
-"""python tools/launch.py 2 -- python -m lingvo_moe.trainer --runtime=spmd --mesh=expert:4 --model=... --logdir=...
+"""python tools/launch.py: the command `lingvo-moe launch`; see lingvo_moe/commands/launch.py, or --help."""
 
-Launches a command as several processes of one run on this machine, with the flags --coordinator, --num_processes and
---process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM is forwarded to all.
-"""
-
-from __future__ import annotations
-
-import sys
-
-from lingvo_moe import launcher
+from lingvo_moe.commands import launch
 
 if __name__ == '__main__':
-  if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or int(sys.argv[1]) < 1 or sys.argv[2] != '--':
-    is_help = any(argument in ('--help', '-h') for argument in sys.argv[1:2])
-    print(__doc__ if is_help else f'error: the form is N -- COMMAND; saw {sys.argv[1:]} (see --help)', file=sys.stderr)
-    sys.exit(0 if is_help else 1)
-  status = launcher.launch(sys.argv[3:], int(sys.argv[1]))
-  sys.exit(status if status >= 0 else 128 - status)
+  launch.command()

@@ -1,67 +1,7 @@
 #!/usr/bin/env python
-"""python tools/lint_sharding.py --model=mt.cldr.Tiny --mesh=data:2,expert:2 [--plant=topk]
+"""python tools/lint_sharding.py: the command `lingvo-moe lint`; see lingvo_moe/commands/lint.py, or --help."""
 
-Checks the sharding of a model's train step: partitions it, and fails (exit status 1) if a device holds or gathers the
-whole of a tensor that the sharding rules split; the layer of the tensor is printed. Nothing is allocated and no step is
-run. Tensors up to --limit_mib are ignored; by default those with less than a number of 4 bytes for each token of a
-micro-batch, as the rules split all that has one. --plant introduces a mistake in the layers with experts, to show that
-it is found: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
-"""
-
-from __future__ import annotations
-
-import json
-import math
-
-from absl import flags
-
-from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-
-_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_MESH = flags.DEFINE_string('mesh', None, "Devices by axis, such as 'data:2,expert:2'.", required=True)
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'E.g. \'Tiny.dispatch = "einsum"\'; may be repeated.')
-_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
-_LIMIT = flags.DEFINE_float('limit_mib', None, 'Size up to which a tensor may be whole everywhere.', lower_bound=0.0)
-_PLANT = flags.DEFINE_string('plant', '', 'Mistake to introduce: topk or unsharded.')
-_JSON = flags.DEFINE_string('json', None, 'File for the findings as JSON.')
-
-
-def main(argv):
-  del argv
-  from lingvo_moe import runtime_flags
-  from lingvo_moe.analysis import lint
-  from lingvo_moe.core import configuration
-  from lingvo_moe.xla_sharding import Mesh
-
-  config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
-  mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
-  if mesh.num_devices < 2:
-    raise UserError(f'one device holds everything; saw --mesh={_MESH.value}: name a mesh of several')
-  if _PLANT.value and not config.num_experts:
-    raise UserError(
-      f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'
-    )
-  batch = config.random_batch()
-  annotated = lint.annotations(config.program(), mesh, batch)
-  largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
-  by_default = lint.default_limit(batch, config.micro_batches)
-  limit = by_default if _LIMIT.value is None else int(_LIMIT.value * 2**20)
-  choice = runtime_flags.Choice('spmd', _MESH.value, _SPLIT_DENSE.value)
-  with lint.planted(_PLANT.value):
-    program = choice.make(config.program()).train_program(batch)
-  findings = lint.read(program.as_text(), annotated, limit)
-  for finding in findings:
-    print(finding)
-  print(
-    f'{_MODEL.value} on {mesh}: {len(annotated)} annotations split a tensor, the largest of {largest / 2**20:.3g} MiB; '
-    f'{len(findings) or "no"} tensors above {limit / 2**20:.3g} MiB are whole where they should be split'
-  )
-  if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump([finding._asdict() for finding in findings], f, indent=2)
-  return 1 if findings else 0
-
+from lingvo_moe.commands import lint
 
 if __name__ == '__main__':
-  app.run(main)
+  lint.command()

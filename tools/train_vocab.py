@@ -1,66 +1,7 @@
 #!/usr/bin/env python
-"""python tools/train_vocab.py --data_dir=DATA --pairs='*-en' --side=source --vocab_size=8000 --output=vocab/source
+"""python tools/train_vocab.py: the command `lingvo-moe vocab`; see lingvo_moe/commands/vocab.py, or --help."""
 
-Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) on the train split of one or
-more corpora, and writes OUTPUT.model and OUTPUT.vocab. lingvo_moe/tasks/mt/corpus.py describes the layouts of DATA.
-"""
-
-from __future__ import annotations
-
-import os
-import time
-
-from absl import flags
-
-from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.mt import vocab_training
-
-_DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
-_PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
-_SPLIT = flags.DEFINE_string('split', 'train', 'Split, or file prefix, to read.')
-_SIDE = flags.DEFINE_enum('side', 'shared', list(vocab_training.SIDES), 'Side of the pairs to read; shared: both.')
-_OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
-_VOCAB_SIZE = flags.DEFINE_integer('vocab_size', 8000, 'Pieces, including bytes and special ids.', lower_bound=1)
-_TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Temperature of the sampling over pairs; 1: natural shares.')
-_COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all characters that get their own pieces.')
-_MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
-_TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
-_NORMALIZATION = flags.DEFINE_enum(
-  'normalization', 'nmt_nfkc', ['nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf', 'identity'], "SentencePiece's rule."
-)
-_SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
-_OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
-
-
-def main(argv):
-  del argv
-  if not _OUTPUT.value:
-    raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
-  if not _DATA_DIR.value:
-    raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
-  if not _TEMPERATURE.value > 0:
-    raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
-  if not 0.98 <= _COVERAGE.value <= 1:
-    raise UserError(f'character_coverage must be from 0.98 to 1; saw {_COVERAGE.value}: use 0.9995')
-  pairs = [p for folder in _DATA_DIR.value for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)]
-  start = time.time()
-  path = vocab_training.train_vocab(
-    pairs,
-    _OUTPUT.value,
-    _VOCAB_SIZE.value,
-    side=_SIDE.value,
-    temperature=_TEMPERATURE.value,
-    max_sentences=_MAX_SENTENCES.value,
-    character_coverage=_COVERAGE.value,
-    tags=_TAGS.value,
-    normalization=_NORMALIZATION.value,
-    seed=_SEED.value,
-    overwrite=_OVERWRITE.value,
-  )
-  print(f'{path}: {os.path.getsize(path)} bytes, from {len(pairs)} pairs, in {time.time() - start:.0f} s')
-
+from lingvo_moe.commands import vocab
 
 if __name__ == '__main__':
-  app.run(main)
+  vocab.command()

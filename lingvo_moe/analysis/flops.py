@@ -13,47 +13,73 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 Parts = dict[str, int]  # by the names of PARTS
 
 
-def train_step(config: TransformerConfig) -> Parts:
+def train_step(config: ModelConfig) -> Parts:
   """FLOPs of a train step on a full batch, over all devices: every product once forward and twice backward.
 
   The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows and add two per
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
   Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
-  rows, length = next(iter(config.batch_shapes().values())).shape
-  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
+  batch = config.batch_shapes()
+  rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
+  source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
   parts = dict.fromkeys(PARTS, 0)
-  task = config.task()
-  for stack in (value for value in vars(task).values() if isinstance(value, Stack)):
-    for layer, is_last in _layers(stack):
-      projections, last = _matrices(layer.attention.weights())
-      attentions = 2 if layer.cross_attention else 1
-      parts['attention'] += attentions * (3 + again) * _attention(config, tokens, length)
-      # The last projection is not recomputed where attention alone is.
-      made = (3 + again) * projections - (again and not blocks) * last
-      parts['projections'] += attentions * 2 * tokens * made
-      if layer.is_moe:
-        for name, flops in _experts(config, layer.ffn, tokens, config.dispatch, again=blocks).items():
-          parts[name] += flops
-      else:
-        size, last = _matrices(layer.ffn.weights())
-        parts['feed-forward'] += 2 * tokens * ((3 + blocks) * size - (blocks and is_last) * last)
-  parts['softmax'] = 3 * _scores(config, tokens)
+  for name, stack in vars(config.task()).items():
+    if isinstance(stack, Stack):
+      _add_layers(parts, config, stack, rows, source_length if name == 'encoder' else length, source_length)
+    elif isinstance(stack, RecurrentStack):
+      _add_recurrent(parts, config, stack, rows * length)
+  parts['softmax'] = 3 * _scores(config, rows * length)
   return parts
+
+
+def _add_layers(
+  parts: Parts, config: TransformerConfig, stack: Stack, rows: int, length: int, source_length: int
+) -> None:
+  """Adds the FLOPs of Transformer layers in training, on rows of `length` that may attend to a source."""
+  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
+  for layer, is_last in _layers(stack):
+    specs = layer.attention.weights()
+    to_itself, to_source = (tokens, length), (rows * source_length, source_length)
+    for others, attended in (to_itself, to_source) if layer.cross_attention else (to_itself,):
+      parts['attention'] += (3 + again) * _attention(config, tokens, attended)
+      queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size
+      # The last projection is not recomputed where attention alone is.
+      last = (again and not blocks) * specs['wo'].size
+      parts['projections'] += 2 * (tokens * ((3 + again) * queries - last) + others * (3 + again) * keys)
+    if layer.is_moe:
+      _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
+    else:
+      specs = layer.ffn.weights()
+      made = (3 + blocks) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
+      parts['feed-forward'] += 2 * tokens * made
+
+
+def _add_recurrent(parts: Parts, config: ModelConfig, stack: RecurrentStack, tokens: int) -> None:
+  """Adds the FLOPs of two LSTMs and the layer between them in training."""
+  parts['other'] += 2 * 3 * 2 * tokens * _matrices(stack.lstm.weights())
+  if stack.moe:
+    _add_experts(parts, config, stack.moe, tokens, config.dispatch, again=False)
+  else:
+    parts['feed-forward'] += 3 * 2 * tokens * _matrices(stack.ffn.weights())
 
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
   """FLOPs of one MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
   layer = next(layer.ffn for layer, _ in _layers(config.task().encoder) if layer.is_moe)
-  return dict.fromkeys(PARTS, 0) | _experts(config, layer, _tokens(config), dispatch, again=False)
+  parts = dict.fromkeys(PARTS, 0)
+  _add_experts(parts, config, layer, _tokens(config), dispatch, again=False)
+  return parts
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
@@ -102,28 +128,26 @@ def _attention(config: TransformerConfig, tokens: int, length: int) -> int:
   return 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
-def _matrices(specs: Specs) -> tuple[int, int]:
-  """Sizes of the matrices of a layer, biases left out, and of the one that makes its output."""
-  return sum(spec.size for name, spec in specs.items() if not name.startswith('b')), specs['wo'].size
+def _matrices(specs: Specs) -> int:
+  """Size of the matrices of a layer, without its biases."""
+  return sum(spec.size for name, spec in specs.items() if name.startswith('w'))
 
 
-def _scores(config: TransformerConfig, tokens: int) -> int:
+def _scores(config: ModelConfig, tokens: int) -> int:
   return 2 * tokens * config.model_dim * config.task().target_embedding.vocab_size
 
 
-def _experts(config: TransformerConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> Parts:
-  """FLOPs of a MoE layer in training, forward and backward."""
+def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> None:
+  """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
-  return {
-    'gating': (3 + again) * 2 * tokens * _gate_size(layer),
-    'experts': (3 + again) * 2 * config.num_groups * slots * _expert_size(layer),
-    'feed-forward': (3 + again) * 2 * tokens * _shared_size(layer),
-    # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
-    'dispatch/combine': (2 + again + 3) * masks,
-  }
+  parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)
+  parts['experts'] += (3 + again) * 2 * config.num_groups * slots * _expert_size(layer)
+  parts['feed-forward'] += (3 + again) * 2 * tokens * _shared_size(layer)
+  # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
+  parts['dispatch/combine'] += (2 + again + 3) * masks
 
 
 def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:

@@ -236,7 +236,9 @@ def _instruction(root, name, result, opcode, rest) -> Instruction:
   else:
     operands, attributes = tuple(_NAME.findall(rest[:end])), rest[end:]
   op_name = _OP_NAME.search(attributes)
-  return Instruction(name, opcode, arrays, operands, op_name[1] if op_name else '', attributes, bool(root))
+  return Instruction(
+    name, opcode, arrays, operands, re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else '', attributes, bool(root)
+  )
 
 
 def _closing(text: str) -> int:

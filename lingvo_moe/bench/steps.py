@@ -11,15 +11,15 @@ from lingvo_moe.bench.clock import Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.transformer_config import TransformerConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
 
 MakeRuntime = Callable[[Program], Runtime]
 
 
-def train(config: TransformerConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
+def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
   """Times a train step: forward, backward and update. Tokens that the loss is over count, and those of a source.
 
   Args:
@@ -95,7 +95,7 @@ def _ready(make: MakeRuntime, program: Program) -> Runtime:
   return runtime
 
 
-def _choices(config: TransformerConfig, routing) -> Timing:
+def _choices(config: ModelConfig, routing) -> Timing:
   """Dispatch, groups and shares of dropped choices of a model with experts; {} for a dense model."""
   if not routing:
     return {}

@@ -12,15 +12,26 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import re
 import tokenize
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gin import config_parser
 
+from lingvo_moe.core import fields
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+
+
+def of_settings(name: str, settings: Sequence[str]) -> list[str]:
+  """Bindings of the model registered as `name` for the values of --set, which name a field and not the class."""
+  own = registry.get(name).__name__
+  for text in settings:
+    if '=' not in text:
+      raise UserError(f'--set gives a field a value, such as --set batch_tokens=2048; saw {text!r}')
+  return [text if text.partition('=')[0].strip().startswith(f'{own}.') else f'{own}.{text}' for text in settings]
 
 
 def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = ()) -> dict[str, Any]:
@@ -31,6 +42,10 @@ def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] =
   for text in gin_bindings:
     reader.read(text)
   return reader.values()
+
+
+# One line whose value is neither a string in quotes, nor a macro or a reference, nor a list.
+_UNQUOTED = re.compile(r"""\s*(?P<key>[\w./]*\.(?P<field>\w+))\s*=\s*(?P<value>[^\s'"%@\[({#][^'"\n]*?)\s*""")
 
 
 class _Macro(NamedTuple):
@@ -126,11 +141,20 @@ class _Reader:
       reason, line = e.msg, e.text
     except (tokenize.TokenError, TypeError, ValueError, RecursionError) as e:  # an open bracket, {[1]: 2}, ((((...
       reason, line = e.args[0], parser and parser.current_token.line
+    if (quoted := self._with_quotes(text)) != text:
+      return self._parse(quoted, where)
     reason = reason.splitlines()[-1].strip().rstrip('.')
     raise UserError(
       f'{where}gin could not read a binding: {reason[:80]}; saw {(line or text).strip()[:80]!r} '
       f'(bindings are written {self._line("max_steps", 100)}, and text in quotes)'
     )
+
+  def _with_quotes(self, text: str) -> str:
+    """A line `MoE8E.pairs = de-en` with quotes around its value: text is meant where a field holds text."""
+    line = _UNQUOTED.fullmatch(text)
+    if not line or fields.types(self._cls).get(line['field']) is not str:
+      return text
+    return f'{line["key"]} = {line["value"]!r}'
 
   def _add(self, statement: config_parser.BindingStatement, where: str) -> None:
     scope, selector, field, value, _ = statement

@@ -16,14 +16,27 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 
 
-def resolve(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), **overrides) -> Any:
+def resolve(
+  name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), base: Any = None, **overrides
+) -> Any:
   """The model registered as `name`, with gin's values, then `overrides`, in place of its own.
+
+  Args:
+    name: of a registered model.
+    gin_files: files of bindings.
+    gin_bindings: bindings, which count more.
+    base: a configuration of that model whose values count in place of the model's own.
+    **overrides: values of fields, which count most.
 
   Raises:
     UserError: for an unknown model or field, a value out of its range, or a binding without effect.
   """
   cls = registry.get(name)
   values = bindings.read(name, gin_files, gin_bindings)
+  if base is not None:
+    return _make(
+      cls, name, {**{f.name: getattr(base, f.name) for f in dataclasses.fields(base)}, **values, **overrides}
+    )
   gin.clear_config()
   for field, value in values.items():
     gin.bind_parameter(f'{cls.__module__}.{cls.__name__}.{field}', value)

@@ -9,7 +9,11 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
+import pathlib
 import pkgutil
+import sys
+import types
 import typing
 from typing import Any, TypeVar
 
@@ -64,6 +68,7 @@ def name_of(cls: type) -> str:
 
 def get(name: str) -> type:
   """Class registered as `name`; UserError with the closest names if there is none."""
+  _root()
   module = _ROOT + name.rpartition('.')[0]
   try:
     is_dotted = '.' in name and all(part.isidentifier() for part in name.split('.'))
@@ -73,7 +78,7 @@ def get(name: str) -> type:
   if found:
     importlib.import_module(module)
   if name not in _models:
-    raise UserError(f'no model is called {name!r}; {closest(name, names())} (tools/models.py lists all)')
+    raise UserError(f'no model is called {name!r}; {closest(name, names())} (lingvo-moe models lists all)')
   return _models[name]
 
 
@@ -94,7 +99,38 @@ def siblings(name: str) -> dict[str, type]:
 
 def names() -> list[str]:
   """Every registered name; imports every params module."""
-  root = importlib.import_module(_ROOT[:-1])
+  root = _root()
   for info in pkgutil.walk_packages(root.__path__, _ROOT):
     importlib.import_module(info.name)
   return sorted(_models)
+
+
+def checkout() -> str:
+  """The folder that holds params/: the root of a checkout that is installed in place, else the installed package."""
+  return os.path.dirname(os.path.dirname(os.path.realpath(_root().__file__)))
+
+
+def _root() -> types.ModuleType:
+  """The package lingvo_moe.params.
+
+  A checkout has it in the folder params/ beside lingvo_moe/, and setup.py puts it in its place. Where the working
+  directory is a checkout that is not installed in place, Python imports the checkout's lingvo_moe, which then lacks it.
+  """
+  try:
+    return importlib.import_module(_ROOT[:-1])
+  except ModuleNotFoundError as e:
+    if e.name != _ROOT[:-1]:
+      raise
+  checkout = pathlib.Path(__file__).resolve().parents[2]
+  folder = checkout / 'params'
+  if not (folder / '__init__.py').exists():
+    raise UserError(
+      f'the models, lingvo_moe.params, are not beside {checkout / "lingvo_moe"}: run this elsewhere, or install the '
+      'checkout that you are in, with pip install -e .'
+    )
+  spec = importlib.util.spec_from_file_location(
+    _ROOT[:-1], folder / '__init__.py', submodule_search_locations=[str(folder)]
+  )
+  module = sys.modules[_ROOT[:-1]] = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core import extras
 from lingvo_moe.paper.operators import Operator
 from lingvo_moe.paper.operators import Split
 from lingvo_moe.runtime.chips import Topology
@@ -30,9 +30,7 @@ try:
   import jax
   from jax import export
 except ImportError as e:
-  raise UserError(
-    f'partitioning an operator needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
-  ) from None
+  raise extras.not_installed('partitioning an operator needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import aot
 from lingvo_moe.runtime import spmd

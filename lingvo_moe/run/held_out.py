@@ -8,6 +8,7 @@ import glob
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from lingvo_moe.core.errors import UserError
@@ -50,16 +51,18 @@ class Results:
     os.makedirs(folder, exist_ok=True)
     if old := self._read(step):
       changed = [
-        f'{name}={old["settings"].get(name)!r}, now {value!r}'
+        self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
         for name, value in self.job.settings.items()
         if old['settings'].get(name) != value
       ]
       if changed and not self.overwrite:
         raise UserError(
-          f'{folder} holds results made with {"; ".join(changed)}: give --overwrite to replace them, or move them away'
+          f'{folder} holds results made with {"; ".join(changed)}: give --overwrite to replace them, or '
+          '--out=FOLDER for a folder of their own'
         )
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
     stale = glob.glob(os.path.join(glob.escape(folder), '*' + self.job.suffix))
+    stale += [os.path.join(folder, name) for name in (old or {}).get('beside', ())]
     for path in [os.path.join(folder, self.job.summary_file), *stale]:  # the summary first: without it nothing counts
       with contextlib.suppress(FileNotFoundError):
         os.remove(path)
@@ -68,13 +71,27 @@ class Results:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     for name, lines in outcome.lines.items():
       _write(os.path.join(self.folder(step), name + self.job.suffix), ''.join(line + '\n' for line in lines))
+    for name, lines in outcome.beside.items():
+      _write(os.path.join(self.folder(step), name), ''.join(line + '\n' for line in lines))
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()
-    summary = {'step': step, 'settings': self._settings(step), **outcome.summary}
+    own = {'settings': self._settings(step), 'texts': self.job.texts, 'beside': sorted(outcome.beside)}
+    summary = {'step': step, **own, **outcome.summary}
     path = os.path.join(self.folder(step), self.job.summary_file)
     _write(path, json.dumps(summary, indent=2, ensure_ascii=False) + '\n')
     return summary
+
+  def _other_text(self, old: dict) -> str:
+    """How the text of results that are there differs from the job's, by the names of its parts."""
+    before = old.get('texts') or dict.fromkeys(
+      old.get('pairs') or old.get('files') or {}
+    )  # an earlier version had names
+    now = self.job.texts
+    if before.keys() != now.keys():
+      return f'text of {_names(before)}, now {_names(now)}'
+    differ = [name for name in now if before[name] not in (None, now[name])]
+    return f'other lines of {_names(differ or now)}'
 
   def _settings(self, step: int) -> dict[str, Any]:
     return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
@@ -86,6 +103,12 @@ class Results:
     except (FileNotFoundError, ValueError):
       return None
     return summary if isinstance(summary, dict) and isinstance(summary.get('settings'), dict) else None
+
+
+def _names(names: Iterable[str]) -> str:
+  """Names with commas between, the first of many."""
+  names = sorted(names)
+  return ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '') or 'none'
 
 
 def _write(path: str, text: str) -> None:

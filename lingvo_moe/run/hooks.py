@@ -122,7 +122,7 @@ class StoppedBySignal(Exception):
 
   def __init__(self, number: signal.Signals, step: int):
     super().__init__(f'{number.name}: saved step {step}; the same command goes on from there')
-    self.exit_status = 0 if number == signal.SIGTERM else 130
+    self.exit_status = 128 + number  # as of a process that a signal ends; a scheduler tells it from a finished run
 
 
 class StopOnSignal:
@@ -159,5 +159,5 @@ class Signals:
     if number == signal.SIGINT and (self.received is not None or not self.in_loop):
       raise KeyboardInterrupt
     if not self.in_loop:
-      sys.exit(0)
+      sys.exit(128 + number)
     self.received = signal.Signals(number)

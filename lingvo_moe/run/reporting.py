@@ -1,20 +1,20 @@
-"""Log of a training run: a progress bar, TensorBoard's event file, and the same scalars as JSON lines."""
+"""Log of a training run: progress, TensorBoard's event file, and the same scalars as JSON lines."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 import os
-import sys
 import time
 import types
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import tqdm
 
+from lingvo_moe.core.progress import Progress
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.metrics import by_unit
@@ -60,7 +60,7 @@ class TrainLog:
   """Log of a run from `first_step` on.
 
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
-  steps are made again. Every line has the seconds of work and the tokens of training (config.token_counts) since the
+  steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training (config.token_counts) since the
   run began, over all restarts; time between them is not counted, nor are steps that were lost.
   """
 
@@ -72,10 +72,7 @@ class TrainLog:
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = open(self._path, 'a', encoding='utf-8')
     self._events = EventFile(logdir)
-    interval = 0.5 if sys.stderr.isatty() else 30
-    self._bar = tqdm.tqdm(
-      total=config.max_steps, initial=first_step, unit='step', mininterval=interval, file=sys.stderr
-    )
+    self._progress = Progress(config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
     self._reset()
 
@@ -91,14 +88,15 @@ class TrainLog:
     for name in self._config.token_counts:
       self._tokens += float(metrics[name])
       self._totals[name] += float(metrics[name])
-    self._bar.update(1)
     if not write:
+      self._progress.update()
       return
     elapsed = time.perf_counter() - self._since
     pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
     values = {**self._config.scalars(metrics), **pace}
     self._write(step, values)
-    self._bar.set_postfix(loss=f'{values["loss"]:.3f}', tok_s=f'{pace["tokens_per_second"]:.0f}', refresh=False)
+    self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
+    self._progress.update()
     self._reset()
 
   def evaluation(self, step: int, loss: DevLoss) -> float:
@@ -106,19 +104,24 @@ class TrainLog:
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
     self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset})
-    self._bar.write(f'step {step}: dev loss {loss.mean:.4f}', file=sys.stderr)
+    self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
     return loss.mean
 
+  def say(self, text: str) -> None:
+    """Prints a line beside the progress."""
+    self._progress.write(text)
+
   def close(self) -> None:
-    self._bar.close()
+    self._progress.close()
     self._file.close()
     self._events.close()
 
   def _write(self, step, values, nested=None):
     self._totals['seconds'] = time.perf_counter() - self._begun
     so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
-    self._file.write(json.dumps({'step': step, **so_far, **values, **(nested or {})}) + '\n')
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
+    self._file.write(json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})}) + '\n')
     self._file.flush()
     self._events.write(step, values)
 
@@ -139,6 +142,9 @@ class NoLog:
 
   def evaluation(self, step: int, loss: DevLoss) -> float:
     return loss.mean
+
+  def say(self, text: str) -> None:
+    """Nothing."""
 
   def close(self) -> None:
     """Nothing."""

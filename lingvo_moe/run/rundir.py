@@ -63,6 +63,22 @@ class RunDir:
       ) from None
     return held
 
+  def lock_and_begin(self, name: str, config: TaskConfig) -> tuple[IO, TaskConfig]:
+    """Locks the directory and begins the run, or goes on with it; a directory made for a run that cannot begin goes.
+
+    Raises:
+      UserError: as `lock` and `begin` do.
+    """
+    is_new = not os.path.exists(self.path)
+    lock = self.lock()
+    try:
+      return lock, self.begin(name, config)
+    except UserError:
+      lock.close()
+      if is_new and not self.exists:
+        self._remove_if_empty()
+      raise
+
   def begin(self, name: str, config: TaskConfig) -> TaskConfig:
     """Begins the run, or goes on with the one that is here: prepares the task's files and writes config.json.
 
@@ -86,6 +102,11 @@ class RunDir:
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
     return name, config.with_files(self.file)
+
+  @staticmethod
+  def may_change(config: TaskConfig) -> str:
+    """Names of the fields that may change when a run goes on, with commas between."""
+    return ', '.join(fields.may_change(type(config)))
 
   def finish(self, step: int, reason: str) -> None:
     with open(self.file('finished.json'), 'w', encoding='utf-8') as f:
@@ -122,6 +143,16 @@ class RunDir:
     changed = configuration.differences(old, config, fields.may_change(type(config)))
     if changed:
       raise UserError(
-        f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began; '
-        'set it back, or choose another --logdir'
+        f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
+        f'{self.may_change(config)}; set it back, or choose another --logdir, which may begin with the weights of this '
+        f'run by --init_from={self.path}'
       )
+
+  def _remove_if_empty(self):
+    """Removes the directory if no file but locks is in it or below it."""
+    found = list(os.walk(self.path, topdown=False))
+    if all(name == '.lock' for _, _, names in found for name in names):
+      for folder, _, names in found:
+        for name in names:
+          os.remove(os.path.join(folder, name))
+        os.rmdir(folder)

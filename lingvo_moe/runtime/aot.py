@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lingvo_moe.core import extras
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.chips import Topology
@@ -26,9 +27,7 @@ try:
   import jax
   from jax.experimental import topologies
 except ImportError as e:
-  raise UserError(
-    f'compiling for a mesh needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
-  ) from None
+  raise extras.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import spmd
@@ -151,9 +150,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
   except RuntimeError as e:
     line = str(e).splitlines()[0]
     if not isinstance(e, jax.errors.JaxRuntimeError):
-      raise UserError(
-        f'compiling for a TPU needs its compiler, which is not installed ({line}): pip install "lingvo_moe[tpu-aot]"'
-      ) from None
+      raise extras.not_installed('compiling for a TPU needs its compiler', line, 'tpu-aot') from None
     raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core import extras
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
@@ -31,7 +32,7 @@ from lingvo_moe.xla_sharding import Mesh
 try:
   import jax
 except ImportError as e:
-  raise UserError(f'exporting needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+  raise extras.not_installed('exporting needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import exported_run
 from lingvo_moe.runtime import lowering

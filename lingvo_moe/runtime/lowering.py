@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core import extras
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend
@@ -23,9 +24,7 @@ try:
   from jax import export
   from jax.experimental.jax2tf import call_tf
 except ImportError as e:
-  raise UserError(
-    f'a mesh of devices needs JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"'
-  ) from None
+  raise extras.not_installed('a mesh of devices needs JAX', e, 'spmd') from None
 
 logging.getLogger('jax').setLevel(logging.WARNING)  # at INFO it logs every backend that is missing
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core import extras
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import UserError
@@ -36,7 +37,7 @@ try:
   import jax
   from jax.experimental import multihost_utils
 except ImportError as e:
-  raise UserError(f'--runtime=spmd runs on JAX, which is not installed ({e}): pip install "lingvo_moe[spmd]"') from None
+  raise extras.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime.lowering import Lowering
 

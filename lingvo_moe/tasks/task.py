@@ -8,8 +8,11 @@ change to a job. tasks/mt/task.py is the example to read.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from lingvo_moe.program import Program
 
@@ -88,6 +91,7 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
+  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
 
 
 class HeldOutJob(Protocol):
@@ -97,11 +101,13 @@ class HeldOutJob(Protocol):
     summary_file: name of the JSON file of a step's summary.
     suffix: of the files of lines.
     settings: what the results depend on beside the checkpoint.
+    texts: by its name, a short hash of each text; for a message about results that are there, of other text.
   """
 
   summary_file: str
   suffix: str
   settings: dict[str, Any]
+  texts: dict[str, str]
 
   def run(self, label: str, quiet: bool = False) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
@@ -192,6 +198,14 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
+class SharesRows(Protocol):
+  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+
+  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 
@@ -200,6 +214,17 @@ class CountsUnits(Protocol):
   """
 
   units: Mapping[str, int]
+
+
+@runtime_checkable
+class KnowsEpoch(Protocol):
+  """A TrainInput of text that ends.
+
+  Attributes:
+    steps_per_epoch: steps, about, in which as many examples are read as the text has.
+  """
+
+  steps_per_epoch: float
 
 
 @runtime_checkable
@@ -235,6 +260,45 @@ class Measurable(Protocol):
 
   def probe_search(self) -> InferenceProgram:
     """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
+
+
+class LayerRouting(NamedTuple):
+  """Choices of a MoE layer for the tokens of a sentence, T tokens and R choices each."""
+
+  experts: np.ndarray  # int32 [T, R], the first choice first
+  weights: np.ndarray  # float32 [T, R], by which outputs of experts are summed; 0: that expert was not chosen
+
+
+class SentenceRouting(NamedTuple):
+  """Routing of a sentence and its translation."""
+
+  source: list[str]  # pieces that the encoder reads: a tag if the model has tags, the sentence, and the end
+  target: list[str]  # pieces that the decoder reads: the beginning, and the translation
+  layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
+
+
+@runtime_checkable
+class Routes(Protocol):
+  """A TaskConfig whose model translates and can tell which experts it asks, if it has any."""
+
+  def router(self, vocabs: Vocabs, runner: Runner) -> Any:
+    """Finds the experts of each token; see tasks/mt/token_routing.py: Router. UserError where there is no expert."""
+
+
+@runtime_checkable
+class Generates(Protocol):
+  """A TaskConfig whose model continues text."""
+
+  def continuer(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
+    """Continues texts with the weights that a runtime holds; see tasks/lm/generation.py: Continuer."""
+
+
+@runtime_checkable
+class HasLanguages(Protocol):
+  """A TaskConfig whose model translates between languages."""
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
 
 
 @runtime_checkable

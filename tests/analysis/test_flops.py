@@ -62,6 +62,15 @@ def test_a_decoder_with_gated_layers_and_shared_key_value_heads():
   assert found['softmax'] == 3 * 2 * tokens * 32 * 260
 
 
+def test_two_lstms_and_a_layer_between_them():
+  dense = registry.get('lm.moe_lstm.Tiny')(num_experts=0)
+  tokens = 8 * 16  # M=32, H=64
+  found = flops.train_step(dense)
+  assert found['other'] == 2 * 3 * 2 * tokens * 2 * 4 * 32 * 32
+  assert found['feed-forward'] == 3 * 2 * tokens * 2 * 32 * 64
+  assert found['softmax'] == 3 * 2 * tokens * 32 * 260 and not found['attention']
+
+
 def test_a_token_meets_the_second_gates_of_its_groups_alone():
   config = dataclasses.replace(TINY, gate='hierarchical', groups_of_experts=4)
   # A first gate over 4 groups and, in 2 of them, a second over 4 experts; each with as many weights for noise.

@@ -166,7 +166,7 @@ def test_collectives_count_once_each_with_what_they_carry():
 def test_names_operands_and_parameters_are_read():
   module = hlo.parse(LOOP)
   x0, w0 = module.entry.parameters
-  assert x0.op_name == "args[0][\\'weights\\'][\\'a\\']" and w0.op_name == ''
+  assert x0.op_name == "args[0]['weights']['a']" and w0.op_name == ''
   assert module.entry.by_name['loop'].operands == ('init',)
   assert module.entry.by_name['loop'].arrays[2].shape == (8, 16)
   assert module.entry.root.name == 'all'

@@ -43,7 +43,7 @@ def shortened(name):
 def with_layers(config):
   """A model with one block a stack."""
   stacks = [name for name in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, name)]
-  return dataclasses.replace(config, **dict.fromkeys(stacks, max(1, config.moe_every)))
+  return dataclasses.replace(config, **dict.fromkeys(stacks, max(1, getattr(config, 'moe_every', 1))))
 
 
 def different_tinies():
@@ -80,7 +80,7 @@ def listed_with_experts():
     config = registry.get(name)()
     if config.num_experts and weights_lib.count(config.task().weights()) < 100e6:
       sizes = 'num_experts', 'model_dim', 'ff_dim', 'batch_tokens', 'max_length', 'scan_layers', 'gate'
-      kept.setdefault(tuple(getattr(config, size) for size in sizes), name)
+      kept.setdefault(tuple(getattr(config, size, None) for size in sizes), name)
   return sorted(kept.values())
 
 
@@ -210,7 +210,8 @@ def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
 
 def documented(flag=''):
   """The command in the tool's help, with or without its optional flag."""
-  line = TOOL.read_text(encoding='utf-8').splitlines()[1].removeprefix('"""python tools/lint_sharding.py ')
+  said = subprocess.run([sys.executable, TOOL, '--help'], capture_output=True, text=True, timeout=60).stdout
+  line = said.splitlines()[0].removeprefix('python tools/lint_sharding.py ')
   command, optional = line.removesuffix(']').split(' [')
   assert optional == '--plant=topk'
   return [sys.executable, TOOL, *command.split(), *([optional] if flag else [])]

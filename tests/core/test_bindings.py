@@ -106,7 +106,7 @@ def test_a_file_of_an_installed_package_may_be_included_from_any_folder(tmp_path
   [
     ('Tiny.eval_every = (1,', r"gin could not read a binding: .*; saw 'Tiny.eval_every = \(1,' \(bindings are written"),
     ('Tiny.seed = 2\nTiny.ff_dim = = 3\n', "gin could not read a binding: .*; saw 'Tiny.ff_dim = = 3' "),
-    ('Tiny.optimizer = adam', "Failed to parse token 'adam'; saw 'Tiny.optimizer = adam' .*and text in quotes"),
+    ('Tiny.max_steps = many', "Failed to parse token 'many'; saw 'Tiny.max_steps = many' .*and text in quotes"),
     ('Tiny.pairs = {[1]: 2}', 'gin could not read a binding: unhashable type'),
     ('Tiny.ff_dim = ' + '(' * 3000, 'gin could not read a binding: '),
     ('Tiny:', 'gin could not read a binding: Expected indentation'),

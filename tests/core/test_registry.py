@@ -44,7 +44,7 @@ def test_names_are_sorted_and_unique():
   ],
 )
 def test_an_unknown_name_is_answered_with_the_closest_ones(name, close):
-  with pytest.raises(UserError, match=f"no model is called '{name}'; closest: .*{close}.*tools/models.py lists all"):
+  with pytest.raises(UserError, match=f"no model is called '{name}'; closest: .*{close}.*lingvo-moe models lists all"):
     registry.get(name)
 
 

@@ -202,7 +202,7 @@ def split(corpus, tmp_path):
 
 
 def third(corpus, tmp_path):
-  return ['more'], 'two runs are compared: tools/compare.py BASELINE RUN; saw'
+  return ['more'], 'two runs are compared: python tools/compare.py BASELINE RUN; saw'
 
 
 @pytest.mark.parametrize('mistake', [other_corpus, no_corpus, metric, split, third])

@@ -62,6 +62,7 @@ def test_bindings_and_files_are_resolved_before_counting(tmp_path):
   assert lines[0] == 'mt.m4mini.Tiny'
   assert {'num_experts = 16', 'ff_dim = 48', 'experts in all 32 32'} <= set(lines)
   assert any(line.startswith(f'encoder/experts {16 * 2 * 32 * 48:,} ') for line in lines)
+  assert {'encoder/layer_01/moe/wi 16x32x48 EMH', 'decoder/layer_00/attention/wq 32x4x8 MNK'} <= set(lines)
   described = lines[lines.index('ff_dim = 48') + 1]
   assert described.startswith('H, ') and described.endswith('At least 1. Bound here; 64 by default.')
 

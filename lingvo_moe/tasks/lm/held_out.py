@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tqdm
 
+from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import Outcome
 from lingvo_moe.tasks.task import Runner
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 _SAMPLING = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'num_samples', 'prompt', 'max_new_tokens')
 _BEAM = ('beam_size', 'length_norm_alpha')
@@ -47,7 +46,7 @@ class PerplexityJob:
   summary_file = 'perplexity.json'
   suffix = '.jsonl'
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
     groups = runner.row_multiple
     tokens = options.batch_tokens or config.eval_batch_tokens or config.batch_tokens
     # As in translation, results at inference do not depend on the number of groups.
@@ -67,17 +66,18 @@ class PerplexityJob:
     self._continuer = Continuer(config, vocab, runner, self._wanted) if self._wanted else None
     text = repr((self._input.subsets, self._input.files)) + self._input.fingerprint
     self.settings = {name: getattr(config, name) for name in self._names}
+    self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
   def run(self, label: str, quiet: bool = False) -> Found:
     """Evaluates and samples with the weights that the runtime holds."""
     nats, tokens = np.zeros(len(self._input.subsets)), np.zeros(len(self._input.subsets))
-    for batch in tqdm.tqdm(
-      self._input, desc=label, mininterval=0.5 if sys.stderr.isatty() else 30, file=sys.stderr, disable=quiet
-    ):
-      found = self._eval(batch)
-      nats += found['xent_by_file']
-      tokens += found['target_tokens_by_file']
+    with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
+      for batch in self._input:
+        found = self._eval(batch)
+        nats += found['xent_by_file']
+        tokens += found['target_tokens_by_file']
+        progress.update()
     samples = self._continuer.continue_texts([self._config.prompt])[0] if self._continuer else []
     return Found(nats, tokens, samples)
 

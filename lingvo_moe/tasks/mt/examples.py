@@ -12,6 +12,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.vocab import Vocab
@@ -29,10 +30,11 @@ class PairStats:
   empty: int
   source_tokens: int
   target_tokens: int
+  held_out: int = 0  # lines of dev text that was taken from train, and their like
 
   @property
   def kept(self) -> int:
-    return self.lines - self.too_long - self.empty
+    return self.lines - self.too_long - self.empty - self.held_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,13 @@ class Stats:
 
   def __str__(self) -> str:
     dropped = ', '.join(
-      f'{n:,} {what}' for n, what in ((self.total('too_long'), 'too long'), (self.total('empty'), 'empty')) if n
+      f'{n:,} {what}'
+      for n, what in (
+        (self.total('too_long'), 'too long'),
+        (self.total('empty'), 'empty'),
+        (self.total('held_out'), 'for dev'),
+      )
+      if n
     )
     return (
       f'{len(self.pairs)} pairs, {self.total("kept"):,} examples, {self.total("source_tokens"):,} source and '
@@ -59,7 +67,7 @@ def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
   """Loads the source and target vocabularies that a configuration names; one object if they are the same file."""
   for name in ('source_vocab', 'target_vocab'):
     if not getattr(config, name):
-      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with tools/train_vocab.py')
+      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
   source = Vocab(config.source_vocab)
   return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
 
@@ -92,23 +100,35 @@ class Examples:
 
   def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
     source_vocab, target_vocab = vocabs
-    self.pairs = corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
+    self.pairs = dev_lines.find_pairs(config, split)
     self._max_length = config.max_length
     self._tags = tag_ids(config, self.pairs, source_vocab)
     self._caches = cache.open_pairs(self.pairs, source_vocab, target_vocab, cache_dir, quiet=quiet)
+    self._left_out: dict[int, np.ndarray] = {}  # by the number of a pair: whether a line is dev text
+    taken = dev_lines.taken(config) if split in ('train', 'dev') else set()
+    for number in (i for i, pair in enumerate(self.pairs) if pair.name in taken):
+      sides = self._caches[number]
+      chosen = dev_lines.numbers(config, self.pairs[number].name, len(sides[0]))
+      if split == 'train':
+        self._left_out[number] = dev_lines.left_out(sides, chosen)
+      else:
+        self._caches[number] = tuple(dev_lines.Lines(side, chosen) for side in sides)
     self.sizes = [len(source) for source, _ in self._caches]
     self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
     key = repr((folders, self._tags is not None, self._max_length))
+    if taken:
+      key += repr((config.dev_lines, config.seed, sorted(taken)))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
   def _scan(self, pair: int) -> PairStats:
-    counts = np.zeros(4, np.int64)
+    counts = np.zeros(5, np.int64)
     for start in range(0, self.sizes[pair], _CHUNK):
       lines = slice(start, min(start + _CHUNK, self.sizes[pair]))
       source, target, empty = self._pair_lengths(pair, lines)
-      too_long = (source == 0) & ~empty
-      counts += [too_long.sum(), empty.sum(), source.sum(), target.sum()]
+      held_out = self._is_left_out(pair, lines) & ~empty
+      too_long = (source == 0) & ~empty & ~held_out
+      counts += [too_long.sum(), empty.sum(), source.sum(), target.sum(), held_out.sum()]
     return PairStats(self.pairs[pair].name, self.sizes[pair], *map(int, counts))
 
   def _pair_lengths(self, pair: int, lines: np.ndarray | slice):
@@ -116,8 +136,11 @@ class Examples:
     empty = (source == 0) | (target == 0)
     source = source + 1 + (self._tags is not None)
     target = target + 1
-    kept = ~empty & (source <= self._max_length) & (target <= self._max_length)
+    kept = ~empty & ~self._is_left_out(pair, lines) & (source <= self._max_length) & (target <= self._max_length)
     return source * kept, target * kept, empty
+
+  def _is_left_out(self, pair: int, lines: np.ndarray | slice) -> np.ndarray | bool:
+    return self._left_out[pair][lines] if pair in self._left_out else np.bool_(False)
 
   def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths (source, target) with eos and tag; both are 0 for an example that is empty or too long."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tqdm
 
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.core.progress import Progress
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.decoding import Translator
@@ -43,10 +43,10 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
     source_vocab: must know the tags.
   """
   sets = []
-  for pair in corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files):
+  for pair in dev_lines.find_pairs(config, split):
     if config.tag_target:
       source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
-    sources, targets = corpus.read_pair(pair)
+    sources, targets = dev_lines.read_pair(config, pair)
     count = max_sentences or len(sources)
     sets.append(
       HeldOut(pair.name, pair.target, pair.target if config.tag_target else None, sources[:count], targets[:count])
@@ -70,7 +70,7 @@ class LogProbs(NamedTuple):
 
 
 class TranslateJob:
-  """Translates every set and scores the translations: <pair>.hyp and scores.json."""
+  """Translates every set and scores the translations: <pair>.hyp, .src and .ref, and scores.json."""
 
   summary_file = 'scores.json'
   suffix = '.hyp'
@@ -81,6 +81,7 @@ class TranslateJob:
     self._max_length = config.max_length
     used = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
     self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
+    self.texts = {s.name: _fingerprint([s]) for s in sets}
 
   def run(self, label: str, quiet: bool = False) -> Translations:
     """Translates with the weights that the runtime holds; `quiet` without a progress bar."""
@@ -103,7 +104,8 @@ class TranslateJob:
     scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
     scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
-    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean})
+    beside = {f'{s.name}.src': s.sources for s in self._sets} | {f'{s.name}.ref': s.targets for s in self._sets}
+    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean}, beside)
 
   def report(self, summary: Mapping) -> str:
     """The summary for people."""
@@ -125,6 +127,7 @@ class ScoreJob:
     self._translator = translator
     self._max_length = config.max_length
     self.settings = {'text': _fingerprint(sets)}
+    self.texts = {s.name: _fingerprint([s]) for s in sets}
 
   def run(self, label: str, quiet: bool = False) -> LogProbs:
     """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
@@ -207,17 +210,9 @@ def _fingerprint(sets: Sequence[HeldOut]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> tqdm.tqdm:
+def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> Progress:
   name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
-  interval = 0.5 if sys.stderr.isatty() else 30
-  return tqdm.tqdm(
-    total=sum(len(s.sources) for s in sets),
-    desc=f'{label}, {name}',
-    unit='sentence',
-    mininterval=interval,
-    file=sys.stderr,
-    disable=quiet,
-  )
+  return Progress(sum(len(s.sources) for s in sets), 'sentence', label=f'{label}, {name}', quiet=quiet)
 
 
 def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> None:

@@ -69,7 +69,8 @@ def _with_tag(config: MtConfig) -> MtConfig:
 def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   """Names the vocabularies: those given, those the run began with, or new ones.
 
-  A new one has as many pieces as were asked for, or as many as the corpus gives.
+  A new one has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many as it has,
+  and the model as many embeddings.
   """
   sides = ('shared',) if config.shared_vocab else ('source', 'target')
   made = lambda side: os.path.exists(os.path.join(folder, side + '.json'))
@@ -83,9 +84,13 @@ def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   for side, path in zip(sides, paths, strict=False):
     field = 'source_vocab_size' if side == 'shared' else f'{side}_vocab_size'
     size = Vocab(path).size
-    if not given[side] and size < getattr(config, field):
+    if size == getattr(config, field):
+      continue
+    if given[side]:
+      print(f'{field}={size}, as {path} has; the configuration has {getattr(config, field)}', file=sys.stderr)
+    else:
       print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
-      sizes[field] = size
+    sizes[field] = size
   return dataclasses.replace(config, source_vocab=paths[0], target_vocab=paths[1], **sizes)
 
 

@@ -32,6 +32,6 @@ class Vocab(SentencePieceVocab):
     if i == UNK:
       raise UserError(
         f'with several target languages (or tag_target) the source vocabulary needs the symbol {tag(language)}; '
-        f'{self.path} lacks it: train it with tools/train_vocab.py --tags'
+        f'{self.path} lacks it: train it with lingvo-moe vocab --tags'
       )
     return i

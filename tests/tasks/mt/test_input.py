@@ -15,6 +15,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import input as mt_input
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.input import EvalInput
@@ -174,6 +175,20 @@ def test_shares_follow_the_temperature(world):
   assert shares['de-en'] == pytest.approx(302**0.5 / (302**0.5 + 62**0.5))
 
 
+def test_weights_multiply_shares_and_are_of_pairs_that_are_there(world):
+  shares = make(world, weights={'de-en': 3}).shares
+  assert shares['de-en'] == pytest.approx(3 * 302**0.5 / (3 * 302**0.5 + 62**0.5))
+  with pytest.raises(UserError, match=r"weights are of pairs that are trained on; saw 'de-fr'; closest: de-en.*"):
+    make(world, weights={'de-fr': 3})
+
+
+def test_an_epoch_has_as_many_steps_as_it_takes_to_read_as_many_lines(world):
+  train = make(world)
+  assert train.steps_per_epoch == pytest.approx(364 / 64 * len(train._window(0).plans), rel=0.05)
+  alone = make(world, pairs='de-en', window=302)  # a window is an epoch
+  assert alone.steps_per_epoch == len(alone._window(0).plans)
+
+
 def test_a_limit_that_leaves_nothing_is_refused(world):
   with pytest.raises(UserError, match='max_length=3 tokens; none of 364 pairs is: raise max_length'):
     make(world, max_length=3)
@@ -270,6 +285,58 @@ def test_no_sentences_make_no_batches(world):
 
 
 # The cache.
+
+
+@pytest.fixture
+def without_dev(tmp_path, world):
+  """A corpus of one pair without dev, in which some lines are there twice, on both sides or on one."""
+  sources = [sentence('aa', i) for i in range(60)]
+  targets = [sentence('zz', i) for i in range(60)]
+  sources += [*sources[:30], *(f'other {i}' for i in range(30))]
+  targets += [*targets[:30], *targets[30:]]
+  write_pair(tmp_path / 'data', 'aa-zz', 'train', sources, targets)
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path / 'data'), pairs='aa-zz', tag_target=False)
+  return config, str(tmp_path / 'cache'), sources, targets
+
+
+def test_dev_is_offered_from_train_and_shares_no_side_with_it(without_dev):
+  config, cache_dir, sources, targets = without_dev
+  with pytest.raises(UserError, match='no file dev.aa.* or take dev text from train, with --set dev_lines=1000'):
+    dev_lines.find_pairs(config, 'dev')
+  config = dataclasses.replace(config, dev_lines=12)
+  train = TrainInput(config, cache_dir, quiet=True)
+  dev = EvalInput(config, cache_dir, quiet=True)
+  trained = {side: set() for side in ('src', 'tgt')}
+  for step in range(60):
+    for source, target, _ in pairs_in(train.batch(step)):
+      trained['src'].add(tuple(source))
+      trained['tgt'].add(tuple(target))
+  evaluated = [(tuple(source), tuple(target)) for batch in dev for source, target, _ in pairs_in(batch)]
+  assert len(evaluated) == 12
+  assert not {source for source, _ in evaluated} & trained['src']
+  assert not {target for _, target in evaluated} & trained['tgt']
+  stats = train.stats.pairs[0]
+  dev_sources, dev_targets = dev_lines.read_pair(config, *dev_lines.find_pairs(config, 'dev'))
+  kept = [(s, t) for s, t in zip(sources, targets) if s not in dev_sources and t not in dev_targets]
+  assert (stats.kept, stats.held_out) == (len(kept), 120 - len(kept)) and stats.held_out > 12
+  assert f'left out: {stats.held_out} for dev' in str(train.stats)
+
+
+def test_dev_from_train_is_the_same_text_as_for_the_decoder_and_must_leave_half(without_dev):
+  config, cache_dir, sources, targets = without_dev
+  config = dataclasses.replace(config, dev_lines=12)
+  (pair,) = dev_lines.find_pairs(config, 'dev')
+  read = dev_lines.read_pair(config, pair)
+  chosen = dev_lines.numbers(config, 'aa-zz', 120)
+  assert read == ([sources[i] for i in chosen], [targets[i] for i in chosen]) and len(chosen) == 12
+  with pytest.raises(UserError, match='must leave half .*saw dev_lines=70, and aa-zz has 120 lines: use at most 60'):
+    TrainInput(dataclasses.replace(config, dev_lines=70), cache_dir, quiet=True)
+
+
+def test_a_pair_that_has_dev_keeps_it(world):
+  config = dataclasses.replace(world[0], dev_lines=5)
+  assert [pair.split for pair in dev_lines.find_pairs(config, 'dev')] == ['dev', 'dev']
+  assert EvalInput(config, world[1], quiet=True).stats.total('lines') == 40
 
 
 @pytest.fixture
@@ -387,6 +454,13 @@ def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
     (dict(packing=1), 'packing must be True or False; saw 1'),
     (dict(seed=True), 'seed must be an integer; saw True'),
     (dict(temperature=0), 'temperature must be above 0; saw 0.0: 1 keeps'),
+    (dict(weights={'de-en': 0}), "weights must be finite numbers above 0; saw (('de-en', 0.0),): a pair that is not"),
+    (dict(weights={'de-en': -1, 'fr-en': 1}), 'weights must be finite numbers above 0'),
+    (dict(weights={'de-en': float('nan')}), 'weights must be finite numbers above 0'),
+    (dict(weights={'de-en': float('inf')}), 'weights must be finite numbers above 0'),
+    (dict(weights=(('de-en', 1), ('de-en', 2))), 'weights must be one number for each pair'),
+    (dict(weights=3), "weights must be a dict of numbers by name; saw 3: e.g. {'de-en': 3}"),
+    (dict(weights={'de-en': '3'}), 'weights must be a dict of numbers by name'),
     (dict(num_groups=0), 'num_groups must be at least 1; saw 0'),
     (dict(batch_tokens=100), 'saw batch_tokens=100 with 1 rows of 128: use at least 128'),
     (dict(eval_batch_tokens=256, num_groups=4), 'eval_batch_tokens=256 with 4 rows of 128: use at least 512'),

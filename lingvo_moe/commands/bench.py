@@ -1,0 +1,240 @@
+"""lingvo-moe bench [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--set num_groups=4] [--json=FILE]
+
+Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
+allows. --what is any of
+  train      train step of any model: forward, backward and update; tokens of both sides count. --profile adds the time by part.
+  decode     flat beam search to max_length (no translation ends earlier); output symbols count.
+  latency    flat beam search for one sentence: median_s is the seconds per sentence.
+  moe_layer  one MoE layer, forward and backward, with each dispatcher.
+  rounds     one MoE layer compiled by XLA: dropping, dropless in rounds, and with room for all, under even and skewed loads.
+  input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
+  beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
+
+Each measurement runs in a separate process, for a peak memory of its own (--in_this_process runs all in one process,
+which starts sooner). A line shows tokens a second, the median over the calls after the warm-up; GFLOP/s of the model's
+matrix products by formula, and their share of the GFLOP/s of a large matrix product on this machine; then all values as
+JSON: first call (trace or compile), peak memory and that after the imports alone, groups and dropped choices, and
+other_cores, the number of cores that other processes kept busy: compare only figures for which it is near 0.
+GFLOP/s count all slots of the experts, also empty ones, which training on a CPU does not compute.
+
+--runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with those of an earlier run (--json),
+or of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe import runtime_flags
+from lingvo_moe.commands import values
+from lingvo_moe.core.errors import UserError
+
+_WHATS = ('train', 'decode', 'latency', 'moe_layer', 'rounds', 'input', 'beam')
+_OF_EXPERTS = ('moe_layer', 'rounds')
+_ON_A_MESH = ('train', 'decode', 'latency')
+_WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
+
+_MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
+_WHAT = flags.DEFINE_list('what', ['train', 'decode'], f'What to time: {", ".join(_WHATS)}.')
+_BINDINGS = values.define('num_groups=4')
+_CALLS = flags.DEFINE_integer('calls', 9, 'Number of timed calls.', lower_bound=1)
+_WARMUP = flags.DEFINE_integer('warmup', 3, 'Number of warm-up calls before the timed ones.', lower_bound=1)
+_JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step and the MoE layer with XLA.')
+_DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
+_PROFILE = flags.DEFINE_bool('profile', False, 'Show the time of the train step by part of the model.')
+_JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appended for each measurement.')
+_AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with: of --json, or of other systems.')
+_VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
+runtime_flags.define()
+_CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
+_PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of the checkout, if this is one
+_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds')
+
+
+def main(argv):
+  del argv
+  _check_flags()
+  app.import_tensorflow_quietly()
+  plan = _plan()
+  if _VERSUS.value:
+    return _versus(plan)
+  from lingvo_moe.bench import against
+  from lingvo_moe.bench import peak
+
+  others = against.read(_AGAINST.value) if _AGAINST.value else []
+  gflop_per_s = _PEAK.value
+  if not gflop_per_s and any(what in _WITH_FLOPS for *_, what in plan):
+    gflop_per_s = peak.measure_apart()
+    print(f'matrix products here reach {gflop_per_s:.0f} GFLOP/s', flush=True)
+  for name, config, what in plan:
+    if _CHILD.value:
+      for found in _measure(config, what):
+        _report({'model': name, 'what': what, **found}, gflop_per_s, others)
+    else:
+      own = [*_flags_of(name, what), '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
+      done = subprocess.run([sys.executable, '-P', '-m', 'lingvo_moe.commands.bench', *own])  # -P: not of this folder
+      if done.returncode:
+        return done.returncode
+
+
+def _check_flags() -> None:
+  on_a_mesh = runtime_flags.Choice.from_flags().runtime != 'local'
+  for what in _WHAT.value:
+    if what not in _WHATS:
+      raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
+    if on_a_mesh and what not in _ON_A_MESH:
+      raise UserError(f'--runtime is for --what={",".join(_ON_A_MESH)}; saw --what={what}: leave either out')
+  if _PROFILE.value and 'train' not in _WHAT.value:
+    raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
+  if _PROFILE.value and (_JIT.value or on_a_mesh):
+    raise UserError("--profile is of TensorFlow's own kernels: leave out --jit_compile and --runtime")
+  if _VERSUS.value and _AGAINST.value:
+    raise UserError('--versus times a commit, --against reads figures: leave either out')
+
+
+def _plan() -> list[tuple]:
+  """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
+  from lingvo_moe.core import configuration
+  from lingvo_moe.tasks.mt.config import MtConfig
+
+  for binding in flags.FLAGS['gin_bindings'].value:
+    if not any(binding in _bindings_of(name) for name in _MODEL.value):
+      raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
+  configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
+  for name, config in configs.items():
+    other = [what for what in _WHAT.value if what != 'train' and not isinstance(config, MtConfig)]
+    if other:
+      raise UserError(f'--what={other[0]} is of translation models; saw --model={name}: time its --what=train')
+  plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
+  # Dense models have no MoE layer; they are skipped if another model has one.
+  kept = [(name, config, what) for name, config, what in plan if what not in _OF_EXPERTS or config.num_experts]
+  if not kept:
+    raise UserError(f'--what={plan[0][2]} is of models with experts; saw --model={",".join(configs)}, without any')
+  return kept
+
+
+def _bindings_of(name: str) -> list[str]:
+  """gin bindings of a model."""
+  cls = name.rpartition('.')[2]
+  return [binding for binding in _BINDINGS(name) if binding.split('.')[0].strip() == cls]
+
+
+def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
+  """Flags of one measurement, with the other flags as they were given."""
+  given = [flags.FLAGS[flag] for flag in flags.FLAGS if flags.FLAGS[flag].present]
+  given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
+  bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
+  return [f'--model={name}', f'--what={what}', *bindings, *(flag.serialize() for flag in given)]
+
+
+def _measure(config, what: str) -> list[dict]:
+  from lingvo_moe.bench import clock as clock_lib
+
+  before = clock_lib.peak_rss_mib()
+  clock = clock_lib.Clock(_WARMUP.value, _CALLS.value)
+  return [{**found, 'peak_rss_before_mib': before} for found in _measured(config, what, clock)]
+
+
+def _measured(config, what, clock) -> list[dict]:
+  from lingvo_moe.bench import beam
+  from lingvo_moe.bench import inputs
+  from lingvo_moe.bench import moe_layer
+  from lingvo_moe.bench import rounds
+  from lingvo_moe.bench import steps
+
+  choice = runtime_flags.Choice.from_flags()
+  if what == 'moe_layer':
+    choice.set_threads(decoding=False, jit=_JIT.value)
+    return moe_layer.measure(config, clock, jit=_JIT.value)
+  if what == 'rounds':
+    choice.set_threads(decoding=False, jit=True)
+    return rounds.measure(config, clock)
+  if what == 'input':
+    return inputs.measure(config, clock, _DATA_DIR.value)
+  choice.set_threads(decoding=what != 'train', jit=_JIT.value and what == 'train')
+  if what == 'train':
+    return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
+  if what == 'beam':
+    return beam.measure(config, clock)
+  return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]
+
+
+def _runtime(program):
+  choice = runtime_flags.Choice.from_flags()
+  choice.require_one_process('benchmark')
+  choice.connect()
+  return choice.make(program, jit=_JIT.value)
+
+
+def _report(found: dict, peak: float, others: list[dict]) -> None:
+  """Prints a measurement, as text and as JSON, with the figures of other runs below it."""
+  import tensorflow as tf
+
+  from lingvo_moe.bench import against
+
+  line = f'{found["model"]:20} {found["what"]:9} {found["tokens_per_s"]:9.1f} tokens/s'
+  if 'flops' in found:
+    found['gflop_per_s'] = round(found['flops'] / found['median_s'] / 1e9, 3)
+    found['peak_gflop_per_s'] = round(peak, 1)
+    found['share_of_peak'] = round(found['gflop_per_s'] / peak, 4)
+    line += f' {found["gflop_per_s"]:7.1f} GFLOP/s, {found["share_of_peak"]:.0%} of peak'
+  if found['what'] == 'moe_layer':
+    line += f' by {found["dispatch"]}'
+  if found['what'] == 'rounds':
+    line += f' {found["mode"]}, {found["load"]}, {found["serving"]}: {1e3 * found["median_s"]:.1f} ms, '
+    line += f'{found["rounds"]:.0f} rounds, {found["bytes"] / 2**20:.1f} MiB, {found["dropped"]:.1%} dropped'
+  if found['what'] == 'latency':
+    line += f', {found["median_s"]:.3f} s a sentence'
+  if found['what'] == 'beam':
+    line += f', {found["flat_over_reordering"]:.2f} times the reordering form at length {found["length"]}'
+  found |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
+  figures = against.comparable(found, others)
+  if figures:
+    found['against'] = {f.label: round(found['tokens_per_s'] / f.tokens_per_s, 4) for f in figures}
+  print(line, json.dumps(found))
+  for part, seconds in sorted(found.get('parts_s', {}).items(), key=lambda item: -item[1]):
+    share = seconds / sum(found['parts_s'].values())
+    print(f'  {part:16} {1e3 * seconds:9.3f} ms of kernels a step {share:6.1%}')
+  print(*against.lines(found, figures), sep='\n', end='\n' if figures else '', flush=True)
+  _append(found)
+
+
+def _versus(plan: list[tuple]) -> None:
+  """Compares with a commit, measurement by measurement, so that the rounds of both sides are close in time."""
+  from lingvo_moe.bench import versus
+  from lingvo_moe.core import registry
+
+  installed = registry.checkout()
+  if installed != os.path.realpath(_ROOT):
+    raise UserError(f'--versus times the checkout {_ROOT}, but {installed} is installed: pip install -e {_ROOT}')
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  for name, _, what in plan:
+    own = _flags_of(name, what, without=('json',))
+    for key, this, that, ratio in versus.compare(_ROOT, _VERSUS.value, own, _ROUNDS.value, say):
+      text = ' '.join(str(value) for value in key.values())
+      print(f'{text}: {ratio:.3f} x {_VERSUS.value}, tokens/s {this} against {that}', flush=True)
+      _append({**key, 'versus': _VERSUS.value, 'this_tokens_per_s': this, 'that_tokens_per_s': that, 'ratio': ratio})
+
+
+def _append(found: dict) -> None:
+  if _JSON.value:
+    with open(_JSON.value, 'a', encoding='utf-8') as f:
+      f.write(json.dumps(found) + '\n')
+
+
+def command() -> None:
+  """The command as typed."""
+  app.run(main, tensorflow=False)  # TensorFlow is imported after the flags are checked
+
+
+if __name__ == '__main__':
+  command()

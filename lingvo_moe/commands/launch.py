@@ -1,0 +1,28 @@
+"""lingvo-moe launch 2 -- lingvo-moe train --runtime=spmd --mesh=expert:4 --model=mt.cldr.MoE8E --logdir=DIR --data_dir=DATA
+
+Launches a command as several processes of one run on this machine, with the flags --coordinator, --num_processes and
+--process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM is forwarded to all.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lingvo_moe import app
+from lingvo_moe import launcher
+
+
+def command() -> None:
+  """The command as typed. It takes no flags of its own, as those of the command that it launches follow."""
+  if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or int(sys.argv[1]) < 1 or sys.argv[2] != '--':
+    if any(argument in ('--help', '-h') for argument in sys.argv[1:2]):
+      app.print_help(sys.modules[__name__])
+      sys.exit(0)
+    print(f'error: the form is N -- COMMAND; saw {sys.argv[1:]} (see --help)', file=sys.stderr)
+    sys.exit(1)
+  status = launcher.launch(sys.argv[3:], int(sys.argv[1]))
+  sys.exit(status if status >= 0 else 128 - status)
+
+
+if __name__ == '__main__':
+  command()

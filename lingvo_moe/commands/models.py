@@ -1,0 +1,126 @@
+"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json]
+
+Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
+is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its configuration: its value,
+its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
+so the 1T model takes seconds.
+
+A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
+each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
+embedding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.commands import values
+from lingvo_moe.core import configuration
+from lingvo_moe.core import fields
+from lingvo_moe.core import registry
+from lingvo_moe.core.errors import UserError
+
+_MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')
+_GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
+_BINDINGS = values.define('ff_dim=512')
+_JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
+
+
+def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
+  """Description of a model, ready for JSON."""
+  # Here and not above, as it brings TensorFlow, whose chatter app.run holds back.
+  from lingvo_moe.core import weights as weights_lib
+  from lingvo_moe.tasks import sizes
+
+  config = configuration.resolve(name, gin_files, gin_bindings)
+  specs = config.task().weights()
+  return {
+    'model': name,
+    'about': registry.about(name),
+    'weights': weights_lib.count(specs),
+    'weights_per_token': sizes.count_per_token(specs, config.moe_gate.choices(config.num_experts)),
+    'experts': sizes.count_experts(specs),
+    'parts': sizes.parts(specs),
+    'shapes': {n: {'shape': list(s.shape), 'axes': s.dims} for n, s in weights_lib.flatten(specs).items()},
+    'config': dataclasses.asdict(config),
+    'fields': {
+      field.name: {
+        'default': field.default,
+        'meaning': spec.meaning,
+        'rule': spec.rule,
+        'may_change': spec.may_change,
+        'text': spec.text,
+      }
+      for field, spec in zip(dataclasses.fields(config), fields.specs(type(config)).values(), strict=True)
+    },
+  }
+
+
+def summaries() -> dict[str, str]:
+  """The first docstring line of every registered model, by name."""
+  return {name: registry.about(name).splitlines()[0] for name in registry.names()}
+
+
+def _table(found: dict) -> str:
+  """A description as text; each part with its share of all weights."""
+  from lingvo_moe.tasks import sizes
+
+  line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
+  share = lambda n: f'{n / found["weights"]:6.1%}'
+  rows = [line('weights', found['weights']), line('used by a token', found['weights_per_token'])]
+  if found['experts']:
+    rows.append(line('experts in all', found['experts']))
+  parts = [line(part, n, share(n)) for part, n in found['parts'].items()]
+  values = []
+  for name, field in found['fields'].items():
+    value = found['config'][name]
+    bound = '' if value == field['default'] else f' Bound here; {field["default"]!r} by default.'
+    values += [f'  {name} = {value!r}', textwrap.indent(textwrap.fill(field['text'] + bound, 112), ' ' * 6)]
+  width = max(map(len, found['shapes']))
+  sizes_of = lambda shape: 'x'.join(map(str, shape)) or 'scalar'
+  shapes = [f'  {name:{width}}  {sizes_of(s["shape"]):<20} {s["axes"]}'.rstrip() for name, s in found['shapes'].items()]
+  about = textwrap.indent(found['about'], '  ')
+  return '\n'.join(
+    [
+      found['model'],
+      about,
+      '',
+      *rows,
+      '',
+      'Weights by part',
+      *parts,
+      '',
+      'Shapes, with the letters of their axes',
+      *shapes,
+      '',
+      'Configuration',
+      *values,
+    ]
+  )
+
+
+def main(argv):
+  del argv
+  if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
+    raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
+  if not _MODEL.value:
+    found = summaries()
+    width = max(map(len, found))
+    print(json.dumps(found, indent=2) if _JSON.value else '\n'.join(f'{n:<{width}}  {s}' for n, s in found.items()))
+    return
+  found = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value))
+  print(json.dumps(found, indent=2, ensure_ascii=False) if _JSON.value else _table(found))
+
+
+def command() -> None:
+  """The command as typed."""
+  app.run(main)
+
+
+if __name__ == '__main__':
+  command()

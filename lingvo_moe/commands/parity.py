@@ -1,0 +1,197 @@
+"""lingvo-moe parity --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--grid] [--json=FILE]
+
+Compares a model on meshes with the same model on one device. It decodes with the initial weights and trains for a few
+steps, with the same seeds and batches in float32, and prints the differences of the loss, all gradients, the updated
+weights and the optimizer slots (max|a - b| / max(max|a|, 1e-4 of the model's largest gradient), the worst tensor of the
+worst step); the number of tokens that were routed differently; the differences of the decoder's symbols and scores; and
+the collectives in the partitioned train step. The devices are virtual ones of this CPU, or those that JAX finds.
+'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. --grid runs every mesh with dispatch by einsum
+and by gather, unscanned and scanned; its meshes are those of every kind in docs/meshes.md unless --meshes names others.
+
+Adam and Adafactor make updates of about one size from gradients of any size, and where a gradient is rounding noise the
+update is noise too. So an entry's update counts by the gradient's own scale: its difference relative to the updates so
+far is multiplied by the gradient's entry, relative to the scale by which gradients are compared, where that is less
+than its difference relative to the weight.
+
+The exit status is 1 if a difference is above --tolerance, one of scores is above 3e-5, a symbol differs, or a token was
+routed differently by a decision with a margin above 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.commands import values
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.progress import Working
+
+_MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
+_MESHES = flags.DEFINE_string(
+  'meshes', None, "Meshes, separated by semicolons; 'local;expert:2;expert:4;data:2,expert:2' by default."
+)
+_GRID = flags.DEFINE_bool('grid', False, 'Run every mesh with both dispatchers, unscanned and scanned.')
+_BINDINGS = values.define('dispatch=einsum')
+_STEPS = flags.DEFINE_integer('steps', 3, 'Number of train steps.', lower_bound=1)
+_TOLERANCE = flags.DEFINE_float('tolerance', 1e-5, 'Largest difference allowed.', lower_bound=0.0)
+_JSON = flags.DEFINE_string('json', None, 'File for the table as JSON.')
+_SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
+_DUMP = flags.DEFINE_string('dump', None, 'Internal, set by this command: file for the observation of process 0.')
+_COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this command.')
+_NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
+_PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
+
+LEGEND = """loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
+routed otherwise: tokens that went to other experts, within the margin of that decision
+symbols, scores: the decoder's translations, and the largest difference of their scores
+collectives: in the partitioned train step"""
+
+_FEW = 'local;expert:2;expert:4;data:2,expert:2'
+_EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,model:2;data:2,expert:2,model:2'
+_EVERY_KIND += ';node:2,expert:2'
+
+
+def grid(name: str, bindings) -> dict[str, list[str]]:
+  """Bindings by label of every dispatcher for meshes, unscanned and scanned; of a dense model there is no dispatcher."""
+  own = name.rpartition('.')[2]
+  scans = {'unscanned': [f'{own}.scan_layers = False']}
+  scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]
+  dispatches = ('einsum', 'gather') if config_of(name, bindings).num_experts else ('auto',)
+  return {
+    f'{dispatch} {scan}': [*bindings, f'{own}.dispatch = {dispatch!r}', *scanned]
+    for dispatch in dispatches
+    for scan, scanned in scans.items()
+  }
+
+
+def config_of(name: str, bindings):
+  """Configuration of the model in float32, with dropout if it has none, as masks must be equal on every mesh."""
+  import dataclasses
+
+  from lingvo_moe.core import configuration
+
+  config = configuration.resolve(name, [], bindings)
+  if not config.residual_dropout:
+    rates = 'input_dropout', 'residual_dropout', 'attention_dropout'
+    config = dataclasses.replace(config, **{name: 0.1 for name in rates if hasattr(config, name)})
+  return dataclasses.replace(config, activation_dtype='float32')
+
+
+def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
+  """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
+  from lingvo_moe import runtime_flags
+  from lingvo_moe.analysis import parity
+
+  mesh, _, count = mesh.partition('@')
+  if count and not count.isdecimal():
+    raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
+  if count:
+    return _of_processes(name, bindings, mesh, int(count), steps, split_dense)
+  if mesh == 'local':
+    choice = runtime_flags.LOCAL
+  else:
+    choice = runtime_flags.Choice(
+      'spmd', mesh, split_dense, _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+    )
+    choice.connect()
+  return parity.observe(config_of(name, bindings), choice.make, steps)
+
+
+def _of_processes(name, bindings, mesh, count, steps, split_dense):
+  from lingvo_moe import launcher
+
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'observation')
+    command = [
+      sys.executable,
+      '-P',
+      '-m',
+      'lingvo_moe.commands.parity',
+      f'--model={name}',
+      f'--meshes={mesh}',
+      f'--dump={path}',
+    ]
+    command += [f'--steps={steps}', f'--split_dense={split_dense}', *(f'--gin_bindings={b}' for b in bindings)]
+    if status := launcher.launch(command, count):
+      raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')
+    with open(path, 'rb') as f:
+      return pickle.load(f)
+
+
+def heading(width: int) -> str:
+  """Heading of the table; `width` is that of the longest name of a mesh."""
+  return f'{"mesh":{width}}  loss     gradient weights  slots    routed otherwise  symbols  scores   collectives'
+
+
+def line(mesh: str, row, width: int) -> str:
+  """Line of the table for the differences on a mesh."""
+  flips = f'{row.flips} (within {row.flip_margin:.0e})' if row.flips else '0'
+  kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(row.collectives.items())) or '-'
+  numbers = '  '.join(f'{x:7.1e}' for x in (row.loss, row.gradients, row.weights, row.slots))
+  same = 'same' if row.same_ids else 'DIFFER'
+  return f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
+
+
+def main(argv):
+  del argv
+  from lingvo_moe.analysis import parity
+  from lingvo_moe.runtime import spmd
+  from lingvo_moe.xla_sharding import Mesh
+
+  asked = (_EVERY_KIND if _GRID.value else _FEW) if _MESHES.value is None else _MESHES.value
+  meshes = [mesh.strip() for mesh in asked.split(';') if mesh.strip()]
+  if not meshes:
+    raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
+  parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
+  most = max((mesh.num_devices for mesh in parsed), default=1)
+  observe = lambda mesh, bindings: observation(_MODEL.value, bindings, mesh, _STEPS.value, _SPLIT_DENSE.value)
+  bindings = _BINDINGS(_MODEL.value)
+  if _DUMP.value:
+    found = observe(meshes[0], bindings)
+    if _PROCESS_ID.value == 0:
+      with open(_DUMP.value, 'wb') as f:
+        pickle.dump(found, f)
+    return 0
+  variants = grid(_MODEL.value, bindings) if _GRID.value else {'': bindings}
+  for bindings in variants.values():
+    config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
+  spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer
+  names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
+  width = max(len('mesh'), *map(len, names.values()))
+  print(heading(width), flush=True)
+  work = f': compiling, decoding and {_STEPS.value} train steps'
+  rows = {}
+  for label, bindings in variants.items():
+    with Working(f'one device {label}'.strip() + work):
+      reference = observe('data:1', bindings)
+    for mesh in meshes:
+      with Working(names[label, mesh] + work):
+        observed = observe(mesh, bindings)
+      row = rows[names[label, mesh]] = parity.compare(reference, observed)
+      print(line(names[label, mesh], row, width), flush=True)
+      spmd.release()
+  failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
+  if _JSON.value:
+    with open(_JSON.value, 'w', encoding='utf-8') as f:
+      json.dump({mesh: {**row._asdict(), 'agrees': mesh not in failed} for mesh, row in rows.items()}, f, indent=2)
+  print(f'\n{LEGEND}')
+  if failed:
+    print(f'differ by more than {_TOLERANCE.value:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
+    return 1
+  print(f'all agree with one device to {_TOLERANCE.value:g}')
+  return 0
+
+
+def command() -> None:
+  """The command as typed."""
+  app.run(main)
+
+
+if __name__ == '__main__':
+  command()

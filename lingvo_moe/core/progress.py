@@ -1,0 +1,167 @@
+"""Progress of long work: a bar that moves every second on a terminal, and elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Self, TextIO
+
+import tqdm
+
+LINE_SECONDS = 30.0  # between two plain lines
+_TICK_SECONDS = 1.0
+_NARROW = 79  # columns of a terminal that does not say how many it has
+
+
+class Progress:
+  """Progress of `total` units of work, written to stderr.
+
+  On a terminal it is a bar; a thread redraws it every second, so that the time moves while a unit takes long. In a log
+  file, which keeps every state of a bar, it is a line of its own after the first unit, every `every` seconds, and last.
+
+  Args:
+    total: units of work.
+    unit: their name.
+    initial: units that were done before.
+    label: what heads the bar or line.
+    quiet: whether nothing is shown.
+    every: seconds between two plain lines.
+    file: where it is written; stderr if None.
+  """
+
+  def __init__(
+    self,
+    total: int,
+    unit: str,
+    *,
+    initial: int = 0,
+    label: str = '',
+    quiet: bool = False,
+    every: float = LINE_SECONDS,
+    file: TextIO | None = None,
+  ):
+    self._file = sys.stderr if file is None else file
+    self._quiet, self._every = quiet, every
+    self._total, self._unit, self._label = total, unit, label
+    self._initial = self._done = initial
+    self._begun, self._printed_at, self._printed = time.monotonic(), None, initial
+    self._first: tuple[float, int] | None = None  # time, and units done by then: the first takes longer than others
+    self._figures: dict[str, str] = {}
+    self._bar = None
+    if not quiet and self._file.isatty():
+      self._start_bar()
+
+  def update(self, units: int = 1) -> None:
+    """Counts units that are done."""
+    self._done += units
+    if self._bar is not None:
+      self._bar.update(units)
+      return
+    now = time.monotonic()
+    self._first = self._first or (now, self._done)
+    if self._printed_at is None or now - self._printed_at >= self._every:
+      self._print_line(now)
+
+  def show(self, **figures: str) -> None:
+    """Figures that stand beside the progress from now on."""
+    self._figures = figures
+    if self._bar is not None:
+      self._bar.set_postfix(figures, refresh=False)
+
+  def write(self, text: str) -> None:
+    """Prints a line, above the bar if there is one."""
+    if self._bar is not None:
+      self._bar.write(text, file=self._file)
+    elif not self._quiet:
+      print(text, file=self._file, flush=True)
+
+  def close(self) -> None:
+    """Shows the last state; nothing is shown after that."""
+    if self._bar is not None:
+      self._closed.set()
+      self._ticker.join()
+      self._bar.close()
+    elif self._done != self._printed:
+      self._print_line(time.monotonic())
+    self._bar, self._quiet = None, True
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *error) -> None:
+    self.close()
+
+  def _start_bar(self) -> None:
+    try:
+      columns = os.get_terminal_size(self._file.fileno()).columns
+    except (OSError, ValueError):
+      columns = 0
+    self._bar = tqdm.tqdm(
+      total=self._total,
+      initial=self._initial,
+      desc=self._label or None,
+      unit=self._unit,
+      mininterval=0.5,
+      miniters=1,
+      ncols=None if columns else _NARROW,
+      dynamic_ncols=bool(columns),
+      file=self._file,
+    )
+    self._closed = threading.Event()
+    self._ticker = threading.Thread(target=self._tick, name='progress', daemon=True)
+    self._ticker.start()
+
+  def _tick(self) -> None:
+    while not self._closed.wait(_TICK_SECONDS):
+      self._bar.refresh()
+
+  def _print_line(self, now: float) -> None:
+    self._printed_at, self._printed = now, self._done
+    if self._quiet:
+      return
+    parts = [f'{self._unit} {self._done:,} of {self._total:,}', f'{duration(now - self._begun)} so far']
+    since, made = self._first or (now, self._done)
+    if made < self._done < self._total:
+      parts.append(f'{duration((now - since) / (self._done - made) * (self._total - self._done))} left')
+    parts += [f'{name} {value}' for name, value in self._figures.items()]
+    print(f'{self._label}: ' * bool(self._label) + ', '.join(parts), file=self._file, flush=True)
+
+
+def duration(seconds: float) -> str:
+  """Seconds for people: '42 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+  whole = round(seconds)
+  for large, small, size, part in ('d', 'h', 86400, 3600), ('h', 'min', 3600, 60), ('min', 's', 60, 1):
+    if whole >= size:
+      return f'{whole // size} {large} {whole % size // part} {small}'
+  return f'{whole} s'
+
+
+class Working:
+  """What is going on while a block runs that does not count its work: said at once, and again every `every` seconds.
+
+  Args:
+    what: in a few words, such as 'compiling'.
+    every: seconds between two lines.
+    file: where they are written; stderr if None.
+  """
+
+  def __init__(self, what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None):
+    self._what, self._every, self._file = what, every, sys.stderr if file is None else file
+    self._ended = threading.Event()
+
+  def __enter__(self) -> Self:
+    self._begun = time.monotonic()
+    print(f'{self._what} ...', file=self._file, flush=True)
+    self._thread = threading.Thread(target=self._repeat, name='working', daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, *error) -> None:
+    self._ended.set()
+    self._thread.join()
+
+  def _repeat(self) -> None:
+    while not self._ended.wait(self._every):
+      print(f'{self._what} ... {duration(time.monotonic() - self._begun)} so far', file=self._file, flush=True)

@@ -1,0 +1,76 @@
+"""Progress of long work: plain lines in a log file, a bar that moves on a terminal of any width."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import struct
+import termios
+import time
+
+import pytest
+
+from lingvo_moe.core import progress
+from lingvo_moe.core.progress import Progress
+
+
+def test_a_log_file_gets_a_line_first_now_and_then_and_last():
+  file = io.StringIO()
+  with Progress(4, 'step', every=0.2, file=file) as found:
+    found.show(loss='2.5')
+    found.update()
+    found.update()  # too soon for a line
+    time.sleep(0.25)
+    found.update()
+    found.write('a word')
+    found.update()
+  first, later, word, last = file.getvalue().splitlines()
+  assert first == 'step 1 of 4, 0 s so far, loss 2.5'
+  assert later == 'step 3 of 4, 0 s so far, 0 s left, loss 2.5'
+  assert (word, last) == ('a word', 'step 4 of 4, 0 s so far, loss 2.5')
+
+
+def test_what_was_done_before_counts_and_the_last_line_is_printed_once():
+  file = io.StringIO()
+  with Progress(1200, 'step', initial=1199, label='x', file=file) as found:
+    found.update()
+  assert file.getvalue() == 'x: step 1,200 of 1,200, 0 s so far\n'
+
+
+def test_quiet_work_prints_nothing():
+  file = io.StringIO()
+  with Progress(2, 'step', quiet=True, file=file) as found:
+    found.update()
+    found.write('a word')
+  assert file.getvalue() == ''
+
+
+@pytest.mark.parametrize('columns', [0, 100])
+def test_a_bar_moves_while_nothing_is_done(columns):
+  ours, theirs = pty.openpty()
+  fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+  with os.fdopen(theirs, 'w') as terminal, Progress(3, 'step', file=terminal) as found:
+    found.update()
+    time.sleep(2.3)
+  shown = os.read(ours, 1 << 16).decode()
+  os.close(ours)
+  assert '|' in shown and '1/3' in shown
+  assert '00:01' in shown and '00:02' in shown
+
+
+@pytest.mark.parametrize(
+  ('seconds', 'text'),
+  [(0.4, '0 s'), (59.6, '1 min 0 s'), (200, '3 min 20 s'), (7500, '2 h 5 min'), (273600, '3 d 4 h')],
+)
+def test_durations_are_for_people(seconds, text):
+  assert progress.duration(seconds) == text
+
+
+def test_work_that_is_not_counted_is_said_at_once_and_now_and_then():
+  file = io.StringIO()
+  with progress.Working('compiling', every=0.05, file=file):
+    assert file.getvalue() == 'compiling ...\n'
+    time.sleep(0.2)
+  assert 'compiling ... 0 s so far' in file.getvalue().splitlines()[1]
