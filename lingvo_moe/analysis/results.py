@@ -77,7 +77,8 @@ class Run:
         f'python -m lingvo_moe.decoder --logdir={self.path} --split={split} --step={step}'
       )
     pairs = found.get('pairs') if isinstance(found, dict) else None
-    if not pairs or not all({'sentences', 'chrf'} <= scores.keys() for scores in pairs.values()):
+    scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
+    if not isinstance(pairs, dict) or not pairs or not all(map(scored, pairs.values())):
       raise UserError(f'{path} is not what the decoder writes: decode the step again (--overwrite)')
     return found
 

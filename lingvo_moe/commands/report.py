@@ -12,6 +12,7 @@ for sources and references of the samples.
 from __future__ import annotations
 
 import os
+import sys
 
 from absl import flags
 
@@ -24,7 +25,10 @@ _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set of scores and sa
 
 def main(argv):
   if not 2 <= len(argv) <= 3:
-    raise UserError(f'a report is of one run or two: give log directories; saw {" ".join(argv[1:]) or "none"!r}')
+    raise UserError(
+      f'a report is of one run or two: {app.called(sys.modules[__name__])} RUN [OTHER_RUN]; saw '
+      f'{" ".join(argv[1:]) or "none"!r}'
+    )
   from lingvo_moe.report import page
   from lingvo_moe.report import reading
 

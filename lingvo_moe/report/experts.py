@@ -97,7 +97,9 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
   parts = [_loads(record, layer, of(record, 'Load by expert')) for record in records]
   key = lambda statistic: f'moe/{layer}/{statistic}'
   present = dict.fromkeys(s for record in records for s in record.layers[layer])
-  drops = {key(s): s.replace('_', ' ') for s in present if s.endswith('_dropped') or s == 'second_skipped'}
+  drops = {key(s): s.replace('_', ' ') for s in present if s.endswith('_dropped')}
+  if any(line.get(key('second_skipped')) for record in records for line in record.steps):
+    drops[key('second_skipped')] = 'second skipped'
   parts.append(
     figures.curves(
       'Choices without a slot',
@@ -137,7 +139,7 @@ def _dead(record: RunRecord, layer: str, colour: int, named: bool) -> Curve:
   kept = [kept[i] for i in chosen(len(kept), _COLUMNS)]
   xs = [float(load.step) for load in kept]
   ys = [float(sum(n <= 0 for n in load.choices[layer])) for load in kept]
-  return Curve(f'{record.name}: dead' if named else 'dead', Series(xs, ys, ys, ys), colour, colour)
+  return Curve(record.name if named else 'dead', Series(xs, ys, ys, ys), colour, colour)
 
 
 def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
@@ -158,13 +160,13 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
     f'{fullest} is the fullest with {text(last[fullest])} times a fair share, and {len(dead)} experts are dead'
     + (f': {", ".join(dead[:8])}' if dead else '')
   )
-  note = f'Each column: the {text(kept[-1].steps)} steps up to it.' if len({load.steps for load in kept}) == 1 else ''
-  note += f' Each row: {-(-experts // len(rows))} experts.' if len(rows) < experts else ''
+  note = 'A row for each expert' if len(rows) == experts else f'A row for each {-(-experts // len(rows))} experts'
+  note += '; each column is of the steps since the column before.' if len(kept) == len(record.loads) else '.'
   picture = svg.heat_map(
     [[level(share) for share in row] for row in rows],
     names,
     [text(load.step) for load in kept],
-    'expert over step',
+    'step',
     label,
   )
   return figures.figure(title, picture, _load_table(title, kept, by_time, experts), note)
@@ -212,16 +214,14 @@ def _by_language(record: RunRecord, layer: str, title: str) -> Markup | None:
   label = f'{title} in {layer} on dev: ' + '; '.join(
     f'{name} most by expert {top[name]} ({text(shares[name][top[name]])} times a fair share)' for name in names[:12]
   )
-  picture = svg.heat_map(
-    [[level(share) for share in row] for row in by_name], names, experts_of, 'part of the dev text over expert', label
-  )
+  picture = svg.heat_map([[level(share) for share in row] for row in by_name], names, experts_of, 'expert', label)
   few = experts <= 32
   head = [
     'part',
     *((f'expert {e}' for e in range(experts)) if few else ('most by expert', 'times a fair share', 'unused')),
   ]
   rows = [[name, *((f'{s:.2f}' for s in shares[name]) if few else _summary(shares[name], top[name]))] for name in names]
-  note = f'Dev text at step {text(found.get("step"))}, {by}; 1 is an equal share of the choices of a language.'
+  note = f'Dev text at step {text(found.get("step"))}, {by}. A fair share is an equal one of the choices of a language.'
   return figures.figure(title, picture, figures.table(head, rows, title), note)
 
 

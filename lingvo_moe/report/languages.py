@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ def _scores(records: Sequence[RunRecord], named: bool) -> Markup:
   head += ['BLEU, difference'] if len(records) == 2 else []
   table = figures.table(head, [_row(records, name, sizes) for name in names], 'BLEU and chrF by language')
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
-  means = '; '.join(f'{row.name} {text(sum(row.series.ys) / len(row.series.ys))}' for row in rows if row.series.ys)
+  means = '; '.join(f'{row.name} {statistics.mean(row.series.ys):.1f}' for row in rows if row.series.ys)
   label = f'BLEU and chrF of {len(names)} languages, {by}. Means: {means}'
   note = (
     f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the BLEU in the last column of a run.'

@@ -131,7 +131,7 @@ th,td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:start;v
 thead th{position:sticky;top:0;background:var(--box)}tbody th{font-weight:600}
 .absent{color:var(--soft);border-inline-start:3px solid var(--line);padding-inline-start:.7rem}
 blockquote{white-space:pre-wrap;margin:1rem 0;padding:.5rem 1rem;background:var(--box);overflow-wrap:anywhere}
-@media(max-width:30rem){body{padding:.5rem}figure{padding:.4rem}}
+@media(max-width:30rem){body{padding:.5rem}figure{padding:.4rem}svg text{font-size:14px}}
 @media print{.skip,nav{display:none}figure{break-inside:avoid}}
 """
 _STYLE = ''.join(

@@ -17,7 +17,8 @@ from lingvo_moe.report.markup import tag
 from lingvo_moe.report.series import Series
 
 WIDTH = 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
+_NAMES = 84  # room for names at the left of a plot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +87,8 @@ def dots(names: Sequence[str], rows: Sequence[Curve], low: float, high: float, x
     x_name: what the axis has.
     label: what a screen reader says.
   """
-  left, step = 74, 17
-  bottom, right = _TOP + step * len(names), WIDTH - 14
+  left, step = _NAMES, 17
+  bottom, right = _TOP + step * len(names), WIDTH - _RIGHT
   at = lambda value: left + (min(max(value, low), high) - low) / (high - low) * (right - left)
   drawn = []
   for x in series_lib.ticks(low, high):
@@ -120,7 +121,7 @@ def heat_map(
     label: what a screen reader says.
   """
   rows, count = len(levels), len(levels[0])
-  left = 74
+  left = _NAMES
   cell = max(3, min(16, 320 // rows))
   height, width = cell * rows, (WIDTH - left - _RIGHT) / count
   paths: dict[int, list[str]] = {}

@@ -39,7 +39,8 @@ def curves_of(
   found = []
   for run, record in enumerate(records):
     for place, (key, name) in enumerate(quantities.items()):
-      name = f'{record.name}: {name}' if len(records) > 1 else name
+      if len(records) > 1:
+        name = f'{record.name}: {name}' if len(quantities) > 1 else record.name
       colour, dash = (run, place) if len(records) > 1 else (place, 0)
       series = thinned(((x(line), line.get(key)) for line in lines(record)), points)
       found.append(Curve(name, series, colour, dash, marks))
