@@ -16,6 +16,7 @@ VERSION = re.search(r"^__version__ = '(.+?)'", (HERE / 'lingvo_moe' / '__init__.
 PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_packages('params')]
 
 JAX = '>=0.10.2,<0.11'
+SERVE = ['aiohttp>=3.11,<4', 'prometheus-client>=0.20']
 
 setup(
   name='lingvo_moe',
@@ -46,6 +47,8 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # lingvo_moe.serve.
+    'serve': SERVE,
     # TensorFlow writes event files without it; it shows them.
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot.
@@ -58,6 +61,7 @@ setup(
       'ruff==0.17.*',
       'setuptools>=64',
       'wheel',
+      *SERVE,
       f'jax{JAX}',
       f'jax[tpu]{JAX}; platform_system == "Linux" and platform_machine == "x86_64"',
       f'jaxlib{JAX}',

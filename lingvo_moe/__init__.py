@@ -1,7 +1,53 @@
 """Mixture-of-experts Transformers for translation, in TensorFlow, after GShard (arXiv:2006.16668)."""
 
+from __future__ import annotations
+
+import typing
+
 from lingvo_moe.core import quiet
+
+if typing.TYPE_CHECKING:  # the import of this package is quick; that of TensorFlow takes seconds
+  from lingvo_moe.run.loaded import LoadedRun
 
 __version__ = '0.1.0'  # setup.py reads it
 
 quiet.install()
+
+
+def load(
+  path: str,
+  *,
+  step: int | None = None,
+  checkpoint: str | None = None,
+  backend: str = 'auto',
+  set_threads: bool = True,
+  **decoding: typing.Any,
+) -> LoadedRun:
+  """Loads a run for use from Python; imports TensorFlow, without its messages.
+
+  >>> run = lingvo_moe.load('runs/mine')
+  >>> run.translate(['Ein Hund läuft.', 'Zwei Hunde schlafen.'])
+  ['A dog is running.', 'Two dogs are sleeping.']
+  >>> [best, second] = run.translate(['Ein Hund läuft.'], n_best=2, scores=True)[0]
+  >>> best.text, best.score > second.score
+  ('A dog is running.', True)
+
+  Args:
+    path: log directory of the run.
+    step: step of the checkpoint; None: as `checkpoint` says.
+    checkpoint: 'best': the one with the lowest dev loss; 'last': the newest; None: the best, or the newest where none
+      was evaluated. `step` and `checkpoint` of the result say which it is.
+    backend: 'auto', kernels that suit the machine; or 'reference', plain TensorFlow.
+    set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole process,
+      and without effect once TensorFlow has computed.
+    **decoding: fields of the configuration to change, such as beam_size=1.
+
+  Raises:
+    lingvo_moe.core.errors.UserError: there is no such run or checkpoint, or a value is out of its range.
+  """
+  from lingvo_moe import app
+
+  app.import_tensorflow_quietly()
+  from lingvo_moe.run import loaded
+
+  return loaded.load(path, step=step, checkpoint=checkpoint, backend=backend, set_threads=set_threads, **decoding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from absl import flags
 
@@ -20,14 +20,23 @@ _DECODING = (
 )
 
 
-def define() -> None:
-  """Called where a job defines its own flags; not done by an import, as the trainer has flags of the same names."""
-  flags.DEFINE_string('logdir', None, 'Log directory of the run.', required=True)
+def define(best_by_default: bool = False, logdir_required: bool = True) -> None:
+  """Called where a job defines its own flags; not done by an import, as the trainer has flags of the same names.
+
+  Args:
+    best_by_default: what --help says of the checkpoint that the job uses; see Options.best_by_default.
+    logdir_required: whether --logdir must be given.
+  """
+  flags.DEFINE_string('logdir', None, 'Log directory of the run.', required=logdir_required)
   flags.DEFINE_string(
     'model', None, "Name of the run's model, to have it checked; otherwise the log directory gives it."
   )
-  flags.DEFINE_integer('step', None, 'Use the checkpoint of this step; default: the newest.')
-  flags.DEFINE_bool('best', False, 'Use the checkpoint with the lowest dev loss; default: the newest.')
+  default = 'the best, or the newest where none was evaluated' if best_by_default else 'the newest'
+  flags.DEFINE_integer('step', None, f'Use the checkpoint of this step; default: {default}.')
+  flags.DEFINE_enum(
+    'checkpoint', None, ['best', 'last'], f'Use the one with the lowest dev loss, or the newest; default: {default}.'
+  )
+  flags.DEFINE_bool('best', False, '--checkpoint=best.')
   flags.DEFINE_integer('beam_size', None, "Hypotheses kept in beam search; default: the run's configuration.")
   flags.DEFINE_float('length_norm_alpha', None, "GNMT's length penalty alpha; default: the run's configuration.")
   flags.DEFINE_enum(
@@ -44,12 +53,19 @@ def define() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Values of the flags, one field each. A job adds its own flags by a subclass."""
+  """Values of the flags, one field each. A job adds its own flags by a subclass.
+
+  Attributes:
+    best_by_default: whether the job uses the best checkpoint where none is chosen, and was evaluated; else the newest.
+  """
+
+  best_by_default: ClassVar[bool] = False
 
   logdir: str
   model: str | None = None
   step: int | None = None
   best: bool = False
+  checkpoint: str | None = None
   beam_size: int | None = None
   length_norm_alpha: float | None = None
   search: str | None = None
@@ -60,8 +76,10 @@ class Options:
   max_new_tokens: int | None = None
 
   def __post_init__(self):
-    if self.step is not None and self.best:
-      raise UserError('--step and --best each choose a checkpoint: give one of them')
+    chosen = {'--step': self.step is not None, '--best': self.best, '--checkpoint': self.checkpoint is not None}
+    chosen = [flag for flag, given in chosen.items() if given]
+    if len(chosen) > 1:
+      raise UserError(f'{" and ".join(chosen)} each choose a checkpoint: give one of them')
 
   @classmethod
   def from_flags(cls) -> Self:
@@ -78,4 +96,6 @@ class Options:
     """The step of the checkpoint to use; UserError if there is none."""
     from lingvo_moe.run import inference
 
-    return inference.choose_step(run.checkpoints(), self.step, self.best)
+    default = 'best if evaluated' if self.best_by_default else 'last'
+    which = 'best' if self.best else self.checkpoint or default
+    return inference.choose_step(run.checkpoints(), self.step, which)

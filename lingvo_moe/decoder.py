@@ -3,16 +3,17 @@
   python -m lingvo_moe.decoder --logdir=DIR --split=test
 
 It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint
-is decoded; --once, --step and --best decode one and end. Model, vocabularies and settings come from the log
-directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/,
-or to OUT/step_<N>/ with --out=OUT,
+is decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
+directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/, or
+to OUT/step_<N>/ with --out=OUT,
 
   <pair>.hyp        the translations, a line for each line of the source
   <pair>.src .ref   that source, and its reference
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
-it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score. Results that are
+it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
+same, with windows of the text filled in. Results that are
 there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings.
 """
 
@@ -64,7 +65,7 @@ class Options(checkpoint_flags.Options):
   @property
   def waits(self) -> bool:
     """Whether to go on with checkpoints yet to come."""
-    return not (self.once or self.best or self.step is not None)
+    return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
 def define_flags() -> None:

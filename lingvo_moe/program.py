@@ -61,6 +61,7 @@ class Program:
     num_groups: number of groups of rows of a batch; the rows of a group stay together.
     micro_batches: number of parts of a batch that are computed one after the other, with their gradients added up:
       equal results to rounding, in less memory. It divides num_groups.
+    frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.of_parts.
   """
 
   task: Task
@@ -70,6 +71,7 @@ class Program:
   seed: int = 0
   num_groups: int = 1
   micro_batches: int = 1
+  frozen: tuple[str, ...] = ()
 
   @functools.cached_property
   def weight_specs(self) -> dict[str, WeightSpec]:
@@ -77,10 +79,16 @@ class Program:
     return weights_lib.flatten(self.task.weights())
 
   @functools.cached_property
+  def trained_specs(self) -> dict[str, WeightSpec]:
+    """Flat name -> WeightSpec of the weights that are updated: all that are not frozen."""
+    frozen = set(weights_lib.of_parts(self.weight_specs, self.frozen))
+    return {name: spec for name, spec in self.weight_specs.items() if name not in frozen}
+
+  @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
-    """Flat name/slot -> WeightSpec of the optimizer slots."""
+    """Flat name/slot -> WeightSpec of the optimizer slots; a frozen weight has none."""
     return {
-      f'{name}/{slot}': s for name, spec in self.weight_specs.items() for slot, s in self.optimizer.slots(spec).items()
+      f'{name}/{slot}': s for name, spec in self.trained_specs.items() for slot, s in self.optimizer.slots(spec).items()
     }
 
   def init(self) -> State:
@@ -102,7 +110,7 @@ class Program:
   def gradients(
     self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], sparse: bool = False
   ) -> tuple[dict[str, Any], Metrics]:
-    """Gradients of the loss by weight, and metrics of the task.
+    """Gradients of the loss by weight that is trained, and metrics of the task.
 
     With `sparse` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
     backend; tf.convert_to_tensor makes it a tensor.
@@ -114,10 +122,11 @@ class Program:
     def of_part(rows_B, batch, **totals):
       # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is in.
       key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
+      trained = {name: weights[name] for name in self.trained_specs}
       with tf.GradientTape() as tape:
-        tape.watch(list(weights.values()))
+        tape.watch(list(trained.values()))
         loss, metrics = self.task.loss(self.theta(weights), batch, key_B, **totals)
-      grads = dict(zip(weights, tape.gradient(loss, list(weights.values())), strict=True))
+      grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
     if self.micro_batches > 1:
@@ -166,12 +175,13 @@ class Program:
     if self.clip_norm:
       grads, norm = clip_by_global_norm(grads, self.clip_norm)
     updates = {}
-    for name, spec in self.weight_specs.items():
+    for name, spec in self.trained_specs.items():
       slots = {slot: old_slots[f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
       updates[name] = self.optimizer.update(grads[name], slots, weights[name], spec, step, rate)
     if norm is None:
       norm = tf.sqrt(tf.add_n([update.square for update in updates.values()]))
-    new_weights = self._stored({name: update.weight for name, update in updates.items()}, self.weight_specs)
+    updated = {name: update.weight for name, update in updates.items()}
+    new_weights = self._stored({**weights, **updated}, self.weight_specs)
     new_slots = {f'{name}/{slot}': x for name, update in updates.items() for slot, x in update.slots.items()}
     new_slots = self._stored(new_slots, self.slot_specs)
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}

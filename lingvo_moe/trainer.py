@@ -27,6 +27,7 @@ if TYPE_CHECKING:
   from lingvo_moe.run.training import Training
   from lingvo_moe.runtime.runtime import Runtime
   from lingvo_moe.tasks.task import TaskConfig
+  from lingvo_moe.tasks.task import TrainInput
   from lingvo_moe.tasks.task import Vocabs
 
 FLAGS = flags.FLAGS
@@ -58,6 +59,7 @@ flags.adopt_module_key_flags(runtime_flags)  # so that --help shows them
 def main(argv) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
   del argv
+  from lingvo_moe.run import advice as advice_lib
   from lingvo_moe.run import hooks as hooks_lib
   from lingvo_moe.run import training as training_lib
 
@@ -69,8 +71,17 @@ def main(argv) -> int | None:
   signals.in_loop = True
   check = hooks_lib.CheckFinite(training)
   save = hooks_lib.SaveAndEvaluate(training, check, signals)
-  hooks = (check, hooks_lib.Log(training), save, hooks_lib.StopOnSignal(training, save, signals))
+  advice = advice_lib.Advice(training)
+  hooks = (
+    check,
+    hooks_lib.Log(training),
+    hooks_lib.LogRouting(training),
+    advice,
+    save,
+    hooks_lib.StopOnSignal(training, save, signals),
+  )
   try:
+    advice.say_epoch()
     save.catch_up(resumed)
     say_what_is_next(training)
     for step in training_lib.steps(training, FLAGS.steps_per_loop):
@@ -105,6 +116,7 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   resumed = restore(runtime, checkpoints, config, vocabs, choice)
   if choice.leads:
     run.unfinish()
+    note_environment(run, runtime.step, train_input, choice)
   log = reporting.TrainLog(run.path, config, runtime.step) if choice.leads else reporting.NoLog()
   saver = checkpoint.Saver(checkpoints, runtime)
   training = Training(
@@ -121,6 +133,17 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
     say=choice.say,
   )
   return training, resumed
+
+
+def note_environment(run: RunDir, step: int, train_input: TrainInput, choice: runtime_flags.Choice) -> None:
+  """Records versions, machine and mesh, and the size of each part of the corpus."""
+  from lingvo_moe.run import environment
+  from lingvo_moe.tasks.task import CountsExamples
+
+  examples = dict(train_input.examples) if isinstance(train_input, CountsExamples) else {}
+  given = {f.name: value for f in dataclasses.fields(choice) if (value := getattr(choice, f.name)) != f.default}
+  given = {name: value for name, value in given.items() if name in ('mesh', 'backend', 'num_processes', 'split_dense')}
+  environment.record(run.path, step, runtime={'name': choice.runtime, **given}, examples=examples)
 
 
 def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, TaskConfig]:

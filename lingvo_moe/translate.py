@@ -2,11 +2,14 @@
 
   echo 'Guten Morgen.' | python -m lingvo_moe.translate --logdir=DIR
 
+The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another.
+
 Each line is answered at once; --batch_lines=1000 is much faster for a file. An empty line gives an empty line. With
 --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
 
 With a run of a language model each line is a prompt, and the answer its continuation, as --search says; a line break
-within either is written as a backslash and an n.
+within either is written as a backslash and an n. With a run of span corruption each line is answered by itself, with
+<extra_id_0>, <extra_id_1>, ... in it filled in.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.run.rundir import RunDir
-  from lingvo_moe.tasks.task import Translates
+  from lingvo_moe.run.loaded import LoadedRun
 
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
@@ -38,6 +40,8 @@ _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up
 class Options(checkpoint_flags.Options):
   """Values of the flags; see define_flags."""
 
+  best_by_default = True
+
   target: str | None = None
   n_best: int = 1
   batch_lines: int = 1
@@ -45,7 +49,7 @@ class Options(checkpoint_flags.Options):
 
 def define_flags() -> None:
   """Not done by an import: the trainer and the decoder have flags of the same names."""
-  checkpoint_flags.define()
+  checkpoint_flags.define(best_by_default=True)
   flags.DEFINE_string('target', None, 'Target language, for models of several.')
   flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   runtime_flags.define()
@@ -68,44 +72,37 @@ def translate(
 
   Of several processes the leader reads and writes; all of them translate.
   """
-  from lingvo_moe.run import inference
+  run = load(options, choice)
+  target = choice.together(lambda: run.choose_target(options.target))
+  choice.together(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
+  choice.say(f'using the checkpoint of {run.checkpoint}')
+  lines_read = 0
+  batches = _batches(source if choice.num_processes == 1 else _as_they_come(source), options.batch_lines)
+  while (lines := choice.lead(lambda: next(batches, None))) is not None:
+    if lines:
+      translated = choice.together(functools.partial(run.answer, lines, target, options.n_best))
+      choice.lead(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
+      lines_read += len(lines)
+
+
+def load(options: checkpoint_flags.Options, choice: runtime_flags.Choice) -> LoadedRun:
+  """The run that the options choose, with its weights; UserError where its task does not translate."""
+  from lingvo_moe.run.loaded import LoadedRun
   from lingvo_moe.run.rundir import RunDir
 
   choice.set_threads(decoding=True)
   choice.connect()
   run = RunDir(options.logdir)
-  config = choice.together(lambda: load_config(run, options))
+  config = choice.together(lambda: options.load_config(run))
   runtime = choice.make(config.program())
-  vocabs = choice.together(config.vocabs)
-  target = choice.together(lambda: config.choose_target(vocabs, options.target))
-  translator = choice.together(lambda: config.translator(vocabs, runtime, n_best=options.n_best))
   step = choice.lead(lambda: options.choose_step(run))
-  choice.together(lambda: inference.load_weights(runtime, run.checkpoints(), step))
-  lines_read = 0
-  batches = _batches(source if choice.num_processes == 1 else _as_they_come(source), options.batch_lines)
-  while (lines := choice.lead(lambda: next(batches, None))) is not None:
-    if lines:
-      translated = choice.together(functools.partial(translator.translate, lines, target))
-      choice.lead(functools.partial(write, output, translated, lines_read + 1, options, config.max_length))
-      lines_read += len(lines)
+  return choice.together(lambda: LoadedRun(run, config, runtime, step))
 
 
-def load_config(run: RunDir, options: Options) -> Translates:
-  """The run's configuration as the options say; UserError where its task is not translation."""
-  from lingvo_moe.tasks.task import Translates
-
-  config = options.load_config(run)
-  if not isinstance(config, Translates):
-    raise UserError(f'{run.path} holds a run of {type(config).__name__}, which does not translate: use the decoder')
-  return config
-
-
-def write(output: TextIO, translated: Any, first: int, options: Options, max_length: int) -> None:
+def write(output: TextIO, translated: Any, first: int, options: Options, over_the_length: str) -> None:
   """Writes the translations of some lines, of which `first` is the number of the first, and flushes them."""
   for i in translated.truncated:
-    print(
-      f'warning: line {first + i} is over max_length={max_length} tokens and was translated in part', file=sys.stderr
-    )
+    print(f'warning: line {first + i} is {over_the_length} and was translated in part', file=sys.stderr)
   for number, hypotheses in enumerate(translated.hypotheses, first):
     for h in hypotheses:
       output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')

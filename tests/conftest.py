@@ -81,6 +81,14 @@ def _room() -> Iterator[None]:
   _resident = _resident_bytes()
 
 
+@pytest.fixture(scope='session')
+def toy_run(tmp_path_factory: pytest.TempPathFactory):
+  """A RunDir, FOLDER/runs/mine, that knows a few German sentences by heart; treat it as read-only."""
+  import toy_run as toy
+
+  return toy.make(tmp_path_factory.mktemp('toy_run'))
+
+
 def _resident_bytes() -> int:
   """Memory of this process; 0 where the system does not say."""
   try:

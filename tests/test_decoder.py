@@ -155,6 +155,14 @@ def test_scores_are_written_and_told(run, capsys):
 def test_the_checkpoint_can_be_chosen(run):
   decode(run, step=1)
   decode(run, best=True, pairs='yy-en', split='train', max_sentences=5)
+  for options, step in (
+    ({'best': True}, 1),
+    ({'checkpoint': 'best'}, 1),
+    ({'checkpoint': 'last'}, 2),
+    ({'once': True}, 2),
+  ):
+    options = decoder.Options(run.path, **options)
+    assert options.choose_step(run) == step and not options.waits
   assert not os.path.exists(run.file('decode', 'test', 'step_2'))
   assert summary(run, 1)['pairs']['xx-en']['sentences'] == 7
   assert read(run, 1, 'yy-en.hyp', 'train').count('\n') == 5

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import lingvo_moe
 from lingvo_moe import decoder
 from lingvo_moe import trainer
 from lingvo_moe import translate
@@ -27,12 +28,11 @@ def corpus(tmp_path_factory):
   return str(root)
 
 
-def train(path, corpus, steps):
+def train(path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.eval_every = 3')):
   if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
+    flags.FLAGS(['trainer', f'--model={name}', '--logdir=x'])
   handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-  bindings = ['Tiny.num_layers = 1', 'Tiny.eval_every = 3']
-  with flagsaver.flagsaver(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings):
+  with flagsaver.flagsaver(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=list(bindings)):
     try:
       trainer.main([])
     finally:
@@ -99,6 +99,20 @@ def test_translate_continues_lines(run):
   assert [number for number, *_ in best] == ['1', '1'] and float(best[0][1]) >= float(best[1][1])
 
 
+def test_the_library_continues_prompts_as_translate_does(run):
+  model = lingvo_moe.load(run[0], max_new_tokens=6)
+  prompts = ['1 and', '', 'a\nb \\n']
+  texts = model.generate(prompts)
+  escaped = [text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r') for text in texts]
+  assert escaped == answers(run, ['1 and', '', r'a\nb \\n'], batch_lines=3)
+  assert model.generate(prompts) == texts  # the same call gives the same samples
+  (scored,) = model.generate(prompts[:1], scores=True)
+  assert scored.text == texts[0] and scored.log_prob < 0
+  for call in (lambda: model.translate(['1 and']), lambda: model.score([('a', 'b')]), lambda: model.routing(['a'])):
+    with pytest.raises(UserError, match='holds a (language model|run of lm.shakespeare.Tiny)'):
+      call()
+
+
 def test_mistakes_are_answered(run):
   with pytest.raises(UserError, match='continues text and has no target language; saw --target=de'):
     answers(run, ['x'], target='de')
@@ -106,3 +120,13 @@ def test_mistakes_are_answered(run):
     answers(run, ['x'], search='greedy', n_best=2)
   with pytest.raises(UserError, match='a beam of 4 has no 5 continuations'):
     answers(run, ['x'], search='beam', n_best=5)
+
+
+def test_a_recurrent_model_learns_and_goes_on(corpus, tmp_path):
+  path = str(tmp_path / 'log')
+  lines = train(path, corpus, 16, 'lm.moe_lstm.Tiny', ['Tiny.eval_every = 8', 'Tiny.learning_rate = 0.01'])
+  first, last = [line['dev_loss'] for line in lines if 'dev_loss' in line]
+  assert last < first - 0.5
+  decoder.decode(decoder.Options(path, once=True, split='dev', prompt='1 and', num_samples=2, max_new_tokens=5))
+  summary = json.loads(open(f'{path}/decode/dev/step_16/perplexity.json', encoding='utf-8').read())
+  assert summary['files']['dev']['cross_entropy'] == pytest.approx(last, rel=1e-5) and len(summary['samples']) == 2

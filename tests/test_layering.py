@@ -24,10 +24,13 @@ ORDER = (
   'runtime',
   'run',
   'analysis',
+  'report',
   'bench',
   'paper',
   'app checkpoint_flags runtime_flags launcher',
+  'serving',
   'trainer decoder translate',
+  'serve',
   'commands',
 )
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
@@ -56,7 +59,19 @@ def test_a_module_imports_nothing_of_a_later_layer(path):
     assert RANK[module.split('.')[0]] <= RANK[own], f'{path.relative_to(ROOT)} imports lingvo_moe.{module}'
 
 
-JOBS = {'trainer', 'decoder', 'translate', 'run', 'runtime', 'app', 'checkpoint_flags', 'runtime_flags', 'launcher'}
+JOBS = {
+  'trainer',
+  'decoder',
+  'translate',
+  'serve',
+  'serving',
+  'run',
+  'runtime',
+  'app',
+  'checkpoint_flags',
+  'runtime_flags',
+  'launcher',
+}
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Normal
 from lingvo_moe.core.weights import WeightSpec
@@ -81,6 +82,25 @@ def test_one_step_by_hand():
   assert float(metrics['loss']) == 5
   np.testing.assert_allclose(metrics['grad_norm'], 10)  # 2 * |(1, 2)| * |(2, 1)|
   np.testing.assert_allclose(metrics['learning_rate'], 0.1)
+
+
+@pytest.mark.parametrize('clip_norm', [0.0, 1.0])
+def test_what_is_frozen_has_no_update_no_slots_and_no_part_in_the_norm(clip_norm):
+  state = program().init()
+  state['weights']['layer/w'] = tf.constant([[1.0, 0, 0], [0, 1, 0]])
+  kept = program(frozen=('layer',), clip_norm=clip_norm)
+  assert kept.slot_specs.keys() == {'unused/count'} and list(kept.weight_specs) == ['layer/w', 'unused']
+  new, metrics = kept.train_step({**state, 'slots': kept.init()['slots']}, BATCH)
+  np.testing.assert_array_equal(new['weights']['layer/w'], state['weights']['layer/w'])
+  assert list(new['weights']) == ['layer/w', 'unused'] and new['slots'].keys() == {'unused/count'}
+  assert float(metrics['grad_norm']) == 0
+
+
+def test_a_part_is_a_weight_or_a_whole_word_of_names():
+  assert list(program(frozen=('layer/w',)).trained_specs) == ['unused']
+  for part in ('lay', 'layer/', 'layer/w/x', ''):
+    with pytest.raises(UserError, match=f"'{part}' is no part of the weights; .*the parts are layer, unused"):
+      program(frozen=(part,)).slot_specs  # noqa: B018
 
 
 def test_clipping_shortens_the_gradient_and_reports_its_length_before():

@@ -19,6 +19,8 @@ from absl.testing import flagsaver
 
 from lingvo_moe import trainer
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.report import page
+from lingvo_moe.report import reading
 from lingvo_moe.run import reporting
 from lingvo_moe.run import training
 from lingvo_moe.run.rundir import RunDir
@@ -112,6 +114,26 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
     for what in ('aux_loss', 'second_dropped', 'entropy')
   } <= lines[0].keys()
   assert lines[4].keys() == {'step', 'time', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair'}
+
+
+def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
+  steps = [line for line in lines_of(whole) if 'loss' in line]
+  loads = [json.loads(line) for line in (whole / 'routing.jsonl').read_text().splitlines()]
+  assert [(line['step'], line['steps']) for line in loads] == [(step, 1) for step in range(1, 9)]
+  for line, load in zip(steps, loads, strict=True):
+    for layer, load_E in load['choices'].items():
+      assert len(load_E) == 8 and max(load_E) / np.mean(load_E) == pytest.approx(line[f'moe/{layer}/largest_load'])
+  dev = json.loads((whole / 'dev_routing.json').read_text())
+  assert dev['step'] == 8 and dev['subsets'] == ['xx-en']
+  by_pair = np.array(dev['choices']['encoder/layer_01'])
+  assert by_pair.shape == (1, 8) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
+  (environment,) = [json.loads(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
+  assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
+  assert environment['examples'] == {'xx-en': (steps and environment['examples']['xx-en']) or 0}
+
+  text = page.page(reading.read_all([str(whole)], 'test'))
+  assert text.count('<strong>Load by expert</strong>') == text.count('<strong>Dead experts</strong>') == 2
+  assert 'has no' not in text.partition('id="samples"')[0].partition('id="experts"')[2]
 
 
 def test_every_line_has_the_seconds_and_tokens_since_the_run_began_over_its_restarts(corpus, whole, tmp_path):

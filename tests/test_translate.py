@@ -90,7 +90,7 @@ def expected(run, lines, **options):
 
 
 @functools.cache
-def _expected(run, lines, step=2, target=None, n_best=1, **overrides):
+def _expected(run, lines, step=1, target=None, n_best=1, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
@@ -120,11 +120,18 @@ def test_the_last_line_needs_no_end_and_carriage_returns_are_dropped(run):
   assert run_lines(run, b'').getvalue() == ''
 
 
-def test_checkpoint_and_search_can_be_chosen(run):
+def test_checkpoint_and_search_can_be_chosen(run, capsys):
   lines = LINES[2:]
-  first = texts(expected(run, lines, step=1))
-  assert first != texts(expected(run, LINES))[2:]
-  assert run_lines(run, lines, best=True).getvalue().split('\n')[:-1] == first
+  first, second = (texts(expected(run, lines, step=step)) for step in (1, 2))
+  assert first != second
+  for options in {}, {'best': True}, {'checkpoint': 'best'}, {'step': 1}:
+    assert run_lines(run, lines, **options).getvalue().split('\n')[:-1] == first
+    said = 'using the checkpoint of step 1, the best by dev loss (2); the newest is of step 2\n'
+    assert capsys.readouterr().err == said
+  for options in {'checkpoint': 'last'}, {'step': 2}:
+    assert run_lines(run, lines, **options).getvalue().split('\n')[:-1] == second
+    said = 'using the checkpoint of step 2, the newest; the best by dev loss (2) is of step 1\n'
+    assert capsys.readouterr().err == said
   greedy = texts(expected(run, lines, step=1, beam_size=1, length_norm_alpha=0.0))
   assert run_lines(run, lines, step=1, beam_size=1, length_norm_alpha=0.0).getvalue().split('\n')[:-1] == greedy
 
@@ -143,7 +150,9 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
 def test_a_line_over_the_limit_is_translated_in_part_with_a_warning(run, capsys):
   output = run_lines(run, ['eno', LONG], batch_lines=2)
   assert output.getvalue().count('\n') == 2
-  assert capsys.readouterr().err == 'warning: line 2 is over max_length=32 tokens and was translated in part\n'
+  said, warning = capsys.readouterr().err.splitlines()
+  assert said.startswith('using the checkpoint of step 1')
+  assert warning == 'warning: line 2 is over max_length=32 tokens and was translated in part'
 
 
 def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
@@ -183,7 +192,8 @@ def test_mistakes_are_answered(run, tmp_path):
     'one target language and takes no tag; saw --target=en': {'target': 'en'},
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},
-    'each choose a checkpoint': {'step': 1, 'best': True},
+    '--step and --best each choose a checkpoint': {'step': 1, 'best': True},
+    '--best and --checkpoint each choose a checkpoint': {'checkpoint': 'last', 'best': True},
     'beam_size must be at least 1; saw 0': {'beam_size': 0},
   }
   for message, options in wrong.items():

@@ -20,6 +20,8 @@ NAMES = registry.names()
 TINIES = [n for n in NAMES if n.endswith('Tiny')]
 GIANTS = [n for n in NAMES if n.startswith('mt.m4.') and n not in TINIES]
 LM_GIANTS = ['lm.grok.Grok1', 'lm.glam.Glam64B64E']
+# Table 9 of Switch Transformers; of Base as table 8 prints it, with more digits.
+SWITCH = {'Base': 7410e6, 'Large': 26e9, 'XXL': 395e9, 'C': 1571e9}
 
 # Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
 TABLE_1 = {
@@ -59,6 +61,34 @@ def test_glam_has_the_weights_of_its_table_4():
   assert sizes.count_experts(specs) == 32 * 64
 
 
+@pytest.mark.parametrize('name', SWITCH)
+def test_switch_transformers_have_their_published_weights(name):
+  assert weights_lib.count(specs_of(f'switch.c4.{name}')) == pytest.approx(SWITCH[name], rel=0.02)
+
+
+def test_switch_transformers_count_otherwise_as_table_9_prints_two_of_them():
+  count = lambda name, **sizes: weights_lib.count(registry.get(name)(**sizes).task().weights()) / 1e9
+
+  assert f'{count("switch.c4.Large", ff_dim=2816, activation="geglu", expert="geglu"):.1f}' == '27.1'  # printed: 26
+  assert f'{count("switch.c4.XXL", num_experts=64):.0f}' == '201'  # printed: 395
+
+
+@pytest.mark.parametrize('experts, billions', [(16, '1.1'), (32, '2.0'), (64, '3.8'), (128, '7.4'), (256, '14.7')])
+def test_switch_base_has_the_weights_of_table_7_at_any_number_of_experts(experts, billions):
+  specs = registry.get('switch.c4.Base')(num_experts=experts).task().weights()
+
+  assert f'{weights_lib.count(specs) / 1e9:.1f}' == billions
+
+
+def test_switch_c_counted_by_hand():
+  m, h, e, heads, layers = 2080, 6144, 2048, 32 * 64, 15
+  attention, biases, moe = 4 * m * heads, 32 * 32, e * 2 * m * h + m * e
+  encoder = layers * (attention + biases + moe + 2 * m) + m
+  decoder = layers * (2 * attention + biases + moe + 3 * m) + m
+
+  assert weights_lib.count(specs_of('switch.c4.C')) == 32_100 * m + encoder + decoder
+
+
 def test_grok_1_counted_by_hand():
   m, h, heads, kv_heads, layers = 6144, 32_768, 48 * 128, 8 * 128, 64
   layer = 2 * m * heads + 2 * m * kv_heads + 8 * 3 * m * h + 8 * m + 4 * m
@@ -76,6 +106,71 @@ def test_a_tiny_language_model_differs_from_its_giant_in_sizes_only(name):
   counts = {'num_groups', 'num_heads', 'num_kv_heads', 'num_experts', 'num_layers', 'vocab_size', 'max_steps'}
   assert differing <= counts | {'window', 'batch_tokens', 'model_dim', 'ff_dim', 'head_dim'}
   assert weights_lib.count(tiny.task().weights()) < 1e6
+
+
+# Tables 7 and 8 of arXiv 1701.06538: (millions of weights without embedding and softmax, billions in all).
+MOE_LSTM = {
+  'MoE4': (8.4, 0.8),
+  'MoE32': (37.8, 0.9),
+  'MoE256': (272.9, 1.1),
+  'MoE256H': (272.9, 1.1),
+  'MoE1024H': (1079.0, 1.9),
+  'MoE4096H': (4303.4, 5.1),
+  'MoE34M': (4313.9, 6.0),
+  'MoE143M': (4371.1, 6.0),
+  'NewsMoE32': (37.8, 0.1),
+  'NewsMoE256H': (272.9, 0.4),
+  'NewsMoE1024H': (1079.0, 1.2),
+  'NewsMoE4096H': (4303.4, 4.4),
+  'NewsMoE16384H': (17201.0, 17.3),
+  'NewsMoE65536H': (68791.0, 68.9),
+  'NewsMoE131072H': (137577.6, 137.7),
+}
+
+
+@pytest.mark.parametrize('name', MOE_LSTM)
+def test_recurrent_models_have_the_weights_of_tables_7_and_8(name):
+  millions, billions = MOE_LSTM[name]
+  specs, config = specs_of(f'lm.moe_lstm.{name}'), registry.get(f'lm.moe_lstm.{name}')()
+  counted = weights_lib.count(specs)
+  embeddings = sum(count for part, count in sizes.parts(specs).items() if part.startswith('embeddings/'))
+
+  assert f'{(counted - embeddings) / 1e6:.1f}' == str(millions)
+  assert counted / 1e9 == pytest.approx(billions, abs=0.05, rel=0.011)
+  assert sizes.count_experts(specs) == config.num_experts
+  assert config.moe_gate.choices(config.num_experts) == 4  # a token visits four experts in every model
+
+
+def test_moe_256_h_counted_by_hand():
+  m, h, e, groups = 512, 1024, 256, 16
+  lstm = 4 * (m * m + m * m + m)
+  gates = 2 * (m * groups + groups * m * (e // groups))
+
+  assert weights_lib.count(specs_of('lm.moe_lstm.MoE256H')) == 2 * 793_471 * m + 2 * lstm + gates + e * 2 * m * h
+
+
+def test_a_projected_lstm_counted_by_hand():
+  m, h = 1024, 4096
+
+  assert sizes.parts(specs_of('lm.moe_lstm.MoE143M'))['decoder/lstm'] == 2 * (4 * (2 * m * h + h) + h * m)
+
+
+def test_the_dense_recurrent_model_multiplies_with_as_many_weights_a_token():
+  used = lambda name: sizes.parts(specs_of(name))
+  moe, dense = used('lm.moe_lstm.Shakespeare32'), used('lm.moe_lstm.ShakespeareDense')
+
+  assert moe['decoder/experts'] * 4 // 32 == dense['decoder/feed_forward']
+  assert moe['decoder/lstm'] == dense['decoder/lstm']
+
+
+@pytest.mark.parametrize('name', SWITCH)
+def test_a_tiny_switch_transformer_differs_from_its_giant_in_sizes_only(name):
+  giant, tiny = registry.get(f'switch.c4.{name}')(), registry.get(f'switch.c4.{name}Tiny')()
+  differing = {f.name for f in dataclasses.fields(giant) if getattr(giant, f.name) != getattr(tiny, f.name)}
+
+  counts = {'num_groups', 'num_heads', 'num_experts', 'encoder_layers', 'decoder_layers', 'vocab_size', 'sentinels'}
+  assert differing <= counts | {'inputs_length', 'batch_tokens', 'model_dim', 'ff_dim', 'head_dim', 'max_steps'}
+  assert giant.num_groups % giant.num_experts == 0 and giant.rows_of_batch() % giant.num_groups == 0
 
 
 def test_moe128e12l_counted_by_hand():
@@ -189,7 +284,7 @@ def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
 def test_meshes_of_2_and_4_divide_every_tiny_model(name):
   config = registry.get(name)()
 
-  assert not any(n % 4 for n in (config.num_groups, config.num_heads, config.num_experts))
+  assert not any(n % 4 for n in (config.num_groups, getattr(config, 'num_heads', 0), config.num_experts))
 
 
 @pytest.mark.parametrize('name', GIANTS)
@@ -246,7 +341,8 @@ def test_every_tiny_model_takes_a_training_step(name):
   stacks = [
     getattr(config, field) for field in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, field)
   ]
-  assert len(metrics['routing']) == (config.num_experts and sum(layers // config.moe_every for layers in stacks))
+  moe_layers = sum(layers // config.moe_every for layers in stacks) if stacks else 1  # a recurrent stack has one
+  assert len(metrics['routing']) == (config.num_experts and moe_layers)
   changed = [np.any(after['weights'][k] != state['weights'][k]) for k in state['weights']]
   assert np.mean(changed) > 0.95
   assert all(w.dtype == tf.float32 and np.all(np.isfinite(w)) for w in after['weights'].values())

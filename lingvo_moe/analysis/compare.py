@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ from lingvo_moe.analysis.significance import Difference
 from lingvo_moe.core.errors import UserError
 
 _LEVEL = 0.05
-_VOCABS = ('source_vocab', 'target_vocab')
 _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
 _NONE = '(none)'
 
@@ -168,24 +165,12 @@ def _values(system: System) -> dict[str, str]:
   """Each field's value, or values where runs of the system differ."""
   seen = collections.defaultdict(list)
   for part in system.parts:
-    values = {'model': part.run.model, **part.run.values}
-    for side in _VOCABS:
-      values[f'{side}, pieces'] = _fingerprint(os.path.join(part.run.path, str(values.get(side) or '')))
+    values = part.run.configured()
     values |= {f'decoded with {k}': v for k, v in part.settings.items() if k not in _WEIGHTS_AND_TEXT}
-    if part.run.averaged:
-      values['average of steps'] = part.run.averaged['steps']
     for name, value in values.items():
       if repr(value) not in seen[name]:
         seen[name].append(repr(value))
   return {name: ' or '.join(values[:3]) + (' or ...' if len(values) > 3 else '') for name, values in seen.items()}
-
-
-def _fingerprint(path: str) -> str:
-  try:
-    with open(path, 'rb') as f:
-      return hashlib.sha256(f.read()).hexdigest()[:8]
-  except OSError:
-    return _NONE
 
 
 def _some(names: Iterable[str]) -> str:

@@ -37,7 +37,7 @@ from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import Chip
-from lingvo_moe.tasks.transformer_config import TransformerConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
 # 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam
@@ -167,7 +167,7 @@ class Report:
 
 def estimate(
   name: str,
-  config: TransformerConfig,
+  config: ModelConfig,
   mesh: Mesh,
   topology: chips.Topology | None = None,
   program: str = 'train',
@@ -203,7 +203,7 @@ def estimate(
   )
 
 
-def at_inference(config: TransformerConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> TransformerConfig:
+def at_inference(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:
   """Configuration with which a program other than 'train' is compiled; batch_tokens 0: the model's eval_batch_tokens."""
   tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
   if program == 'eval':
@@ -213,9 +213,7 @@ def at_inference(config: TransformerConfig, mesh: Mesh, program: str, batch_toke
   return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
 
 
-def compile_step(
-  config: TransformerConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train'
-) -> Compiled:
+def compile_step(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:
   """Compiles a program of a model from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   if program == 'train':
@@ -463,7 +461,7 @@ def axes_of(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 
 def advice(
-  config: TransformerConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
+  config: ModelConfig, mesh: Mesh, used: memory.Memory, largest: Sequence[memory.Held], program: str = 'train'
 ) -> list[str]:
   """Settings that would reduce the memory of a program that does not fit, most likely to help first.
 
@@ -473,9 +471,9 @@ def advice(
   held, made = used.weights + used.slots, used.activations + used.temporaries
   work, state = [], []
   if program == 'train':
-    if not config.scan_layers:
+    if not getattr(config, 'scan_layers', True):
       work.append('scan_layers = True: one block at a time is in memory, of forward and backward')
-    if config.remat != 'block':
+    if getattr(config, 'remat', 'block') != 'block':
       work.append(f"remat = 'block': only the inputs of blocks are kept; activations take {gib(used.activations)}")
     work.append(f'micro_batches = {2 * config.micro_batches}: half as many rows at a time')
   if config.activation_dtype == 'float32':

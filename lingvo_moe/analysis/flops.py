@@ -1,4 +1,4 @@
-"""FLOPs of a translation model by formula: the multiplications and additions of its matrix products.
+"""FLOPs of a model by formula: the multiplications and additions of its matrix products.
 
 A product of [a, b] and [b, c] counts as 2 a b c. Everything else (normalisations, softmaxes, updates, copies) is left
 out: it is small, and bound by memory.
@@ -10,47 +10,76 @@ from collections.abc import Iterator
 
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.weights import Specs
 from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
+from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 Parts = dict[str, int]  # by the names of PARTS
 
 
-def train_step(config: MtConfig) -> Parts:
+def train_step(config: ModelConfig) -> Parts:
   """FLOPs of a train step on a full batch, over all devices: every product once forward and twice backward.
 
   The one-hot masks of einsum dispatch have no gradient of their own; other kinds of dispatch copy rows and add two per
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
   Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
-  tokens, length = _tokens(config), config.max_length
-  blocks = config.remat == 'block'
+  batch = config.batch_shapes()
+  rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
+  source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
   parts = dict.fromkeys(PARTS, 0)
-  task = config.task()
-  for stack in task.encoder, task.decoder:
-    for layer, is_last in _layers(stack):
-      attentions = 2 if layer.cross_attention else 1
-      again = config.remat != 'none'
-      parts['attention'] += attentions * (3 + again) * _attention(config, tokens, length)
-      # Four projections, of which the last is not recomputed where attention alone is.
-      parts['projections'] += attentions * (3 * 4 + (4 if blocks else 3 * again)) * _projection(config, tokens)
-      if layer.is_moe:
-        for name, flops in _experts(config, layer.ffn, tokens, config.dispatch, again=blocks).items():
-          parts[name] += flops
-      else:
-        once = 2 * tokens * config.model_dim * config.ff_dim
-        parts['feed-forward'] += 3 * 2 * once + blocks * (once if is_last else 2 * once)
-  parts['softmax'] = 3 * _scores(config, tokens)
+  for name, stack in vars(config.task()).items():
+    if isinstance(stack, Stack):
+      _add_layers(parts, config, stack, rows, source_length if name == 'encoder' else length, source_length)
+    elif isinstance(stack, RecurrentStack):
+      _add_recurrent(parts, config, stack, rows * length)
+  parts['softmax'] = 3 * _scores(config, rows * length)
   return parts
+
+
+def _add_layers(
+  parts: Parts, config: TransformerConfig, stack: Stack, rows: int, length: int, source_length: int
+) -> None:
+  """Adds the FLOPs of Transformer layers in training, on rows of `length` that may attend to a source."""
+  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
+  for layer, is_last in _layers(stack):
+    specs = layer.attention.weights()
+    to_itself, to_source = (tokens, length), (rows * source_length, source_length)
+    for others, attended in (to_itself, to_source) if layer.cross_attention else (to_itself,):
+      parts['attention'] += (3 + again) * _attention(config, tokens, attended)
+      queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size
+      # The last projection is not recomputed where attention alone is.
+      last = (again and not blocks) * specs['wo'].size
+      parts['projections'] += 2 * (tokens * ((3 + again) * queries - last) + others * (3 + again) * keys)
+    if layer.is_moe:
+      _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
+    else:
+      specs = layer.ffn.weights()
+      made = (3 + blocks) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
+      parts['feed-forward'] += 2 * tokens * made
+
+
+def _add_recurrent(parts: Parts, config: ModelConfig, stack: RecurrentStack, tokens: int) -> None:
+  """Adds the FLOPs of two LSTMs and the layer between them in training."""
+  parts['other'] += 2 * 3 * 2 * tokens * _matrices(stack.lstm.weights())
+  if stack.moe:
+    _add_experts(parts, config, stack.moe, tokens, config.dispatch, again=False)
+  else:
+    parts['feed-forward'] += 3 * 2 * tokens * _matrices(stack.ffn.weights())
 
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
   """FLOPs of one MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
   layer = next(layer.ffn for layer, _ in _layers(config.task().encoder) if layer.is_moe)
-  return dict.fromkeys(PARTS, 0) | _experts(config, layer, _tokens(config), dispatch, again=False)
+  parts = dict.fromkeys(PARTS, 0)
+  _add_experts(parts, config, layer, _tokens(config), dispatch, again=False)
+  return parts
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
@@ -94,29 +123,31 @@ def _projection(config: MtConfig, tokens: int) -> int:
   return 2 * tokens * config.model_dim * config.num_heads * config.head_dim
 
 
-def _attention(config: MtConfig, tokens: int, length: int) -> int:
+def _attention(config: TransformerConfig, tokens: int, length: int) -> int:
   """FLOPs of attention without its projections: the scores of `length` positions, and their weighted sum."""
   return 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
-def _scores(config: MtConfig, tokens: int) -> int:
-  vocab_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
-  return 2 * tokens * config.model_dim * vocab_size
+def _matrices(specs: Specs) -> int:
+  """Size of the matrices of a layer, without its biases."""
+  return sum(spec.size for name, spec in specs.items() if name.startswith('w'))
 
 
-def _experts(config: MtConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> Parts:
-  """FLOPs of a MoE layer in training, forward and backward."""
+def _scores(config: ModelConfig, tokens: int) -> int:
+  return 2 * tokens * config.model_dim * config.task().target_embedding.vocab_size
+
+
+def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> None:
+  """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
-  return {
-    'gating': (3 + again) * 2 * tokens * _gate_size(layer),
-    'experts': (3 + again) * 2 * config.num_groups * slots * _expert_size(layer),
-    'feed-forward': (3 + again) * 2 * tokens * _shared_size(layer),
-    # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
-    'dispatch/combine': (2 + again + 3) * masks,
-  }
+  parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)
+  parts['experts'] += (3 + again) * 2 * config.num_groups * slots * _expert_size(layer)
+  parts['feed-forward'] += (3 + again) * 2 * tokens * _shared_size(layer)
+  # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
+  parts['dispatch/combine'] += (2 + again + 3) * masks
 
 
 def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
@@ -138,7 +169,9 @@ def _expert_size(layer: MoE) -> int:
 def _gate_size(layer: MoE) -> int:
   """Weights of a gate that a token is multiplied with."""
   specs = layer.gate.weights(layer.model_dim, layer.num_experts)
-  return weights_lib.count(specs)
+  # Of second gates, one for each group of experts, a token meets those of the k groups that it chose.
+  met = lambda spec: spec.size if spec.dims[0] != 'E' else spec.size * layer.gate.k // spec.shape[0]
+  return sum(met(spec) for spec in specs.values())
 
 
 def _shared_size(layer: MoE) -> int:

@@ -34,6 +34,10 @@ from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
 
+# Parts of a layer without a weight that is a vector: a long vector summed over devices there is no gradient of a weight,
+# but values scattered by a flat index over the tokens of all groups, as by the gradient of tf.math.top_k.
+_WITHOUT_VECTORS = ('gating', 'dispatch/combine')
+
 _GATHERED = 'weights/'  # name scope in which weights that are stored in parts are gathered, as the rules say
 
 
@@ -50,7 +54,7 @@ class Finding(NamedTuple):
   """Tensor of which a device holds more than the rules say."""
 
   layer: str
-  what: str  # 'all-gathered' or 'whole on every device'
+  what: str  # 'all-gathered', 'whole on every device', or 'scattered over all tokens and all-reduced'
   shape: tuple[int, ...]
   megabytes: float
   op: str
@@ -122,6 +126,8 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
         what = 'all-gathered'
       elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'
+      elif instruction.collective == 'all-reduce' and len(shape) == 1 and part_of(op) in _WITHOUT_VECTORS:
+        what = 'scattered over all tokens and all-reduced'
       else:
         continue
       found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))

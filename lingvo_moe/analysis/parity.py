@@ -14,7 +14,7 @@ from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.transformer_config import TransformerConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
 
 # Difference of gate probabilities below which rounding may send a token to another expert.
 FLIP_MARGIN = 1e-6
@@ -76,7 +76,7 @@ class Row(NamedTuple):
     )
 
 
-def observe(config: TransformerConfig, runtime_of: Any, steps: int = 3) -> Observation:
+def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
   Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,8 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
 
 _ENGLISH = ('en', 'eng')
+_VOCABS = ('source_vocab', 'target_vocab', 'vocab')  # fields that name files
+_NONE = '(none)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +48,14 @@ class Run:
   def read(cls, path: str) -> Run:
     """The run in a log directory; UserError if there is none."""
     path = os.path.normpath(path)
-    config = _read_json(os.path.join(path, 'config.json'))
+    config = read_json(os.path.join(path, 'config.json'))
     if config is None:
       raise UserError(f'there is no run in {path} (no file {os.path.join(path, "config.json")}): give a log directory')
     try:
       model, values = config['model'], dict(config['values'])
     except (KeyError, TypeError, ValueError):
       raise UserError(f'{path}/config.json is not a configuration written by the trainer: restore it') from None
-    return cls(path, model, values, _read_json(os.path.join(path, 'averaged.json')))
+    return cls(path, model, values, read_json(os.path.join(path, 'averaged.json')))
 
   @property
   def name(self) -> str:
@@ -66,7 +69,7 @@ class Run:
   def summary(self, split: str, step: int) -> dict[str, Any]:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
     path = os.path.join(self.path, 'decode', split, f'step_{step}', 'scores.json')
-    found = _read_json(path)
+    found = read_json(path)
     if found is None:
       there = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
@@ -74,22 +77,54 @@ class Run:
         f'python -m lingvo_moe.decoder --logdir={self.path} --split={split} --step={step}'
       )
     pairs = found.get('pairs') if isinstance(found, dict) else None
-    if not pairs or not all({'sentences', 'chrf'} <= scores.keys() for scores in pairs.values()):
+    scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
+    if not isinstance(pairs, dict) or not pairs or not all(map(scored, pairs.values())):
       raise UserError(f'{path} is not what the decoder writes: decode the step again (--overwrite)')
     return found
 
   def train_log(self) -> Iterator[dict[str, Any]]:
-    """The lines of train.jsonl; of an average, those of the run it is of; none where that is gone."""
+    """The lines of train.jsonl; of an average, those of the run it is of; none where that is gone.
+
+    Raises:
+      UserError: a line is damaged, other than a last one that is cut short.
+    """
     logdir = os.path.join(self.path, self.averaged['of']) if self.averaged else self.path
-    try:
-      with open(os.path.join(logdir, 'train.jsonl'), encoding='utf-8', errors='replace') as f:
-        for line in f:
-          try:
-            yield json.loads(line)
-          except ValueError:
-            return  # cut short
-    except FileNotFoundError:
-      return
+    return read_json_lines(os.path.join(logdir, 'train.jsonl'))
+
+  def configured(self) -> dict[str, Any]:
+    """Model, values, contents of the vocabularies, and steps of an average: what another run may have otherwise."""
+    found = {'model': self.model, **self.values}
+    for side in _VOCABS:
+      if side in self.values:
+        found[f'{side}, pieces'] = _fingerprint(os.path.join(self.path, str(self.values[side] or '')))
+    if self.averaged:
+      found['average of steps'] = self.averaged['steps']
+    return found
+
+
+def read_json_lines(path: str) -> Iterator[dict[str, Any]]:
+  """Lines of a file of JSON objects with a step each; none if it is not there. A last line may be cut short.
+
+  Raises:
+    UserError: another line is damaged.
+  """
+  try:
+    file = open(path, encoding='utf-8', errors='replace')
+  except FileNotFoundError:
+    return
+  with file:
+    for number, line in enumerate(file, start=1):
+      try:
+        found = json.loads(line)
+      except (ValueError, RecursionError):
+        found = None
+      if isinstance(found, dict) and isinstance(found.get('step'), int):
+        yield found
+      elif line.endswith('\n') or next(file, None) is not None:
+        raise UserError(
+          f'each line of {path} is a JSON object with its step; line {number} is not ({line.strip()[:40]!r}): restore '
+          'the file from a copy, or remove the line'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +195,15 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   return found
 
 
-def _read_json(path: str) -> Any:
+def _fingerprint(path: str) -> str:
+  try:
+    with open(path, 'rb') as f:
+      return hashlib.sha256(f.read()).hexdigest()[:8]
+  except OSError:
+    return _NONE
+
+
+def read_json(path: str) -> Any:
   """What is in a JSON file; None if it is not there."""
   try:
     with open(path, encoding='utf-8') as f:

@@ -11,16 +11,16 @@ from lingvo_moe.bench.clock import Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.transformer_config import ModelConfig
 
 MakeRuntime = Callable[[Program], Runtime]
 
 
-def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
-  """Times a train step: forward, backward and update. Tokens of both sides count.
+def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
+  """Times a train step: forward, backward and update. Tokens that the loss is over count, and those of a source.
 
   Args:
     config: configuration of the model.
@@ -33,12 +33,12 @@ def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = Fal
     shares of tokens whose first choice was dropped, whose second choice was dropped, and whose second choice was
     skipped at random, in the last step, over all layers. With a profile parts_s: see profile.by_part.
   """
-  batch = random_batch(config)
+  batch = config.random_batch()
   runtime = _ready(make, config.program())
   metrics = []
   found = clock.time(lambda: metrics.append(runtime.train_step(batch)))
   found |= {
-    'tokens_per_s': round(2 * batch['src_ids'].size / found['median_s'], 1),
+    'tokens_per_s': round(sum(float(metrics[-1][name]) for name in config.token_counts) / found['median_s'], 1),
     'flops': sum(flops.train_step(config).values()),
     'loss_went_down': bool(metrics[-1]['loss'] < metrics[0]['loss']),
     **_choices(config, metrics[-1].get('routing', {})),
@@ -51,12 +51,12 @@ def train(config: MtConfig, clock: Clock, make: MakeRuntime, profile: bool = Fal
 
 def decode(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
   """Times beam search over a full batch, to max_length; tokens_per_s counts output symbols of the best hypotheses."""
-  return _search(config, clock, make, random_batch(config))
+  return _search(config, clock, make, config.random_batch())
 
 
 def latency(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
   """Times beam search over one sentence of max_length tokens, to max_length: median_s is the latency of a sentence."""
-  return _search(config, clock, make, {name: value[:1] for name, value in random_batch(config).items()})
+  return _search(config, clock, make, {name: value[:1] for name, value in config.random_batch().items()})
 
 
 def _search(config, clock, make, batch) -> Timing:
@@ -95,7 +95,7 @@ def _ready(make: MakeRuntime, program: Program) -> Runtime:
   return runtime
 
 
-def _choices(config: MtConfig, routing) -> Timing:
+def _choices(config: ModelConfig, routing) -> Timing:
   """Dispatch, groups and shares of dropped choices of a model with experts; {} for a dense model."""
   if not routing:
     return {}

@@ -2,7 +2,7 @@
 
 Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
 allows. --what is any of
-  train      train step: forward, backward and update; tokens of both sides count. --profile adds the time by part.
+  train      train step of any model: forward, backward and update; tokens of both sides count. --profile adds the time by part.
   decode     flat beam search to max_length (no translation ends earlier); output symbols count.
   latency    flat beam search for one sentence: median_s is the seconds per sentence.
   moe_layer  one MoE layer, forward and backward, with each dispatcher.
@@ -104,11 +104,16 @@ def _check_flags() -> None:
 def _plan() -> list[tuple]:
   """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
   from lingvo_moe.core import configuration
+  from lingvo_moe.tasks.mt.config import MtConfig
 
   for binding in flags.FLAGS['gin_bindings'].value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
   configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
+  for name, config in configs.items():
+    other = [what for what in _WHAT.value if what != 'train' and not isinstance(config, MtConfig)]
+    if other:
+      raise UserError(f'--what={other[0]} is of translation models; saw --model={name}: time its --what=train')
   plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
   # Dense models have no MoE layer; they are skipped if another model has one.
   kept = [(name, config, what) for name, config, what in plan if what not in _OF_EXPERTS or config.num_experts]

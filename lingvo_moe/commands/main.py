@@ -26,10 +26,13 @@ class Command(NamedTuple):
 COMMANDS = {
   'models': Command('lingvo_moe.commands.models:command', 'list the models, or describe one'),
   'cldr': Command('lingvo_moe.commands.cldr:command', 'make the default corpus, 125 languages into English'),
+  'prepare': Command('lingvo_moe.commands.prepare:command', 'make a corpus of own text: train, dev and test'),
   'vocab': Command('lingvo_moe.commands.vocab:command', 'train a vocabulary to share between runs'),
   'train': Command('lingvo_moe.trainer:command', 'train a model, or go on with a run'),
   'decode': Command('lingvo_moe.decoder:command', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),
   'translate': Command('lingvo_moe.translate:command', 'translate standard input'),
+  'serve': Command('lingvo_moe.serve:command', 'translate over HTTP'),
+  'report': Command('lingvo_moe.commands.report:command', 'write a report on one run or two, as one HTML file'),
   'average': Command('lingvo_moe.commands.average:command', 'average checkpoints of a run'),
   'compare': Command('lingvo_moe.commands.compare:command', 'compare two runs by their translations'),
   'checkpoint': Command('lingvo_moe.commands.checkpoint:command', 'list and verify the tensors of a checkpoint'),

@@ -78,7 +78,8 @@ def config_of(name: str, bindings):
 
   config = configuration.resolve(name, [], bindings)
   if not config.residual_dropout:
-    config = dataclasses.replace(config, input_dropout=0.1, residual_dropout=0.1, attention_dropout=0.1)
+    rates = 'input_dropout', 'residual_dropout', 'attention_dropout'
+    config = dataclasses.replace(config, **{name: 0.1 for name in rates if hasattr(config, name)})
   return dataclasses.replace(config, activation_dtype='float32')
 
 

@@ -170,6 +170,7 @@ _TYPES = {
   bool: 'True or False',
   bool | None: 'True, False or None',
   float | None: 'a number or None',
+  tuple[tuple[str, float], ...]: 'a dict of numbers by name',
 }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.axes import check as check_letters
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 
 # Nested dicts; the '/'-joined path of a leaf is its name in a checkpoint.
 Nested = Mapping[str, Any]
@@ -111,6 +113,24 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
       at = at.setdefault(parent, {})
     at[leaf] = value
   return nested
+
+
+def of_parts(names: Iterable[str], parts: Sequence[str]) -> list[str]:
+  """Names in parts of a model: 'encoder' has 'encoder/layer_00/ffn/wi', which is a part itself.
+
+  Raises:
+    UserError: a part has no weight.
+  """
+  names = list(names)
+  is_in = lambda name, part: name == part or name.startswith(part + '/')
+  for part in parts:
+    if not any(is_in(name, part) for name in names):
+      known = {'/'.join(name.split('/')[:depth]) for name in names for depth in range(1, name.count('/') + 2)}
+      raise UserError(
+        f'{part!r} is no part of the weights; {closest(part, known)} '
+        f'(the parts are {", ".join(dict.fromkeys(name.split("/")[0] for name in names))}, and parts of these)'
+      )
+  return [name for name in names if any(is_in(name, part) for part in parts)]
 
 
 def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:

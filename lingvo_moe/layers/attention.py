@@ -17,6 +17,9 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.core.weights import glorot_uniform
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.relative_position import RelativePositions
+from lingvo_moe.layers.relative_position import offsets_of_owned
+from lingvo_moe.layers.relative_position import offsets_of_rows
 from lingvo_moe.layers.rotary import rotate
 from lingvo_moe.xla_sharding import shard
 
@@ -58,6 +61,7 @@ class Attention:
     rotary_base: base of rotary positions of queries and keys, for self-attention; 0: none. See rotary.py.
     bias: whether there are biases.
     logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit.
+    relative: relative position bias, for self-attention; None: none.
   """
 
   model_dim: int
@@ -68,6 +72,7 @@ class Attention:
   rotary_base: float = 0.0
   bias: bool = True
   logit_cap: float = 0.0
+  relative: RelativePositions | None = None
 
   def __post_init__(self):
     if self.num_heads % self.kv_heads:
@@ -90,6 +95,11 @@ class Attention:
       return (self.num_heads,), 'N'
     return (self.kv_heads, self.num_heads // self.kv_heads), 'NQ'
 
+  @property
+  def of_memory(self) -> Attention:
+    """The attention to another sequence that goes with this self-attention: without relative positions."""
+    return dataclasses.replace(self, relative=None)
+
   def weights(self) -> Specs:
     m, n, k = self.model_dim, self.kv_heads, self.head_dim
     heads, letters = self._heads
@@ -104,7 +114,11 @@ class Attention:
       'wo': WeightSpec((*heads, k, m), f'{letters}KM', glorot_uniform(width, m), factored='KM'),
       'bo': WeightSpec((m,), 'M', Constant(0.0)),
     }
-    return {name: spec for name, spec in specs.items() if self.bias or not name.startswith('b')}
+    specs = {name: spec for name, spec in specs.items() if self.bias or not name.startswith('b')}
+    if self.relative:
+      buckets = self.relative.num_buckets
+      specs['relative'] = WeightSpec((buckets, *heads), f'J{letters}', glorot_uniform(buckets, self.num_heads))
+    return specs
 
   def keys_values(
     self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None
@@ -124,6 +138,7 @@ class Attention:
     mask_BTU: tf.Tensor,
     key: tf.Tensor | None = None,
     positions_BT: tf.Tensor | None = None,
+    offsets_BTU: tf.Tensor | None = None,
   ) -> tf.Tensor:
     """Attends from x to keys where mask (boolean, or 0/1) allows.
 
@@ -134,6 +149,7 @@ class Attention:
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
       positions_BT: positions of x, for rotary ones; 0, 1, ... by default.
+      offsets_BTU: positions of keys less those of x, for relative ones; by default those of 0, 1, ... on both sides.
 
     Returns:
       [B, T, M].
@@ -152,6 +168,11 @@ class Attention:
     scores_BnTU = tf.cast(scores_BnTU, tf.float32)
     if self.logit_cap:
       scores_BnTU = self.logit_cap * tf.tanh(scores_BnTU / self.logit_cap)
+    if self.relative:
+      b = '1' if offsets_BTU is None else 'B'
+      offsets_BTU = offsets_of_rows(sizes(x_BTM)[1]) if offsets_BTU is None else offsets_BTU
+      relative_bnTU = shard(self.relative.bias(theta['relative'], offsets_BTU), f'{b}{letters}TU')
+      scores_BnTU += tf.cast(relative_bnTU, tf.float32)
     probs_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
     probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
     y_BnTK = shard(tf.einsum(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
@@ -225,7 +246,11 @@ class Attention:
       written = {name: ops.write_stacked_cache(cache[name], x_BNWK, layer, now.start) for name, x_BNWK in new.items()}
       cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in written.items()}
     own = of_layer(cache, layer)
-    return self.attend(theta, x_BWM, own['keys'], own['values'], now.mask_BWU, positions_BT=positions_BW), cache
+    offsets_BWU = offsets_of_owned(now.mask_BWU) if self.relative else None
+    y_BWM = self.attend(
+      theta, x_BWM, own['keys'], own['values'], now.mask_BWU, positions_BT=positions_BW, offsets_BTU=offsets_BWU
+    )
+    return y_BWM, cache
 
 
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:

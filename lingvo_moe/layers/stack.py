@@ -201,14 +201,14 @@ class Stack:
   ) -> tuple[list[tf.Tensor], Routing | None]:
     """Runs one layer with random keys of its own, and weights cast to the type of its input."""
     parts = [part._replace(key=None if part.key is None else prng.fold(part.key, number)) for part in parts]
-    return layer(_cast(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
+    return layer(cast_weights(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder layers by name."""
     if self.scan:
       return self._init_scanned_cache(theta, memory_BUM, num_positions)
     return {
-      name: layer.init_cache(_cast(theta[name], memory_BUM.dtype), memory_BUM, num_positions)
+      name: layer.init_cache(cast_weights(theta[name], memory_BUM.dtype), memory_BUM, num_positions)
       for name, layer in self.layers.items()
     }
 
@@ -216,6 +216,21 @@ class Stack:
     """Cache of the layers by name, for a stack without cross-attention."""
     layers, stacked = (self._block, self.num_blocks) if self.scan else (self.layers, None)
     return {name: layer.empty_cache(rows, num_positions, dtype, stacked) for name, layer in layers.items()}
+
+  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
+    """Cache of T flat positions after reading the first symbols of each row, without cross-attention.
+
+    Args:
+      theta: the stack's weights.
+      x_BTM: embedded symbols.
+      real_BT: False at padding, which is last in its row.
+      window: number of positions that a symbol may attend to, itself included.
+    """
+    rows, length = sizes(x_BTM)[:2]
+    ago_TU = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
+    mask_BTU = ((ago_TU >= 0) & (ago_TU < window))[tf.newaxis] & real_BT[:, tf.newaxis]
+    now = Now(tf.constant(0), tf.constant(0), tf.cast(mask_BTU, tf.float32), real_BT, tf.range(length)[tf.newaxis])
+    return self.extend(theta, x_BTM, now, None, self.empty_cache(rows, length, x_BTM.dtype))[1]
 
   def _init_scanned_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     arrays = {
@@ -227,7 +242,7 @@ class Stack:
       filled = {}
       for name, layer in self._block.items():
         with tf.name_scope(name):
-          own = _cast(self._block_theta(theta, name, number, only='cross_attention'), memory_BUM.dtype)
+          own = cast_weights(self._block_theta(theta, name, number, only='cross_attention'), memory_BUM.dtype)
           cache = layer.memory_cache(own, memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
@@ -282,7 +297,7 @@ class Stack:
       return self.norm(theta['norm'], x_BWM), cache
     cache = dict(cache)
     for name, layer in self.layers.items():
-      own = _cast(theta[name], x_BWM.dtype)
+      own = cast_weights(theta[name], x_BWM.dtype)
       with tf.name_scope(name):
         x_BWM, cache[name] = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
     return self.norm(theta['norm'], x_BWM), cache
@@ -302,7 +317,7 @@ class Stack:
       written = {}
       for name, layer in self._block.items():
         with tf.name_scope(name):
-          own = _cast(self._block_theta(theta, name, number), x_BWM.dtype)
+          own = cast_weights(self._block_theta(theta, name, number), x_BWM.dtype)
           of_layers = {**cache[name], 'self': own_caches[name]}
           x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
         written[name] = of_layers['self']
@@ -338,7 +353,7 @@ class Stack:
     return weights_lib.unflatten(weights_at(weights_lib.flatten(theta[name]), specs, number))
 
 
-def _cast(theta: Theta, dtype: tf.DType) -> Theta:
+def cast_weights(theta: Theta, dtype: tf.DType) -> Theta:
   """Casts a layer's weights to the type of its activations, except for _FLOAT32."""
   flat = weights_lib.flatten(theta)
   cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, dtype) for n, w in flat.items()}

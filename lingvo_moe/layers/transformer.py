@@ -69,7 +69,7 @@ class Layer:
   def weights(self) -> Specs:
     norms = {name: self.norm.weights() for name in ('norm', 'post_norm')[: 1 + self.post_norm]}
     attention = {**norms, **self.attention.weights()}
-    cross = {'cross_attention': attention} if self.cross_attention else {}
+    cross = {'cross_attention': {**norms, **self.attention.of_memory.weights()}} if self.cross_attention else {}
     ffn = {**norms, **self.ffn.weights()}
     return {'attention': attention, **cross, 'moe' if self.is_moe else 'ffn': ffn}
 
@@ -111,7 +111,7 @@ class Layer:
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""
-    keys, values = self.attention.keys_values(theta['cross_attention'], memory_BUM)
+    keys, values = self.attention.of_memory.keys_values(theta['cross_attention'], memory_BUM)
     return {'keys': keys, 'values': values}
 
   def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
@@ -148,7 +148,7 @@ class Layer:
       x_BWM += self._post(own, y_BWM)
     if self.cross_attention:
       cross, memory = theta['cross_attention'], of_layer(cache['memory'], number)
-      attend = lambda x, k: self.attention.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
+      attend = lambda x, k: self.attention.of_memory.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
       x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
     if self.is_moe:
       own = theta['moe']
@@ -161,18 +161,25 @@ class Layer:
   def _attention(self, theta: Theta, rows: Rows) -> tf.Tensor:
     """Branches of attention: self-attention, then attention to memory."""
     own = theta['attention']
-    attend = lambda x, key: self._attend(own, x, x, rows.mask_BTT, key)
+    attend = lambda x, key: self._attend(self.attention, own, x, x, rows.mask_BTT, key)
     x_BTM = self._residual(own, rows.x_BTM, attend, rows.key, 'attention')
     if self.cross_attention:
       cross = theta['cross_attention']
-      attend = lambda x, key: self._attend(cross, x, rows.memory_BUM, rows.memory_mask_BTU, key)
+      to_memory = self.attention.of_memory
+      attend = lambda x, key: self._attend(to_memory, cross, x, rows.memory_BUM, rows.memory_mask_BTU, key)
       x_BTM = self._residual(cross, x_BTM, attend, rows.key, 'cross_attention')
     return x_BTM
 
   def _attend(
-    self, theta: Theta, x_BTM: tf.Tensor, memory_BUM: tf.Tensor, mask_BTU: tf.Tensor, key: tf.Tensor | None
+    self,
+    attention: Attention,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    memory_BUM: tf.Tensor,
+    mask_BTU: tf.Tensor,
+    key: tf.Tensor | None,
   ) -> tf.Tensor:
-    attend = lambda theta, x, memory: self.attention(theta, x, memory, mask_BTU, key)
+    attend = lambda theta, x, memory: attention(theta, x, memory, mask_BTU, key)
     if self.remat_attention and key is not None:
       return rematerialised(attend, theta, x_BTM, memory_BUM)
     return attend(theta, x_BTM, memory_BUM)

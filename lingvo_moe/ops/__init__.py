@@ -21,6 +21,8 @@ __all__ = [
   'layer_norm',
   'linear',
   'loop_bound',
+  'lstm',
+  'lstm_cell',
   'map_rows',
   'map_sub_batches',
   'mean_square',
@@ -36,6 +38,8 @@ __all__ = [
 linear = operation(reference.linear)
 product = operation(reference.product)
 layer_norm = operation(reference.layer_norm)
+lstm = operation(reference.lstm)
+lstm_cell = operation(reference.lstm_cell)
 softmax_cross_entropy = operation(reference.softmax_cross_entropy)
 queue_positions = operation(reference.queue_positions)
 serve_all = operation(reference.serve_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lingvo_moe.ops import recurrence
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 
@@ -12,6 +13,7 @@ BACKEND = Backend(
     'combine_rows': vjp.combine_rows,
     'dispatch_rows': vjp.dispatch_rows,
     'layer_norm': vjp.layer_norm,
+    'lstm': recurrence.lstm,
     'product': vjp.product,
     'softmax_cross_entropy': vjp.softmax_cross_entropy,
   },

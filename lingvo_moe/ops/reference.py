@@ -53,6 +53,44 @@ def softmax_cross_entropy(
   return tf.stop_gradient(xent_BT), loss_BT + z_weight * tf.square(tf.reduce_logsumexp(logits_BTV, axis=-1))
 
 
+def lstm(
+  z_BTJH: tf.Tensor, begins_BT: tf.Tensor, weight_MJH: tf.Tensor, projection_HM: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """LSTM over the positions of each row, in order: (outputs y [B, T, M], float32 cells [B, T, H]).
+
+  Args:
+    z_BTJH: the input's part of the four preactivations of lstm_cell.
+    begins_BT: True where the state before a position is zero.
+    weight_MJH: weight of the output of the position before.
+    projection_HM: makes outputs of the hidden features (Sak et al., arXiv 1402.1128); None: they are the outputs, H = M.
+  """
+
+  def step(state, at):
+    y_BM, cell_BH = state
+    z_BJH, keep_B1 = at
+    z_BJH += tf.einsum('BM,MJH->BJH', y_BM * keep_B1, weight_MJH)
+    hidden_BH, cell_BH = lstm_cell(z_BJH, cell_BH * tf.cast(keep_B1, cell_BH.dtype))
+    return tf.cast(hidden_BH if projection_HM is None else hidden_BH @ projection_HM, y_BM.dtype), cell_BH
+
+  time_first = lambda x: tf.einsum('bt...->tb...', x)
+  rows, size = tf.shape(z_BTJH)[0], z_BTJH.shape[-1]
+  begin = tf.zeros([rows, weight_MJH.shape[0]], z_BTJH.dtype), tf.zeros([rows, size])
+  keep_BT1 = tf.cast(~begins_BT, z_BTJH.dtype)[..., tf.newaxis]
+  y_TBM, cell_TBH = tf.scan(step, (time_first(z_BTJH), time_first(keep_BT1)), begin)
+  return time_first(y_TBM), time_first(cell_TBH)
+
+
+def lstm_cell(z_BJH: tf.Tensor, cell_BH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """LSTM cell (Hochreiter and Schmidhuber, 1997; Gers et al., 2000): (hidden features of z's type, the next cell).
+
+  c' = sigmoid(f + 1) c + sigmoid(i) tanh(g) and h = sigmoid(o) tanh(c'), for preactivations i, f, g, o along axis J.
+  The 1 keeps the cell at first (forget bias). The cell is float32.
+  """
+  i_BH, f_BH, g_BH, o_BH = tf.unstack(tf.cast(z_BJH, tf.float32), num=4, axis=-2)
+  cell_BH = tf.sigmoid(f_BH + 1.0) * cell_BH + tf.sigmoid(i_BH) * tf.tanh(g_BH)
+  return tf.cast(tf.sigmoid(o_BH) * tf.tanh(cell_BH), z_BJH.dtype), cell_BH
+
+
 class QueuePositions(NamedTuple):
   position_GSR: tf.Tensor  # int32: number of choices before this one in the queue of its expert; 0 where not taken
   length_GE: tf.Tensor  # int32: number of choices in each queue

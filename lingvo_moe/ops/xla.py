@@ -11,6 +11,7 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import recurrence
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.rounds import serve_all
@@ -50,6 +51,7 @@ OVERRIDES: dict[str, Callable] = {
   'grouped_ffn': grouped_ffn,
   'layer_norm': vjp.layer_norm,
   'loop_bound': loop_bound,
+  'lstm': recurrence.lstm,
   'product': vjp.product,
   'serve_all': serve_all,
   'softmax_cross_entropy': vjp.softmax_cross_entropy,

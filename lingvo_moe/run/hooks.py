@@ -2,6 +2,7 @@
 
 CheckFinite      ends a run that diverged
 Log              writes the log
+LogRouting       writes which experts are used
 SaveAndEvaluate  saves checkpoints and computes the dev loss
 StopOnSignal     saves and stops after SIGTERM or SIGINT
 """
@@ -14,8 +15,11 @@ import sys
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import reporting
+from lingvo_moe.run import routing_log
+from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
+from lingvo_moe.tasks.metrics import loads
 
 
 class CheckFinite:
@@ -57,6 +61,19 @@ class Log:
     self._training.log.step(step.number, step.metrics, write=self._training.is_logged(step.number))
 
 
+class LogRouting:
+  """Writes the loads of all experts at intervals; see routing_log.py."""
+
+  def __init__(self, training: Training):
+    self._log = None
+    if training.leads:
+      self._log = RoutingLog(training.run.path, training.config.max_steps, training.runtime.step)
+
+  def __call__(self, step: Step) -> None:
+    if self._log:
+      self._log.step(step.number, loads(step.metrics))
+
+
 class SaveAndEvaluate:
   """Saves every save_every steps; saves and computes the dev loss every eval_every steps."""
 
@@ -95,6 +112,7 @@ class SaveAndEvaluate:
     dev_loss = reporting.evaluate(training.config, training.runtime, training.dev_input, give_up)
     training.saver.wait()
     if dev_loss is not None and training.leads:
+      routing_log.write_dev(training.run.path, step, list(dev_loss.by_subset), dev_loss.choices)
       training.checkpoints.note_dev_loss(step, training.log.evaluation(step, dev_loss))
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
 

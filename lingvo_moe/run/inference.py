@@ -1,4 +1,4 @@
-"""Loading a run for inference: its configuration, a checkpoint, and the weights. For decoder and translate."""
+"""Loading a run for inference: its configuration, a checkpoint, and the weights. For the jobs that decode, and for loaded.py."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ def load_config(run: RunDir, model: str | None = None, **overrides) -> TaskConfi
   return dataclasses.replace(config, **overrides)
 
 
-def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = False) -> int:
-  """The step that was asked for, or that of the best or of the newest checkpoint; UserError if there is none."""
-  if step is None and best:
-    found = checkpoints.best()
-    if found is None:
-      raise UserError(
-        f'no checkpoint in {checkpoints.directory} was evaluated on dev: use --step=N, or leave --best out'
-      )
-    step = found[0]
+def choose_step(checkpoints: Checkpoints, step: int | None = None, which: str = 'last') -> int:
+  """The given step, or that of a checkpoint by its rank; UserError if there is none.
+
+  Args:
+    checkpoints: of the run.
+    step: a step, or None.
+    which: 'best': the lowest dev loss; 'last': the newest; 'best if evaluated': the newest where no dev loss is known.
+  """
+  best = checkpoints.best() if step is None and which != 'last' else None
+  if best is not None:
+    step = best[0]
+  elif step is None and which == 'best':
+    raise UserError(f'no checkpoint in {checkpoints.directory} was evaluated on dev: use --step=N, or leave --best out')
   elif step is None:
     step = checkpoints.latest()
   if step is None:
@@ -56,6 +60,17 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, best: bool = 
       'for one, without --once'
     )
   return step
+
+
+def describe_step(checkpoints: Checkpoints, step: int) -> str:
+  """A checkpoint in words: 'step 600, the best by dev loss (1.234); the newest is of step 900'."""
+  best, ranks = checkpoints.best(), {}
+  if best is not None:
+    ranks[f'the best by dev loss ({best[1]:.4g})'] = best[0]
+  ranks['the newest'] = checkpoints.latest()
+  own = [rank for rank, its_step in ranks.items() if its_step == step]
+  others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
+  return '; '.join([', '.join([f'step {step}', *own]), *others])
 
 
 def load_weights(runtime: Runtime, checkpoints: Checkpoints, step: int) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ class DevLoss(NamedTuple):
   by_unit: Mapping[str, float] = types.MappingProxyType(
     {}
   )  # perplexity a word and bits a byte, where the text's words and bytes are counted
+  choices: Mapping[str, np.ndarray] = types.MappingProxyType({})  # by MoE layer: of each expert, by subset [P, E]
 
 
 def evaluate(
@@ -39,6 +40,7 @@ def evaluate(
   """The loss on dev text; None if `give_up` came true meanwhile."""
   xent_P, tokens_P = np.zeros(len(dev.subsets)), np.zeros(len(dev.subsets))
   xent = tokens = 0.0
+  choices: dict[str, np.ndarray] = {}
   for batch in dev:
     if give_up():
       return None
@@ -47,9 +49,11 @@ def evaluate(
     tokens += float(metrics['target_tokens'])
     xent_P += metrics[f'xent_by_{config.subset}']
     tokens_P += metrics[f'target_tokens_by_{config.subset}']
+    for layer, choices_PE in metrics.get(f'choices_by_{config.subset}', {}).items():
+      choices[layer] = choices.get(layer, 0.0) + np.asarray(choices_PE, np.float64)
   by_subset = dict(zip(dev.subsets, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
   units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
-  return DevLoss(xent / max(tokens, 1.0), by_subset, units)
+  return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices)
 
 
 class TrainLog:
@@ -64,7 +68,7 @@ class TrainLog:
     self._config = config
     self._path = os.path.join(logdir, 'train.jsonl')
     self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
-    self._totals |= _keep_lines_up_to(self._path, first_step, self._totals)
+    self._totals |= keep_lines_up_to(self._path, first_step, self._totals)
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = open(self._path, 'a', encoding='utf-8')
     self._events = EventFile(logdir)
@@ -146,7 +150,7 @@ class NoLog:
     """Nothing."""
 
 
-def _keep_lines_up_to(path: str, step: int, totals: Mapping[str, float]) -> dict[str, float]:
+def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict[str, float]:
   """Drops later lines of a log; returns the totals so far that the last line kept has, of those named."""
   if not os.path.exists(path):
     return {}

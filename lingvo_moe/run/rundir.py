@@ -5,6 +5,8 @@ vocab/             the task's own files, such as SentencePiece models
 checkpoints/       see checkpoint.py
 cache/             tokenised text (may be deleted)
 train.jsonl        the scalars of every logged step; the event files beside it hold the same
+routing.jsonl      loads of all experts, at intervals; dev_routing.json: by part of the dev text (routing_log.py)
+environment.jsonl  versions, commit and machine of each start (environment.py)
 decode/            translations and scores
 finished.json      written when training has ended
 """

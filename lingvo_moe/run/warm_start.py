@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.task import SharesRows
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import Vocabs
 
@@ -32,6 +37,9 @@ def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> 
 def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Vocabs) -> str:
   """Loads every weight that `source` has under the same name and shape; returns which were and were not taken, as text.
 
+  Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
+  other rows keep their initial values.
+
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
     source: a log directory (its best checkpoint, else its latest), or a checkpoint's directory or prefix in one.
@@ -42,18 +50,21 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   prefix = find(source)
   specs = runtime.program.weight_specs
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not pieces.is_slot(name)}
-  foreign = _foreign_weights(prefix, config, vocabs)
+  other = _config_of(prefix)
+  foreign = config.foreign_weights(vocabs, other) if other else set()
   is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
     name: spec.shape for name, spec in specs.items() if is_there(name, spec.shape) and name.split('/')[0] not in foreign
   }
+  rows = config.shared_rows(vocabs, other) if other and isinstance(config, SharesRows) else {}
+  tables, counts = _shared_rows(runtime, prefix, there, {part: rows[part] for part in foreign if part in rows})
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
       'give a checkpoint of a model that shares some'
     )
   state = runtime.state()
-  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken)}})
+  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables}})
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   missing = {name: spec.shape for name, spec in specs.items() if name not in taken}
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
@@ -62,6 +73,8 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
       why = f'has shape {there[name]} there, {shape} here'
     if name.split('/')[0] in foreign:
       why = 'belongs to another vocabulary'
+    if name in counts:
+      why += f', but {counts[name]} of its {missing[name][0]} rows are: those of pieces that both vocabularies have'
     lines.append(f'  not taken: {name} {why}')
   ours = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
   unused = sorted(set(there) - set(ours) - {'step'})
@@ -69,10 +82,29 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   return '\n'.join(lines)
 
 
-def _foreign_weights(prefix: str, config: TaskConfig, vocabs: Vocabs) -> set[str]:
-  """First parts of names of weights that mean something else there, as far as the run around the checkpoint tells."""
+def _config_of(prefix: str) -> TaskConfig | None:
+  """The configuration of the run around a checkpoint, if there is one."""
   run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(prefix))))
-  return config.foreign_weights(vocabs, run.load()[1]) if run.exists else set()
+  return run.load()[1] if run.exists else None
+
+
+def _shared_rows(
+  runtime: Runtime,
+  prefix: str,
+  there: Mapping[str, tuple[int, ...]],
+  rows: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+  """Initial values with the rows that a checkpoint shares, by weight; and how many these are."""
+  program = runtime.program
+  tables, counts = {}, {}
+  for name, spec in program.weight_specs.items():
+    ours, theirs = rows.get(name.split('/')[0], ((), ()))
+    fits = name in there and spec.dims.startswith('V') and there[name][1:] == spec.shape[1:]
+    if fits and len(ours):
+      table = np.array(weights_lib.initialize({name: spec}, program.seed)[name])
+      table[ours] = checkpoint.load(prefix, {name: there[name]})[name][...][theirs]
+      tables[name], counts[name] = table, len(ours)
+  return tables, counts
 
 
 def find(source: str) -> str:

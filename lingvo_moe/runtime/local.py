@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ class LocalRuntime:
     grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
-      norm = self._updates.apply(grads, variables, program.weight_specs, step, rate, program.clip_norm)
+      norm = self._updates.apply(grads, variables, program.trained_specs, step, rate, program.clip_norm)
       self._step.assign_add(1)
     return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
 
@@ -182,5 +183,6 @@ class _AnyShape:
     if self._traced is None:
       specs = {name: tf.TensorSpec([None] * len(x.shape), x.dtype) for name, x in batch.items()}
       options = {'jit_compile': True} if self._jit else {'input_signature': [specs]}
-      self._traced = tf.function(self._function, autograph=False, **options)
+      # A partial, as TensorFlow counts tracings by code: our functions, of one code, would look like one retraced often.
+      self._traced = tf.function(functools.partial(self._function), autograph=False, **options)
     return self._traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})

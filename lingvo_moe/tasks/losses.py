@@ -44,6 +44,26 @@ def by_subset(subset: str, xent_BT: tf.Tensor, real_BT: tf.Tensor, member_BP: tf
   return {f'xent_by_{subset}': total_P(xent_BT * real_BT), f'target_tokens_by_{subset}': total_P(real_BT)}
 
 
+def choices_by_subset(
+  subset: str, routing: Mapping[str, Routed], member_BP: tf.Tensor
+) -> dict[str, dict[str, tf.Tensor]]:
+  """Sums [P, E] of the choices of each expert over the rows of each part of the text, by MoE layer; {} without experts."""
+  if not routing:
+    return {}
+  member_BP = tf.cast(member_BP, tf.float32)
+
+  def count(stats, decisions):
+    num_experts = stats.tokens_E.shape[0]
+    rows = sizes(member_BP)[0]
+    by_row = lambda x_GSR: tf.reshape(x_GSR, [rows, -1])  # a group is whole rows
+    chosen_BC = tf.where(by_row(decisions.weight_GSR) > 0, by_row(decisions.expert_GSR), -1)
+    chosen_BE = tf.reduce_sum(tf.one_hot(chosen_BC, num_experts), axis=1)
+    return tf.einsum('BP,BE->PE', member_BP, chosen_BE)
+
+  with tf.name_scope('choices'):
+    return {f'choices_by_{subset}': {name: count(r.stats, r.decisions) for name, r in routing.items()}}
+
+
 def of_gates(routing: Mapping[str, Routed], groups: Denominator, tokens: Denominator) -> tuple[tf.Tensor, tf.Tensor]:
   """Losses of gates, each summed over layers: (auxiliary losses, means over groups; router z-losses, over tokens)."""
   if not routing:

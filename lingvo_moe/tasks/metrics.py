@@ -43,10 +43,20 @@ def _routing_scalars(stats) -> dict[str, float]:
   }
 
 
+def perplexity(nats: float, tokens: float) -> dict[str, float]:
+  """Cross-entropy of a text in nats a token, and perplexity a token, from its nats in all."""
+  mean = float(nats) / max(float(tokens), 1.0)
+  return {'tokens': int(tokens), 'cross_entropy': mean, 'perplexity': _exp(mean)}
+
+
+def loads(metrics: Mapping[str, Any]) -> dict[str, Any]:
+  """Choices with a slot of each expert [E], by MoE layer; {} without experts."""
+  return {layer: stats.tokens_E for layer, stats in metrics.get('routing', {}).items()}
+
+
 def perplexities(nats: float, tokens: float, words: float, bytes: float) -> dict[str, float]:
   """Cross-entropy of a text in nats a token, perplexity a token and a word, and bits a byte, from its nats in all."""
-  mean = float(nats) / max(float(tokens), 1.0)
-  return {'tokens': int(tokens), 'cross_entropy': mean, 'perplexity': _exp(mean), **by_unit(nats, words, bytes)}
+  return {**perplexity(nats, tokens), **by_unit(nats, words, bytes)}
 
 
 def by_unit(nats: float, words: float, bytes: float) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 With a temperature t, a language of n lines has a share in proportion to n^(1/t) (Arivazhagan et al., 2019,
 arXiv:1907.05019; GShard, which continues that work, does not say how it samples): t = 1 keeps the natural shares, and
-with growing t they become equal. The stream is divided into windows of about window_size examples. Window i takes from
-each language the draws floor(i * window_size * share) up to floor((i + 1) * window_size * share). Languages are not
-chosen at random, so at the end of every window the share of each is exact to one draw. Draw j of a language is line
-permute(j mod n) of its epoch j div n, where permute is a keyed permutation that is computed and not stored, so no
-memory grows with the corpus.
+with growing t they become equal. Weights multiply the shares, which are then scaled to sum to 1. The stream is divided
+into windows of about window_size examples. Window i takes from each language the draws floor(i * window_size * share)
+up to floor((i + 1) * window_size * share). Languages are not chosen at random, so at the end of every window the share
+of each is exact to one draw. Draw j of a language is line permute(j mod n) of its epoch j div n, where permute is a
+keyed permutation that is computed and not stored, so no memory grows with the corpus.
 """
 
 from __future__ import annotations
@@ -77,16 +77,18 @@ def _feistel(x, low, high, key):
   return (left << low) | right
 
 
-def shares(sizes: Sequence[int], temperature: float) -> np.ndarray:
-  """Share of each language in the stream; shares sum to 1."""
-  # Divided by the largest size first, so that no temperature overflows.
+def shares(sizes: Sequence[int], temperature: float, weights: Sequence[float] = ()) -> np.ndarray:
+  """Share of each language in the stream; shares sum to 1. Without weights they are all 1."""
+  # Divided by the largest size and weight first, so that none overflows.
   p = (np.asarray(sizes, np.float64) / max(sizes)) ** (1.0 / temperature)
+  if len(weights):
+    p *= np.asarray(weights, np.float64) / max(weights)
   return p / p.sum()
 
 
-def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32) -> list[int]:
+def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32, weights: Sequence[float] = ()) -> list[int]:
   """Shares as integers of at least 1 that sum to `total`, by the method of largest remainders."""
-  exact = shares(sizes, temperature) * total
+  exact = shares(sizes, temperature, weights) * total
   q = np.maximum(np.floor(exact).astype(np.int64), 1)
   short = total - int(q.sum())
   q[np.argsort(np.floor(exact) - exact, kind='stable')[: max(short, 0)]] += 1
@@ -106,11 +108,20 @@ class Sampler:
     shares: share of each language in the stream.
   """
 
-  def __init__(self, names: Sequence[str], sizes: Sequence[int], *, temperature: float, seed: int, window_size: int):
+  def __init__(
+    self,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    temperature: float,
+    seed: int,
+    window_size: int,
+    weights: Sequence[float] = (),
+  ):
     self.window_size = window_size
     self._seed = seed
-    self.shares = [float(p) for p in shares(sizes, temperature)]
-    self._quotas = quotas(sizes, temperature)
+    self.shares = [float(p) for p in shares(sizes, temperature, weights)]
+    self._quotas = quotas(sizes, temperature, weights=weights)
     self._sizes = np.asarray(sizes, np.int64)
     self._keys = np.asarray([fold(seed, 'language', name) for name in names], _U64)
 

@@ -1,4 +1,4 @@
-"""Weight counts of a translation model: by part, of its experts, and used per token."""
+"""Weight counts of a model: by part, of its experts, and used per token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ def count_per_token(specs: weights_lib.Nested, choices: float = 2) -> int:
   """Number of weights used to compute with one source token and one target token.
 
   These are the whole encoder and decoder, with `choices` experts of each MoE layer; the whole output softmax, which is
-  the target embedding; and one row of a separate source embedding. Gates count whole.
+  the target embedding; and one row of an embedding that is not the output softmax too. Gates count whole.
   """
-  return sum(_used_by_a_token(name, spec, choices) for name, spec in weights_lib.flatten(specs).items())
+  flat = weights_lib.flatten(specs)
+  looked_up = ('source_embedding/', *(['target_embedding/'] if 'output_embedding/table' in flat else []))
+  return sum(_used_by_a_token(name, spec, choices, looked_up) for name, spec in flat.items())
 
 
 def count_experts(specs: weights_lib.Nested) -> int:
@@ -42,6 +44,8 @@ def part_of(name: str, spec: WeightSpec) -> str:
     return f'{stack}/gates'
   if _experts(spec):
     return f'{stack}/experts'
+  if 'lstm' in path:
+    return f'{stack}/lstm'
   return f'{stack}/feed_forward' if {'ffn', 'shared'} & set(path) else f'{stack}/attention'
 
 
@@ -53,8 +57,13 @@ def short(number: int) -> str:
   return str(number)
 
 
-KINDS = ('attention', 'feed_forward', 'experts', 'gates', 'norms')
-_ORDER = ['embeddings/source', 'embeddings/target', *(f'{s}/{k}' for s in ('encoder', 'decoder') for k in KINDS)]
+KINDS = ('attention', 'lstm', 'feed_forward', 'experts', 'gates', 'norms')
+_ORDER = [
+  'embeddings/source',
+  'embeddings/target',
+  'embeddings/output',
+  *(f'{s}/{k}' for s in ('encoder', 'decoder') for k in KINDS),
+]
 
 
 def _experts(spec: WeightSpec) -> int:
@@ -64,12 +73,12 @@ def _experts(spec: WeightSpec) -> int:
   return math.prod(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter in 'LE')
 
 
-def _used_by_a_token(name: str, spec: WeightSpec, choices: float) -> int:
+def _used_by_a_token(name: str, spec: WeightSpec, choices: float, looked_up: tuple[str, ...]) -> int:
   if name.rpartition('/')[2].startswith('gate'):
     return spec.size
   if experts := _experts(spec):
     layers = spec.shape[0] if spec.dims.startswith('L') else 1
     return round(spec.size // experts * layers * choices)
-  if name.startswith('source_embedding/'):
+  if name.startswith(looked_up):
     return spec.size // spec.shape[0]
   return spec.size

@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from lingvo_moe.program import Program
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
@@ -141,7 +143,8 @@ class TaskConfig(Protocol):
       logged as a total since the run began.
     subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold
       'xent' (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets:
-      'xent_by_<subset>' and 'target_tokens_by_<subset>'.
+      'xent_by_<subset>' and 'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the
+      metrics of a training step 'routing', {layer: RoutingStats}, which a report on the run shows.
   """
 
   data_dir: str
@@ -195,6 +198,14 @@ class TaskConfig(Protocol):
 
 
 @runtime_checkable
+class SharesRows(Protocol):
+  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+
+  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 
@@ -203,6 +214,28 @@ class CountsUnits(Protocol):
   """
 
   units: Mapping[str, int]
+
+
+@runtime_checkable
+class KnowsEpoch(Protocol):
+  """A TrainInput of text that ends.
+
+  Attributes:
+    steps_per_epoch: steps, about, in which as many examples are read as the text has.
+  """
+
+  steps_per_epoch: float
+
+
+@runtime_checkable
+class CountsExamples(Protocol):
+  """A TrainInput that knows how many examples each part of the corpus has, by the names of TaskConfig.subset.
+
+  Attributes:
+    examples: by part.
+  """
+
+  examples: Mapping[str, int]
 
 
 class InferenceProgram(NamedTuple):
@@ -227,6 +260,45 @@ class Measurable(Protocol):
 
   def probe_search(self) -> InferenceProgram:
     """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
+
+
+class LayerRouting(NamedTuple):
+  """Choices of a MoE layer for the tokens of a sentence, T tokens and R choices each."""
+
+  experts: np.ndarray  # int32 [T, R], the first choice first
+  weights: np.ndarray  # float32 [T, R], by which outputs of experts are summed; 0: that expert was not chosen
+
+
+class SentenceRouting(NamedTuple):
+  """Routing of a sentence and its translation."""
+
+  source: list[str]  # pieces that the encoder reads: a tag if the model has tags, the sentence, and the end
+  target: list[str]  # pieces that the decoder reads: the beginning, and the translation
+  layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
+
+
+@runtime_checkable
+class Routes(Protocol):
+  """A TaskConfig whose model translates and can tell which experts it asks, if it has any."""
+
+  def router(self, vocabs: Vocabs, runner: Runner) -> Any:
+    """Finds the experts of each token; see tasks/mt/token_routing.py: Router. UserError where there is no expert."""
+
+
+@runtime_checkable
+class Generates(Protocol):
+  """A TaskConfig whose model continues text."""
+
+  def continuer(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
+    """Continues texts with the weights that a runtime holds; see tasks/lm/generation.py: Continuer."""
+
+
+@runtime_checkable
+class HasLanguages(Protocol):
+  """A TaskConfig whose model translates between languages."""
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ _LINES_A_BATCH = 4096
 
 
 def line_batches(
-  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None
+  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None, check_utf8: bool = True
 ) -> Iterator[list[bytes]]:
   """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
@@ -20,6 +20,7 @@ def line_batches(
     path: path of a text file; gzip if it ends in .gz.
     size: number of lines in a list.
     progress: function called with the bytes of the file consumed since the last call.
+    check_utf8: whether a line that is not UTF-8 is an error.
 
   Raises:
     UserError: the file is missing, damaged, or not UTF-8 (with the line number).
@@ -29,7 +30,8 @@ def line_batches(
     with open(path, 'rb') as raw:
       lines = gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw
       while batch := _take(lines, size):
-        _check_utf8(batch, path, number)
+        if check_utf8:
+          _check_utf8(batch, path, number)
         number += len(batch)
         if progress:
           progress(raw.tell() - consumed)

@@ -1,7 +1,7 @@
-"""Configuration that every Transformer shares: sizes, experts, regularisers, optimizer, and when to log, save and stop.
+"""Configuration that models share: sizes, experts, regularisers, optimizer, and when to log, save and stop.
 
-A task's configuration derives from it, adds its stacks, its data and its decoding, and says in `task()` which model they
-make; see tasks/mt/config.py and tasks/lm/config.py.
+A task's configuration derives from it, or from that of Transformers, adds its stacks, its data and its decoding, and says
+in `task()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
@@ -49,15 +50,12 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(BatchConfig):
-  """Model, training and checkpoints of a Transformer; a subclass has `task()`."""
+class ModelConfig(BatchConfig):
+  """Model, training and checkpoints; a subclass has `task()`."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
   ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
-  num_heads: int = field(4, 'N, attention heads.', at_least=1)
-  head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
-  moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
   gate: str = field('top2', 'How tokens get their experts; see docs/gates.md.', choices=by_name.GATES)
   choices: int = field(
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
@@ -105,25 +103,12 @@ class TransformerConfig(BatchConfig):
     'Type of activations. Weights, their updates, gates, norms, softmaxes and output scores are float32 in any case.',
     choices=('float32', 'bfloat16'),
   )
-  scan_layers: bool = field(
-    False,
-    'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.',
-    may_change=True,
-  )
-  remat: str = field(
-    'none',
-    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
-    choices=POLICIES,
-    may_change=True,
-  )
   micro_batches: int = field(
     1, 'Parts of a batch that are computed one after another, their gradients summed.', at_least=1, may_change=True
   )
   input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
   residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
-  attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
   label_smoothing: float = field(0.1, 'Share of the target that is spread over all symbols.', at_least=0, below=1)
-  ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
   expert_dropout: float = field(
     0.0, "Dropout of the hidden layer of experts, as Switch Transformers' expert dropout.", at_least=0, below=1
   )
@@ -150,6 +135,10 @@ class TransformerConfig(BatchConfig):
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
+  freeze: str = field(
+    '',
+    "Parts of the weights that stay as they begin, 'encoder' or 'encoder,source_embedding', for runs with --init_from.",
+  )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
   max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
   log_every: int = field(1, 'Steps between lines of train.jsonl and of the event file.', at_least=1, may_change=True)
@@ -166,6 +155,20 @@ class TransformerConfig(BatchConfig):
   )
   beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, may_change=True)
   length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.freeze:
+      self._check_freeze()
+
+  def _check_freeze(self) -> None:
+    """Refuses parts that the model does not have, and all of it."""
+    try:
+      trained = self.program().trained_specs
+    except UserError as e:
+      raise UserError(f'freeze: {e}') from None
+    if not trained:
+      fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
   @property
   def moe_gate(self) -> Gate:
@@ -199,8 +202,6 @@ class TransformerConfig(BatchConfig):
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
       fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
-    if self.scan_layers and self.remat != 'block':
-      fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
 
   def _check_gate(self) -> None:
     if self.gate == 'expert_choice' and self.causal_experts:
@@ -233,13 +234,6 @@ class TransformerConfig(BatchConfig):
         fields.refuse(self, 'groups_of_experts', rule)
     elif self.groups_of_experts:
       fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
-
-  def _check_blocks(self, name: str) -> None:
-    """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""
-    period = self.moe_every if self.num_experts and self.moe_every else 1
-    if self.scan_layers and getattr(self, name) % period:
-      rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
-      fields.refuse(self, name, rule)
 
   def moe(self) -> MoE | None:
     """The feed-forward of the layers with experts; None for a dense model."""
@@ -282,7 +276,42 @@ class TransformerConfig(BatchConfig):
       seed=self.seed,
       num_groups=self.num_groups,
       micro_batches=self.micro_batches,
+      frozen=tuple(part.strip() for part in self.freeze.split(',') if part.strip()),
     )
 
   def _optimizer(self) -> Optimizer:
     return Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+  """Model, training and checkpoints of a Transformer; a subclass has `task()`."""
+
+  num_heads: int = field(4, 'N, attention heads.', at_least=1)
+  head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)
+  moe_every: int = field(2, 'Every moe_every-th layer of a stack is a MoE layer; 0: none is.', at_least=0)
+  scan_layers: bool = field(
+    False,
+    'Each stack as one loop over blocks of moe_every layers, so that program size is constant in depth.',
+    may_change=True,
+  )
+  remat: str = field(
+    'none',
+    'Activations that backprop recomputes. block: all of a layer but its input; attention: those inside attention.',
+    choices=POLICIES,
+    may_change=True,
+  )
+  attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
+  ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    if self.scan_layers and self.remat != 'block':
+      fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+
+  def _check_blocks(self, name: str) -> None:
+    """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""
+    period = self.moe_every if self.num_experts and self.moe_every else 1
+    if self.scan_layers and getattr(self, name) % period:
+      rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
+      fields.refuse(self, name, rule)

@@ -55,6 +55,10 @@ class SentencePieceVocab:
         'train it with lingvo-moe vocab, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
       )
 
+  def all_pieces(self) -> list[str]:
+    """Every piece, by id; special ids, bytes and tags have names such as '<s>', '<0x41>' and '<2de>'."""
+    return [self._processor.id_to_piece(i) for i in range(self.size)]
+
   @functools.cached_property
   def _tokenizer(self):
     import tensorflow as tf
@@ -71,7 +75,12 @@ class SentencePieceVocab:
     """Ids of each line as lists, by `tokenize`, because the tokeniser of `sentencepiece` resolves ties differently."""
     import tensorflow as tf
 
-    return self.tokenize(tf.constant(list(lines), tf.string)).to_list()
+    strings = tf.constant(list(lines), tf.string)
+    try:
+      return self.tokenize(strings).to_list()
+    except tf.errors.NotFoundError:  # tf.random.set_seed frees what cached kernels own, and so the tokeniser's model
+      self.__dict__.pop('_tokenizer', None)
+      return self.tokenize(strings).to_list()
 
   def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
     """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
@@ -88,6 +97,10 @@ class SentencePieceVocab:
         ids.append(i)
     # Byte pieces can form a line break, which would shift all later lines of a file.
     return self._processor.decode(ids).replace('\n', ' ').replace('\r', ' ')
+
+  def pieces(self, ids: Iterable[int]) -> list[str]:
+    """Pieces by their ids, special ones too: '<s>', '\u2581the', '</s>'."""
+    return [self._processor.id_to_piece(int(i)) for i in ids]
 
   def normalize(self, line: str) -> str:
     """Normalised text, the result of tokenising and detokenising a line."""

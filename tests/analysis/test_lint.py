@@ -43,7 +43,7 @@ def shortened(name):
 def with_layers(config):
   """A model with one block a stack."""
   stacks = [name for name in ('encoder_layers', 'decoder_layers', 'num_layers') if hasattr(config, name)]
-  return dataclasses.replace(config, **dict.fromkeys(stacks, max(1, config.moe_every)))
+  return dataclasses.replace(config, **dict.fromkeys(stacks, max(1, getattr(config, 'moe_every', 1))))
 
 
 def different_tinies():
@@ -80,7 +80,7 @@ def listed_with_experts():
     config = registry.get(name)()
     if config.num_experts and weights_lib.count(config.task().weights()) < 100e6:
       sizes = 'num_experts', 'model_dim', 'ff_dim', 'batch_tokens', 'max_length', 'scan_layers', 'gate'
-      kept.setdefault(tuple(getattr(config, size) for size in sizes), name)
+      kept.setdefault(tuple(getattr(config, size, None) for size in sizes), name)
   return sorted(kept.values())
 
 
@@ -177,6 +177,15 @@ def test_findings_by_hand():
   ]
   assert str(found[0]).startswith('encoder/layer_01/moe: [8,4] (0.000122 MiB) is whole on every device, at jit(f)/')
   assert lint.read(HLO, annotated, limit=128) == []
+
+
+def test_a_long_vector_summed_over_devices_is_found_where_no_weight_is_one():
+  summed = '%f = f32[64]{0} all-reduce(%g), metadata={op_name="jit(f)/gradient_tape/encoder/layer_01/moe/gating/x"}'
+  at = lambda text: [(f.layer, f.what) for f in lint.read(f'ENTRY %main {{\n  {text}\n}}\n', [], limit=100)]
+  assert at(summed) == [('encoder/layer_01/moe', 'scattered over all tokens and all-reduced')]
+  assert at(summed.replace('moe/gating', 'attention/projection')) == []  # a bias
+  assert at(summed.replace('[64]{0}', '[8,8]{1,0}')) == []  # the weight of a gate
+  assert at(summed.replace('[64]', '[16]')) == []  # the loads of experts
 
 
 def test_a_shape_that_is_also_a_part_of_a_weight_is_no_finding():

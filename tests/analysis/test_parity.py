@@ -59,6 +59,13 @@ GATES = {
   'expert_choice': {'experts_in': 'encoder', 'expert': 'deep'},
 }
 MODELS |= {gate: dataclasses.replace(MOE, gate=gate, **changed) for gate, changed in GATES.items()}
+MODELS['recurrent'] = registry.get('lm.moe_lstm.Tiny')(vocab_size=60, max_new_tokens=8)
+MODELS['recurrent, flat, projected'] = dataclasses.replace(
+  MODELS['recurrent'], gate='noisy_top_k', groups_of_experts=0, num_experts=4, lstm_dim=24, capacity_factor=2.0
+)
+MODELS['span corruption'] = registry.get('switch.shakespeare.Tiny')(
+  vocab_size=40, batch_tokens=128, encoder_layers=1, moe_every=1, residual_dropout=0.1, attention_dropout=0.1
+)
 MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None, round_capacity_factor=0.5)
 
 
@@ -124,6 +131,26 @@ def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
 @pytest.mark.parametrize('gate', GATES)
 def test_every_gate_agrees_with_one_device(gate, mesh):
   assert_agree(gate, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'model, mesh',
+  [
+    *(('recurrent', mesh) for mesh in ('', *MESHES)),
+    *(('recurrent, flat, projected', mesh) for mesh in ('', 'data:2,expert:2', 'expert:2,model:2')),
+  ],
+)
+def test_a_recurrent_model_agrees_with_one_device(model, mesh):
+  assert_agree(model, mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', ['', 'expert:4', 'data:2,expert:2'])
+def test_span_corruption_agrees_with_one_device(mesh):
+  row = assert_agree('span corruption', mesh)
+  if mesh:
+    assert row.collectives['all-to-all'] == 3 * 4
 
 
 @pytest.mark.parametrize('mesh', ['', 'expert:4'])

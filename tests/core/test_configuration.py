@@ -36,6 +36,17 @@ def test_a_gin_file_binds_and_bindings_win_over_it(tmp_path):
   assert (config.ff_dim, config.model_dim, config.split_files) == (80, 16, (('dev', 'val'),))
 
 
+def test_a_dict_is_bound_saved_and_loaded(tmp_path):
+  config = configuration.resolve(TINY, (), ["Tiny.weights = {'de-en': 3, 'fr-en': 0.5}"])
+  assert config.weights == (('de-en', 3.0), ('fr-en', 0.5))
+
+  configuration.save(TINY, config, str(tmp_path / 'config.json'))
+
+  assert configuration.load(str(tmp_path / 'config.json')) == (TINY, config)
+  with pytest.raises(UserError, match=f'^{TINY}: weights must be finite numbers above 0; saw'):
+    configuration.resolve(TINY, (), ["Tiny.weights = {'de-en': 0}"])
+
+
 def test_bindings_do_not_outlive_the_call_that_gave_them():
   configuration.resolve(TINY, (), ['Tiny.ff_dim = 48'])
 

@@ -86,11 +86,19 @@ def linear(weight_shape, inputs, x_shape):
   return lambda x, weight, bias: ops.linear(x, weight, bias, tf.nn.relu, inputs), [floats(*x_shape), weight, bias]
 
 
+def lstm(*projection):
+  begins = tf.constant(RNG.random([3, 5]) < 0.3)
+  recur = lambda z, *weights: ops.lstm(z, begins, *weights)
+  return recur, [floats(3, 5, 4, 6), floats(2 if projection else 6, 4, 6), *projection]
+
+
 CASES = {
   'linear': linear((4, 5), 1, (2, 3, 4)),
   'linear, heads out': linear((4, 2, 5), 1, (2, 3, 4)),
   'linear, heads in': linear((2, 5, 4), 2, (2, 3, 2, 5)),
   **{f'product, {e}': product(e) for e in ('EGCM,EMH->EGCH', 'EGCH,EHM->EGCM', 'BTM,VM->BTV', 'GSM,MJ->GSJ')},
+  'lstm': lstm(),
+  'lstm, projected': lstm(floats(6, 2)),
   'layer_norm': (lambda x, s, b: ops.layer_norm(x, s, b, 1e-6), [floats(2, 3, 4), floats(4), floats(4)]),
   **{f'softmax_cross_entropy, {s}, {z}': softmax(s, z) for s in (0.0, 0.1) for z in (0.0, 0.01)},
   **{f'dispatch_rows, {d.__name__}': dispatch_rows(d) for d in (GatherDispatcher, GroupedDispatcher)},

@@ -20,8 +20,8 @@ from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
-from lingvo_moe.tasks.mt.model import TranslationModel
+from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 
 
 def in_parts(count, **values):
@@ -105,7 +105,7 @@ ROWS, LENGTH, VOCABULARY = 4, 5, 15
 def model(**values):
   stack = dataclasses.replace(STACK, **values)
   decoder = dataclasses.replace(stack, cross_attention=True)
-  return TranslationModel(stack, decoder, Embedding(VOCABULARY, 8), input_dropout=0.1, label_smoothing=0.1)
+  return EncoderDecoder(stack, decoder, Embedding(VOCABULARY, 8), input_dropout=0.1, label_smoothing=0.1)
 
 
 def batch():

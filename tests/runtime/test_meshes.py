@@ -1,4 +1,4 @@
-"""Meshes: a layer with experts compiles on every kind of mesh, with every dispatcher, unscanned and scanned."""
+"""Meshes: a layer with experts compiles on every kind of mesh, with every dispatcher, unscanned and scanned; an LSTM too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.ops import backend
@@ -95,4 +96,31 @@ def test_a_layer_with_experts_runs_on_every_kind_of_mesh(mesh, dispatch, scanned
   stored = {name: lowered.stored(name, spec) for name, spec in specs.items()}
   jitted = jax.jit(lowered.traced(function), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
   for got, expected in zip(jitted(*arguments(scanned)), on_one_device(scanned), strict=True):
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected)))
+
+
+def lstm_and_gradients(layer, weights, x_BTM):
+  """Outputs and cells of an LSTM whose rows begin anew in the middle, then gradients of their weighted sum."""
+  specs, begins_BT = layer.weights(), tf.range(8)[:, tf.newaxis] * tf.range(4) % 3 == 0
+  stored = {name: xla_sharding.store(weights[name], specs[name].dims) for name in sorted(specs)}
+  x_BTM = xla_sharding.shard(x_BTM, 'BTM')
+  with tf.GradientTape() as tape:
+    tape.watch([x_BTM, *stored.values()])
+    state = layer({name: xla_sharding.gather(w, specs[name].dims) for name, w in stored.items()}, x_BTM, begins_BT)
+    loss = tf.add_n([tf.reduce_sum(y * tf.sin(tf.range(1.0, y.shape[-1] + 1.0))) for y in state])
+  return [*state, *tape.gradient(loss, [x_BTM, *stored.values()])]
+
+
+@pytest.mark.parametrize('cell_dim', [0, 12], ids=['plain', 'projected'])
+@pytest.mark.parametrize('mesh', [m if m == SOON[-1] else pytest.param(m, marks=pytest.mark.slow) for m in MESHES])
+def test_an_lstm_runs_on_every_kind_of_mesh(mesh, cell_dim):
+  layer = Lstm(8, cell_dim)
+  rng, function, mesh = np.random.default_rng(0), functools.partial(lstm_and_gradients, layer), Mesh.parse(mesh)
+  weights = {name: rng.standard_normal(spec.shape).astype(np.float32) for name, spec in layer.weights().items()}
+  x_BTM = rng.standard_normal([8, 4, 8]).astype(np.float32)
+  lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
+  stored = {name: lowered.stored(name, spec) for name, spec in layer.weights().items()}
+  jitted = jax.jit(lowered.traced(function), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
+  one_device = function({name: tf.constant(w) for name, w in weights.items()}, tf.constant(x_BTM))
+  for got, expected in zip(jitted(weights, x_BTM), one_device, strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected)))

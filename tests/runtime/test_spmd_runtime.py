@@ -78,7 +78,8 @@ def test_a_checkpoint_goes_on_anywhere(tmp_path):
   batches = [random_batch(CONFIG, seed, full=False) for seed in range(4)]
   whole = runtime_on('expert:4')
   whole.init()
-  losses = [float(whole.train_step(batch)['loss']) for batch in batches]
+  metrics = [whole.train_step(batch) for batch in batches]
+  losses = [float(m['loss']) for m in metrics]
 
   first = runtime_on('expert:4')
   first.init()
@@ -92,10 +93,29 @@ def test_a_checkpoint_goes_on_anywhere(tmp_path):
     assert second.step == 2
     for name, value in arrays(second).items():
       np.testing.assert_array_equal(value, arrays(first)[name], err_msg=name)
-    np.testing.assert_allclose([float(second.train_step(b)['loss']) for b in batches[2:]], losses[2:], rtol=1e-5)
+    again = [second.train_step(batch) for batch in batches[2:]]
+    np.testing.assert_allclose([float(m['loss']) for m in again], losses[2:], rtol=1e-5)
+    for one, other in zip(again, metrics[2:], strict=True):
+      assert one['routing'].keys() == other['routing'].keys()
+      for layer, stats in one['routing'].items():  # of the whole batch, whatever the mesh
+        np.testing.assert_array_equal(stats.tokens_E, other['routing'][layer].tokens_E, err_msg=layer)
   again = runtime_on('expert:4')
   warm_start.resume(again, checkpoints, 2)
   assert [float(again.train_step(b)['loss']) for b in batches[2:]] == losses[2:]  # bit for bit on the same mesh
+
+
+def test_choices_by_pair_are_those_of_the_whole_batch():
+  batch = random_batch(CONFIG, full=False)
+  rows = next(iter(batch.values())).shape[0]
+  batch['pairs'] = np.eye(3, dtype=np.int32)[np.arange(rows) % 3]
+  there, here = runtime_on('data:2,expert:2'), LocalRuntime(CONFIG.program())
+  here.init()
+  there.load({'step': np.asarray(0), 'weights': {name: w.numpy() for name, w in here.weights().items()}})
+  expected = here.eval_step(batch)
+  found = there.eval_step(batch)
+  for layer, choices_PE in expected['choices_by_pair'].items():
+    np.testing.assert_array_equal(found['choices_by_pair'][layer], choices_PE, err_msg=layer)
+    np.testing.assert_array_equal(choices_PE.sum(axis=0), expected['routing'][layer].tokens_E, err_msg=layer)
 
 
 def test_every_element_is_saved_once():

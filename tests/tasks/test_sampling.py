@@ -38,6 +38,20 @@ def test_temperature_one_keeps_natural_shares_and_large_ones_level_them():
   np.testing.assert_allclose(sampling.shares([900, 10], 1e9), [0.5, 0.5], atol=1e-6)
 
 
+def test_weights_multiply_shares():
+  np.testing.assert_allclose(sampling.shares([300, 100], 1, [1, 3]), [0.5, 0.5])
+  np.testing.assert_allclose(sampling.shares([16, 1], 4, [1, 4]), [1 / 3, 2 / 3])  # 2 : 1 by temperature
+  np.testing.assert_allclose(sampling.shares([1, 1], 1, [1e-300, 1e308]), [0, 1])  # none overflows
+  assert sampling.quotas([300, 100], 1, 100, weights=[1, 3]) == [50, 50]
+  even = sampling.Sampler(['a', 'b'], [300, 100], temperature=1, seed=3, window_size=100, weights=[1, 3])
+  assert np.bincount(even.window(0)[0]).tolist() == [50, 50]
+  alike, without = (
+    sampling.Sampler(['a', 'b'], [300, 100], temperature=2, seed=3, window_size=99, weights=w) for w in ([7, 7], [])
+  )
+  for a, b in zip(alike.window(5), without.window(5), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
 def test_quotas_sum_exactly_and_leave_nobody_out():
   assert sampling.quotas([2, 1], 1, 100) == [67, 33]
   assert sampling.quotas([10**9, 1, 1], 1, 1000) == [998, 1, 1]

@@ -43,6 +43,16 @@ def test_a_measurement_has_a_process_of_its_own(tmp_path):
     assert json.loads(line[line.index('{') :]) == f
 
 
+def test_a_language_model_is_timed_in_training_alone():
+  done = tool('--model=lm.shakespeare.Tiny', '--what=train,decode')
+  assert done.returncode and 'Traceback' not in done.stderr
+  assert '--what=decode is of translation models; saw --model=lm.shakespeare.Tiny' in done.stderr
+  done = tool(
+    *FLAGS, '--model=lm.shakespeare.Tiny', '--what=train', '--in_this_process', '--peak_gflop_per_s=50', '--calls=1'
+  )
+  assert done.returncode == 0 and 'tokens/s' in done.stdout, done.stderr
+
+
 def test_everything_is_measured(tmp_path):
   write_corpus(tmp_path / 'data')
   (tmp_path / 'earlier').write_text(json.dumps({'model': 'mt.bench_s.Tiny', 'what': 'train', 'tokens_per_s': 100.0}))

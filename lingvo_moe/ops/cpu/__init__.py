@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from lingvo_moe.ops import recurrence
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import cache
@@ -20,6 +21,7 @@ OVERRIDES = {
   'grouped_ffn': grouped_ffn.grouped_ffn,
   'layer_norm': vjp.layer_norm,
   'linear': linear.linear,
+  'lstm': recurrence.lstm,
   'map_rows': sub_batches.map_rows,
   'mean_square': mean_square.mean_square,
   'product': linear.product,

@@ -13,25 +13,18 @@ from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.tasks.lm.corpus import DOCUMENTS
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.lm.task import LanguageTask
+from lingvo_moe.tasks.plain_text.config import PlainTextConfig
+from lingvo_moe.tasks.plain_text.corpus import DOCUMENTS
+from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LmConfig(TransformerConfig, LanguageTask):
-  """Model, text, training and sampling of a language model."""
+class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
+  """Text, training and sampling of a language model; a subclass has its layers, and `task()`."""
 
-  vocab: str = field(
-    'char',
-    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or the "
-    'path of a SentencePiece .model.',
-    may_change=True,
-  )
-  vocab_size: int = field(
-    0, 'Symbols of the vocabulary, 4 special ones included; 0: as many as the text gives, or 8000 pieces.', at_least=0
-  )
   documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
   window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)
   packing: bool = field(
@@ -40,14 +33,6 @@ class LmConfig(TransformerConfig, LanguageTask):
   eval_stride: int = field(
     0, 'Tokens between the beginnings of windows in evaluation; fewer than window: more context; 0: window.', at_least=0
   )
-  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
-  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
-  rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
-  logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
-  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
-  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
-  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
-  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
   search: str = field(
     'sample',
     'How text goes on: by sampling, greedily, or by beam search.',
@@ -66,8 +51,6 @@ class LmConfig(TransformerConfig, LanguageTask):
 
   def _check_together(self) -> None:
     super()._check_together()
-    self._check_blocks('num_layers')
-    self._attention()  # refuses heads that do not divide
     if self.eval_stride > self.window:
       fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
     for name in ('batch_tokens', 'eval_batch_tokens'):
@@ -82,6 +65,25 @@ class LmConfig(TransformerConfig, LanguageTask):
     """B, a multiple of num_groups."""
     tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
     return max(1, tokens // self.window // self.num_groups) * self.num_groups
+
+
+@dataclasses.dataclass(frozen=True)
+class LmConfig(TransformerConfig, LanguageConfig):
+  """Language model of Transformer layers."""
+
+  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
+  rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
+  logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
+  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
+  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
+  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    self._check_blocks('num_layers')
+    self._attention()  # refuses heads that do not divide
 
   def task(self) -> LanguageModel:
     """The model that these values describe."""

@@ -17,14 +17,14 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 _ROWS = 16  # prompts of a batch
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
@@ -47,7 +47,7 @@ class Continued(NamedTuple):
 
 
 def prompt_arrays(
-  prompts: Sequence[np.ndarray], config: LmConfig, rows: int = 0, first: int = 0
+  prompts: Sequence[np.ndarray], config: LanguageConfig, rows: int = 0, first: int = 0
 ) -> dict[str, np.ndarray]:
   """Batch of prompts that begin with bos: all symbols but the last of each, padded, the last ones, and lengths.
 
@@ -69,7 +69,7 @@ def prompt_arrays(
   return {'ids': ids_BT, **batch}
 
 
-def prompt_shapes(config: LmConfig) -> dict[str, np.ndarray]:
+def prompt_shapes(config: LanguageConfig) -> dict[str, np.ndarray]:
   """Batch with the shapes of one of prompts as long as a window."""
   rows = config.rows_of_batch(training=False)
   unit = int(np.lcm(_ROUND, config.beam_size))
@@ -81,7 +81,7 @@ def prompt_shapes(config: LmConfig) -> dict[str, np.ndarray]:
 
 
 def go_on(
-  model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LmConfig, n_best: int
+  model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LanguageConfig, n_best: int
 ) -> beam_search.Hypotheses:
   """Continues prompts as config.search says: a pure function of weights and batch, at inference.
 
@@ -149,7 +149,7 @@ class Continuer:
     n_best: continuations of each prompt.
   """
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
     if config.search == 'greedy' and n_best > 1:
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
     if config.search == 'beam' and n_best > config.beam_size:
@@ -179,19 +179,26 @@ class Continuer:
     return Continued([[c._replace(text=_escaped(c.text)) for c in of_prompt] for of_prompt in found], [])
 
   def continue_texts(
-    self, prompts: Sequence[str], progress: Callable[[int], object] | None = None
+    self, prompts: Sequence[str], progress: Callable[[int], object] | None = None, first: int | None = None
   ) -> list[list[Continuation]]:
-    """Continuations of each prompt; an empty prompt gives a text from its beginning."""
+    """Continuations of each prompt; an empty prompt gives a text from its beginning.
+
+    Args:
+      prompts: any number of texts.
+      progress: called with the number of prompts done since the last call.
+      first: number of the first prompt, on which samples depend; None: prompts are counted from one call to the next.
+    """
+    first = self._done if first is None else first
     ids = [np.concatenate([[BOS], self._vocab.encode(prompt)]).astype(np.int32) for prompt in prompts]
     found = []
     for begin in range(0, len(ids), self._rows):
       part = ids[begin : begin + self._rows]
       rows = self._rows if len(ids) > 1 or self._config.num_groups > 1 else 1
-      hypotheses = self._go_on(prompt_arrays(part, self._config, rows, self._done + begin))
+      hypotheses = self._go_on(prompt_arrays(part, self._config, rows, first + begin))
       found += [self._read(hypotheses, row) for row in range(len(part))]
       if progress is not None:
         progress(len(part))
-    self._done += len(ids)
+    self._done = first + len(ids)
     return found
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Continuation]:

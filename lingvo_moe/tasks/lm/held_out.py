@@ -16,14 +16,14 @@ from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import Outcome
 from lingvo_moe.tasks.task import Runner
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 _SAMPLING = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'num_samples', 'prompt', 'max_new_tokens')
 _BEAM = ('beam_size', 'length_norm_alpha')
@@ -46,7 +46,7 @@ class PerplexityJob:
   summary_file = 'perplexity.json'
   suffix = '.jsonl'
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
     groups = runner.row_multiple
     tokens = options.batch_tokens or config.eval_batch_tokens or config.batch_tokens
     # As in translation, results at inference do not depend on the number of groups.

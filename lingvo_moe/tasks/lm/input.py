@@ -13,19 +13,15 @@ A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds '
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import token_cache
-from lingvo_moe.tasks.lm import corpus
-from lingvo_moe.tasks.lm.vocab import TextVocab
-from lingvo_moe.tasks.sampling import fold
-from lingvo_moe.tasks.sampling import permute
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text import windows
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.sampling import shuffled
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
@@ -33,7 +29,7 @@ from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
 Batch = dict[str, np.ndarray]
@@ -70,50 +66,6 @@ class Stream:
     return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
 
 
-def open_text(config: LmConfig, split: str, vocab: TextVocab, cache_dir: str, quiet: bool) -> list[TokenCache]:
-  """Tokens of each file of a split, by documents; UserError where there is no text."""
-  files = corpus.find_files(config.data_dir, split)
-  kind = config.documents
-
-  def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
-    for path in paths:
-      for document in corpus.documents(path, kind):
-        ids = vocab.encode(document)
-        if len(ids):
-          yield ids, np.array([len(ids)], np.int64)
-      progress(os.path.getsize(path))
-      yield np.zeros(0, np.int32), np.zeros(0, np.int64)
-
-  entries = [token_cache.Entry(f'{corpus.name_of(path)}.{kind}', [path], vocab) for path in files]
-  texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
-  for path, text in zip(files, texts, strict=True):
-    if not len(text.tokens):
-      raise UserError(f'a corpus must have text; {path} has none: remove it, or fill it')
-  return texts
-
-
-def _joined(texts: Sequence[TokenCache]) -> TokenCache:
-  """All files as one."""
-  if len(texts) == 1:
-    return texts[0]
-  return _Joined(texts)
-
-
-class _Joined:
-  """Several token caches, one after the other, as one."""
-
-  def __init__(self, texts: Sequence[TokenCache]):
-    self.tokens = np.concatenate([text.tokens for text in texts])
-    begins = np.cumsum([0] + [len(text.tokens) for text in texts[:-1]])
-    parts = [text.offsets[:-1] + begin for text, begin in zip(texts, begins, strict=True)]
-    self.offsets = np.concatenate([*parts, [len(self.tokens)]])
-
-  def __len__(self) -> int:
-    return len(self.offsets) - 1
-
-  lengths = TokenCache.lengths
-
-
 class TrainInput:
   """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
 
@@ -121,47 +73,40 @@ class TrainInput:
     stats: a line for the log.
   """
 
-  def __init__(self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
-    if config.num_groups % feed.process_count:
-      raise UserError(
-        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
-        f'processes: use a multiple of {feed.process_count}'
-      )
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
+    windows.check_feed(config, feed)
     self._config = config
     self._feed = feed
-    self._text = _joined(open_text(config, 'train', vocab, cache_dir, feed.quiet))
+    files = windows.open_text(config.data_dir, 'train', config.documents, vocab, cache_dir, feed.quiet)
+    self._text = windows.joined(files)
     self._streams: dict[int, Stream] = {}
     total = self._stream(0).total
-    self._windows = max(1, total // config.window)  # of an epoch
+    self._windows = windows.Windows(total, config.window, config.seed)
     epochs = f'{config.rows_of_batch() * config.window / total:.3g} epochs a step'
     self.stats = f'{len(self._text):,} documents, {total:,} tokens with eos, {epochs}'
+
+  @property
+  def steps_per_epoch(self) -> float:
+    """Steps in which every token is a label once."""
+    return self._windows / self._config.rows_of_batch()
 
   def batch(self, step: int) -> Batch:
     """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
     config, rows = self._config, self._config.rows_of_batch()
     own = rows // self._feed.process_count
     drawn = step * rows + self._feed.process_index * own + np.arange(own)
-    epochs = drawn // self._windows
+    epochs, starts = self._windows(drawn)
     arrays = [np.zeros([own, config.window], np.int32) for _ in BATCH_KEYS]
     for epoch in np.unique(epochs).tolist():
       mine = epochs == epoch
-      number = permute(drawn[mine] % self._windows, self._windows, fold(config.seed, 'windows', epoch))
-      offset = int(fold(config.seed, 'offset', epoch) % np.uint64(config.window))
-      for array, values in zip(arrays, self._stream(epoch).rows(offset + number * config.window, config.window)):
+      for array, values in zip(arrays, self._stream(epoch).rows(starts[mine], config.window), strict=True):
         array[mine] = values
     batch = dict(zip(BATCH_KEYS, arrays, strict=True))
     return batch if config.packing else batch | {'segments': np.ones_like(batch['segments'])}
 
   def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
     """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
-
-    def one(step):
-      values = tf.numpy_function(
-        lambda step: list(self.batch(int(step)).values()), [step], [tf.int32] * len(BATCH_KEYS)
-      )
-      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(BATCH_KEYS, values, strict=True)}
-
-    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
+    return windows.dataset(self.batch, BATCH_KEYS, start_step, prefetch)
 
   def _stream(self, epoch: int) -> Stream:
     epoch = epoch if self._config.packing else 0
@@ -189,11 +134,11 @@ class HeldOutInput:
   """
 
   def __init__(
-    self, config: LmConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
+    self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
     self._config = config
     self._feed = feed
-    texts = open_text(config, split, vocab, cache_dir, feed.quiet)
+    texts = windows.open_text(config.data_dir, split, config.documents, vocab, cache_dir, feed.quiet)
     paths = corpus.find_files(config.data_dir, split)
     self.subsets = [corpus.name_of(path) for path in paths]
     orders = [np.arange(min(len(text), first or len(text))) for text in texts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -16,9 +16,8 @@ from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Routed
-from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses
 
@@ -26,16 +25,45 @@ Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by the names of input.py
 Totals = dict[str, tf.Tensor]
 
 
+class CausalStack(Protocol):
+  """Layers of a language model: a Stack of Transformer layers, or a RecurrentStack.
+
+  Attributes:
+    moe: its layers of experts; None: it has none.
+  """
+
+  moe: MoE | None
+
+  def weights(self) -> Specs:
+    """Nested WeightSpecs."""
+
+  def __call__(
+    self, theta: Theta, x_BTM: tf.Tensor, segments_BT: tf.Tensor, *, key: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, dict[str, Routed]]:
+    """Runs over whole rows, no position after another of its segment: ([B, T, M], Routed by layer); 0 is padding."""
+
+  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> Any:
+    """Cache after the first symbols of each row, a nest of tensors [..., T positions, features]; see Stack.read."""
+
+  def extend(
+    self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: None, cache: Any
+  ) -> tuple[tf.Tensor, Any]:
+    """Decoding step of W hypotheses a row: ([B, W, M], the cache with what it wrote at positions now.start ...)."""
+
+  def keep_positions(self, cache: Any, positions_BU: tf.Tensor) -> Any:
+    """Cache gathered at these flat positions; see flat_sequence.loop."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
   """Decoder without an encoder: the symbols so far in, a distribution over the next one out.
 
-  The output softmax shares the embedding. Positions are those of the stack's attention. `window` is the number of
+  The output softmax shares the embedding, unless `output_embedding` is given. Positions are those of the stack's attention. `window` is the number of
   positions that a symbol may attend to when a text goes on beyond the length of a training row. `report_decisions` is
-  as in TranslationModel.
+  as in EncoderDecoder.
   """
 
-  decoder: Stack
+  decoder: CausalStack
   target_embedding: Embedding
   window: int
   input_dropout: float = 0.0
@@ -45,14 +73,16 @@ class LanguageModel:
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
   report_decisions: bool = False
+  output_embedding: Embedding | None = None
 
   def weights(self) -> Specs:
-    return {'target_embedding': self.target_embedding.weights(), 'decoder': self.decoder.weights()}
+    output = {'output_embedding': self.output_embedding.weights()} if self.output_embedding else {}
+    return {'target_embedding': self.target_embedding.weights(), 'decoder': self.decoder.weights(), **output}
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, dict[str, Routed]]:
     """Logits of every next symbol: (float32 [B, T, V], Routed by layer)."""
     x_BTM, routing = self._run(theta, batch, key)
-    return self.target_embedding.logits(theta['target_embedding'], x_BTM), routing
+    return self._output(theta)(x_BTM), routing
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, dict[str, Routed]]:
     """Runs the stack, without the output softmax: ([B, T, M], Routed by layer)."""
@@ -84,7 +114,7 @@ class LanguageModel:
       totals: totals of the whole batch, if this is a part of it.
 
     Returns:
-      (the scalar to minimise, metrics), as TranslationModel.loss: 'xent' is the sum over tokens of -log p (not smoothed).
+      (the scalar to minimise, metrics), as EncoderDecoder.loss: 'xent' is the sum over tokens of -log p (not smoothed).
     """
     x_BTM, routing = self._run(theta, batch, key)
     real_BT = tf.cast(_counted(batch) > 0, tf.float32)
@@ -110,6 +140,7 @@ class LanguageModel:
     }
     if 'files' in batch:
       metrics |= losses.by_subset('file', xent_BT, real_BT, batch['files'])
+      metrics |= losses.choices_by_subset('file', routing, batch['files'])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
@@ -120,7 +151,7 @@ class LanguageModel:
     xent_BT, _ = losses.of_tokens(self._output(theta), x_BTM, batch['labels'])
     return -xent_BT * tf.cast(_counted(batch) > 0, tf.float32)
 
-  def read(self, theta: Theta, ids_BT: tf.Tensor, lengths_B: tf.Tensor, max_steps: Any, width: int) -> StackCache:
+  def read(self, theta: Theta, ids_BT: tf.Tensor, lengths_B: tf.Tensor, max_steps: Any, width: int) -> Any:
     """Cache after the first lengths_B symbols of each row, with room for max_steps steps of `width` hypotheses.
 
     Args:
@@ -130,26 +161,21 @@ class LanguageModel:
       max_steps: steps that follow.
       width: W.
     """
-    rows, length = sizes(ids_BT)
+    length = sizes(ids_BT)[1]
     real_BT = tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis]
-    ago_TU = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
-    mask_BTU = ((ago_TU >= 0) & (ago_TU < self.window))[tf.newaxis] & real_BT[:, tf.newaxis]
-    now = Now(tf.constant(0), tf.constant(0), tf.cast(mask_BTU, tf.float32), real_BT, tf.range(length)[tf.newaxis])
     with tf.name_scope('decoder'):
-      x_BTM = self._embed(theta, ids_BT, None)
-      cache = self.decoder.empty_cache(rows, length, x_BTM.dtype)
-      _, cache = self.decoder.extend(theta['decoder'], x_BTM, now, None, cache)
+      cache = self.decoder.read(theta['decoder'], self._embed(theta, ids_BT, None), real_BT, self.window)
     room = flat_sequence.first_room(max_steps, width, length) - length
     at_positions = lambda buffer: [[0, 0]] * (buffer.shape.rank - 2) + [[0, room], [0, 0]]
     return tf.nest.map_structure(lambda buffer: tf.pad(buffer, at_positions(buffer)), cache)
 
-  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
+  def keep_positions(self, cache: Any, positions_BU: tf.Tensor) -> Any:
     """Cache gathered at these flat positions; see flat_sequence.loop."""
     return self.decoder.keep_positions(cache, positions_BU)
 
   def decode_step(
-    self, theta: Theta, ids_BW: tf.Tensor, now: Now, lengths_B: tf.Tensor, cache: StackCache
-  ) -> tuple[tf.Tensor, StackCache]:
+    self, theta: Theta, ids_BW: tf.Tensor, now: Now, lengths_B: tf.Tensor, cache: Any
+  ) -> tuple[tf.Tensor, Any]:
     """Decoding step of W hypotheses a row after lengths_B symbols: (float32 logits [B, W, V], cache); see beam_search."""
     # A hypothesis has written its positions in order, so those from the end on are its last ones.
     last_BWU = tf.cumsum(now.mask_BWU, axis=2, reverse=True) <= self.window
@@ -158,10 +184,12 @@ class LanguageModel:
     with tf.name_scope('decoder'):
       x_BWM = self._embed(theta, ids_BW, None)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, None, cache)
-    return self.target_embedding.logits(theta['target_embedding'], x_BWM), cache
+    return self._output(theta)(x_BWM), cache
 
   def _output(self, theta: Theta) -> Callable[[tf.Tensor], tf.Tensor]:
     """Output softmax: function of x_BTM that returns float32 logits [B, T, V]."""
+    if self.output_embedding:
+      return functools.partial(self.output_embedding.logits, theta['output_embedding'])
     return functools.partial(self.target_embedding.logits, theta['target_embedding'])
 
   def _embed(self, theta: Theta, ids_BT: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Language modelling as a task of the jobs: implements the protocol of tasks/task.py for LmConfig."""
+"""Language modelling as a task of the jobs: implements the protocol of tasks/task.py for LanguageConfig."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
-from lingvo_moe.tasks.lm import corpus
-from lingvo_moe.tasks.lm import run_vocab
-from lingvo_moe.tasks.lm.vocab import TextVocab
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions
@@ -21,46 +21,46 @@ from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.lm.config import LanguageConfig
   from lingvo_moe.tasks.lm.generation import Continuer
   from lingvo_moe.tasks.lm.input import HeldOutInput
   from lingvo_moe.tasks.lm.input import TrainInput
 
 
 class LanguageTask:
-  """The methods of an LmConfig that jobs and tools use; see TaskConfig, Translates and Measurable.
+  """The methods of a LanguageConfig that jobs and tools use; see TaskConfig, Translates, Generates and Measurable.
 
-  Modules that import LmConfig, or are slow to import, are imported where they are used.
+  Modules that import LanguageConfig, or are slow to import, are imported where they are used.
   """
 
   token_counts = ('target_tokens',)
   subset = 'file'
   max_length = 0  # prompts of any length are continued
 
-  def check_corpus(self: LmConfig) -> None:
+  def check_corpus(self: LanguageConfig) -> None:
     for split in ('train', 'dev'):
       corpus.find_files(self.data_dir, split)
 
-  def prepare(self: LmConfig, folder: str, begun: bool) -> LmConfig:
+  def prepare(self: LanguageConfig, folder: str, begun: bool) -> LanguageConfig:
     return run_vocab.prepare(self, folder, begun)
 
-  def with_files(self: LmConfig, rename: Callable[[str], str]) -> LmConfig:
+  def with_files(self: LanguageConfig, rename: Callable[[str], str]) -> LanguageConfig:
     return run_vocab.with_files(self, rename)
 
-  def vocabs(self: LmConfig) -> TextVocab:
+  def vocabs(self: LanguageConfig) -> TextVocab:
     return run_vocab.load(self)
 
-  def foreign_weights(self: LmConfig, vocabs: TextVocab, other: Any) -> set[str]:
-    """The embedding, whose vocabulary may be another there."""
+  def foreign_weights(self: LanguageConfig, vocabs: TextVocab, other: Any) -> set[str]:
+    """The embeddings, whose vocabulary may be another there."""
     same = isinstance(other, LanguageTask) and other.vocabs().fingerprint == vocabs.fingerprint
-    return set() if same else {'target_embedding'}
+    return set() if same else {'target_embedding', 'output_embedding'}
 
-  def train_input(self: LmConfig, vocabs: TextVocab, cache_dir: str, feed: Feed) -> TrainInput:
+  def train_input(self: LanguageConfig, vocabs: TextVocab, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.lm.input import TrainInput
 
     return TrainInput(self, vocabs, cache_dir, feed)
 
-  def dev_input(self: LmConfig, vocabs: TextVocab, cache_dir: str, feed: Feed) -> HeldOutInput:
+  def dev_input(self: LanguageConfig, vocabs: TextVocab, cache_dir: str, feed: Feed) -> HeldOutInput:
     from lingvo_moe.tasks.lm.input import HeldOutInput
 
     return HeldOutInput(self, vocabs, cache_dir, feed)
@@ -68,25 +68,28 @@ class LanguageTask:
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
     return metrics_lib.scalars(metrics)
 
-  def held_out_job(self: LmConfig, vocabs: TextVocab, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
+  def held_out_job(self: LanguageConfig, vocabs: TextVocab, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
     """Perplexity of held-out text, and but for options.score continuations of the prompt."""
     from lingvo_moe.tasks.lm.held_out import PerplexityJob
 
     return PerplexityJob(self, vocabs, runner, options)
 
-  def translator(self: LmConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
-    """Continues lines as prompts."""
+  def continuer(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
     from lingvo_moe.tasks.lm.generation import Continuer
 
     return Continuer(self, vocabs, runner, n_best)
 
-  def choose_target(self: LmConfig, vocabs: TextVocab, asked: str | None) -> None:
+  def translator(self: LanguageConfig, vocabs: TextVocab, runner: Runner, n_best: int = 1) -> Continuer:
+    """Continues lines as prompts."""
+    return self.continuer(vocabs, runner, n_best)
+
+  def choose_target(self: LanguageConfig, vocabs: TextVocab, asked: str | None) -> None:
     if asked:
       raise UserError(f'a language model continues text and has no target language; saw --target={asked}: leave it out')
 
   # What tools that compile or compare programs use; see task.Measurable.
 
-  def random_batch(self: LmConfig, seed: int = 0, full: bool = True) -> dict[str, np.ndarray]:
+  def random_batch(self: LanguageConfig, seed: int = 0, full: bool = True) -> dict[str, np.ndarray]:
     """Batch of random ids: rows of `window` tokens, or of 1 to `window` with padding after them."""
     rng = np.random.default_rng(seed)
     shape = self.rows_of_batch(), self.window
@@ -96,12 +99,12 @@ class LanguageTask:
     inputs_BT = np.concatenate([np.full([shape[0], 1], BOS, np.int32), labels_BT[:, :-1]], axis=1) * segments_BT
     return {'inputs': inputs_BT, 'labels': labels_BT, 'segments': segments_BT}
 
-  def batch_shapes(self: LmConfig, training: bool = True) -> dict[str, np.ndarray]:
+  def batch_shapes(self: LanguageConfig, training: bool = True) -> dict[str, np.ndarray]:
     """Batch with the shapes of a real one: zeros that take no memory."""
     zeros_BT = np.broadcast_to(np.zeros([], np.int32), [self.rows_of_batch(training), self.window])
     return dict.fromkeys(('inputs', 'labels', 'segments'), zeros_BT)
 
-  def inference_programs(self: LmConfig) -> dict[str, InferenceProgram]:
+  def inference_programs(self: LanguageConfig) -> dict[str, InferenceProgram]:
     from lingvo_moe.tasks.lm import generation
 
     shapes = self.batch_shapes(training=False)
@@ -113,7 +116,7 @@ class LanguageTask:
       'decode': InferenceProgram(search, prompts),
     }
 
-  def probe_search(self: LmConfig) -> InferenceProgram:
+  def probe_search(self: LanguageConfig) -> InferenceProgram:
     """Beam search after the beginnings of the first rows of a random batch, with all hypotheses."""
     from lingvo_moe.tasks.lm import generation
 

@@ -9,8 +9,8 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.mt.model import TranslationModel
 from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
@@ -38,7 +38,7 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
     for name in ('encoder_layers', 'decoder_layers'):
       self._check_blocks(name)
 
-  def task(self) -> TranslationModel:
+  def task(self) -> EncoderDecoder:
     """The model that these values describe."""
     attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
     moe = self.moe()
@@ -55,7 +55,7 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
     )
     source = Embedding(self.source_vocab_size, self.model_dim)
     target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
-    return TranslationModel(
+    return EncoderDecoder(
       encoder=stack(self.encoder_layers, False),
       decoder=stack(self.decoder_layers, True),
       target_embedding=target,

@@ -75,6 +75,14 @@ def find_pairs(
   return found
 
 
+def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
+  """(source, target) of each name of a pair. One with several hyphens is cut beside a language of the other names."""
+  cut = {name: [(name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == '-'] for name in sorted(names)}
+  known = {language for ways in cut.values() if len(ways) == 1 for language in ways[0]}
+  chosen = (next((way for way in ways if set(way) & known), ways[-1]) for ways in cut.values() if ways)
+  return list(chosen)
+
+
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
   """Known names that match any of the patterns; UserError for a pattern without a match."""
   known = sorted(known)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.mt import batching
 from lingvo_moe.tasks.transformer_config import BatchConfig
@@ -46,6 +49,11 @@ class DataConfig(BatchConfig):
     above=0,
     way_out='1 keeps the natural shares, larger ones level them',
   )
+  weights: tuple[tuple[str, float], ...] = field(
+    (),
+    "Factors of pairs' shares in training, beside the temperature, such as {'de-en': 3}; 1 for the others.",
+    way_out="e.g. {'de-en': 3}",
+  )
   max_length: int = field(
     128,
     'Longest sentence, with eos and tag; longer pairs are left out of training, and counted.',
@@ -70,6 +78,10 @@ class DataConfig(BatchConfig):
       or self.boundaries[-1] != self.max_length
     ):
       fields.refuse(self, 'boundaries', f'ascending integers that end with max_length={self.max_length}')
+    if not all(math.isfinite(weight) and weight > 0 for _, weight in self.weights):
+      fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
+    if len(dict(self.weights)) < len(self.weights):
+      fields.refuse(self, 'weights', 'one number for each pair')
     for name in ('batch_tokens', 'eval_batch_tokens'):
       tokens = getattr(self, name)
       if tokens and tokens < self.max_length * self.num_groups:
@@ -88,6 +100,15 @@ class DataConfig(BatchConfig):
   def window_size(self) -> int:
     """Examples in a window: enough for many batches, as each window ends with a partial one."""
     return self.window or max(16384, 2 * self.batch_tokens)
+
+  def weights_of(self, pairs: Sequence[str]) -> list[float]:
+    """The weight of each pair of the training corpus; empty if none is given. UserError for a weight of another."""
+    if unknown := sorted(set(dict(self.weights)) - set(pairs)):
+      raise UserError(
+        f'weights are of pairs that are trained on; saw {unknown[0]!r}; {closest(unknown[0], pairs)}: rename it, or '
+        'leave it out'
+      )
+    return [dict(self.weights).get(pair, 1.0) for pair in pairs] if self.weights else []
 
   def tags(self, targets: set[str]) -> bool:
     """Whether sources are tagged, given the target languages there are."""

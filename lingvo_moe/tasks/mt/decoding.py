@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
-from lingvo_moe.search import flat_sequence
+from lingvo_moe.tasks import encoder_decoder_search
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.mt.model import TranslationModel
 from lingvo_moe.tasks.mt.vocab import Vocab
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import PAD
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 
@@ -54,7 +50,7 @@ class Scored(NamedTuple):
 
 
 def search(
-  model: TranslationModel,
+  model: EncoderDecoder,
   theta: Theta,
   batch: Mapping[str, tf.Tensor],
   config: MtConfig,
@@ -74,38 +70,17 @@ def search(
   Returns:
     beam_search.Hypotheses.
   """
-  max_lengths_B = max_lengths(batch['src_segments'], config)
-  max_steps = ops.loop_bound(max_lengths_B, config.max_length)
-
-  def search_rows(batch):
-    rows = sizes(batch['src_ids'])[0]
-    memory_BUM, _ = model.encode(theta, batch)
-    cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, config.beam_size))
-    return beam_search.beam_search(
-      lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache),
-      cache,
-      batch_size=rows,
-      beam_size=config.beam_size,
-      max_steps=max_steps,
-      max_lengths_B=max_lengths(batch['src_segments'], config),
-      bos_id=BOS,
-      eos_id=EOS,
-      pad_id=PAD,
-      vocab_size=model.target_embedding.vocab_size,
-      length_norm_alpha=config.length_norm_alpha,
-      n_best=n_best,
-      min_length=min_length,
-      keep=model.keep_positions,
-    )
-
-  specs = beam_search.Hypotheses(
-    ids_BWT=tf.TensorSpec([None, n_best, None], tf.int32),
-    lengths_BW=tf.TensorSpec([None, n_best], tf.int32),
-    log_probs_BW=tf.TensorSpec([None, n_best]),
-    scores_BW=tf.TensorSpec([None, n_best]),
-    steps=tf.TensorSpec([], tf.int32),
+  return encoder_decoder_search.search(
+    model,
+    theta,
+    batch,
+    max_lengths=functools.partial(max_lengths, config=config),
+    most=config.max_length,
+    beam_size=config.beam_size,
+    length_norm_alpha=config.length_norm_alpha,
+    n_best=n_best,
+    min_length=min_length,
   )
-  return ops.map_rows(search_rows, batch, specs)
 
 
 def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:

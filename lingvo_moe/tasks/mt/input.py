@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
@@ -59,6 +59,7 @@ class TrainInput:
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out; its str() is for the log.
     shares: name of a pair -> its share of the stream.
+    examples: name of a pair -> number of its examples.
   """
 
   def __init__(
@@ -88,10 +89,12 @@ class TrainInput:
     self._seed = config.seed
     names = [pair.name for pair in self._examples.pairs]
     sizes = self._examples.sizes
+    weights = config.weights_of(names)
     self._sampler = Sampler(
-      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size
+      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size, weights=weights
     )
     self.shares = dict(zip(names, self._sampler.shares, strict=True))
+    self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
     self._recent: dict[int, _Window] = {}
     key = repr(
@@ -103,9 +106,17 @@ class TrainInput:
         config.temperature,
         config.seed,
         config.window_size,
+        *weights,
       )
     )
     self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
+
+  @property
+  def steps_per_epoch(self) -> float:
+    """Steps, about, in which as many lines are read as all pairs have; estimated from the first window."""
+    with self._lock:
+      first = self._window(0)
+    return sum(self._examples.sizes) * len(first.plans) / max(len(first.pair), 1)
 
   def batch(self, step: int) -> Batch:
     """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""

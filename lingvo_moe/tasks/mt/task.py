@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import metrics as metrics_lib
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.decoding import Translator
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
+  from lingvo_moe.tasks.mt.token_routing import Router
 
 Vocabs = tuple[Vocab, Vocab]  # (source, target)
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 
 class TranslationTask:
-  """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates, Measurable.
+  """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates,
+  Routes, HasLanguages, Measurable.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
@@ -40,7 +43,9 @@ class TranslationTask:
 
   def check_corpus(self: MtConfig) -> None:
     for split in ('train', 'dev'):
-      dev_lines.find_pairs(self, split)
+      pairs = dev_lines.find_pairs(self, split)
+      if split == 'train':
+        self.weights_of([pair.name for pair in pairs])
     for path in filter(None, (self.source_vocab, self.target_vocab)):
       Vocab(path)
 
@@ -59,6 +64,17 @@ class TranslationTask:
     theirs = other.vocabs() if isinstance(other, TranslationTask) else (None, None)
     embeddings = zip(('source_embedding', 'target_embedding'), vocabs, theirs, strict=True)
     return {name for name, ours, their in embeddings if their is None or ours.fingerprint != their.fingerprint}
+
+  def shared_rows(self: MtConfig, vocabs: Vocabs, other: Any) -> dict[str, tuple[list[int], list[int]]]:
+    """Rows of the embeddings whose pieces are in both vocabularies of a side."""
+    if not isinstance(other, TranslationTask):
+      return {}
+    found = {}
+    for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
+      row_there = {piece: i for i, piece in enumerate(theirs.all_pieces())}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.all_pieces()) if piece in row_there]
+      found[name] = ([i for i, _ in rows], [i for _, i in rows])
+    return found
 
   def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.mt.input import TrainInput
@@ -91,6 +107,23 @@ class TranslationTask:
       )
     sizes = {'row_multiple': runner.row_multiple, 'n_best': n_best, 'batch_tokens': batch_tokens}
     return Translator(self, vocabs, runner.function, **sizes)
+
+  def router(self: MtConfig, vocabs: Vocabs, runner: Runner) -> Router:
+    from lingvo_moe.tasks.mt.token_routing import Router
+
+    if not self.num_experts:
+      raise UserError('a dense model routes no token: num_experts is 0')
+    return Router(self, vocabs, runner)
+
+  def pairs_of(self: MtConfig, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
+    listed = [name.strip() for name in self.pairs.split(',')]
+    names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
+    try:
+      found = {(pair.source, pair.target) for pair in corpus.find_pairs(self.data_dir, self.pairs)}
+    except UserError:
+      found = set()
+    return sorted(found | set(corpus.languages_of(names - {'-'.join(pair) for pair in found})))
 
   def choose_target(self: MtConfig, vocabs: Vocabs, asked: str | None) -> str | None:
     from lingvo_moe.tasks.mt import decoding

@@ -28,6 +28,7 @@ def train_vocab(
   *,
   side: str = 'shared',
   temperature: float = 1.0,
+  weights: Sequence[float] = (),
   max_sentences: int = 1_000_000,
   character_coverage: float = 0.9995,
   tags: bool | None = None,
@@ -45,6 +46,7 @@ def train_vocab(
     vocab_size: number of pieces, including the 4 special ids, 256 bytes and the tags.
     side: 'source', 'target' or 'shared' (both sides of every pair).
     temperature: temperature of the sampling over pairs. A pair whose share exceeds its lines repeats them.
+    weights: factor of each pair's share; none: all alike.
     max_sentences: most lines of either side to use.
     character_coverage: share of all characters that get pieces; the others are written as bytes.
     tags: True to add the symbols `<2xx>` of the target languages; None to add them if there are several.
@@ -69,7 +71,7 @@ def train_vocab(
   symbols = [vocab_lib.tag(t) for t in targets] if (len(targets) > 1 if tags is None else tags) else []
   sizes = [_count(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)]
   total = min(max_sentences, sum(sizes))
-  wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)))
+  wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)), weights)
   with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
     lines = _lines(pairs, sizes, wanted, side, seed, bar)
     return sentencepiece_training.train(
@@ -137,6 +139,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     'pairs': config.pairs,
     'vocab_size': size,
     'temperature': config.temperature,
+    'weights': [list(weight) for weight in config.weights],
     'max_sentences': config.vocab_sentences,
     'character_coverage': config.character_coverage,
     'tag_target': config.tag_target,
@@ -145,7 +148,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
   with lock(vocab_dir):
     if os.path.exists(output + '.model') and os.path.exists(output + '.json'):
       with open(output + '.json') as f:
-        made = json.load(f)
+        made = {'weights': [], **json.load(f)}
       for name, value in settings.items():
         if made.get(name) != value:
           raise UserError(
@@ -161,6 +164,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
       size,
       side=side,
       temperature=config.temperature,
+      weights=config.weights_of([pair.name for pair in pairs]),
       max_sentences=config.vocab_sentences,
       character_coverage=config.character_coverage,
       tags=tags,

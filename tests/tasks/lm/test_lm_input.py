@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.lm import corpus
-from lingvo_moe.tasks.lm import run_vocab
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.lm.input import TrainInput
-from lingvo_moe.tasks.lm.vocab import Bytes
-from lingvo_moe.tasks.lm.vocab import Characters
-from lingvo_moe.tasks.lm.vocab import Pieces
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text.vocab import Bytes
+from lingvo_moe.tasks.plain_text.vocab import Characters
+from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
@@ -72,7 +72,7 @@ def test_inputs_are_the_tokens_before_the_labels_and_bos_begins_a_document(confi
 @pytest.mark.parametrize('packing', [False, True])
 def test_an_epoch_has_every_window_once_and_epochs_differ(config, packing):
   batches = train_input(dataclasses.replace(config, packing=packing))
-  windows = batches._windows
+  windows = batches._windows.count
   rows = np.concatenate([batches.batch(step)['labels'] for step in range(-(-2 * windows // 4))])
   counts = lambda rows: np.bincount(rows.ravel(), minlength=config.vocab_size)
   stream = batches._stream(0)

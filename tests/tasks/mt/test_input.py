@@ -175,6 +175,20 @@ def test_shares_follow_the_temperature(world):
   assert shares['de-en'] == pytest.approx(302**0.5 / (302**0.5 + 62**0.5))
 
 
+def test_weights_multiply_shares_and_are_of_pairs_that_are_there(world):
+  shares = make(world, weights={'de-en': 3}).shares
+  assert shares['de-en'] == pytest.approx(3 * 302**0.5 / (3 * 302**0.5 + 62**0.5))
+  with pytest.raises(UserError, match=r"weights are of pairs that are trained on; saw 'de-fr'; closest: de-en.*"):
+    make(world, weights={'de-fr': 3})
+
+
+def test_an_epoch_has_as_many_steps_as_it_takes_to_read_as_many_lines(world):
+  train = make(world)
+  assert train.steps_per_epoch == pytest.approx(364 / 64 * len(train._window(0).plans), rel=0.05)
+  alone = make(world, pairs='de-en', window=302)  # a window is an epoch
+  assert alone.steps_per_epoch == len(alone._window(0).plans)
+
+
 def test_a_limit_that_leaves_nothing_is_refused(world):
   with pytest.raises(UserError, match='max_length=3 tokens; none of 364 pairs is: raise max_length'):
     make(world, max_length=3)
@@ -440,6 +454,13 @@ def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
     (dict(packing=1), 'packing must be True or False; saw 1'),
     (dict(seed=True), 'seed must be an integer; saw True'),
     (dict(temperature=0), 'temperature must be above 0; saw 0.0: 1 keeps'),
+    (dict(weights={'de-en': 0}), "weights must be finite numbers above 0; saw (('de-en', 0.0),): a pair that is not"),
+    (dict(weights={'de-en': -1, 'fr-en': 1}), 'weights must be finite numbers above 0'),
+    (dict(weights={'de-en': float('nan')}), 'weights must be finite numbers above 0'),
+    (dict(weights={'de-en': float('inf')}), 'weights must be finite numbers above 0'),
+    (dict(weights=(('de-en', 1), ('de-en', 2))), 'weights must be one number for each pair'),
+    (dict(weights=3), "weights must be a dict of numbers by name; saw 3: e.g. {'de-en': 3}"),
+    (dict(weights={'de-en': '3'}), 'weights must be a dict of numbers by name'),
     (dict(num_groups=0), 'num_groups must be at least 1; saw 0'),
     (dict(batch_tokens=100), 'saw batch_tokens=100 with 1 rows of 128: use at least 128'),
     (dict(eval_batch_tokens=256, num_groups=4), 'eval_batch_tokens=256 with 4 rows of 128: use at least 512'),

@@ -21,14 +21,14 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Stack
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.model import TranslationModel
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
 ENCODER = Stack(
   2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2), residual_dropout=0.1
 )
-MODEL = TranslationModel(
+MODEL = EncoderDecoder(
   encoder=ENCODER,
   decoder=dataclasses.replace(ENCODER, cross_attention=True),
   source_embedding=Embedding(SOURCE_VOCAB, 8),
@@ -157,12 +157,15 @@ def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_m
   np.testing.assert_allclose(loss, (xent + z_loss) / 10 + 0.01 * aux, rtol=1e-5)  # not smoothed at inference
 
 
-def test_losses_by_pair_are_those_of_the_rows_of_a_pair():
+def test_losses_and_choices_by_pair_are_those_of_the_rows_of_a_pair():
   batch = make_batch([[pair] for pair in PAIRS], rows=4)
   metrics = MODEL.loss(THETA, {**batch, 'pairs': tf.constant([[1, 0], [0, 1], [1, 0], [0, 0]])})[1]
   alone = [MODEL.loss(THETA, make_batch(rows, rows=4))[1] for rows in ([[PAIRS[0]], [PAIRS[2]]], [[PAIRS[1]]])]
   np.testing.assert_allclose(metrics['xent_by_pair'], [float(m['xent']) for m in alone], rtol=1e-5)
   np.testing.assert_array_equal(metrics['target_tokens_by_pair'], [5, 5])
+  for layer, choices_PE in metrics['choices_by_pair'].items():
+    np.testing.assert_array_equal(choices_PE, [m['routing'][layer].tokens_E for m in alone], err_msg=layer)
+  assert np.sum(metrics['choices_by_pair']['decoder/layer_01']) == 2 * 10  # two experts a token, none without room
 
 
 def test_training_smooths_the_labels():

@@ -1,4 +1,4 @@
-"""Translation model: encoder and decoder of a MoE Transformer, its loss, and one step of decoding."""
+"""Encoder-decoder model: two stacks of a MoE Transformer, their loss, and one step of decoding."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ Routings = dict[str, Routed]  # by layer name
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationModel:
+class EncoderDecoder:
   """Encoder-decoder model: source ids in, a distribution over each next target symbol out.
 
   With `source_embedding` None the encoder shares the target embedding; the output softmax always shares it. Weights,
   and so their gradients and updates, are float32 whatever `activation_dtype` is, and so are scores. `report_decisions`
   adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer: (expert_GSR,
-  weight_GSR, margin_GS)}.
+  weight_GSR, margin_GS)}. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none.
+  `subset` is by what losses are given too; see TaskConfig.subset.
   """
 
   encoder: Stack
@@ -48,6 +49,8 @@ class TranslationModel:
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
   report_decisions: bool = False
+  sinusoidal: bool = True
+  subset: str = 'pair'
 
   def weights(self) -> Specs:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
@@ -107,7 +110,8 @@ class TranslationModel:
 
     Args:
       theta: nested weights.
-      batch: arrays by BATCH_KEYS; with 'pairs' [B, P], 1 at the pair of a row, losses are also given by pair.
+      batch: arrays by BATCH_KEYS; with 'pairs' [B, P], 1 at the pair of a row, losses are also given by pair, if
+        that is the subset.
       key: random key, or one for each row, in training; None at inference: no dropout, no token dropped by experts.
       totals: totals of the whole batch, if this is a part of it.
 
@@ -115,7 +119,8 @@ class TranslationModel:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'source_tokens', 'aux_loss', 'routing'}):
       `xent` is the sum over target tokens of -log p (not smoothed); `loss` is the mean over target tokens of the
       smoothed cross-entropy and z-loss, plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses,
-      each a mean over groups, and the router z-loss. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P].
+      each a mean over groups, and the router z-loss. With 'pairs' also 'xent_by_pair' and 'target_tokens_by_pair', [P],
+      and, if there are experts, 'choices_by_pair', {layer: [P, E]}.
     """
     x_BTM, routing = self._decode(theta, batch, key)
     real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
@@ -142,11 +147,22 @@ class TranslationModel:
       'aux_loss': aux_loss,
       'routing': {name: r.stats for name, r in routing.items()},
     }
-    if 'pairs' in batch:
-      metrics |= losses.by_subset('pair', xent_BT, real_BT, batch['pairs'])
+    if (members := f'{self.subset}s') in batch:
+      metrics |= losses.by_subset(self.subset, xent_BT, real_BT, batch[members])
+      metrics |= losses.choices_by_subset(self.subset, routing, batch[members])
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
+
+  def decisions(self, theta: Theta, batch: Batch) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+    """Experts of every token and their weights by layer, at inference: ([B, T, R] int32, [B, T, R] float32)."""
+    _, routing = self._decode(theta, batch, None)
+    found = {}
+    for name, routed in routing.items():
+      shape_BT = tf.shape(batch['src_ids' if name.startswith('encoder/') else 'tgt_inputs'])
+      by_token = lambda x_GSR, shape_BT=shape_BT: tf.reshape(x_GSR, tf.concat([shape_BT, [x_GSR.shape[-1]]], axis=0))
+      found[name] = by_token(routed.decisions.expert_GSR), by_token(routed.decisions.weight_GSR)
+    return found
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
@@ -186,7 +202,8 @@ class TranslationModel:
   ) -> tf.Tensor:
     def embed(ids_BT, positions_BT, key):
       x_BTM = embedding.lookup(theta, ids_BT)
-      x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
+      if self.sinusoidal:
+        x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
       x_BTM = tf.cast(x_BTM, self.activation_dtype)
       return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 

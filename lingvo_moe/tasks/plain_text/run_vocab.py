@@ -7,26 +7,27 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import text
-from lingvo_moe.tasks.lm import corpus
-from lingvo_moe.tasks.lm.vocab import Bytes
-from lingvo_moe.tasks.lm.vocab import Characters
-from lingvo_moe.tasks.lm.vocab import Pieces
-from lingvo_moe.tasks.lm.vocab import TextVocab
 from lingvo_moe.tasks.lock import lock
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text.vocab import Bytes
+from lingvo_moe.tasks.plain_text.vocab import Characters
+from lingvo_moe.tasks.plain_text.vocab import Pieces
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LmConfig
+  from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 
+_Config = TypeVar('_Config', bound='PlainTextConfig')
 _PIECES = 8000  # pieces of a vocabulary whose size is not given
 _MOST_LINES = 1_000_000  # of those that train pieces
 
 
-def prepare(config: LmConfig, folder: str, begun: bool) -> LmConfig:
+def prepare(config: _Config, folder: str, begun: bool) -> _Config:
   """Settles the vocabulary of a run and its size; the configuration that is returned names the run's own file."""
   path = config.vocab
   if config.vocab in ('char', 'pieces'):
@@ -45,12 +46,12 @@ def prepare(config: LmConfig, folder: str, begun: bool) -> LmConfig:
   return dataclasses.replace(config, vocab=path, vocab_size=size)
 
 
-def with_files(config: LmConfig, rename: Callable[[str], str]) -> LmConfig:
+def with_files(config: _Config, rename: Callable[[str], str]) -> _Config:
   """The configuration with another path of its vocabulary; bytes have none."""
   return config if config.vocab == 'byte' else dataclasses.replace(config, vocab=rename(config.vocab))
 
 
-def load(config: LmConfig) -> TextVocab:
+def load(config: PlainTextConfig) -> TextVocab:
   """The vocabulary, which must have as many symbols as the model has embeddings."""
   vocab = _read(config.vocab)
   if vocab.size != config.vocab_size:
@@ -67,7 +68,7 @@ def _read(path: str) -> TextVocab:
   return Characters.load(path) if path.endswith('.json') else Pieces(path)
 
 
-def _made(config: LmConfig, folder: str) -> str:
+def _made(config: PlainTextConfig, folder: str) -> str:
   """The vocabulary of characters or pieces in the folder, made from the training text if it is not there."""
   path = os.path.join(folder, {'char': 'characters.json', 'pieces': 'pieces.model'}[config.vocab])
   with lock(folder):

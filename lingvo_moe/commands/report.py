@@ -1,0 +1,54 @@
+"""lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test]
+
+Writes a report of a run, or of two side by side, as one HTML file that opens offline: loss, dev loss, pace, learning
+rate and gradient norm; BLEU and chrF by language; for every MoE layer the load of each expert over time, drops, entropy
+and dead experts, and which languages use which experts; sample translations; configuration, versions and machine. Behind
+each plot is a table. What a run does not have is named in a sentence.
+
+RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed, nor the corpus but
+for sources and references of the samples.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.core.errors import UserError
+
+_OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
+_SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set of scores and samples: test, dev or any file prefix.')
+
+
+def main(argv):
+  if not 2 <= len(argv) <= 3:
+    raise UserError(
+      f'a report is of one run or two: {app.called(sys.modules[__name__])} RUN [OTHER_RUN]; saw '
+      f'{" ".join(argv[1:]) or "none"!r}'
+    )
+  from lingvo_moe.report import page
+  from lingvo_moe.report import reading
+
+  records = reading.read_all(argv[1:], _SPLIT.value)
+  out = _OUT.value or os.path.join(argv[1], 'report.html')
+  if os.path.isdir(out):
+    raise UserError(
+      f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
+    )
+  data = page.page(records).encode()
+  with open(out + '.partial', 'wb') as f:
+    f.write(data)
+  os.replace(out + '.partial', out)
+  print(f'{out}: {len(data) / 1000:.0f} kB; open it in a browser')
+
+
+def command() -> None:
+  """The command as typed."""
+  app.run(main, tensorflow=False, arguments=True)
+
+
+if __name__ == '__main__':
+  command()

@@ -1,0 +1,159 @@
+"""Recurrent stack: an LSTM, experts for all positions of the batch at once, and a second LSTM.
+
+Shazeer et al., 'Outrageously Large Neural Networks' (arXiv 1701.06538), section 5.1 and appendix C.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.core import prng
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.lstm import Lstm
+from lingvo_moe.layers.lstm import LstmState
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.stack import Routed
+from lingvo_moe.layers.stack import cast_weights
+from lingvo_moe.xla_sharding import shard
+
+# States by layer, 'output' and 'cell': [B, 1, U, features], those after each flat position.
+RecurrentCache = dict[str, dict[str, tf.Tensor]]
+
+_FIRST, _MIDDLE, _SECOND = map(weights_lib.layer_name, range(3))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentStack:
+  """LSTM, experts or a dense feed-forward, LSTM; each adds dropout(its output) to its input.
+
+  The output of the middle layer goes through a sigmoid first. There is no normalisation. The state is zero at the
+  beginning of each row, and of each segment in it.
+
+  In decoding, a state lies at the flat position of the symbol after which it is the state. That of a hypothesis is at the
+  last of its positions, so states are never reordered when hypotheses are; see search/flat_sequence.py.
+
+  Attributes:
+    lstm: both LSTMs.
+    ffn: middle layer without experts.
+    moe: middle layer with experts; None: `ffn`.
+    residual_dropout: dropout of the output of every layer.
+  """
+
+  lstm: Lstm
+  ffn: FeedForward
+  moe: MoE | None = None
+  residual_dropout: float = 0.0
+
+  def weights(self) -> Specs:
+    lstm = {'lstm': self.lstm.weights()}
+    middle = {'moe': self.moe.weights()} if self.moe else {'ffn': self.ffn.weights()}
+    return {_FIRST: lstm, _MIDDLE: middle, _SECOND: lstm}
+
+  def __call__(
+    self, theta: Theta, x_BTM: tf.Tensor, segments_BT: tf.Tensor, *, key: tf.Tensor | None = None
+  ) -> tuple[tf.Tensor, dict[str, Routed]]:
+    """Runs over whole rows.
+
+    Args:
+      theta: the stack's weights.
+      x_BTM: embedded input.
+      segments_BT: segment of the row that a position belongs to; 0 is padding.
+      key: random key, or one for each row, in training; None at inference.
+
+    Returns:
+      ([B, T, M], {layer name: Routed} of the experts).
+    """
+    begins_BT = tf.pad(segments_BT[:, 1:] != segments_BT[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+    x_BTM = self._recurrent(_FIRST, theta, x_BTM, begins_BT, key)[0]
+    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
+    x_BTM, routed = self._middle(theta, x_BTM, paddings_BT, key)
+    return self._recurrent(_SECOND, theta, x_BTM, begins_BT, key)[0], routed
+
+  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> RecurrentCache:
+    """Cache of T flat positions after reading the first symbols of each row; see Stack.read. `window` has no effect."""
+    del window
+    begins_BT = tf.broadcast_to(tf.range(sizes(x_BTM)[1])[tf.newaxis] == 0, sizes(x_BTM)[:2])
+    x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT, None)
+    x_BTM, _ = self._middle(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32), None)
+    _, second = self._recurrent(_SECOND, theta, x_BTM, begins_BT, None)
+    return {_FIRST: _positions(first), _SECOND: _positions(second)}
+
+  def extend(
+    self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: None, cache: RecurrentCache
+  ) -> tuple[tf.Tensor, RecurrentCache]:
+    """Decoding step of W hypotheses a row, at inference; see Stack.extend.
+
+    Each hypothesis goes on from the state at the last of its positions before now.start; without any, from zero.
+    """
+    del memory_segments_BU
+    position_U = tf.range(sizes(now.mask_BWU)[2])
+    before_BWU = (now.mask_BWU > 0) & (position_U < now.start)
+    last_BW = tf.reduce_max(tf.where(before_BWU, position_U + 1, 0), axis=2)  # its position + 1; 0: none
+    live_BW = tf.ones(sizes(x_BWM)[:2], tf.bool) if now.live_BW is None else now.live_BW
+    paddings_BW = 1.0 - tf.cast(live_BW, tf.float32)
+    cache = dict(cache)
+
+    def recur(name, x_BWM):
+      with tf.name_scope(f'{name}/lstm'):
+        own = cast_weights(theta[name]['lstm'], x_BWM.dtype)
+        state = self.lstm.step(own, x_BWM, _state_at(cache[name], last_BW))
+        new = _positions(state)
+        cache[name] = {part: ops.write_cache(cache[name][part], new[part], now.start) for part in new}
+        return x_BWM + state.output_BTM
+
+    x_BWM = recur(_FIRST, x_BWM)
+    x_BWM, _ = self._middle(theta, x_BWM, paddings_BW, None)
+    return recur(_SECOND, x_BWM), cache
+
+  def keep_positions(self, cache: RecurrentCache, positions_BU: tf.Tensor) -> RecurrentCache:
+    """Cache gathered at these flat positions; see flat_sequence.loop."""
+    return tf.nest.map_structure(lambda buffer: tf.gather(buffer, positions_BU, axis=2, batch_dims=1), cache)
+
+  def _recurrent(
+    self, name: str, theta: Theta, x_BTM: tf.Tensor, begins_BT: tf.Tensor, key: tf.Tensor | None
+  ) -> tuple[tf.Tensor, LstmState]:
+    """Runs an LSTM over whole rows, in sub-batches: (its input plus its output, its states)."""
+
+    def run(x_BTM, begins_BT, key):
+      state = self.lstm(cast_weights(theta[name]['lstm'], x_BTM.dtype), x_BTM, begins_BT)
+      return x_BTM + self._dropout(state.output_BTM, key, name), state
+
+    with tf.name_scope(f'{name}/lstm'):
+      return ops.map_sub_batches(run, x_BTM, begins_BT, key)
+
+  def _middle(
+    self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
+  ) -> tuple[tf.Tensor, dict[str, Routed]]:
+    """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""
+    own, key = cast_weights(theta[_MIDDLE], x_BTM.dtype), None if key is None else prng.fold(key, _MIDDLE)
+    if self.moe is None:
+      with tf.name_scope(f'{_MIDDLE}/ffn'):
+        y_BTM = self.ffn(own['ffn'], x_BTM, None if key is None else prng.fold(key, 'ffn'))
+        return x_BTM + self._dropout(tf.sigmoid(y_BTM), key, 'residual'), {}
+    with tf.name_scope(f'{_MIDDLE}/moe'):
+      y_BTM, routing = self.moe(own['moe'], x_BTM, paddings_BT, None if key is None else prng.fold(key, 'gate'))
+      x_BTM += self._dropout(tf.sigmoid(y_BTM), key, 'residual')
+    return shard(x_BTM, 'BTM'), {_MIDDLE: Routed(routing.stats, routing.decisions)}
+
+  def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
+    return prng.dropout(y_BTM, self.residual_dropout, None if key is None else prng.fold(key, name))
+
+
+def _positions(state: LstmState) -> dict[str, tf.Tensor]:
+  """States [B, 1, T, features] by part, as a cache has them."""
+  return {'output': state.output_BTM[:, tf.newaxis], 'cell': state.cell_BTH[:, tf.newaxis]}
+
+
+def _state_at(cache: dict[str, tf.Tensor], last_BW: tf.Tensor) -> LstmState:
+  """States of hypotheses at position last_BW - 1; zero where last_BW is 0."""
+  at_BW, exists_BW1 = tf.maximum(last_BW - 1, 0), (last_BW > 0)[..., tf.newaxis]
+  at = lambda buffer: tf.where(exists_BW1, tf.gather(buffer[:, 0], at_BW, batch_dims=1), 0)
+  return LstmState(shard(at(cache['output']), 'BWM'), shard(at(cache['cell']), 'BWH'))

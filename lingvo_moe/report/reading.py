@@ -1,0 +1,180 @@
+"""Reading of what runs have left, for a report: the log, routing, scores, translations, and where it was computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lingvo_moe.analysis import results
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.report.series import number
+from lingvo_moe.tasks import text
+from lingvo_moe.tasks.mt import corpus
+
+_DROPPED = re.compile(r'moe/(.+)/(aux_loss|[a-z]+_dropped|second_skipped|entropy|largest_load)$')
+
+
+@dataclasses.dataclass(frozen=True)
+class Loads:
+  """Choices that found a slot, of each expert, over some steps."""
+
+  step: int  # the last of them
+  steps: int  # how many
+  choices: Mapping[str, list[float]]  # by layer
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+  """A run as a report shows it.
+
+  Attributes:
+    run: its log directory.
+    name: heads its columns.
+    split: held-out set whose results are shown.
+  """
+
+  run: results.Run
+  name: str
+  split: str
+
+  @functools.cached_property
+  def log(self) -> list[dict[str, Any]]:
+    """Lines of train.jsonl."""
+    return list(self.run.train_log())
+
+  @property
+  def steps(self) -> list[dict[str, Any]]:
+    """Lines of training steps."""
+    return [line for line in self.log if 'loss' in line]
+
+  @property
+  def evaluations(self) -> list[dict[str, Any]]:
+    """Lines of the dev loss."""
+    return [line for line in self.log if 'dev_loss' in line]
+
+  @functools.cached_property
+  def layers(self) -> dict[str, list[str]]:
+    """By MoE layer, the statistics of it that train.jsonl has, in the order of the layers."""
+    found: dict[str, list[str]] = {}
+    for key in next(iter(self.steps), {}):
+      if match := _DROPPED.match(key):
+        found.setdefault(match[1], []).append(match[2])
+    for layer in self.loads[-1].choices if self.loads else ():
+      found.setdefault(layer, [])
+    return found
+
+  @functools.cached_property
+  def loads(self) -> list[Loads]:
+    """Loads of experts over time; none of runs of an earlier version."""
+    found = []
+    for line in results.read_json_lines(self.file('routing.jsonl')):
+      choices = line.get('choices')
+      if isinstance(choices, dict) and all(map(_numbers, choices.values())):
+        found.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
+    return found
+
+  @functools.cached_property
+  def dev_routing(self) -> dict[str, Any] | None:
+    """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
+    found = results.read_json(self.file('dev_routing.json'))
+    if not isinstance(found, dict) or not isinstance(found.get('choices'), dict):
+      return None
+    subsets = found.get('subsets')
+    whole = lambda rows: isinstance(rows, list) and len(rows) == len(subsets) and all(map(_numbers, rows))
+    return found if isinstance(subsets, list) and all(map(whole, found['choices'].values())) else None
+
+  @functools.cached_property
+  def environments(self) -> list[dict[str, Any]]:
+    """Where the run was computed: one for each start of the trainer with something new."""
+    return list(results.read_json_lines(self.file('environment.jsonl')))
+
+  @functools.cached_property
+  def finished(self) -> dict[str, Any] | None:
+    """Step and reason of the end of training; None while it goes on."""
+    found = results.read_json(self.file('finished.json'))
+    return found if isinstance(found, dict) else None
+
+  @functools.cached_property
+  def decoded_step(self) -> int | None:
+    """The newest step whose translations are there."""
+    return max(self.run.decoded_steps(self.split), default=None)
+
+  @functools.cached_property
+  def scores(self) -> dict[str, dict[str, Any]]:
+    """BLEU, chrF and so on by pair, of the newest decoded step; none where nothing was decoded."""
+    return self.run.summary(self.split, self.decoded_step)['pairs'] if self.decoded_step is not None else {}
+
+  @functools.cached_property
+  def translations(self) -> tuple[dict[str, results.Translations], str]:
+    """(translations with source and reference by pair; why there are none)."""
+    if self.decoded_step is None:
+      return {}, f'{self.name} has not decoded {self.split}.'
+    try:
+      return results.translations(self.run, self.split, self.decoded_step), ''
+    except UserError as e:
+      return {}, f'{self.name}: {e}.'
+
+  @functools.cached_property
+  def perplexities(self) -> tuple[int, dict[str, Any]] | None:
+    """(step, summary) of the newest evaluation of a language model; None where there is none."""
+    found = glob.glob(os.path.join(glob.escape(self.run.path), 'decode', self.split, 'step_*', 'perplexity.json'))
+    steps = sorted(int(m[1]) for path in found if (m := re.search(r'step_(\d+)$', os.path.dirname(path))))
+    if not steps:
+      return None
+    summary = results.read_json(self.file('decode', self.split, f'step_{steps[-1]}', 'perplexity.json'))
+    return (steps[-1], summary) if isinstance(summary, dict) and isinstance(summary.get('files'), dict) else None
+
+  @functools.cached_property
+  def sizes(self) -> tuple[dict[str, int], str]:
+    """(size of each pair's training text, unit of it); ({}, '') where it is not known."""
+    for environment in reversed(self.environments):
+      examples = environment.get('examples')
+      if isinstance(examples, dict) and examples:
+        return {name: int(number(count) or 0) for name, count in examples.items()}, 'examples'
+    values = self.run.values
+    try:
+      files = [tuple(pair) for pair in values.get('split_files') or ()]
+      pairs = corpus.find_pairs(str(values.get('data_dir')), str(values.get('pairs') or ''), 'train', files)
+      size = lambda pair: sum(map(os.path.getsize, (*pair.source_files, *pair.target_files)))
+      return {pair.name: size(pair) for pair in pairs}, 'bytes'
+    except (UserError, OSError, TypeError, ValueError):
+      return {}, ''
+
+  def file(self, *parts: str) -> str:
+    """Path of a file of the run; of an average, of the run it is of."""
+    own = os.path.join(self.run.path, *parts)
+    if self.run.averaged and not os.path.exists(own):
+      return os.path.join(self.run.path, self.run.averaged['of'], *parts)
+    return own
+
+
+def read(path: str, split: str) -> RunRecord:
+  """The run in a log directory; UserError if there is none."""
+  run = results.Run.read(path)
+  return RunRecord(run, run.name, split)
+
+
+def read_all(paths: list[str], split: str) -> list[RunRecord]:
+  """Runs, with names that tell them apart."""
+  found = [read(path, split) for path in paths]
+  if len({record.name for record in found}) < len(found):
+    found = [dataclasses.replace(record, name=record.run.path) for record in found]
+  return found
+
+
+def hypotheses(record: RunRecord, pair: str) -> list[str]:
+  """Translations of a pair, where sources and references are not at hand; none if the file is lost."""
+  path = record.file('decode', record.split, f'step_{record.decoded_step}', pair + '.hyp')
+  try:
+    return text.read_lines([path])
+  except UserError:
+    return []
+
+
+def _numbers(values: Any) -> bool:
+  return isinstance(values, list) and all(number(value) is not None for value in values)

@@ -1,0 +1,169 @@
+"""SVG plots: curves, dots by name, and heat maps; colours are classes of the style sheet, so that they follow the theme.
+
+Plots are 420 units wide: about as many pixels in a column of a desktop's window and on a phone, so text stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from lingvo_moe.report import series as series_lib
+from lingvo_moe.report.markup import Markup
+from lingvo_moe.report.markup import join
+from lingvo_moe.report.markup import tag
+from lingvo_moe.report.series import Series
+
+WIDTH = 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
+_NAMES = 84  # room for names at the left of a plot
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """A named series.
+
+  Attributes:
+    name: in the legend.
+    series: its points.
+    colour: number of a colour of the style sheet.
+    dash: number of a pattern of dashes of the style sheet, 0: none.
+    marks: whether points are marked, as of few ones.
+  """
+
+  name: str
+  series: Series
+  colour: int = 0
+  dash: int = 0
+  marks: bool = False
+
+
+def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Markup:
+  """Curves over a shared x axis.
+
+  Args:
+    shown: at least one, with points.
+    x_name: what the x axis has, with its unit.
+    label: what a screen reader says.
+    from_zero: whether the y axis begins at 0.
+  """
+  height = 240
+  x_range = series_lib.extent([x for curve in shown for x in curve.series.xs])
+  y_low, y_high = _y_range(shown, from_zero)
+  right, bottom = WIDTH - _RIGHT, height - _BOTTOM
+  at_x = lambda x: _LEFT + (x - x_range[0]) / (x_range[1] - x_range[0]) * (right - _LEFT)
+  at_y = lambda y: bottom - (min(max(y, y_low), y_high) - y_low) / (y_high - y_low) * (bottom - _TOP)
+  drawn = []
+  for y in series_lib.ticks(y_low, y_high):
+    drawn.append(tag('path', class_='rule', d=f'M{_LEFT} {at_y(y):.1f}H{right}'))
+    drawn.append(tag('text', series_lib.tick_text(y), x=_LEFT - 5, y=f'{at_y(y) + 4:.1f}', class_='end'))
+  for x in series_lib.ticks(*x_range, about=6):
+    drawn.append(tag('path', class_='rule', d=f'M{at_x(x):.1f} {_TOP}V{bottom}'))
+    drawn.append(tag('text', series_lib.tick_text(x), x=f'{at_x(x):.1f}', y=bottom + 14, class_='mid'))
+  drawn.append(tag('text', x_name, x=(_LEFT + right) // 2, y=height - 4, class_='mid'))
+  for curve in shown:
+    points = [(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.ys)]
+    if curve.series.thinned and len(points) > 1:
+      band = [(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.high)]
+      band += reversed([(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.low)])
+      drawn.append(tag('path', class_=f'band c{curve.colour}', d=_polyline(band) + 'z'))
+    if len(points) > 1:
+      drawn.append(tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d=_polyline(points)))
+    if curve.marks or len(points) == 1:
+      drawn.append(tag('path', class_=f'marks c{curve.colour}', d=''.join(f'M{x:.1f} {y:.1f}h0' for x, y in points)))
+  return _picture(height, label, drawn)
+
+
+def dots(names: Sequence[str], rows: Sequence[Curve], low: float, high: float, x_name: str, label: str) -> Markup:
+  """Dots of several quantities on a line for every name.
+
+  Args:
+    names: of the lines, from the top.
+    rows: quantities; xs of a series are numbers of lines, ys its values. `dash` chooses the shape.
+    low: least value of the axis.
+    high: largest.
+    x_name: what the axis has.
+    label: what a screen reader says.
+  """
+  left, step = _NAMES, 17
+  bottom, right = _TOP + step * len(names), WIDTH - _RIGHT
+  at = lambda value: left + (min(max(value, low), high) - low) / (high - low) * (right - left)
+  drawn = []
+  for x in series_lib.ticks(low, high):
+    drawn.append(tag('path', class_='rule', d=f'M{at(x):.1f} {_TOP}V{bottom}'))
+    drawn.append(tag('text', series_lib.tick_text(x), x=f'{at(x):.1f}', y=bottom + 14, class_='mid'))
+  drawn.append(tag('text', x_name, x=(left + right) // 2, y=bottom + 30, class_='mid'))
+  for row, name in enumerate(names):
+    y = _TOP + step * row + step / 2
+    drawn.append(tag('text', _cut(name, 11), x=left - 6, y=f'{y + 4:.1f}', class_='end'))
+  for curve in rows:
+    shape = ('M{0:.1f} {1:.1f}h0', 'M{0:.1f} {2:.1f}l4.5 4.5 -4.5 4.5 -4.5 -4.5z')[curve.dash % 2]
+    paths = []
+    for row, value in zip(curve.series.xs, curve.series.ys):
+      y = _TOP + step * row + step / 2
+      paths.append(shape.format(at(value), y, y - 4.5))
+    drawn.append(tag('path', class_=f'{("marks", "diamonds")[curve.dash % 2]} c{curve.colour}', d=''.join(paths)))
+  return _picture(bottom + 36, label, drawn)
+
+
+def heat_map(
+  levels: Sequence[Sequence[int]], row_names: Sequence[str], column_names: Sequence[str], columns: str, label: str
+) -> Markup:
+  """Heat map: a rectangle for each number of `levels`, filled by the class l<level> of the style sheet.
+
+  Args:
+    levels: rows from the top, of equal length.
+    row_names: as many as rows.
+    column_names: as many as columns; as many of them are written as there is room for.
+    columns: what the columns are.
+    label: what a screen reader says.
+  """
+  rows, count = len(levels), len(levels[0])
+  left = _NAMES
+  cell = max(3, min(16, 320 // rows))
+  height, width = cell * rows, (WIDTH - left - _RIGHT) / count
+  paths: dict[int, list[str]] = {}
+  for y, row in enumerate(levels):
+    x = 0
+    for level, run in itertools.groupby(row):  # equal neighbours are one rectangle
+      length = len(list(run))
+      paths.setdefault(level, []).append(f'M{x} {y}h{length}v1h-{length}z')
+      x += length
+  cells = [tag('path', class_=f'l{level}', d=''.join(found)) for level, found in sorted(paths.items())]
+  place = f'translate({left} {_TOP}) scale({width:.4f} {cell})'
+  drawn = [tag('g', *cells, transform=place, shape_rendering='crispEdges')]
+  for y in range(0, rows, math.ceil(12 / cell)):
+    at = f'{_TOP + cell * (y + 0.5) + 4:.1f}'
+    drawn.append(tag('text', _cut(row_names[y], 11), x=left - 6, y=at, class_='end'))
+  room = max(map(len, column_names)) * 7 + 10
+  for x in range(0, count, max(1, math.ceil(room / width))):
+    at = left + width * (x + 0.5)
+    drawn.append(tag('text', column_names[x], x=f'{at:.1f}', y=_TOP + height + 14, class_='mid'))
+  drawn.append(tag('text', columns, x=(left + WIDTH) // 2, y=_TOP + height + 30, class_='mid'))
+  return _picture(_TOP + height + 36, label, drawn)
+
+
+def _picture(height: float, label: str, drawn: Sequence[Markup]) -> Markup:
+  return tag('svg', join(drawn), viewBox=f'0 0 {WIDTH} {height:g}', role='img', aria_label=label)
+
+
+def _y_range(shown: Sequence[Curve], from_zero: bool) -> tuple[float, float]:
+  """Range of the means, and of the bands as far as they do not dwarf them."""
+  means = [y for curve in shown for y in curve.series.ys]
+  low, high = min(means), max(means)
+  room = high - low
+  low = max(low - room, min(y for curve in shown for y in curve.series.low))
+  high = min(high + room, max(y for curve in shown for y in curve.series.high))
+  if from_zero and low >= 0:
+    return 0.0, high or 1.0
+  return series_lib.extent([low, high])
+
+
+def _polyline(points: Sequence[tuple[float, float]]) -> str:
+  return 'M' + 'L'.join(f'{x:.1f} {y:.1f}' for x, y in points)
+
+
+def _cut(name: str, length: int) -> str:
+  return name if len(name) <= length else name[: length - 1] + '…'

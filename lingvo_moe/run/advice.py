@@ -1,0 +1,74 @@
+"""Advice before and during training: steps of an epoch, and how long an epoch and all steps take on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from lingvo_moe.run.training import Step
+from lingvo_moe.run.training import Training
+from lingvo_moe.tasks.task import KnowsEpoch
+
+_SKIPPED = 3  # calls of the runtime that may trace and compile
+_STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS
+
+
+class Advice:
+  """Says what an epoch is, then a hook that says once how long it takes.
+
+  Args:
+    training: see Training; its input may say how long an epoch is.
+    clock: returns seconds.
+  """
+
+  def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter):
+    self._training = training
+    self._clock = clock
+    known = isinstance(training.train_input, KnowsEpoch) and not training.reason_to_end()
+    self._epoch = training.train_input.steps_per_epoch if known else 0.0
+    self._calls = self._steps = 0
+    self._seconds = 0.0
+    self._last: tuple[int, float] | None = None  # step and time of the last call
+    self._said = False
+
+  def say_epoch(self) -> None:
+    """Says how many steps an epoch has, and how many epochs the run."""
+    if self._epoch:
+      total = self._training.config.max_steps
+      self._training.say(
+        f'an epoch, as many examples as the corpus has, is about {max(self._epoch, 1):,.0f} steps; '
+        f'max_steps={total} makes {total / self._epoch:.3g} epochs'
+      )
+
+  def __call__(self, step: Step) -> None:
+    """Counts a step and its time, without those that save or evaluate; says the estimate once there are enough."""
+    if self._said or not step.ends_call:
+      return
+    now, last = self._clock(), self._last
+    self._last = (step.number, now)
+    self._calls += 1
+    if last is None or self._calls <= _SKIPPED or self._training.is_saved(last[0]):
+      return
+    self._steps += step.number - last[0]
+    self._seconds += now - last[1]
+    if self._steps >= _STEPS or (self._steps >= _FEW_STEPS and self._seconds >= _SECONDS):
+      self._said = True
+      self._training.say(self._estimate(step.number))
+
+  def _estimate(self, step: int) -> str:
+    each = self._seconds / self._steps
+    epoch = f'an epoch takes about {duration(each * self._epoch)}, and ' if self._epoch else ''
+    left = max(self._training.config.max_steps - step, 0)
+    return (
+      f'{1 / each:.3g} steps a second here: {epoch}the {left:,} steps that are left about {duration(each * left)}, '
+      'evaluations aside'
+    )
+
+
+def duration(seconds: float) -> str:
+  """'50 seconds', '12 minutes', '3.5 hours' or '4.2 days'."""
+  for unit, size, most in (('seconds', 1, 90), ('minutes', 60, 90), ('hours', 3600, 48)):
+    if seconds < most * size:
+      number = seconds / size
+      return f'{number:.1f} {unit}' if unit == 'hours' or number < 10 else f'{number:.0f} {unit}'
+  return f'{seconds / 86400:.1f} days'

@@ -1,0 +1,98 @@
+"""Record of where a run was computed: environment.jsonl, a line for each start of the trainer with something new.
+
+{"step", "time", "software": {...}, "machine": {...}, "runtime": {...}, "examples": {part: number}}
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import lingvo_moe
+from lingvo_moe.run import reporting
+
+_PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
+
+
+def record(logdir: str, step: int, **facts: Any) -> None:
+  """Appends a line to environment.jsonl, unless its last line says the same but for step and time.
+
+  Args:
+    logdir: of the run.
+    step: updates made when the trainer starts. Later lines are dropped, as those of the log are.
+    **facts: what else is known, ready for JSON.
+  """
+  path = os.path.join(logdir, 'environment.jsonl')
+  reporting.keep_lines_up_to(path, step)
+  found = {'software': software(), 'machine': machine(), **facts}
+  if _last(path) == json.loads(json.dumps(found)):
+    return
+  now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
+  with open(path, 'a', encoding='utf-8') as f:
+    f.write(json.dumps({'step': step, 'time': now, **found}, ensure_ascii=False) + '\n')
+
+
+def software() -> dict[str, Any]:
+  """Versions of Python and packages, and the commit of the checkout that runs, if it is one."""
+  found = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      pass
+  return found | commit(os.path.dirname(os.path.dirname(os.path.abspath(lingvo_moe.__file__))))
+
+
+def commit(root: str) -> dict[str, Any]:
+  """Commit of a checkout, and whether files that git tracks are changed; {} where there is none, or no git."""
+  if not os.path.exists(os.path.join(root, '.git')):  # a folder above may be another project's
+    return {}
+  try:
+    found = {'commit': _git(root, 'rev-parse', 'HEAD')}
+    return found | {'changed': bool(_git(root, 'status', '--porcelain', '--untracked-files=no'))}
+  except (OSError, subprocess.SubprocessError):
+    return {}
+
+
+def machine() -> dict[str, Any]:
+  """System, processor, cores that this process may use, memory, and accelerators that TensorFlow sees."""
+  tensorflow = sys.modules.get('tensorflow')
+  devices = tensorflow.config.get_visible_devices() if tensorflow else []
+  return {
+    'system': platform.platform(),
+    'processor': _processor(),
+    'cores': len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count(),
+    'memory': f'{os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30:.1f} GiB',
+    'accelerators': [d.name for d in devices if d.device_type != 'CPU'],
+  }
+
+
+def _processor() -> str:
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8', errors='replace') as f:
+      return next(line.partition(':')[2].strip() for line in f if line.startswith('model name'))
+  except (OSError, StopIteration):
+    return platform.processor() or platform.machine()
+
+
+def _git(root: str, *arguments: str) -> str:
+  done = subprocess.run(['git', '-C', root, *arguments], capture_output=True, text=True, timeout=10, check=True)
+  return done.stdout.strip()
+
+
+def _last(path: str) -> Mapping[str, Any] | None:
+  """The last line, without step and time; None if there is none."""
+  try:
+    with open(path, encoding='utf-8', errors='replace') as f:
+      lines = f.read().splitlines()
+    found = json.loads(lines[-1])
+    return {name: value for name, value in found.items() if name not in ('step', 'time')}
+  except (FileNotFoundError, IndexError, ValueError, AttributeError):
+    return None

@@ -1,0 +1,307 @@
+"""A run in memory: translates, scores, routes or generates text. The job translate and the library both use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.ops.cpu import threads
+from lingvo_moe.run import inference
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.tasks.task import Generates
+from lingvo_moe.tasks.task import HasLanguages
+from lingvo_moe.tasks.task import Routes
+from lingvo_moe.tasks.task import SentenceRouting
+from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import Translates
+
+T = TypeVar('T')
+_TAIL = 1 << 20  # bytes of train.jsonl that are searched for the last dev loss
+
+
+class Hypothesis(NamedTuple):
+  """Translation of a sentence, or continuation of a prompt."""
+
+  text: str
+  score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
+  log_prob: float  # natural logarithm, summed over its tokens and the end
+
+
+class PairScore(NamedTuple):
+  """Score of a given translation."""
+
+  log_prob: float  # log p(target | source) in nats, summed over the target's tokens and the end
+  tokens: int  # tokens of the target with the end; 0 where the source is empty
+
+
+class LoadedRun:
+  """A run with the weights of one checkpoint. Its methods may be called from several threads.
+
+  >>> run = lingvo_moe.load('runs/mine')
+  >>> run.translate(['Ein Hund läuft.'])
+  ['A dog is running.']
+
+  Each call batches its sentences by length, and results are in the order given. A lock around the compiled step lets
+  one batch compute at a time.
+
+  Args:
+    run: the log directory.
+    config: its configuration, with the values for decoding.
+    runtime: a runtime for config.program().
+    step: step of the checkpoint.
+
+  Attributes:
+    path: the log directory.
+    model: name of the model.
+    step: step of the checkpoint.
+    checkpoint: the checkpoint in words.
+    config: the configuration.
+  """
+
+  def __init__(self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int) -> None:
+    self.path = run.path
+    self.model = run.load()[0]
+    self.config = config
+    self.step = step
+    self.checkpoint = inference.describe_step(run.checkpoints(), step)
+    self._run = run
+    self._vocabs = config.vocabs()
+    self._runner = _OneAtATime(runtime)
+    self._made: dict[tuple, Any] = {}
+    self._making = threading.Lock()
+    inference.load_weights(runtime, run.checkpoints(), step)
+
+  def __repr__(self) -> str:
+    return f'LoadedRun({self.path!r}, {self.model}, {self.checkpoint})'
+
+  @overload
+  def translate(
+    self, sentences: Sequence[str], target: str | None = None, n_best: None = None, scores: Literal[False] = False
+  ) -> list[str]: ...
+  @overload
+  def translate(
+    self, sentences: Sequence[str], target: str | None = None, n_best: None = None, *, scores: Literal[True]
+  ) -> list[Hypothesis]: ...
+  @overload
+  def translate(
+    self, sentences: Sequence[str], target: str | None = None, *, n_best: int, scores: Literal[False] = False
+  ) -> list[list[str]]: ...
+  @overload
+  def translate(
+    self, sentences: Sequence[str], target: str | None = None, *, n_best: int, scores: Literal[True]
+  ) -> list[list[Hypothesis]]: ...
+
+  def translate(self, sentences, target=None, n_best=None, scores=False):
+    """Translates sentences, to the text that the job translate writes for them.
+
+    Args:
+      sentences: any number of them. One without tokens, such as '', is translated to ''. Of one over the length limit
+        of the model the beginning is translated, with a warning.
+      target: target language, for models of several.
+      n_best: number of translations of each sentence, at most beam_size; None: one, not in a list.
+      scores: True for Hypothesis with score and log-probability in place of text.
+
+    Returns:
+      For each sentence a translation, or with n_best a list of them, best first.
+    """
+    self._check_texts('sentences', sentences)
+    if isinstance(self.config, Generates):
+      raise UserError(f'{self.path} holds a language model, which continues text: use generate')
+    translated = self.answer(sentences, self.choose_target(target), 1 if n_best is None else n_best)
+    for i in translated.truncated:
+      warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
+    return _shaped(translated.hypotheses, n_best, scores)
+
+  def score(self, pairs: Sequence[tuple[str, str]], target: str | None = None) -> list[PairScore]:
+    """Scores translations: log p(target | source) of each (source, target).
+
+    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
+
+    Args:
+      pairs: (source, target) each. A side over the length limit is cut, with a warning.
+      target: target language, for models of several.
+    """
+    if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+      raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
+    sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
+    self._check_texts('sources', sources)
+    self._check_texts('targets', targets)
+    if not hasattr(self.translator(), 'score'):
+      raise UserError(f'{self.path} holds a run of {self.model}, which scores no pairs: use the decoder with --score')
+    scored = self.translator().score(sources, targets, self.choose_target(target))
+    for i in scored.truncated:
+      warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
+    return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
+
+  def routing(
+    self, sentences: Sequence[str], translations: Sequence[str] | None = None, target: str | None = None
+  ) -> list[SentenceRouting]:
+    """Finds the experts that each MoE layer chooses for each token of the sentences and of their translations.
+
+    Args:
+      sentences: any number of them. One without tokens has no layers.
+      translations: text that the decoder reads, a line for each sentence; None: the run's own translations.
+      target: target language, for models of several.
+    """
+    self._check_texts('sentences', sentences)
+    if not isinstance(self.config, Routes):
+      raise UserError(f'{self.path} holds a run of {self.model}, for which there is no routing by sentence')
+    router = self._kept(('router',), lambda: self.config.router(self._vocabs, self._runner))
+    if translations is None:
+      translations = self.translate(sentences, target)
+    self._check_texts('translations', translations)
+    return router.routing(sentences, translations, self.choose_target(target))
+
+  @overload
+  def generate(self, prompts: Sequence[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
+  @overload
+  def generate(self, prompts: Sequence[str], n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
+  @overload
+  def generate(self, prompts: Sequence[str], *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
+  @overload
+  def generate(self, prompts: Sequence[str], *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
+
+  def generate(self, prompts, n_best=None, scores=False):
+    """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.
+
+    A sample depends on its prompt, on the prompt's place in the call and on `sample_seed`, so that the same call gives
+    the same texts.
+
+    Args:
+      prompts: any number of texts; '' gives a text from its beginning.
+      n_best: number of continuations of each prompt; None: one, not in a list.
+      scores: True for Hypothesis with score and log-probability in place of text.
+    """
+    self._check_texts('prompts', prompts)
+    if not isinstance(self.config, Generates):
+      raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
+    make = lambda: self.config.continuer(self._vocabs, self._runner, n_best=n_best or 1)
+    continuer = self._kept(('continuer', n_best or 1), make)
+    return _shaped(continuer.continue_texts(prompts, first=0), n_best, scores)
+
+  # What the jobs translate and serve use.
+
+  def answer(self, lines: Sequence[str], target: str | None = None, n_best: int = 1) -> Any:
+    """Answers lines: hypotheses of each, and which lines were truncated; see tasks/mt/decoding.py: Translated.
+
+    Args:
+      lines: without line breaks. A language model continues them.
+      target: from choose_target.
+      n_best: hypotheses of each line.
+    """
+    return self.translator(n_best).translate(lines, target)
+
+  def translator(self, n_best: int = 1) -> Any:
+    """The task's translator, made at the first call and kept; UserError where the model does not translate."""
+    self._check_translates()
+    make = lambda: self.config.translator(self._vocabs, self._runner, n_best=n_best)
+    return self._kept(('translator', n_best), make)
+
+  def choose_target(self, requested: str | None) -> str | None:
+    """Target language for `answer`, given the one requested; UserError names the languages there are."""
+    self._check_translates()
+    return self.config.choose_target(self._vocabs, requested)
+
+  def pairs(self) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, sorted; empty where none is known."""
+    if not isinstance(self.config, HasLanguages):
+      return []
+    return self.config.pairs_of(_subsets_of_dev_loss(self._run, self.config.subset))
+
+  @property
+  def over_the_length(self) -> str:
+    return f'over max_length={self.config.max_length} tokens'
+
+  def _check_translates(self) -> None:
+    if not isinstance(self.config, Translates):
+      raise UserError(
+        f'{self.path} holds a run of {type(self.config).__name__}, which does not translate: use the decoder'
+      )
+
+  def _check_texts(self, name: str, texts: Sequence[str]) -> None:
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+      raise UserError(f'{name} must be a list of str; saw {texts!r:.80}: put a single one in a list')
+    for i, text in enumerate(texts):
+      if any('\ud800' <= c <= '\udfff' for c in text):
+        raise UserError(f'text must be Unicode; {name}[{i}] holds half of a surrogate pair')
+
+  def _kept(self, key: tuple, make: Callable[[], T]) -> T:
+    """What was made for a key before, or is made now, once for all threads."""
+    with self._making:
+      if key not in self._made:
+        self._made[key] = make()
+      return self._made[key]
+
+
+def load(
+  path: str,
+  *,
+  step: int | None = None,
+  checkpoint: str | None = None,
+  backend: str = 'auto',
+  set_threads: bool = True,
+  **decoding: Any,
+) -> LoadedRun:
+  """Loads a run; see lingvo_moe.load."""
+  if step is not None and checkpoint is not None:
+    raise UserError(f'step={step} and checkpoint={checkpoint!r} each choose a checkpoint: give one of them')
+  if checkpoint not in (None, 'best', 'last'):
+    raise UserError(f"checkpoint must be 'best' or 'last'; saw {checkpoint!r}")
+  if set_threads and backend != 'reference':
+    threads.set_policy(decoding=True)
+  run = RunDir(str(path))
+  config = inference.load_config(run, **decoding)
+  step = inference.choose_step(run.checkpoints(), step, checkpoint or 'best if evaluated')
+  loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step)
+  logging.getLogger('lingvo_moe').info('loaded %r', loaded)
+  return loaded
+
+
+class _OneAtATime:
+  """Runner whose functions compute one at a time, from whatever threads they are called; tracing is no safer."""
+
+  def __init__(self, runner: Runtime) -> None:
+    self.row_multiple = runner.row_multiple
+    self._runner = runner
+    self._lock = threading.Lock()
+
+  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, Any]], Any]:
+    compiled = self._runner.function(f)
+
+    def call(batch):
+      with self._lock:
+        return compiled(batch)
+
+    return call
+
+
+def _shaped(hypotheses: Sequence[Sequence[Any]], n_best: int | None, scores: bool) -> list:
+  """Hypotheses of each sentence as translate and generate return them."""
+  item = (lambda h: Hypothesis(h.text, h.score, h.log_prob)) if scores else (lambda h: h.text)
+  if n_best is None:
+    return [item(of_sentence[0]) for of_sentence in hypotheses]
+  return [[item(h) for h in of_sentence] for of_sentence in hypotheses]
+
+
+def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:
+  """Names of the parts of the dev set by which the run last logged its dev loss; none where it has not."""
+  try:
+    with open(run.file('train.jsonl'), 'rb') as f:
+      f.seek(max(0, f.seek(0, 2) - _TAIL))
+      lines = f.read().decode('utf-8', errors='replace').splitlines()
+  except OSError:
+    return []
+  for line in reversed(lines):
+    if f'"dev_loss_by_{subset}"' in line:
+      try:
+        return sorted(json.loads(line)[f'dev_loss_by_{subset}'])
+      except ValueError:
+        continue
+  return []

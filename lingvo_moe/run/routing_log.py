@@ -1,0 +1,77 @@
+"""Log of which experts are used: routing.jsonl over training, and dev_routing.json of the last evaluation.
+
+routing.jsonl      {"step", "steps", "choices": {layer: [E]}} for each fiftieth of a run: the choices with a slot of every
+                   expert, summed over the `steps` steps up to `step`. A run that went on has the steps since then.
+dev_routing.json   {"step", "subsets": [P], "choices": {layer: [P, E]}}: the same of each part of the dev text
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lingvo_moe.run import reporting
+
+_LINES = 50  # of a whole run
+
+
+class RoutingLog:
+  """Sums of the choices of every expert, and the file they are written to.
+
+  Args:
+    logdir: of the run.
+    max_steps: where training ends.
+    first_step: updates made. Later lines of the file are dropped, since their steps are made again.
+  """
+
+  def __init__(self, logdir: str, max_steps: int, first_step: int):
+    self._path = os.path.join(logdir, 'routing.jsonl')
+    self._max_steps = max_steps
+    self._every = max(1, -(-max_steps // _LINES))
+    self._steps = 0
+    self._choices: dict[str, np.ndarray] = {}
+    reporting.keep_lines_up_to(self._path, first_step)
+
+  def step(self, step: int, loads: Mapping[str, np.ndarray]) -> None:
+    """Adds the loads of a step, [E] by layer, and writes a line where one is due."""
+    if not loads:
+      return
+    self._steps += 1
+    for layer, load_E in loads.items():
+      self._choices[layer] = self._choices.get(layer, 0.0) + np.asarray(load_E, np.float64)
+    if step % self._every == 0 or step == self._max_steps:
+      line = {'step': step, 'steps': self._steps, 'choices': {name: _whole(x) for name, x in self._choices.items()}}
+      with open(self._path, 'a', encoding='utf-8') as f:
+        f.write(_compact(line) + '\n')
+      self._steps, self._choices = 0, {}
+
+
+def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[str, np.ndarray]) -> None:
+  """Writes dev_routing.json, if there are experts, in place of that of an earlier step.
+
+  Args:
+    logdir: of the run.
+    step: that was evaluated.
+    subsets: parts of the dev text.
+    choices: by layer, [P, E].
+  """
+  if not choices:
+    return
+  path = os.path.join(logdir, 'dev_routing.json')
+  found = {'step': step, 'subsets': list(subsets), 'choices': {name: _whole(x) for name, x in choices.items()}}
+  with open(path + '.partial', 'w', encoding='utf-8') as f:
+    f.write(_compact(found) + '\n')
+  os.replace(path + '.partial', path)
+
+
+def _whole(x: np.ndarray) -> list:
+  """Counts as integers."""
+  return np.rint(x).astype(np.int64).tolist()
+
+
+def _compact(value: Any) -> str:
+  return json.dumps(value, separators=(',', ':'), ensure_ascii=False)

@@ -1,0 +1,128 @@
+"""Serves a run over HTTP: POST /translate as LibreTranslate has it, /languages, /health, /metrics, and a page to try it.
+
+  python -m lingvo_moe.serve runs/mine --port=5000
+  curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
+
+The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another. Requests that
+arrive together share a batch. SIGTERM ends it: accepted requests are answered, and the exit status is 0. It listens on
+this machine alone; --host=0.0.0.0 lets others in, who need no password. docs/serving.md has the details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe import checkpoint_flags
+from lingvo_moe import runtime_flags
+from lingvo_moe import translate
+from lingvo_moe.core import extras
+from lingvo_moe.core.errors import UserError
+
+# Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
+if TYPE_CHECKING:
+  from lingvo_moe.run.loaded import LoadedRun
+
+_EXTRA = ('aiohttp', 'prometheus_client')
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(checkpoint_flags.Options):
+  """Values of the flags; see define_flags."""
+
+  best_by_default = True
+
+  host: str = '127.0.0.1'
+  port: int = 5000
+  max_batch_lines: int = 64
+  batch_wait_ms: float = 5.0
+  max_waiting_lines: int = 1000
+  max_body_bytes: int = 1 << 20
+  drain_seconds: float = 30.0
+
+
+def define_flags() -> None:
+  """Not done by an import: other jobs have flags of the same names."""
+  checkpoint_flags.define(best_by_default=True, logdir_required=False)
+  flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
+  flags.DEFINE_integer('port', 5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
+  flags.DEFINE_integer('max_batch_lines', 64, 'Lines that are translated together.', lower_bound=1)
+  flags.DEFINE_float('batch_wait_ms', 5.0, 'Milliseconds that a line waits for others to join it.', lower_bound=0)
+  flags.DEFINE_integer('max_waiting_lines', 1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
+  flags.DEFINE_integer('max_body_bytes', 1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
+  flags.DEFINE_float('drain_seconds', 30.0, 'Seconds to answer accepted requests after SIGTERM.', lower_bound=0)
+  flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
+
+
+def main(argv) -> int:
+  if len(argv) > 2 or (len(argv) == 2) == (flags.FLAGS.logdir is not None):
+    raise UserError(f'one run is served, by its log directory: {app.called(sys.modules[__name__])} runs/mine')
+  if len(argv) == 2:
+    flags.FLAGS.logdir = argv[1]
+  options = Options.from_flags()
+  require_extra()
+  return serve(options)
+
+
+def require_extra() -> None:
+  """Raises UserError where the extra [serve] is not installed."""
+  for module in _EXTRA:
+    try:
+      importlib.import_module(module)
+    except ModuleNotFoundError as e:
+      raise extras.not_installed(f'serving needs {module}', e, 'serve') from None
+
+
+def serve(options: Options) -> int:
+  """Serves until a signal; returns the exit status."""
+  from lingvo_moe.serving import server
+
+  bound = server.bind(options.host, options.port)  # first, as loading takes seconds
+  app.import_tensorflow_quietly()
+  from lingvo_moe.serving.http_app import HttpApp
+
+  run = load(options)
+  http_app = HttpApp(
+    run,
+    max_batch_lines=options.max_batch_lines,
+    batch_wait=options.batch_wait_ms / 1000,
+    max_waiting=options.max_waiting_lines,
+    max_body=options.max_body_bytes,
+  )
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  started = lambda: say(f'serving {run.path} ({run.model}, {run.checkpoint}) on {server.url(bound)}')
+  if asyncio.run(server.serve(http_app, bound, options.drain_seconds, started)):
+    return 0
+  say(f'ended after --drain_seconds={options.drain_seconds:g} with requests that were not answered')
+  return 1
+
+
+def load(options: Options) -> LoadedRun:
+  """The run, which has translated once, so that the first request need not wait for what is then compiled."""
+  from lingvo_moe.tasks.task import Generates
+
+  run = translate.load(options, runtime_flags.LOCAL)
+  if isinstance(run.config, Generates):
+    raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
+  try:
+    target = run.choose_target(None)
+  except UserError:  # several, of which any will do
+    target = next((target for _, target in run.pairs()), None)
+  run.answer(['1'], target)
+  return run
+
+
+def command() -> None:
+  """The command as typed."""
+  define_flags()
+  app.run(main, tensorflow=False, arguments=True)
+
+
+if __name__ == '__main__':
+  command()

@@ -1,0 +1,1 @@
+"""Translation over HTTP: lines of concurrent requests share batches of one run in memory."""

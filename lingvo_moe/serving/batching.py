@@ -1,0 +1,205 @@
+"""Dynamic batching: a thread that computes lines of concurrent requests together."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+_LONGEST_RETRY = 60  # seconds
+
+
+class Answer(NamedTuple):
+  """Answer to a request."""
+
+  hypotheses: list[list[Any]]  # hypotheses of each line, best first
+  truncated: list[int]  # lines over the length limit, translated in part
+
+
+class QueueFullError(Exception):
+  """Refusal of a request, as too many lines wait.
+
+  Attributes:
+    retry_after: seconds until there should be room.
+  """
+
+  def __init__(self, waiting: int, retry_after: int):
+    super().__init__(f'{waiting} lines are waiting: try again in {retry_after} s')
+    self.retry_after = retry_after
+
+
+class _Request:
+  """Lines of a request, those already in a batch, and their answers."""
+
+  def __init__(self, lines: Sequence[str], key: Hashable):
+    self.lines = lines
+    self.key = key
+    self.taken = 0
+    self.left = len(lines)
+    self.answers: list[list[Any] | None] = [None] * len(lines)
+    self.truncated: list[int] = []
+    self.future: futures.Future[Answer] = futures.Future()
+
+  @property
+  def waiting(self) -> int:
+    return len(self.lines) - self.taken
+
+
+class Batcher:
+  """Computes lines of requests in batches, in a thread of its own.
+
+  A batch begins when a line is there, and waits a little for others. It takes equal shares of the requests of one key
+  that wait, so that a long request does not hold up short ones. Lines that arrive while a batch is computed are in the
+  next.
+
+  Args:
+    answer: (lines, key) -> hypotheses and truncated, as LoadedRun.answer does; called by one thread.
+    max_lines: lines of a batch, at most.
+    wait: seconds that a batch waits for more lines after the first has arrived.
+    max_waiting: lines that may wait; a request beyond is refused.
+    observe: called after each batch with its number of lines and the seconds it took.
+  """
+
+  def __init__(
+    self,
+    answer: Callable[[list[str], Any], Any],
+    *,
+    max_lines: int = 64,
+    wait: float = 0.005,
+    max_waiting: int = 1000,
+    observe: Callable[[int, float], object] = lambda lines, seconds: None,
+  ):
+    self._answer, self._observe = answer, observe
+    self._max_lines, self._wait, self.max_waiting = max_lines, wait, max_waiting
+    self._requests: collections.deque[_Request] = collections.deque()  # those with lines that wait
+    self._first_arrival = 0.0
+    self._closed = False
+    self._lines_per_second = 0.0
+    self._changed = threading.Condition()
+    self._thread = threading.Thread(target=self._run, name='batcher', daemon=True)
+    self._thread.start()
+
+  @property
+  def waiting(self) -> int:
+    """Number of lines that wait."""
+    with self._changed:
+      return self._waiting()
+
+  def submit(self, lines: Sequence[str], key: Hashable) -> futures.Future[Answer]:
+    """Queues the lines of a request; only lines of equal keys are computed together.
+
+    Cancelling the future takes lines that still wait out of the queue.
+
+    Raises:
+      QueueFullError: there is no room for so many lines, or the batcher is closed.
+    """
+    request = _Request(lines, key)
+    if not lines:
+      request.future.set_result(Answer([], []))
+      return request.future
+    with self._changed:
+      waiting = self._waiting()
+      if self._closed or waiting + len(lines) > self.max_waiting:
+        raise QueueFullError(waiting, self._retry_after(waiting))
+      if not self._requests:
+        self._first_arrival = time.monotonic()
+      self._requests.append(request)
+      self._changed.notify()
+    request.future.add_done_callback(lambda _: self._forget(request))
+    return request.future
+
+  def close(self) -> None:
+    """Answers what waits, takes no more, and ends the thread."""
+    with self._changed:
+      self._closed = True
+      self._changed.notify()
+    self._thread.join()
+
+  def _waiting(self) -> int:
+    return sum(request.waiting for request in self._requests)
+
+  def _retry_after(self, waiting: int) -> int:
+    seconds = math.ceil(waiting / self._lines_per_second) if self._lines_per_second else 1
+    return min(max(seconds, 1), _LONGEST_RETRY)
+
+  def _forget(self, request: _Request) -> None:
+    """Takes the lines of a request that is done, or was cancelled, out of the queue."""
+    with self._changed, contextlib.suppress(ValueError):
+      self._requests.remove(request)
+
+  def _run(self) -> None:
+    while batch := self._next_batch():
+      begin = time.monotonic()
+      self._compute(batch)
+      seconds = time.monotonic() - begin
+      pace = len(batch) / max(seconds, 1e-6)
+      with self._changed:
+        self._lines_per_second = 0.9 * self._lines_per_second + 0.1 * pace if self._lines_per_second else pace
+      self._observe(len(batch), seconds)
+
+  def _next_batch(self) -> list[tuple[_Request, int]]:
+    """Lines of the next batch, (request, number of the line) each; empty when closed and done."""
+    with self._changed:
+      while True:
+        while not self._requests and not self._closed:
+          self._changed.wait()
+        deadline = self._first_arrival + self._wait
+        while self._requests and not self._closed and self._waiting() < self._max_lines:
+          if (seconds := deadline - time.monotonic()) <= 0:
+            break
+          self._changed.wait(seconds)
+        if self._requests or self._closed:  # else all were cancelled
+          return self._take()
+
+  def _take(self) -> list[tuple[_Request, int]]:
+    batch: list[tuple[_Request, int]] = []
+    if not self._requests:
+      return batch
+    alike = [request for request in self._requests if request.key == self._requests[0].key]
+    while len(batch) < self._max_lines and alike:
+      share = max(1, (self._max_lines - len(batch)) // len(alike))
+      for request in alike:
+        count = min(share, request.waiting, self._max_lines - len(batch))
+        batch += [(request, request.taken + i) for i in range(count)]
+        request.taken += count
+      alike = [request for request in alike if request.waiting]
+    served = {id(request) for request, _ in batch}
+    others = [r for r in self._requests if id(r) not in served]  # they were there before, and come first next time
+    self._requests = collections.deque([*others, *alike])
+    self._first_arrival = 0.0  # what is left has waited
+    return batch
+
+  def _compute(self, batch: list[tuple[_Request, int]]) -> None:
+    """Answers the lines of a batch; where that fails, those of each request alone, so that only the one to blame fails."""
+    batch = [(request, i) for request, i in batch if not request.future.done()]
+    if not batch:
+      return
+    try:
+      answered = self._answer([request.lines[i] for request, i in batch], batch[0][0].key)
+    except Exception as e:
+      requests = list({id(request): request for request, _ in batch}.values())
+      if len(requests) == 1:
+        _settle(requests[0].future.set_exception, e)
+        return
+      for request in requests:
+        self._compute([(r, i) for r, i in batch if r is request])
+      return
+    truncated = set(answered.truncated)
+    for number, (request, i) in enumerate(batch):
+      request.answers[i] = answered.hypotheses[number]
+      request.left -= 1
+      if number in truncated:
+        request.truncated.append(i)
+    for request in {id(request): request for request, _ in batch}.values():
+      if not request.left:
+        _settle(request.future.set_result, Answer(request.answers, sorted(request.truncated)))
+
+
+def _settle(set_value: Callable[[Any], None], value: Any) -> None:
+  with contextlib.suppress(futures.InvalidStateError):  # it was cancelled meanwhile
+    set_value(value)

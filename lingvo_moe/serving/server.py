@@ -1,0 +1,86 @@
+"""HTTP server: binds, serves until SIGTERM or SIGINT, then answers what it has accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from lingvo_moe.core.errors import UserError
+
+if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds, and a port is taken first
+  from lingvo_moe.serving.http_app import HttpApp
+
+_SEND_SECONDS = 5  # for clients to take the last answers
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """A socket bound to host and port, 0 for any that is free; UserError where that cannot be."""
+  try:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(address)
+    bound.listen(0)  # only now is a port taken that another listens on
+    return bound
+  except OSError as e:
+    reasons = {
+      errno.EADDRINUSE: f'port {port} of {host} is taken: use another --port, or end the program that has it',
+      errno.EACCES: f'port {port} may not be used by this user: use a --port from 1024 on',
+    }
+    raise UserError(reasons.get(e.errno, f'cannot listen on --host={host} --port={port}: {e.strerror or e}')) from None
+
+
+def url(bound: socket.socket) -> str:
+  host, port = bound.getsockname()[:2]
+  return f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
+
+
+async def serve(http_app: HttpApp, bound: socket.socket, drain_seconds: float, started: Callable[[], None]) -> bool:
+  """Serves until SIGTERM or SIGINT; a second one ends the process at once.
+
+  Args:
+    http_app: the handlers.
+    bound: from `bind`.
+    drain_seconds: how long accepted requests may take after the signal.
+    started: called when requests are accepted.
+
+  Returns:
+    Whether all accepted requests were answered.
+  """
+  loop, stop = asyncio.get_running_loop(), asyncio.Event()
+  signals = signal.SIGTERM, signal.SIGINT
+  for number in signals:
+    loop.add_signal_handler(number, stop.set)
+  runner = web.AppRunner(
+    http_app.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_SEND_SECONDS
+  )
+  await runner.setup()
+  await web.SockSite(runner, bound, backlog=512).start()
+  started()
+  await stop.wait()
+  for number in signals:
+    loop.remove_signal_handler(number)
+  http_app.draining = True
+  for site in list(runner.sites):
+    await site.stop()  # connections that are open stay
+  drained = await _wait_until(lambda: not http_app.in_flight, drain_seconds)
+  await runner.cleanup()  # sends what was answered
+  if drained:
+    await asyncio.to_thread(http_app.batcher.close)
+  return drained
+
+
+async def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+  deadline = time.monotonic() + seconds
+  while not condition() and time.monotonic() < deadline:
+    await asyncio.sleep(0.01)
+  return condition()

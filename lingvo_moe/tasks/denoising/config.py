@@ -1,0 +1,114 @@
+"""Configuration of a denoising model, its training and decoding: one frozen dataclass of values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.fields import field
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.ffn import ACTIVATIONS
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.norm import NORMS
+from lingvo_moe.layers.relative_position import RelativePositions
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.tasks.denoising import spans
+from lingvo_moe.tasks.denoising.task import DenoisingTask
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.plain_text.config import PlainTextConfig
+from lingvo_moe.tasks.transformer_config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
+  """Model, text, training and decoding of an encoder-decoder that learns by span corruption.
+
+  The model is T5's (v1.1): RMSNorm before each branch, no biases, relative position biases in self-attention, one
+  embedding for inputs, targets and the output softmax. Departures: scores are divided by the root of head_dim, every
+  layer has position biases of its own (as umT5, arXiv 2304.09151; in T5 all layers of a stack share the first's), and
+  the output softmax of v1.1 has weights of its own.
+  """
+
+  sentinels: int = field(100, 'Sentinels, the last ids; they add to vocab_size.', at_least=1)
+  inputs_length: int = field(
+    512, 'Most tokens of an input row, with its end; windows of the text are as long as fill it.', at_least=4
+  )
+  noise_density: float = field(0.15, 'Share of the tokens that is noise.', above=0, below=1)
+  mean_span: float = field(3.0, 'Mean length of the spans of noise.', at_least=1)
+  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1)
+  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  relative_buckets: int = field(32, 'Buckets of relative positions.', at_least=4)
+  relative_distance: int = field(128, 'Distance from which on all are in one bucket.', at_least=2)
+  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
+  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  num_samples: int = field(3, 'Windows of each file that the decoder fills in.', at_least=0, may_change=True)
+
+  def _check_together(self) -> None:
+    super()._check_together()
+    for name in ('encoder_layers', 'decoder_layers'):
+      self._check_blocks(name)
+    for bidirectional in (True, False):
+      self._positions(bidirectional)  # refuses a distance that is too short
+    needed = spans.counts(self.lengths.window, self.noise_density, self.mean_span).spans
+    if self.sentinels < needed:
+      rule = f'at least {needed}, the spans of a window of {self.lengths.window} tokens'
+      fields.refuse(self, 'sentinels', rule, 'or a smaller inputs_length or noise_density')
+    for name in ('batch_tokens', 'eval_batch_tokens'):
+      tokens = getattr(self, name)
+      if tokens and tokens < self.inputs_length * self.num_groups:
+        raise UserError(
+          f'{name} must hold num_groups rows of inputs_length; saw {name}={tokens} with {self.num_groups} rows of '
+          f'{self.inputs_length}: use at least {self.inputs_length * self.num_groups}, or shorter or fewer rows'
+        )
+
+  @property
+  def lengths(self) -> spans.Lengths:
+    """Tokens of a window, of its inputs and of its targets."""
+    return spans.lengths_for(self.inputs_length, self.noise_density, self.mean_span)
+
+  def rows_of_batch(self, training: bool = True) -> int:
+    """B, a multiple of num_groups."""
+    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
+    return max(1, tokens // self.inputs_length // self.num_groups) * self.num_groups
+
+  def task(self) -> EncoderDecoder:
+    """The model that these values describe."""
+    moe = self.moe()
+    stack = lambda layers, is_decoder: Stack(
+      num_layers=layers,
+      attention=Attention(
+        self.model_dim,
+        self.num_heads,
+        self.head_dim,
+        self.attention_dropout,
+        bias=self.bias,
+        relative=self._positions(bidirectional=not is_decoder),
+      ),
+      ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
+      moe=moe,
+      moe_every=self.moe_every,
+      cross_attention=is_decoder,
+      residual_dropout=self.residual_dropout,
+      scan=self.scan_layers,
+      remat=self.remat,
+      norm_type=self.norm,
+    )
+    return EncoderDecoder(
+      encoder=stack(self.encoder_layers, False),
+      decoder=stack(self.decoder_layers, True),
+      target_embedding=Embedding((self.vocab_size or 8000) + self.sentinels, self.model_dim),
+      input_dropout=self.input_dropout,
+      label_smoothing=self.label_smoothing,
+      aux_loss_weight=self.aux_loss_weight,
+      router_z_loss_weight=self.router_z_loss_weight,
+      z_loss_weight=self.z_loss_weight,
+      activation_dtype=self.activation_dtype,
+      sinusoidal=False,
+      subset='file',
+    )
+
+  def _positions(self, bidirectional: bool) -> RelativePositions:
+    return RelativePositions(self.relative_buckets, self.relative_distance, bidirectional)

@@ -1,0 +1,156 @@
+"""Input of a denoising model: corrupted windows of a text, the same for any number of processes and after any restart.
+
+The text of a split is its files one after the other. In training a row is a window of it, every token is in a window
+once an epoch, and windows begin at another offset in every epoch; noise depends on the seed and the number of the window
+since training began. In evaluation windows follow each other from the beginning of each file, the last one shorter, and
+noise depends on the number of the window in its file alone.
+
+A batch is a dict of int32 arrays by batch_keys.BATCH_KEYS, inputs of [B, inputs_length] and targets of [B, T], all of
+which are full in training. Evaluation adds 'files' [B, P], 1 at the file of a row, for losses by file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.batch_keys import TARGET_KEYS
+from lingvo_moe.tasks.denoising import spans
+from lingvo_moe.tasks.denoising.vocab import SentinelVocab
+from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.tasks.plain_text import windows
+from lingvo_moe.tasks.plain_text.windows import Batch
+from lingvo_moe.tasks.sampling import fold
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.vocab import BOS
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.denoising.config import DenoisingConfig
+
+
+def source_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
+  """Source arrays [count, length] of inputs, padded on the right and below; see SOURCE_KEYS."""
+  return dict(zip(SOURCE_KEYS, _padded(rows, count, length), strict=True))
+
+
+def target_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
+  """Target arrays [count, length] of targets, padded likewise; the inputs of the decoder are bos and all but the last."""
+  labels_BT, segments_BT, positions_BT = _padded(rows, count, length)
+  inputs_BT = np.pad(labels_BT, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1] * segments_BT
+  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
+
+
+def _padded(rows, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Ids, segments and positions."""
+  ids_BT, segments_BT = (np.zeros([count, length], np.int32) for _ in range(2))
+  for row, ids in enumerate(rows):
+    ids_BT[row, : len(ids)] = ids
+    segments_BT[row, : len(ids)] = 1
+  return ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT
+
+
+class TrainInput:
+  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
+
+  Attributes:
+    stats: a line for the log.
+  """
+
+  def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed):
+    windows.check_feed(config, feed)
+    self._config = config
+    self._feed = feed
+    self._first_sentinel = vocab.first_sentinel
+    files = windows.open_text(config.data_dir, 'train', 'file', vocab.text, cache_dir, feed.quiet)
+    self._tokens = windows.joined(files).tokens
+    self._windows = windows.Windows(len(self._tokens), config.lengths.window, config.seed)
+    window, inputs, targets = config.lengths
+    epochs = f'{config.rows_of_batch() * window / len(self._tokens):.3g} epochs a step'
+    self.stats = f'{len(self._tokens):,} tokens, {epochs}; windows of {window} make {inputs} inputs, {targets} targets'
+
+  def batch(self, step: int) -> Batch:
+    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
+    config, rows = self._config, self._config.rows_of_batch()
+    own = rows // self._feed.process_count
+    drawn = step * rows + self._feed.process_index * own + np.arange(own)
+    _, starts = self._windows(drawn)
+    window = config.lengths.window
+    ids_BT = self._tokens[(starts[:, np.newaxis] + np.arange(window)) % len(self._tokens)]
+    noise = spans.counts(window, config.noise_density, config.mean_span)
+    mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', drawn))
+    inputs, targets = spans.corrupt(ids_BT, mask_BT, self._first_sentinel)
+    return source_arrays(inputs, own, config.inputs_length) | target_arrays(targets, own, targets.shape[1])
+
+  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
+    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
+    return windows.dataset(self.batch, BATCH_KEYS, start_step, prefetch)
+
+
+class HeldOutInput:
+  """Batches of held-out text, the same at every call and for every seed; each token is in one window.
+
+  Attributes:
+    stats: a line for the log.
+    subsets: names of the files.
+    fingerprint: hash of the tokens.
+    examples: (file, inputs, targets) of each window.
+  """
+
+  def __init__(
+    self,
+    config: DenoisingConfig,
+    vocab: SentinelVocab,
+    cache_dir: str,
+    feed: Feed,
+    split: str = 'dev',
+    first: int = 0,
+  ):
+    self._config = config
+    self._feed = feed
+    paths = corpus.find_files(config.data_dir, split)
+    texts = windows.open_text(config.data_dir, split, 'file', vocab.text, cache_dir, feed.quiet)
+    self.subsets = [corpus.name_of(path) for path in paths]
+    self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()
+    self.examples = [
+      (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
+    ]
+    total = sum(len(text.tokens) for text in texts)
+    self.stats = f'{len(paths)} files, {total:,} tokens, {len(self.examples):,} windows'
+
+  def __len__(self) -> int:
+    return -(-len(self.examples) // self._config.rows_of_batch(training=False))
+
+  def __iter__(self) -> Iterator[Batch]:
+    rows = self._config.rows_of_batch(training=False)
+    own = rows // self._feed.process_count
+    for number in range(len(self)):
+      begin = number * rows + self._feed.process_index * own
+      yield self._batch(self.examples[begin : begin + own], own)
+
+  def _batch(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
+    batch = source_arrays([example[1] for example in examples], rows, self._config.inputs_length)
+    batch |= target_arrays([example[2] for example in examples], rows, self._config.lengths.targets)
+    batch['files'] = np.zeros([rows, len(self.subsets)], np.int32)
+    for row, (file, *_) in enumerate(examples):
+      batch['files'][row, file] = 1
+    return batch
+
+
+def _examples(
+  config: DenoisingConfig, vocab: SentinelVocab, tokens: np.ndarray, first: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """(inputs, targets) of the windows of a file, or of its `first`; a last token alone is left out."""
+  window = config.lengths.window
+  starts = range(0, len(tokens) - 1, window)
+  for number, start in enumerate(starts[: first or None]):
+    ids_1T = tokens[start : start + window][np.newaxis]
+    noise = spans.counts(ids_1T.shape[1], config.noise_density, config.mean_span)
+    mask_1T = spans.random_mask(ids_1T.shape[1], noise, fold('held out', np.array([number])))
+    inputs, targets = spans.corrupt(ids_1T, mask_1T, vocab.first_sentinel)
+    yield inputs[0], targets[0]

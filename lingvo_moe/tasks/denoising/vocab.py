@@ -1,0 +1,103 @@
+"""Vocabulary with sentinels: that of the text, and the symbols <extra_id_0>, <extra_id_1>, ..., which are its last ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.plain_text.vocab import Pieces
+from lingvo_moe.tasks.plain_text.vocab import TextVocab
+from lingvo_moe.tasks.vocab import EOS
+
+_SENTINEL = re.compile(r'<extra_id_(\d+)>')
+
+
+class SentinelVocab:
+  """Text with sentinels to ids and back. Sentinel k is id size - 1 - k, as in T5.
+
+  Attributes:
+    text: vocabulary of the text.
+    sentinels: number of sentinels.
+    size: number of ids, with sentinels.
+    fingerprint: hash of what the ids depend on.
+  """
+
+  def __init__(self, text: TextVocab, sentinels: int):
+    self.text = text
+    self.sentinels = sentinels
+    self.size = text.size + sentinels
+    self.fingerprint = f'{text.fingerprint}+{sentinels}'
+
+  @property
+  def first_sentinel(self) -> int:
+    """Id of <extra_id_0>."""
+    return self.size - 1
+
+  def is_sentinel(self, id: int) -> bool:
+    return self.text.size <= id < self.size
+
+  def encode(self, text: str) -> np.ndarray:
+    """Ids (int32) of a text in which sentinels are written <extra_id_0>, ...; UserError for one that there is not.
+
+    Of pieces, one that begins a word has the space before it: the spaces around a sentinel belong to what it replaces,
+    or to the piece after it.
+    """
+    *before, rest = _SENTINEL.split(text)  # text, number, text, number, ..., text
+    ids: list[int] = []
+    for part, number in zip(before[::2], before[1::2], strict=True):
+      ids += [*self._encode(part, begins=not ids, ends=False), self._sentinel(number)]
+    return np.array([*ids, *self._encode(rest, begins=not ids, ends=True)], np.int32)
+
+  def _encode(self, text: str, begins: bool, ends: bool) -> list[int]:
+    """Ids of a part between sentinels, or of the first or last part."""
+    if isinstance(self.text, Pieces):
+      text = text if begins else text.lstrip(' ')
+      text = text if ends else text.rstrip(' ')
+    return self.text.encode(text).tolist() if text else []
+
+  def _sentinel(self, number: str) -> int:
+    if int(number) >= self.sentinels:
+      raise UserError(
+        f'this run has the sentinels <extra_id_0> to <extra_id_{self.sentinels - 1}>; saw <extra_id_{number}>: use '
+        'smaller numbers, or a run with more sentinels'
+      )
+    return self.first_sentinel - int(number)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids, up to the end, with sentinels written out."""
+    parts, plain, done = [], [], ''
+    for i in (*map(int, ids), EOS):
+      if i != EOS and not self.is_sentinel(i):
+        plain.append(i)
+        continue
+      whole = self.text.decode(plain)  # of all so far, as the first of pieces loses its space
+      parts.append(whole[len(done) :])
+      done = whole
+      if i == EOS:
+        break
+      parts.append(f'<extra_id_{self.first_sentinel - i}>')
+    return ''.join(parts)
+
+  def spans(self, ids: Sequence[int]) -> dict[int, list[int]]:
+    """Ids after each sentinel, by sentinel, up to the end; of a sentinel that comes twice, the first ones."""
+    found: dict[int, list[int]] = {}
+    current: list[int] = []
+    for i in (int(i) for i in ids):
+      if i == EOS:
+        break
+      if self.is_sentinel(i):
+        current = []
+        found.setdefault(i, current)
+      else:
+        current.append(i)
+    return found
+
+  def fill(self, ids: Sequence[int], answer: Sequence[int]) -> str:
+    """Text of a source with each sentinel replaced by its tokens in the answer; one without any stays written out."""
+    spans, filled = self.spans(answer), []
+    for i in map(int, ids):
+      filled += spans.get(i) or [i] if self.is_sentinel(i) else [i]
+    return self.decode(filled)

@@ -1,0 +1,428 @@
+"""Preparation of a corpus: pairs of lines are filtered, and split into train, dev and test that share no sentence.
+
+A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty or too long, if their lengths are wildly
+unlike, or if the same pair occurred before. Lengths are in characters. The corpus's own ratio of target to source
+characters is the measure of the others: Chinese is a third as long as its English translation, and not to blame.
+
+Dev and test are the pairs with the smallest hashes of seed and text, so that they do not depend on the order of lines.
+Pairs whose sentences occur in no other pair come first; they cost training nothing. Where there are too few of them,
+others follow, and pairs that share a sentence with those are dropped. In the end no source and no target of dev or
+test occurs in train, and none of dev in test.
+
+Files are read twice and never held: a line takes some 50 bytes of memory, in arrays of hashes. These have 64 bits: two of
+10 million sentences get the same hash, and one is lost, in one of 300,000 corpora.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import enum
+import hashlib
+import itertools
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import sampling
+from lingvo_moe.tasks import text
+
+SPLITS = ('train', 'dev', 'test')
+_CHUNK = 1 << 20  # lines that are computed at a time
+_BUCKETS = 16  # parts of all hashes that are sorted at a time
+_SLACK = 10  # characters added to both sides of a ratio: 'Ja.' may become 'Yes, indeed.'
+_UNDECIDED = 255
+
+Progress = Callable[[int], None]
+Side = list[bytes | None]  # lines of one side; None where a column is missing
+
+
+class Fate(enum.IntEnum):
+  """Place of a line: a split, or the reason why it is dropped. Of several reasons the first counts."""
+
+  TRAIN = 0
+  DEV = 1
+  TEST = 2
+  COLUMN_MISSING = 3
+  NOT_UTF8 = 4
+  EMPTY = 5
+  TOO_LONG = 6
+  LENGTH_RATIO = 7
+  DUPLICATE = 8
+  SHARES_SENTENCE = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Rules of what is kept and held out.
+
+  Attributes:
+    dev: pairs of dev.
+    test: pairs of test.
+    max_chars: most characters of a line.
+    max_ratio: most that a side may be longer than the other makes expect.
+    seed: seed of the choice of dev and test.
+  """
+
+  dev: int = 1000
+  test: int = 1000
+  max_chars: int = 1000
+  max_ratio: float = 3.0
+  seed: int = 1
+
+
+class Texts:
+  """Pairs of lines to prepare: two files, or two columns of one; gzipped if the name ends with .gz.
+
+  Args:
+    source: file of source lines; '' with `tsv`.
+    target: file of their translations.
+    tsv: file of columns with tabs between.
+    columns: the source and the target column of `tsv`, from 1.
+  """
+
+  def __init__(self, source: str = '', target: str = '', tsv: str = '', columns: tuple[int, int] = (1, 2)):
+    if bool(tsv) == bool(source) or bool(source) != bool(target):
+      raise UserError('text comes from two files or from one of columns: give --source and --target, or --tsv')
+    if min(columns) < 1 or columns[0] == columns[1]:
+      raise UserError(f'columns are two different numbers from 1 on; saw {columns[0]},{columns[1]}: e.g. --columns=1,2')
+    self.paths = (tsv,) if tsv else (source, target)
+    self._columns = columns
+    for path in self.paths:
+      if not os.path.isfile(path):
+        raise UserError(f'no such file: {path}')
+    if len({os.path.realpath(path) for path in self.paths}) < len(self.paths):
+      raise UserError(f'--source and --target must be two files; both are {source}')
+
+  def bytes(self) -> int:
+    """Bytes of the files, as they lie on disk."""
+    return sum(os.path.getsize(path) for path in self.paths)
+
+  def batches(self, progress: Progress | None = None) -> Iterator[tuple[Side, Side]]:
+    """Yields (source lines, target lines), as many of both, some thousands at a time.
+
+    Raises:
+      UserError: a file cannot be read, or the two have different numbers of lines.
+    """
+    sides = [_batches(path, progress) for path in self.paths]
+    if len(sides) == 1:
+      for lines in sides[0]:
+        rows = [line.split(b'\t') for line in lines]
+        yield tuple([row[c - 1] if len(row) >= max(self._columns) else None for row in rows] for c in self._columns)
+      return
+    counts = [0, 0]
+    for source, target in itertools.zip_longest(*sides, fillvalue=[]):
+      counts = [counts[0] + len(source), counts[1] + len(target)]
+      if len(source) == len(target):
+        yield source, target
+    if counts[0] != counts[1]:
+      raise UserError(
+        f'line i of one side goes with line i of the other, so both need as many lines; saw {counts[0]} in '
+        f'{self.paths[0]} and {counts[1]} in {self.paths[1]}: align them'
+      )
+
+  def where(self, side: int) -> str:
+    """Name of the file of the source (0) or the target (1), for a message."""
+    return self.paths[side] if len(self.paths) == 2 else self.paths[0]
+
+
+def _batches(path: str, progress: Progress | None) -> Iterator[list[bytes]]:
+  """Lines of a file in lists, without a byte order mark."""
+  batches = text.line_batches(path, progress=progress, check_utf8=False)
+  for first in batches:
+    first[0] = first[0].removeprefix(codecs.BOM_UTF8)
+    yield first
+    break
+  yield from batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """Result of `examine`.
+
+  Attributes:
+    fates: Fate of every line, uint8.
+    first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
+    ratio: characters of the target for each one of the source.
+  """
+
+  fates: np.ndarray
+  first_not_utf8: tuple[str, ...]
+  ratio: float
+
+  def count(self, fate: Fate) -> int:
+    """Number of lines with a fate."""
+    return int(np.count_nonzero(self.fates == fate))
+
+
+def languages(texts: Texts, pair: str = '') -> tuple[str, str]:
+  """(source, target) languages: of `pair`, as 'de-en', or from the ends of the files' names."""
+  if pair:
+    found = pair.split('-')
+    seen = f'--pair={pair}'
+  else:
+    found = [path.removesuffix('.gz').rpartition('.')[2] for path in texts.paths]
+    seen = ' and '.join(map(os.path.basename, texts.paths))
+  if len(found) != 2 or found[0] == found[1] or not all(re.fullmatch(r'\w+', name) for name in found):
+    raise UserError(
+      'two different languages must be named, of letters, digits and underscores, by --pair or by the ends of the '
+      f"files' names (a.de, a.en.gz); saw {seen}: give e.g. --pair=de-en"
+    )
+  return found[0], found[1]
+
+
+def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Found:
+  """Reads all lines, and decides the place of each.
+
+  Raises:
+    UserError: the files do not fit each other, or too few pairs are left to be divided.
+  """
+  columns = _Columns()
+  first_not_utf8: dict[int, str] = {}
+  for sides in texts.batches(progress):
+    measured = [_measure(side, rules.max_chars) for side in sides]
+    for i, (_, _, fates) in enumerate(measured):
+      bad = np.flatnonzero(fates == Fate.NOT_UTF8)
+      if bad.size and i not in first_not_utf8:
+        first_not_utf8[i] = f'line {columns.lines + int(bad[0]) + 1} of {texts.where(i)}'
+    (source, source_chars, source_fates), (target, target_chars, target_fates) = measured
+    columns.append(source, target, source_chars, target_chars, np.minimum(source_fates, target_fates))
+  source, target, source_chars, target_chars, fates = columns.taken()
+  ratio = _drop_ratios(source_chars, target_chars, fates, rules.max_ratio)
+  del source_chars, target_chars
+  pairs = _by_chunks(lambda *hashes: sampling.fold(*hashes), source, target)
+  fates[(fates == _UNDECIDED) & _repeats(pairs, fates == _UNDECIDED)] = Fate.DUPLICATE
+  _hold_out(source, target, pairs, fates, rules)
+  fates[fates == _UNDECIDED] = Fate.TRAIN
+  return Found(fates, tuple(first_not_utf8[i] for i in sorted(first_not_utf8)), ratio)
+
+
+class _Columns:
+  """Columns of numbers, a row for each line, that grow by parts.
+
+  Parts are put together once they are of _CHUNK lines: the memory of small arrays is not given back to the system.
+  """
+
+  _TYPES = (np.uint64, np.uint64, np.int32, np.int32, np.uint8)
+
+  def __init__(self):
+    self.lines = 0
+    self._chunks: list[list[np.ndarray]] = [[] for _ in self._TYPES]
+    self._parts: list[list[np.ndarray]] = []
+    self._start()
+
+  def append(self, *columns: np.ndarray) -> None:
+    self.lines += len(columns[0])
+    for parts, column in zip(self._parts, columns, strict=True):
+      parts.append(column)
+    if self.lines - sum(map(len, self._chunks[0])) >= _CHUNK:
+      self._start()
+
+  def taken(self) -> list[np.ndarray]:
+    """The whole columns. Each takes the place of its chunks, so that no more than one is in memory twice."""
+    self._start()
+    return [np.concatenate(self._chunks.pop(0)) for _ in self._TYPES]
+
+  def _start(self):
+    for chunks, parts in zip(self._chunks, self._parts, strict=False):
+      chunks.append(np.concatenate(parts))
+    self._parts = [[np.zeros(0, dtype)] for dtype in self._TYPES]
+
+
+def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """(hashes, characters, fates) of lines, spaces around them aside; a fate is _UNDECIDED where nothing is wrong."""
+  digests, chars = [], np.zeros(len(lines), np.int32)
+  fates = np.full(len(lines), _UNDECIDED, np.uint8)
+  for i, line in enumerate(lines):
+    try:
+      stripped = line.decode('utf-8').strip()
+    except (AttributeError, UnicodeDecodeError):
+      fates[i] = Fate.COLUMN_MISSING if line is None else Fate.NOT_UTF8
+      stripped = ''
+    digests.append(hashlib.blake2b(stripped.encode('utf-8'), digest_size=8).digest())
+    chars[i] = min(len(stripped), 2**31 - 1)
+  fates[(chars == 0) & (fates == _UNDECIDED)] = Fate.EMPTY
+  fates[chars > max_chars] = Fate.TOO_LONG
+  return np.frombuffer(b''.join(digests), '<u8').astype(np.uint64), chars, fates
+
+
+def _drop_ratios(source: np.ndarray, target: np.ndarray, fates: np.ndarray, most: float) -> float:
+  """Drops pairs whose lengths are wildly unlike; returns the corpus's ratio of target to source characters."""
+  kept = fates == _UNDECIDED
+  sums = [int(side.sum(dtype=np.int64, where=kept)) for side in (source, target)]
+  ratio = sums[1] / max(sums[0], 1)
+  for start in range(0, len(fates), _CHUNK):
+    part = slice(start, start + _CHUNK)
+    expected, seen = source[part] * ratio + _SLACK, target[part] + float(_SLACK)
+    unlike = np.maximum(expected / seen, seen / expected) > most
+    fates[part][unlike & kept[part]] = Fate.LENGTH_RATIO
+  return ratio
+
+
+def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, fates: np.ndarray, rules: Rules) -> None:
+  """Chooses dev and test among the pairs that are left, and drops pairs that share a sentence with them."""
+  wanted, kept = rules.dev + rules.test, fates == _UNDECIDED
+  total = int(kept.sum())
+  alone = kept.copy()
+  for side in (source, target):
+    alone &= ~_repeats(side, kept, with_first=True)
+  rank = _by_chunks(lambda part: sampling.fold(rules.seed, 'held out', part), pairs)
+  chosen = _smallest(rank, alone, wanted).tolist()
+  if len(chosen) < wanted < total:
+    chosen += _apart(source, target, rank, kept & ~alone, wanted - len(chosen))
+  fates[chosen[: rules.test]] = Fate.TEST  # first, so that test stays what it is if there is to be more of dev
+  fates[chosen[rules.test :]] = Fate.DEV
+  for side in (source, target):
+    shares = _among(side, np.sort(side[chosen]))
+    fates[shares & (fates == _UNDECIDED)] = Fate.SHARES_SENTENCE
+  if len(chosen) < wanted or not (fates == _UNDECIDED).any():
+    most = total // 10
+    raise UserError(
+      f'dev and test, which share no sentence with anything else, must leave pairs to train on; saw {total:,} pairs '
+      f'that are fit to keep, of {len(fates):,}, for --dev={rules.dev} --test={rules.test}: '
+      + (f'use e.g. --dev={most} --test={most}' if most else 'give more text')
+    )
+
+
+def _apart(source: np.ndarray, target: np.ndarray, rank: np.ndarray, mask: np.ndarray, count: int) -> list[int]:
+  """Up to `count` pairs of a mask, by rank, that share no sentence with each other."""
+  index = np.flatnonzero(mask)
+  taken = (set(), set())  # no more than `count` hashes each
+  chosen: list[int] = []
+  for i in index[np.argsort(rank[index], kind='stable')]:
+    hashes = (int(source[i]), int(target[i]))
+    if len(chosen) < count and not any(h in seen for h, seen in zip(hashes, taken, strict=True)):
+      chosen.append(int(i))
+      for h, seen in zip(hashes, taken, strict=True):
+        seen.add(h)
+  return chosen
+
+
+def _by_chunks(function: Callable[..., np.ndarray], *columns: np.ndarray) -> np.ndarray:
+  """function(*columns) as uint64, computed some lines at a time."""
+  result = np.empty(len(columns[0]), np.uint64)
+  for start in range(0, len(result), _CHUNK):
+    result[start : start + _CHUNK] = function(*(column[start : start + _CHUNK] for column in columns))
+  return result
+
+
+def _repeats(hashes: np.ndarray, mask: np.ndarray, with_first: bool = False) -> np.ndarray:
+  """Whether each hash occurs in the mask before; `with_first`, whether it occurs in the mask elsewhere."""
+  result = np.zeros(len(hashes), bool)
+  bucket = hashes.view(np.uint8)[4::8] % np.uint8(_BUCKETS)  # a byte of each
+  bucket[~mask] = _BUCKETS
+  for b in range(_BUCKETS):
+    index = np.flatnonzero(bucket == b)
+    index = index[np.argsort(hashes[index], kind='stable')]
+    equal = np.diff(hashes[index]) == 0
+    result[index[1:][equal]] = True
+    if with_first:
+      result[index[:-1][equal]] = True
+  return result
+
+
+def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
+  """Indices of the `count` smallest ranks in a mask, in order of rank; fewer if there are fewer."""
+  best = np.zeros(0, np.int64)
+  for start in range(0, len(rank), _CHUNK):
+    more = np.flatnonzero(mask[start : start + _CHUNK]) + start
+    best = np.concatenate([best, more])
+    best = best[np.argsort(rank[best], kind='stable')][:count]
+  return best
+
+
+def _among(hashes: np.ndarray, few: np.ndarray) -> np.ndarray:
+  """Whether each hash is among a few that are sorted."""
+  result = np.zeros(len(hashes), bool)
+  for start in range(0, len(hashes) if few.size else 0, _CHUNK):
+    part = hashes[start : start + _CHUNK]
+    result[start : start + _CHUNK] = few[np.minimum(np.searchsorted(few, part), few.size - 1)] == part
+  return result
+
+
+def check_folder(out: str, name: str, texts: Texts, sides: Sequence[str], overwrite: bool) -> str:
+  """Path of the folder of a pair that may be written: it is new, empty, or of files as written here, with `overwrite`."""
+  folder = os.path.join(out, name)
+  if os.path.exists(out) and not os.path.isdir(out):
+    raise UserError(f'--out must name a folder; {out} is a file: name another')
+  if not os.path.exists(folder):
+    return folder
+  there = sorted(os.listdir(folder)) if os.path.isdir(folder) else [name]
+  if there and not overwrite:
+    raise UserError(f'{folder} is there already ({", ".join(there[:3])}): name another --out, or say --overwrite')
+  foreign = sorted(set(there) - {f'{split}.{language}' for split in SPLITS for language in sides})
+  mine = os.path.realpath(folder)
+  if foreign or any(os.path.dirname(os.path.realpath(path)) == mine for path in texts.paths):
+    raise UserError(
+      f'{folder} is to be replaced, but holds {", ".join(foreign[:3]) or "the text to prepare"}: move that away, or '
+      'name another --out'
+    )
+  return folder
+
+
+def write(texts: Texts, fates: np.ndarray, folder: str, sides: Sequence[str], progress: Progress | None = None) -> None:
+  """Reads all lines again and writes those of each split, beside the folder and renamed at the end.
+
+  Args:
+    texts: as they were examined.
+    fates: of their lines.
+    folder: of the pair, '.../de-en'; one that is there is replaced.
+    sides: the two languages.
+    progress: function called with the bytes consumed since the last call.
+  """
+  parent = os.path.dirname(folder)
+  try:
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix='.prepare.', dir=parent) as temporary:
+      made = os.path.join(temporary, 'made')
+      os.mkdir(made)
+      _write_splits(texts, fates, made, sides, progress)
+      if os.path.exists(folder):
+        os.rename(folder, os.path.join(temporary, 'old'))
+      os.rename(made, folder)
+  except OSError as e:
+    raise UserError(f'cannot write {folder}: {e.strerror or e}') from None
+
+
+def _write_splits(texts, fates, folder, sides, progress):
+  done = 0
+  for batch in texts.batches(progress):
+    decided = fates[done : done + len(batch[0])]
+    done += len(batch[0])
+    for split, fate in zip(SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
+      index = np.flatnonzero(decided == fate).tolist()
+      if not index:
+        continue
+      for lines, language in zip(batch, sides, strict=True):
+        with open(os.path.join(folder, f'{split}.{language}'), 'ab') as f:
+          f.write(b''.join(lines[i] + b'\n' for i in index))
+  if done != len(fates):
+    raise UserError(
+      f'{" and ".join(texts.paths)} had {len(fates)} lines at first, and {done} a moment later: try again'
+    )
+
+
+_REASONS = {
+  Fate.COLUMN_MISSING: 'column missing',
+  Fate.NOT_UTF8: 'not UTF-8',
+  Fate.EMPTY: 'empty',
+  Fate.TOO_LONG: 'over {max_chars} characters',
+  Fate.LENGTH_RATIO: 'length ratio over {max_ratio:g}',
+  Fate.DUPLICATE: 'duplicate',
+  Fate.SHARES_SENTENCE: 'sentence is in dev or test',
+}
+
+
+def table(found: Found, rules: Rules) -> str:
+  """Table of the counts: lines read, dropped by reason, and of each split."""
+  rows = [('lines read', len(found.fates), '')]
+  for fate, reason in _REASONS.items():
+    note = f'first: {", ".join(found.first_not_utf8)}' if fate == Fate.NOT_UTF8 and found.first_not_utf8 else ''
+    if found.count(fate):
+      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', found.count(fate), note))
+  rows += [(split, found.count(Fate[split.upper()]), '') for split in SPLITS]
+  return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)

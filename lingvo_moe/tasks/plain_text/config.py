@@ -1,0 +1,23 @@
+"""Vocabulary of plain text: the fields that tasks of one text share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lingvo_moe.core.fields import field
+from lingvo_moe.tasks.transformer_config import BatchConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainTextConfig(BatchConfig):
+  """Corpus, batches and vocabulary."""
+
+  vocab: str = field(
+    'char',
+    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or the "
+    'path of a SentencePiece .model.',
+    may_change=True,
+  )
+  vocab_size: int = field(
+    0, 'Symbols of the vocabulary, 4 special ones included; 0: as many as the text gives, or 8000 pieces.', at_least=0
+  )

@@ -1,0 +1,1 @@
+"""Switch Transformers, trained by span corruption."""

@@ -1,0 +1,80 @@
+"""Advice: steps of an epoch before the first step, and an estimate of time after some."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from lingvo_moe.run import advice
+from lingvo_moe.run.training import Step
+
+
+class FakeTraining:
+  """100 steps, 40 an epoch; every 10th is saved."""
+
+  def __init__(self, steps_per_epoch=40.0, ended=''):
+    self.config = types.SimpleNamespace(max_steps=100)
+    self.train_input = types.SimpleNamespace(**({'steps_per_epoch': steps_per_epoch} if steps_per_epoch else {}))
+    self.said = []
+    self.say = self.said.append
+    self.reason_to_end = lambda: ended
+    self.is_saved = lambda step: step % 10 == 0
+
+
+def after(training, seconds_of):
+  """What is said while steps take seconds_of(number)."""
+  now = [0.0]
+  hook = advice.Advice(training, lambda: now[0])
+  hook.say_epoch()
+  for number in range(1, 101):
+    now[0] += seconds_of(number)
+    hook(Step(number, {}, ends_call=True))
+  return training.said
+
+
+def test_an_epoch_then_once_how_long_it_takes():
+  slow_at_first = lambda number: 60.0 if number <= 3 else 1000.0 if number % 10 == 1 else 0.5
+  assert after(FakeTraining(), slow_at_first) == [
+    'an epoch, as many examples as the corpus has, is about 40 steps; max_steps=100 makes 2.5 epochs',
+    # Steps 4 to 10, 12 to 20 and 22 to 25 are counted: 11 and 21 had to wait for what was saved.
+    '2 steps a second here: an epoch takes about 20 seconds, and the 75 steps that are left about 38 seconds, '
+    'evaluations aside',
+  ]
+
+
+def test_few_slow_steps_are_enough():
+  _, estimate = after(FakeTraining(), lambda number: 30.0)
+  assert estimate.startswith('0.0333 steps a second here: an epoch takes about 20 minutes, and the 94 steps')
+
+
+def test_an_input_without_an_end_has_no_epoch_and_a_run_that_is_done_no_advice():
+  (estimate,) = after(FakeTraining(steps_per_epoch=0), lambda number: 1.0)
+  assert estimate.startswith('1 steps a second here: the 75 steps that are left about')
+  training = FakeTraining(ended='max_steps')
+  advice.Advice(training).say_epoch()
+  assert not training.said
+
+
+def test_steps_of_one_call_are_timed_together():
+  training, now = FakeTraining(), [0.0]
+  hook = advice.Advice(training, lambda: now[0])
+  for number in range(1, 101):
+    now[0] += 5.0 * (number % 5 == 0)
+    hook(Step(number, {}, ends_call=number % 5 == 0))
+  assert training.said[-1].startswith('1 steps a second here')
+
+
+@pytest.mark.parametrize(
+  'seconds, text',
+  [
+    (1.23, '1.2 seconds'),
+    (89.4, '89 seconds'),
+    (91, '1.5 minutes'),
+    (3600, '60 minutes'),
+    (12_600, '3.5 hours'),
+    (864_000, '10.0 days'),
+  ],
+)
+def test_durations_in_words(seconds, text):
+  assert advice.duration(seconds) == text
