@@ -120,7 +120,7 @@ def test_the_readme_fits_150_lines_and_begins_with_the_two_commands():
 def test_shell_commands_exist(document):
   for command in commands(document):
     program = command[0]
-    assert program in ANYWHERE | {'python'} or os.access(ROOT / program, os.X_OK), command
+    assert program in ANYWHERE | {'python', 'lingvo-moe'} or os.access(ROOT / program, os.X_OK), command
 
 
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
