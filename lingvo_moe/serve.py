@@ -22,6 +22,7 @@ from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
 from lingvo_moe import runtime_flags
 from lingvo_moe import translate
+from lingvo_moe.core import extras
 from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
@@ -61,7 +62,7 @@ def define_flags() -> None:
 
 def main(argv) -> int:
   if len(argv) > 2 or (len(argv) == 2) == (flags.FLAGS.logdir is not None):
-    raise UserError('one run is served, by its log directory: python -m lingvo_moe.serve runs/mine')
+    raise UserError(f'one run is served, by its log directory: {app.called(sys.modules[__name__])} runs/mine')
   if len(argv) == 2:
     flags.FLAGS.logdir = argv[1]
   options = Options.from_flags()
@@ -75,10 +76,7 @@ def require_extra() -> None:
     try:
       importlib.import_module(module)
     except ModuleNotFoundError as e:
-      raise UserError(
-        f"serving needs {e.name}, which is not installed: in a checkout type pip install -e '.[serve]', elsewhere "
-        'pip install aiohttp prometheus_client'
-      ) from None
+      raise extras.not_installed(f'serving needs {module}', e, 'serve') from None
 
 
 def serve(options: Options) -> int:

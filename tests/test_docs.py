@@ -236,7 +236,7 @@ def test_the_quickstart_takes_as_long_wherever_it_is_said(path):
 
 
 @pytest.mark.parametrize(
-  'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'tools/make_cldr_corpus.py', 'params/mt/cldr.py']
+  'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'lingvo_moe/commands/cldr.py', 'params/mt/cldr.py']
 )
 def test_the_corpus_has_as_many_languages_wherever_it_is_said(path):
   from lingvo_moe.tasks.mt.cldr import corpus

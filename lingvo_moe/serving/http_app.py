@@ -88,7 +88,7 @@ class HttpApp:
 
   async def languages(self, request: web.Request) -> web.Response:
     del request
-    return web.json_response(self._languages.listed())
+    return web.json_response(self._languages.listed)
 
   async def health(self, request: web.Request) -> web.Response:
     del request
@@ -119,7 +119,9 @@ class HttpApp:
     if len(lines) > self.batcher.max_waiting:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
     try:
-      future = self.batcher.submit(lines, (tag, 1 + query.alternatives))
+      # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
+      n_best = self._run.config.beam_size if query.alternatives else 1
+      future = self.batcher.submit(lines, (tag, n_best))
     except QueueFullError as e:
       return _error(503, str(e), {'Retry-After': str(e.retry_after)})
     answer = await asyncio.wrap_future(future)  # cancelled with this handler when the client hangs up

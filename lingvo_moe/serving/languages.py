@@ -16,11 +16,14 @@ class Languages:
 
   Attributes:
     pairs: (source, target), sorted.
+    listed: each language, with its name in English and the languages that it is translated into, as LibreTranslate has
+      it.
   """
 
   def __init__(self, run: LoadedRun):
     self._run = run
     self.pairs = run.pairs()
+    self.listed = _list(self.pairs)
     try:
       self._default = run.choose_target(None)  # None: the model has one target, and no tags
       self._must_choose = False
@@ -41,18 +44,12 @@ class Languages:
       return self._run.choose_target(target)
     return self._default
 
-  def listed(self) -> list[dict[str, Any]]:
-    """Each language, with its name in English and the languages that it is translated into, as LibreTranslate has it."""
-    names = _names()
-    codes = sorted({code for pair in self.pairs for code in pair})
-    return [
-      {
-        'code': code,
-        'name': names.get(code, code),
-        'targets': [target for source, target in self.pairs if source == code],
-      }
-      for code in codes
-    ]
+
+def _list(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
+  names = _names()
+  codes = sorted({code for pair in pairs for code in pair})
+  targets = lambda code: [target for source, target in pairs if source == code]
+  return [{'code': code, 'name': names.get(code, code), 'targets': targets(code)} for code in codes]
 
 
 def _listed(codes: Iterable[str]) -> str:

@@ -48,7 +48,7 @@ class Dense(DenoisingConfig):
 class Switch8E(Dense):
   """Switch Transformer with 8 experts in every other layer, of which a token visits one: 2.77M weights, 932k used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 1.63 nats a target after 800 steps (unigrams of the targets 3.17, bigrams 2.37)
   """
 
   num_experts: int = 8

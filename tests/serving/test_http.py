@@ -113,13 +113,14 @@ def test_lines_of_a_text_are_translated_each_and_stay_lines():
 
 
 def test_alternatives_follow_the_best():
-  assert ask(
-    {'q': 'ab', 'alternatives': 2}, {'q': ['a\nb', ''], 'alternatives': 1}, {'q': 'ab', 'alternatives': 3}
-  ) == [
+  run = Stub()
+  queries = {'q': 'ab', 'alternatives': 2}, {'q': ['a\nb', ''], 'alternatives': 1}, {'q': 'ab', 'alternatives': 3}
+  assert ask(*queries, run=run) == [
     (200, {'translatedText': 'ba', 'alternatives': ["ba'", "ba''"]}),
     (200, {'translatedText': ['a\nb', ''], 'alternatives': [["a'\nb'"], []]}),
     (400, {'error': 'alternatives must be at most 2, the beam less one'}),
   ]
+  assert {n_best for _, _, n_best in run.batches} == {3}  # one program for any number
 
 
 def test_a_line_over_the_length_is_translated_in_part_with_a_warning():

@@ -118,7 +118,7 @@ def test_addresses_of_ipv6_are_in_brackets():
 
 def test_a_missing_extra_names_the_line_to_type(monkeypatch):
   monkeypatch.setitem(sys.modules, 'prometheus_client', None)
-  with pytest.raises(UserError, match=r"needs prometheus_client, .* type pip install -e '\.\[serve\]'"):
+  with pytest.raises(UserError, match=r'serving needs prometheus_client, which is not installed .*: pip install \S'):
     serve.require_extra()
 
 

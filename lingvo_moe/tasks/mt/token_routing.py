@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_moe.tasks.mt.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.vocab import Vocab

@@ -99,7 +99,7 @@ def test_a_tag_is_one_symbol_and_a_missing_one_is_refused(model):
 
 
 def test_no_file_is_refused(tmp_path):
-  with pytest.raises(UserError, match='no vocabulary file .*train_vocab'):
+  with pytest.raises(UserError, match='no vocabulary file .*lingvo-moe vocab'):
     Vocab(str(tmp_path / 'none.model'))
 
 
