@@ -24,6 +24,7 @@ _LEVELS = ('none', 'to ¼', 'to ½', 'to 0.8', 'to 1¼', 'to 2', 'to 4', 'above'
 _ROWS = 128  # of a heat map over experts; of more experts, neighbours share a row
 _COLUMNS = 60  # of a heat map over time
 _CELLS = 600  # of a table, at most
+_DEAD = 'Experts without one choice since the point before.'
 
 
 def section(records: Sequence[RunRecord]) -> Markup:
@@ -92,8 +93,7 @@ def _scale() -> Markup:
 
 
 def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
-  two = len(records) > 1
-  of = lambda record, title: f'{title}, {record.name}' if two else title
+  of = lambda record, title: title if record.alone else f'{title}, {record.name}'
   parts = [_loads(record, layer, of(record, 'Load by expert')) for record in records]
   key = lambda statistic: f'moe/{layer}/{statistic}'
   present = dict.fromkeys(s for record in records for s in record.layers[layer])
@@ -124,22 +124,17 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
       'Load of the fullest expert in multiples of the mean load.',
     )
   )
-  parts.append(
-    figures.curves('Dead experts', [_dead(r, layer, i, two) for i, r in enumerate(records)], 'step', _DEAD, True)
-  )
+  parts.append(figures.curves('Dead experts', [_dead(record, layer) for record in records], 'step', _DEAD, True))
   parts += [_by_language(record, layer, of(record, 'Languages and experts')) for record in records]
   return figures.grid(*parts)
 
 
-_DEAD = 'Experts without one choice since the point before.'
-
-
-def _dead(record: RunRecord, layer: str, colour: int, named: bool) -> Curve:
+def _dead(record: RunRecord, layer: str) -> Curve:
   kept = [load for load in record.loads if layer in load.choices]
   kept = [kept[i] for i in chosen(len(kept), _COLUMNS)]
   xs = [float(load.step) for load in kept]
   ys = [float(sum(n <= 0 for n in load.choices[layer])) for load in kept]
-  return Curve(record.name if named else 'dead', Series(xs, ys, ys, ys), colour, colour)
+  return Curve(record.label('dead', sole=True), Series(xs, ys, ys, ys), record.place, record.place)
 
 
 def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
@@ -157,8 +152,9 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   dead = [str(e) for e in range(experts) if last[e] <= 0]
   label = (
     f'{title} in {layer}: {experts} experts over {len(kept)} spans of steps. At step {text(kept[-1].step)} expert '
-    f'{fullest} is the fullest with {text(last[fullest])} times a fair share, and {len(dead)} experts are dead'
-    + (f': {", ".join(dead[:8])}' if dead else '')
+    f'{fullest} is the fullest with {text(last[fullest])} times a fair share; dead experts: '
+    + (', '.join(dead[:8]) or 'none')
+    + (f' and {len(dead) - 8} more' if len(dead) > 8 else '')
   )
   note = 'A row for each expert' if len(rows) == experts else f'A row for each {-(-experts // len(rows))} experts'
   note += '; each column is of the steps since the column before.' if len(kept) == len(record.loads) else '.'

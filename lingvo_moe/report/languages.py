@@ -37,7 +37,7 @@ def section(records: Sequence[RunRecord]) -> Markup:
         figures.absent(f'{record.name} {what} of {record.split} would come from the decoder (--split={record.split}).')
       )
   scored = [record for record in records if record.scores]
-  plots = [_scores(scored, len(records) > 1) if scored else None, _dev_loss(records)]
+  plots = [_scores(scored) if scored else None, _dev_loss(records)]
   return join([*parts, figures.grid(*plots)])
 
 
@@ -52,18 +52,18 @@ def _sizes(records: Sequence[RunRecord]) -> tuple[Mapping[str, int], str]:
   return next((record.sizes for record in records if record.sizes[0]), ({}, ''))
 
 
-def _scores(records: Sequence[RunRecord], named: bool) -> Markup:
+def _scores(records: Sequence[RunRecord]) -> Markup:
   names, by = in_order(records, sorted({name for record in records for name in record.scores}))
   sizes, unit = _sizes(records)
   rows = []
-  for run, record in enumerate(records):
-    for place, (key, metric) in enumerate(_METRICS.items()):
+  for record in records:
+    for shape, (key, metric) in enumerate(_METRICS.items()):
       found = [(i, number(record.scores.get(name, {}).get(key))) for i, name in enumerate(names)]
       xs, ys = [float(i) for i, y in found if y is not None], [y for _, y in found if y is not None]
-      colour = run if named else place
-      rows.append(Curve(f'{record.name}: {metric}' if named else metric, Series(xs, ys, ys, ys), colour, place))
+      colour = shape if record.alone else record.place
+      rows.append(Curve(record.label(metric), Series(xs, ys, ys, ys), colour, shape))
   head = ['language', *([unit] if sizes else [])]
-  head += [f'{record.name}: {what}' if named else what for record in records for what in ('BLEU', 'chrF', 'copy BLEU')]
+  head += [record.label(what) for record in records for what in ('BLEU', 'chrF', 'copy BLEU')]
   head += ['BLEU, difference'] if len(records) == 2 else []
   table = figures.table(head, [_row(records, name, sizes) for name in names], 'BLEU and chrF by language')
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
@@ -95,22 +95,25 @@ def _one_digit(value: Any) -> str:
 def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   """Last dev loss of each part of the text; None where there are no parts."""
   found = []
-  for run, record in enumerate(records):
+  for record in records:
     last = record.evaluations[-1] if record.evaluations else {}
     by = next((v for k, v in last.items() if k.startswith('dev_loss_by_') and isinstance(v, dict)), {})
-    found.append((run, record, last.get('step'), {name: y for name, v in by.items() if (y := number(v)) is not None}))
+    found.append((record, last.get('step'), {name: y for name, v in by.items() if (y := number(v)) is not None}))
+  found = [(record, step, losses) for record, step, losses in found if losses]
   names, by = in_order(records, sorted({name for *_, losses in found for name in losses}))
   if len(names) < 2:
     return None
   rows = []
-  for run, record, _, losses in found:
+  for record, _, losses in found:
     xs = [float(i) for i, name in enumerate(names) if name in losses]
     ys = [losses[names[int(i)]] for i in xs]
-    rows.append(Curve(record.name, Series(xs, ys, ys, ys), run, run))
-  largest = max(y for row in rows for y in row.series.ys)
+    rows.append(Curve(record.name, Series(xs, ys, ys, ys), record.place, record.place))
+  largest = max(y for row in rows for y in row.series.ys) or 1.0
   head = ['part', *(row.name for row in rows)]
-  table = figures.table(head, [[name, *(f[3].get(name) for f in found)] for name in names], 'Dev loss by part')
-  steps = ', '.join(f'{record.name} at step {step}' for _, record, step, losses in found if losses)
+  table = figures.table(
+    head, [[name, *(losses.get(name) for *_, losses in found)] for name in names], 'Dev loss by part'
+  )
+  steps = ', '.join(f'{record.name} at step {step}' for record, step, _ in found)
   label = f'Dev loss of {len(names)} parts of the text, from 0 to {text(largest)}, {by}: {steps}'
   picture = svg.dots(names, rows, 0, largest, 'nats a target token', label)
   note = f'Last evaluation, {by}: {steps}.'

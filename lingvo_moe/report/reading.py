@@ -36,11 +36,21 @@ class RunRecord:
     run: its log directory.
     name: heads its columns.
     split: held-out set whose results are shown.
+    place: of the run among those of the report, from 0.
+    alone: whether it is the only one, so that nothing need bear its name.
   """
 
   run: results.Run
   name: str
   split: str
+  place: int = 0
+  alone: bool = True
+
+  def label(self, quantity: str = '', sole: bool = False) -> str:
+    """Name of a quantity of the run: without the run's if it is alone, and of a sole quantity without that otherwise."""
+    if self.alone:
+      return quantity
+    return self.name if sole else f'{self.name}: {quantity}'
 
   @functools.cached_property
   def log(self) -> list[dict[str, Any]]:
@@ -162,9 +172,11 @@ def read(path: str, split: str) -> RunRecord:
 def read_all(paths: list[str], split: str) -> list[RunRecord]:
   """Runs, with names that tell them apart."""
   found = [read(path, split) for path in paths]
-  if len({record.name for record in found}) < len(found):
-    found = [dataclasses.replace(record, name=record.run.path) for record in found]
-  return found
+  same = len({record.name for record in found}) < len(found)
+  named = lambda record, place: dataclasses.replace(
+    record, name=record.run.path if same else record.name, place=place, alone=len(found) == 1
+  )
+  return [named(record, place) for place, record in enumerate(found)]
 
 
 def hypotheses(record: RunRecord, pair: str) -> list[str]:
@@ -177,4 +189,4 @@ def hypotheses(record: RunRecord, pair: str) -> list[str]:
 
 
 def _numbers(values: Any) -> bool:
-  return isinstance(values, list) and all(number(value) is not None for value in values)
+  return isinstance(values, list) and values != [] and all(number(value) is not None for value in values)

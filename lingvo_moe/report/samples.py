@@ -25,7 +25,11 @@ def section(records: Sequence[RunRecord]) -> Markup:
     if not record.scores and not (record.perplexities and record.perplexities[1].get('samples')):
       parts.append(figures.absent(f'{record.name} has no samples: none were decoded of {record.split}.'))
     elif not record.scores:
-      parts += [tag('h3', f'Texts of {record.name}'), *map(_text, record.perplexities[1]['samples'])]
+      summary = record.perplexities[1]
+      settings = summary.get('settings')
+      prompt = settings.get('prompt') if isinstance(settings, dict) else None
+      after = f' after {str(prompt)[:_LENGTH]!r}' if prompt else ''
+      parts += [tag('h3', f'Texts of {record.name}{after}'), *map(_text, summary['samples'])]
   scored = [record for record in records if record.scores]
   if scored:
     parts.append(_translations(scored))

@@ -37,11 +37,10 @@ def curves_of(
     marks: whether points are marked.
   """
   found = []
-  for run, record in enumerate(records):
-    for place, (key, name) in enumerate(quantities.items()):
-      if len(records) > 1:
-        name = f'{record.name}: {name}' if len(quantities) > 1 else record.name
-      colour, dash = (run, place) if len(records) > 1 else (place, 0)
+  for record in records:
+    for i, (key, name) in enumerate(quantities.items()):
+      name = record.label(name, sole=len(quantities) == 1)
+      colour, dash = (i, 0) if record.alone else (record.place, i)
       series = thinned(((x(line), line.get(key)) for line in lines(record)), points)
       found.append(Curve(name, series, colour, dash, marks))
   return found
@@ -104,14 +103,13 @@ def section(records: Sequence[RunRecord]) -> Markup:
 def _losses(records: Sequence[RunRecord], x: Callable[[Line], Any] = lambda line: line['step']) -> list[Curve]:
   """Loss of training, without auxiliary losses where these are known apart, and of dev."""
   found = []
-  for run, record in enumerate(records):
-    of = (f'{record.name}: ' if len(records) > 1 else '') + '{}'
+  for record in records:
     key = 'xent' if any('xent' in line for line in record.steps) else 'loss'
     train = thinned(((x(line), line.get(key)) for line in record.steps), POINTS)
     dev = thinned(((x(line), line.get('dev_loss')) for line in record.evaluations), POINTS)
-    two = len(records) > 1
-    found.append(Curve(of.format('training'), train, run if two else 0))
-    found.append(Curve(of.format('dev'), dev, run if two else 1, dash=1 if two else 0, marks=True))
+    dev_colour, dash = (1, 0) if record.alone else (record.place, 1)
+    found.append(Curve(record.label('training'), train, record.place))
+    found.append(Curve(record.label('dev'), dev, dev_colour, dash, marks=True))
   return found
 
 

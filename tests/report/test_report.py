@@ -199,7 +199,7 @@ def test_a_heat_map_has_the_dead_expert_and_the_share_of_each_other(run):
   # Loads 0, 10, 20 and 30 of a mean of 15: none, 0.67, 1.33 and 2 fair shares, at each of 20 times.
   assert re.findall(r'class="(l\d)" d="M0 (\d)h20v1h-20z', map_) == [('l0', '0'), ('l3', '1'), ('l5', '2')]
   assert 'd="M0 2h20v1h-20zM0 3h20v1h-20z"' in map_
-  assert 'expert 3 is the fullest with 2 times a fair share, and 1 experts are dead: 0' in map_
+  assert 'expert 3 is the fullest with 2 times a fair share; dead experts: 0"' in map_
   assert text.count('<th scope="row">20<td>0.00<td>0.67<td>1.33<td>2.00') == 2
   (dead, _) = re.findall(r'aria-label="Dead experts over step\. dead: ([^"]*)"', text)
   assert dead.startswith('1 at 1, 1 at 20')
@@ -241,6 +241,15 @@ def test_two_runs_are_side_by_side_with_what_differs(run, tmp_path):
 def test_two_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
   one, two = write_run(tmp_path / 'a' / 'run'), write_run(tmp_path / 'b' / 'run')
   assert [r.name for r in reading.read_all([str(one), str(two)], 'test')] == [str(one), str(two)]
+
+
+def test_a_run_keeps_its_colour_where_the_other_has_nothing(run, tmp_path):
+  begun = tmp_path / 'begun'
+  write_json(begun / 'config.json', {'model': 'mt.cldr.Tiny', 'values': {'num_experts': 4}})
+  text = made(begun, run)
+  for figure in re.findall(r'<figure>.*?</figure>', text, flags=re.DOTALL):
+    assert set(re.findall(r'"(?:curve|marks|diamonds|band) (c\d)', figure)) <= {'c1'}
+  assert 'mine: training' in text and 'mine: BLEU' in text and '<strong>Load by expert, mine</strong>' in text
 
 
 def test_the_same_run_gives_the_same_bytes(run):
@@ -315,7 +324,7 @@ def test_a_dense_model_has_no_experts_to_show(tmp_path):
 
 def test_a_dense_run_beside_one_with_experts(run, tmp_path):
   text = made(run, write_run(tmp_path / 'dense', layers=()))
-  assert 'dense is a dense model' in text and '<strong>Load by expert</strong>' in text
+  assert 'dense is a dense model' in text and '<strong>Load by expert, mine</strong>' in text
   parsed(text)
 
 
@@ -374,7 +383,10 @@ def test_files_that_are_no_json_are_named(tmp_path, name):
 def test_routing_of_another_shape_is_left_out(tmp_path):
   path = write_run(tmp_path / 'run')
   write_json(path / 'dev_routing.json', {'step': 1, 'subsets': ['aa-en'], 'choices': {LAYERS[0]: [[1], [2]]}})
-  write_lines(path / 'routing.jsonl', ['{"step": 1, "choices": {"encoder/layer_01": ["x"]}}'])
+  write_lines(
+    path / 'routing.jsonl',
+    ['{"step": 1, "choices": {"encoder/layer_01": ["x"]}}', '{"step": 2, "choices": {"encoder/layer_01": []}}'],
+  )
   text = made(path)
   assert 'Load by expert' not in text and 'Languages and experts' not in text
 

@@ -88,7 +88,7 @@ class TrainInput:
   @property
   def steps_per_epoch(self) -> float:
     """Steps in which every token is a label once."""
-    return self._windows / self._config.rows_of_batch()
+    return self._windows.count / self._config.rows_of_batch()
 
   def batch(self, step: int) -> Batch:
     """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
