@@ -153,7 +153,7 @@ RUNTIMES = {
 }
 
 
-SCANNED = {'encoder_layers': 2, 'scan_layers': True, 'remat': 'block', 'micro_batches': 2}
+SCANNED = {'num_groups': 4, 'encoder_layers': 2, 'scan_layers': True, 'remat': 'block', 'micro_batches': 2}
 
 
 @pytest.mark.parametrize(
