@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import signal
 
 import numpy as np
@@ -87,13 +88,14 @@ def root(tmp_path_factory):
   train(root / 'corpus', root / 'first', 2, "Tiny.pairs = 'de-en,fr-en'")
   new = ("Tiny.pairs = 'nl-en,de-en'", "Tiny.weights = {'nl-en': 3}", "Tiny.freeze = 'encoder'")
   told = train(root / 'corpus', root / 'second', 0, *new, init_from=str(root / 'first'))
-  train(root / 'corpus', root / 'second', 30, *new)  # goes on from step 0, whose dev loss it computes first
+  told += train(root / 'corpus', root / 'second', 30, *new)  # goes on from step 0, whose dev loss it computes first
   (root / 'told.txt').write_text(told)
   return root
 
 
 def vocab(logdir, side):
-  return Vocab(str(logdir / 'vocab' / f'{side}.model')).all_pieces()
+  read = Vocab(str(logdir / 'vocab' / f'{side}.model'))
+  return read.pieces(range(read.size))
 
 
 @pytest.mark.parametrize('side', ['source', 'target'])
@@ -126,6 +128,12 @@ def test_what_is_frozen_stays_bit_equal_and_the_rest_learns_the_new_language(roo
   lines = [json.loads(line) for line in (root / 'second' / 'train.jsonl').read_text().splitlines()]
   before, after = (line['dev_loss_by_pair']['nl-en'] for line in lines if 'dev_loss' in line)
   assert after < before - 0.3, (before, after)
+
+
+def test_the_trainer_says_what_an_epoch_is_and_how_long_it_takes(root):
+  told = (root / 'told.txt').read_text()
+  assert re.search(r'an epoch, as many examples as the corpus has, is about \d+ steps; max_steps=30 makes \d', told)
+  assert re.search(r'steps a second here: an epoch takes about .*, and the 7 steps that are left about', told)
 
 
 def trained(runtime):

@@ -247,6 +247,11 @@ def test_a_mistake_is_no_loss(capfd):
   assert 'process 1 of 2 was lost (exit status 1)' in capfd.readouterr().err
 
 
+def test_processes_that_stopped_for_a_signal_are_no_loss(capfd):
+  assert launcher.launch([PYTHON, '-c', 'import sys; sys.exit(143)'], 2) == 143
+  assert capfd.readouterr().err == ''
+
+
 def test_the_launcher_hands_sigterm_on(tmp_path):
   script = (
     'import pathlib, signal, sys, time\n'

@@ -35,7 +35,7 @@ class Advice:
     """Says how many steps an epoch has, and how many epochs the run."""
     if self._epoch:
       total = self._training.config.max_steps
-      self._training.say(
+      self._training.log.say(
         f'an epoch, as many examples as the corpus has, is about {max(self._epoch, 1):,.0f} steps; '
         f'max_steps={total} makes {total / self._epoch:.3g} epochs'
       )
@@ -53,7 +53,7 @@ class Advice:
     self._seconds += now - last[1]
     if self._steps >= _STEPS or (self._steps >= _FEW_STEPS and self._seconds >= _SECONDS):
       self._said = True
-      self._training.say(self._estimate(step.number))
+      self._training.log.say(self._estimate(step.number))
 
   def _estimate(self, step: int) -> str:
     each = self._seconds / self._steps

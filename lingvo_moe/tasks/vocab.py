@@ -55,10 +55,6 @@ class SentencePieceVocab:
         'train it with lingvo-moe vocab, or SentencePiece with --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3'
       )
 
-  def all_pieces(self) -> list[str]:
-    """Every piece, by id; special ids, bytes and tags have names such as '<s>', '<0x41>' and '<2de>'."""
-    return [self._processor.id_to_piece(i) for i in range(self.size)]
-
   @functools.cached_property
   def _tokenizer(self):
     import tensorflow as tf

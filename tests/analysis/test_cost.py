@@ -350,7 +350,7 @@ def test_a_compiler_that_is_not_installed_is_told(monkeypatch):
     raise RuntimeError('JAX TPU support not installed')
 
   monkeypatch.setattr(aot.topologies, 'get_topology_desc', refuse)
-  with pytest.raises(UserError, match=r'not installed \(JAX TPU .*pip install "lingvo_moe\[tpu-aot\]"'):
+  with pytest.raises(UserError, match=r"not installed \(JAX TPU .*pip install 'jax\[tpu\]"):
     aot.devices_of(Topology.parse('v3:2x2'))
 
 

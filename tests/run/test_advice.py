@@ -17,7 +17,7 @@ class FakeTraining:
     self.config = types.SimpleNamespace(max_steps=100)
     self.train_input = types.SimpleNamespace(**({'steps_per_epoch': steps_per_epoch} if steps_per_epoch else {}))
     self.said = []
-    self.say = self.said.append
+    self.log = types.SimpleNamespace(say=self.said.append)
     self.reason_to_end = lambda: ended
     self.is_saved = lambda step: step % 10 == 0
 

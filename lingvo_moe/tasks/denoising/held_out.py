@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tqdm
 
+from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.denoising.filling import Filled
 from lingvo_moe.tasks.denoising.filling import Filler
@@ -59,19 +58,20 @@ class DenoisingJob:
       for example in [example for example in self._input.examples if example[0] == file][:wanted]
     ]
     self._filler = Filler(config, vocab, runner) if self._samples else None
-    text = repr((self._input.subsets, len(self._input.examples))) + self._input.fingerprint
+    self.texts = self._input.fingerprints
+    text = repr((self.texts, len(self._input.examples)))
     self.settings = {name: getattr(config, name) for name in (() if options.score else _SEARCH)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
   def run(self, label: str, quiet: bool = False) -> Found:
     """Evaluates and fills in with the weights that the runtime holds."""
     nats, tokens = np.zeros(len(self._input.subsets)), np.zeros(len(self._input.subsets))
-    for batch in tqdm.tqdm(
-      self._input, desc=label, mininterval=0.5 if sys.stderr.isatty() else 30, file=sys.stderr, disable=quiet
-    ):
-      found = self._eval(batch)
-      nats += found['xent_by_file']
-      tokens += found['target_tokens_by_file']
+    with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
+      for batch in self._input:
+        found = self._eval(batch)
+        nats += found['xent_by_file']
+        tokens += found['target_tokens_by_file']
+        progress.update()
     filled = self._filler.fill([inputs[:-1] for _, inputs, _ in self._samples]) if self._filler else []
     return Found(nats, tokens, filled)
 

@@ -98,7 +98,7 @@ class HeldOutInput:
   Attributes:
     stats: a line for the log.
     subsets: names of the files.
-    fingerprint: hash of the tokens.
+    fingerprints: hash of the tokens of each file, by its name.
     examples: (file, inputs, targets) of each window.
   """
 
@@ -116,7 +116,8 @@ class HeldOutInput:
     paths = corpus.find_files(config.data_dir, split)
     texts = windows.open_text(config.data_dir, split, 'file', vocab.text, cache_dir, feed.quiet)
     self.subsets = [corpus.name_of(path) for path in paths]
-    self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()
+    hashes = [hashlib.sha256(text.tokens.tobytes()).hexdigest()[:16] for text in texts]
+    self.fingerprints = dict(zip(self.subsets, hashes, strict=True))
     self.examples = [
       (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
     ]

@@ -71,8 +71,9 @@ class TranslationTask:
       return {}
     found = {}
     for name, ours, theirs in zip(('source_embedding', 'target_embedding'), vocabs, other.vocabs(), strict=True):
-      row_there = {piece: i for i, piece in enumerate(theirs.all_pieces())}
-      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.all_pieces()) if piece in row_there]
+      mine, others = (vocab.pieces(range(vocab.size)) for vocab in (ours, theirs))
+      row_there = {piece: i for i, piece in enumerate(others)}
+      rows = [(i, row_there[piece]) for i, piece in enumerate(mine) if piece in row_there]
       found[name] = ([i for i, _ in rows], [i for _, i in rows])
     return found
 
