@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -61,13 +62,18 @@ def define_flags() -> None:
 
 
 def main(argv) -> int:
-  if len(argv) > 2 or (len(argv) == 2) == (flags.FLAGS.logdir is not None):
-    raise UserError(f'one run is served, by its log directory: {app.called(sys.modules[__name__])} runs/mine')
-  if len(argv) == 2:
-    flags.FLAGS.logdir = argv[1]
+  flags.FLAGS.logdir = logdir_of(argv, flags.FLAGS.logdir)
   options = Options.from_flags()
   require_extra()
   return serve(options)
+
+
+def logdir_of(argv: Sequence[str], flag: str | None) -> str:
+  """The log directory, given as the one argument or as the flag."""
+  given = [*argv[1:], *([flag] if flag else [])]
+  if len(given) != 1:
+    raise UserError(f'one run is served, by its log directory: {app.called(sys.modules[__name__])} runs/mine')
+  return given[0]
 
 
 def require_extra() -> None:

@@ -20,8 +20,6 @@ pytest.importorskip('aiohttp')
 pytest.importorskip('prometheus_client')
 
 import aiohttp
-from absl import flags
-from absl.testing import flagsaver
 
 import lingvo_moe
 from lingvo_moe import serve
@@ -122,17 +120,16 @@ def test_a_missing_extra_names_the_line_to_type(monkeypatch):
     serve.require_extra()
 
 
-def test_one_run_is_served():
-  if 'logdir' not in flags.FLAGS:
-    flags.DEFINE_string('logdir', None, '')
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['serve', '--logdir=x'])
-  with flagsaver.flagsaver(logdir=None):
-    for argv in (['serve'], ['serve', 'runs/a', 'runs/b']):
-      with pytest.raises(UserError, match='one run is served, by its log directory'):
-        serve.main(argv)
-  with flagsaver.flagsaver(logdir='runs/a'), pytest.raises(UserError, match='one run is served'):
-    serve.main(['serve', 'runs/b'])
+@pytest.mark.parametrize(
+  'argv, flag', [(['serve'], None), (['serve', 'runs/a', 'runs/b'], None), (['serve', 'runs/b'], 'runs/a')]
+)
+def test_one_run_is_served(argv, flag):
+  with pytest.raises(UserError, match='one run is served, by its log directory'):
+    serve.logdir_of(argv, flag)
+
+
+def test_the_run_is_the_argument_or_the_flag():
+  assert serve.logdir_of(['serve', 'runs/a'], None) == serve.logdir_of(['serve'], 'runs/a') == 'runs/a'
 
 
 def test_the_run_is_loaded_as_translate_does_and_is_warm(toy_run):
