@@ -34,6 +34,7 @@ def shortened(name):
     'vocab_size': 60,
     'max_length': 16,
     'window': 16,
+    'inputs_length': 16,
     'batch_tokens': 16 * config.num_groups,
   }
   own = {field.name for field in dataclasses.fields(config)}
