@@ -126,7 +126,12 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
         what = 'all-gathered'
       elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
         what = 'whole on every device'
-      elif instruction.collective == 'all-reduce' and len(shape) == 1 and part_of(op) in _WITHOUT_VECTORS:
+      elif (
+        instruction.collective == 'all-reduce'
+        and 'Scatter' in op
+        and len(shape) == 1
+        and part_of(op) in _WITHOUT_VECTORS
+      ):
         what = 'scattered over all tokens and all-reduced'
       else:
         continue
