@@ -16,7 +16,7 @@ from lingvo_moe.tasks.lm.config import LmConfig
 class Grok1(LmConfig):
   """Grok-1: 316B weights, 83.8B used by a token. Published: 314B.
 
-  Result:  not yet run
+  Result:  not yet run; compiled for TPU v5p:4x4x8, 92.3 GiB a chip (docs/language_models.md)
   """
 
   vocab: str = 'pieces'
