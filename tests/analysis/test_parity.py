@@ -121,6 +121,7 @@ def test_dropless_training_in_rounds_agrees_with_one_device(mesh):
     assert row.collectives['all-to-all'] == 2 * 6
 
 
+@pytest.mark.slow
 def test_dropless_training_of_a_scanned_stack_agrees_with_one_device():
   row = assert_agree('dropless, scanned', 'expert:4', tolerance=5e-5)
   assert max(row.loss, row.gradients, row.slots) <= 1e-5
@@ -170,7 +171,7 @@ def evaluated(model, runtime_of):
   return metrics['xent'], [float(stats.rounds) for stats in metrics['routing'].values()], scores
 
 
-@pytest.mark.parametrize('model', ['dropless', 'dropless, scanned'])
+@pytest.mark.parametrize('model', ['dropless', pytest.param('dropless, scanned', marks=pytest.mark.slow)])
 def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
   xent, _, scores = evaluated(model, runtime_flags.LOCAL.make)
   same_xent, rounds, same_scores = evaluated(model, runtime_flags.Choice('spmd', 'expert:4').make)
