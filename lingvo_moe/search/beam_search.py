@@ -28,6 +28,17 @@ class Hypotheses(NamedTuple):
   steps: tf.Tensor  # int32 scalar; number of calls of step_fn
 
 
+def specs(n_best: int) -> Hypotheses:
+  """Types and shapes of Hypotheses, whose rows and length are not known, for ops.map_rows."""
+  return Hypotheses(
+    ids_BWT=tf.TensorSpec([None, n_best, None], tf.int32),
+    lengths_BW=tf.TensorSpec([None, n_best], tf.int32),
+    log_probs_BW=tf.TensorSpec([None, n_best]),
+    scores_BW=tf.TensorSpec([None, n_best]),
+    steps=tf.TensorSpec([], tf.int32),
+  )
+
+
 class _Live(NamedTuple):
   """Live hypotheses, which have no eos yet. A sentence that has stopped has none: all its log_probs are -inf."""
 

@@ -48,6 +48,22 @@ class BatchConfig:
   def _check_together(self) -> None:
     """Rules between fields; a subclass calls its parent's first."""
 
+  def _check_rows_fit(self, length: int, what: str) -> None:
+    """Refuses batches that hold fewer rows of this length than there are groups; `what` names the length."""
+    needed = length * self.num_groups
+    for name in ('batch_tokens', 'eval_batch_tokens'):
+      tokens = getattr(self, name)
+      if tokens and tokens < needed:
+        raise UserError(
+          f'{name} must hold num_groups rows of {what}; saw {name}={tokens} with {self.num_groups} rows of {length}: '
+          f'use at least {needed}, or shorter or fewer rows'
+        )
+
+  def _rows_of_length(self, length: int, training: bool) -> int:
+    """B, a multiple of num_groups, of batches whose rows all have this length."""
+    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
+    return max(1, tokens // length // self.num_groups) * self.num_groups
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BatchConfig):
@@ -234,6 +250,11 @@ class ModelConfig(BatchConfig):
         fields.refuse(self, 'groups_of_experts', rule)
     elif self.groups_of_experts:
       fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
+
+  def of_model(self) -> dict[str, Any]:
+    """Values that every model takes as they are, by name: dropout of its input, its losses, its type."""
+    names = 'input_dropout', 'label_smoothing', 'aux_loss_weight', 'router_z_loss_weight', 'z_loss_weight'
+    return {name: getattr(self, name) for name in (*names, 'activation_dtype')}
 
   def moe(self) -> MoE | None:
     """The feed-forward of the layers with experts; None for a dense model."""

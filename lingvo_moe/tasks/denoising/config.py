@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
@@ -56,13 +55,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
     if self.sentinels < needed:
       rule = f'at least {needed}, the spans of a window of {self.lengths.window} tokens'
       fields.refuse(self, 'sentinels', rule, 'or a smaller inputs_length or noise_density')
-    for name in ('batch_tokens', 'eval_batch_tokens'):
-      tokens = getattr(self, name)
-      if tokens and tokens < self.inputs_length * self.num_groups:
-        raise UserError(
-          f'{name} must hold num_groups rows of inputs_length; saw {name}={tokens} with {self.num_groups} rows of '
-          f'{self.inputs_length}: use at least {self.inputs_length * self.num_groups}, or shorter or fewer rows'
-        )
+    self._check_rows_fit(self.inputs_length, 'inputs_length')
 
   @property
   def lengths(self) -> spans.Lengths:
@@ -71,8 +64,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
 
   def rows_of_batch(self, training: bool = True) -> int:
     """B, a multiple of num_groups."""
-    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
-    return max(1, tokens // self.inputs_length // self.num_groups) * self.num_groups
+    return self._rows_of_length(self.inputs_length, training)
 
   def task(self) -> EncoderDecoder:
     """The model that these values describe."""
@@ -100,12 +92,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
       encoder=stack(self.encoder_layers, False),
       decoder=stack(self.decoder_layers, True),
       target_embedding=Embedding((self.vocab_size or 8000) + self.sentinels, self.model_dim),
-      input_dropout=self.input_dropout,
-      label_smoothing=self.label_smoothing,
-      aux_loss_weight=self.aux_loss_weight,
-      router_z_loss_weight=self.router_z_loss_weight,
-      z_loss_weight=self.z_loss_weight,
-      activation_dtype=self.activation_dtype,
+      **self.of_model(),
       sinusoidal=False,
       subset='file',
     )

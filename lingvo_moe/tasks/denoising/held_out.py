@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.denoising.filling import Filled
 from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.filling import at_inference
 from lingvo_moe.tasks.denoising.input import HeldOutInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
+from lingvo_moe.tasks.plain_text import losses_by_file
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import Outcome
@@ -65,13 +65,7 @@ class DenoisingJob:
 
   def run(self, label: str, quiet: bool = False) -> Found:
     """Evaluates and fills in with the weights that the runtime holds."""
-    nats, tokens = np.zeros(len(self._input.subsets)), np.zeros(len(self._input.subsets))
-    with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
-      for batch in self._input:
-        found = self._eval(batch)
-        nats += found['xent_by_file']
-        tokens += found['target_tokens_by_file']
-        progress.update()
+    nats, tokens = losses_by_file.sums(self._eval, self._input, len(self._input.subsets), label, quiet)
     filled = self._filler.fill([inputs[:-1] for _, inputs, _ in self._samples]) if self._filler else []
     return Found(nats, tokens, filled)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
@@ -53,18 +52,11 @@ class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
     super()._check_together()
     if self.eval_stride > self.window:
       fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
-    for name in ('batch_tokens', 'eval_batch_tokens'):
-      tokens = getattr(self, name)
-      if tokens and tokens < self.window * self.num_groups:
-        raise UserError(
-          f'{name} must hold num_groups rows of a window; saw {name}={tokens} with {self.num_groups} rows of '
-          f'{self.window}: use at least {self.window * self.num_groups}, or shorter or fewer rows'
-        )
+    self._check_rows_fit(self.window, 'a window')
 
   def rows_of_batch(self, training: bool = True) -> int:
     """B, a multiple of num_groups."""
-    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
-    return max(1, tokens // self.window // self.num_groups) * self.num_groups
+    return self._rows_of_length(self.window, training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +95,7 @@ class LmConfig(TransformerConfig, LanguageConfig):
       ),
       target_embedding=Embedding(self.vocab_size or 8000, self.model_dim),
       window=self.window,
-      input_dropout=self.input_dropout,
-      label_smoothing=self.label_smoothing,
-      aux_loss_weight=self.aux_loss_weight,
-      router_z_loss_weight=self.router_z_loss_weight,
-      z_loss_weight=self.z_loss_weight,
-      activation_dtype=self.activation_dtype,
+      **self.of_model(),
     )
 
   def _attention(self) -> Attention:

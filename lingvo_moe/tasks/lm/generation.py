@@ -127,14 +127,7 @@ def go_on(
     key_BW = prng.fold(key_B[:, tf.newaxis], tf.range(width)[tf.newaxis])
     return sampling.sample(step, cache, sampler, key_BW=key_BW, **shared)
 
-  specs = beam_search.Hypotheses(
-    ids_BWT=tf.TensorSpec([None, n_best, None], tf.int32),
-    lengths_BW=tf.TensorSpec([None, n_best], tf.int32),
-    log_probs_BW=tf.TensorSpec([None, n_best]),
-    scores_BW=tf.TensorSpec([None, n_best]),
-    steps=tf.TensorSpec([], tf.int32),
-  )
-  return ops.map_rows(search_rows, batch, specs)
+  return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
 
 class Continuer:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
+from lingvo_moe.tasks.plain_text import losses_by_file
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
@@ -71,13 +71,7 @@ class PerplexityJob:
 
   def run(self, label: str, quiet: bool = False) -> Found:
     """Evaluates and samples with the weights that the runtime holds."""
-    nats, tokens = np.zeros(len(self._input.subsets)), np.zeros(len(self._input.subsets))
-    with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
-      for batch in self._input:
-        found = self._eval(batch)
-        nats += found['xent_by_file']
-        tokens += found['target_tokens_by_file']
-        progress.update()
+    nats, tokens = losses_by_file.sums(self._eval, self._input, len(self._input.subsets), label, quiet)
     samples = self._continuer.continue_texts([self._config.prompt])[0] if self._continuer else []
     return Found(nats, tokens, samples)
 

@@ -58,9 +58,9 @@ class CausalStack(Protocol):
 class LanguageModel:
   """Decoder without an encoder: the symbols so far in, a distribution over the next one out.
 
-  The output softmax shares the embedding, unless `output_embedding` is given. Positions are those of the stack's attention. `window` is the number of
-  positions that a symbol may attend to when a text goes on beyond the length of a training row. `report_decisions` is
-  as in EncoderDecoder.
+  The output softmax shares the embedding, unless `output_embedding` is given. Positions are those of the stack's
+  attention. `window` is the number of positions that a symbol may attend to when a text goes on beyond the length of a
+  training row. `report_decisions` is as in EncoderDecoder.
   """
 
   decoder: CausalStack

@@ -35,10 +35,5 @@ class RecurrentConfig(LanguageConfig):
       target_embedding=embedding,
       output_embedding=embedding,
       window=self.window,
-      input_dropout=self.input_dropout,
-      label_smoothing=self.label_smoothing,
-      aux_loss_weight=self.aux_loss_weight,
-      router_z_loss_weight=self.router_z_loss_weight,
-      z_loss_weight=self.z_loss_weight,
-      activation_dtype=self.activation_dtype,
+      **self.of_model(),
     )

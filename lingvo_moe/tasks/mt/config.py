@@ -60,10 +60,5 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
       decoder=stack(self.decoder_layers, True),
       target_embedding=target,
       source_embedding=None if self.shared_vocab else source,
-      input_dropout=self.input_dropout,
-      label_smoothing=self.label_smoothing,
-      aux_loss_weight=self.aux_loss_weight,
-      router_z_loss_weight=self.router_z_loss_weight,
-      z_loss_weight=self.z_loss_weight,
-      activation_dtype=self.activation_dtype,
+      **self.of_model(),
     )

@@ -82,13 +82,7 @@ class DataConfig(BatchConfig):
       fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
     if len(dict(self.weights)) < len(self.weights):
       fields.refuse(self, 'weights', 'one number for each pair')
-    for name in ('batch_tokens', 'eval_batch_tokens'):
-      tokens = getattr(self, name)
-      if tokens and tokens < self.max_length * self.num_groups:
-        raise UserError(
-          f'{name} must hold num_groups rows of max_length; saw {name}={tokens} with {self.num_groups} rows of '
-          f'{self.max_length}: use at least {self.max_length * self.num_groups}, or shorter or fewer rows'
-        )
+    self._check_rows_fit(self.max_length, 'max_length')
 
   def batcher(self, *, training: bool = True) -> batching.Batcher:
     """How windows are cut; evaluation never packs."""
