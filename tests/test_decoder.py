@@ -145,11 +145,27 @@ def test_scores_are_written_and_told(run, capsys):
   mean = {k: sum(written['pairs'][p][k] for p in PAIRS) / 2 for k in ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')}
   assert written['mean'] == pytest.approx(mean)
   out = capsys.readouterr().out.splitlines()
-  assert out[0] == 'step 2, test' and [line[:5] for line in out[2:4]] == list(PAIRS)
+  assert out[0] == 'step 2, test' and [line[:5] for line in out if ' 7 ' in line] == list(PAIRS)
   assert out[-1] == f'mean BLEU {mean["bleu"]:.1f} over 2 languages (copying the source: {mean["copy_bleu"]:.1f})'
   events = scalars(run)
   assert events[2, 'bleu/mean'] == pytest.approx(mean['bleu'])
   assert events[2, 'chrf/yy-en'] == pytest.approx(written['pairs']['yy-en']['chrf'])
+
+
+def test_a_few_translations_are_printed_beside_source_and_reference(run, capsys):
+  decode(run, once=True)
+  blocks = capsys.readouterr().out.partition('\n')[2].split('\n\n')[:-1]
+  # Each pair has five lines that are not empty: of ten lines, those at one sixth, the half and five sixths.
+  places = [('xx-en', 3), ('yy-en', 2), ('yy-en', 5)]
+  assert [block.splitlines()[0] for block in blocks] == [f'{pair}, line {line}' for pair, line in places]
+  hypotheses = read(run, 2, 'xx-en.hyp').split('\n')
+  assert blocks[0].splitlines()[1:] == [
+    '  source      owt eno',
+    '  reference   two one',
+    f'  translation {hypotheses[2]}',
+  ]
+  for block in blocks:
+    assert max(map(len, block.splitlines())) <= 214
 
 
 def test_the_checkpoint_can_be_chosen(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -112,3 +113,14 @@ def test_packages_have_an_init_file_each():
     folders = {path.parent for path in (ROOT / top).rglob('*.py')}
     missing = [str(folder) for folder in folders if not (folder / '__init__.py').exists()]
     assert not missing, f'without __init__.py these are left out of the wheel: {missing}'
+
+
+def test_dockerfile_is_clean_and_takes_what_a_wheel_needs():
+  dockerfile = ROOT / 'tools' / 'Dockerfile'
+  copied = [word for line in re.findall(r'^COPY (.*) \S+$', dockerfile.read_text(), re.M) for word in line.split()]
+  assert sorted(copied) == sorted(['lingvo_moe', 'params', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE'])
+  hadolint = shutil.which('hadolint', path=os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']]))
+  if not hadolint:
+    pytest.skip('hadolint is not installed here')
+  done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout

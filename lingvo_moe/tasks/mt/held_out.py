@@ -21,6 +21,9 @@ from lingvo_moe.tasks.mt.decoding import Translator
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Outcome
 
+_SAMPLES = 3  # translations printed with the scores
+_SAMPLE_LENGTH = 200  # characters of one
+
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
@@ -104,16 +107,36 @@ class TranslateJob:
     scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
     scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    summary = {'pairs': pairs, 'mean': mean, 'samples': _samples(self._sets, texts)}
     beside = {f'{s.name}.src': s.sources for s in self._sets} | {f'{s.name}.ref': s.targets for s in self._sets}
-    return Outcome(texts, scalars, {'pairs': pairs, 'mean': mean}, beside)
+    return Outcome(texts, scalars, summary, beside)
 
   def report(self, summary: Mapping) -> str:
-    """The summary for people."""
-    return scoring.table({name: scoring.PairScores(**s) for name, s in summary['pairs'].items()})
+    """The summary for people: a few translations, then the table of scores."""
+    table = scoring.table({name: scoring.PairScores(**s) for name, s in summary['pairs'].items()})
+    sets = {s.name: s for s in self._sets}
+    blocks = []
+    for name, line, translation in summary.get('samples', ()):  # an earlier version kept none
+      source, reference = sets[name].sources[line - 1], sets[name].targets[line - 1]
+      said = {'source': source, 'reference': reference, 'translation': translation}
+      blocks.append('\n'.join([f'{name}, line {line}', *(f'  {what:11} {_cut(text)}' for what, text in said.items())]))
+    return '\n\n'.join(blocks + [table])
 
   @functools.cached_property
   def _references(self) -> dict[str, scoring.References]:
     return {s.name: scoring.References(s.sources, s.targets, s.target) for s in self._sets}
+
+
+def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> list[tuple[str, int, str]]:
+  """Pair, number of the line from 1, and translation of a few lines, evenly spaced over all that are not empty."""
+  lines = [(s, i) for s in sets for i, source in enumerate(s.sources) if source.strip()]
+  count = min(_SAMPLES, len(lines))
+  chosen = [lines[(2 * k + 1) * len(lines) // (2 * count)] for k in range(count)]
+  return [(s.name, i + 1, texts[s.name][i]) for s, i in chosen]
+
+
+def _cut(text: str) -> str:
+  return text if len(text) <= _SAMPLE_LENGTH else text[: _SAMPLE_LENGTH - 1] + '…'
 
 
 class ScoreJob:
