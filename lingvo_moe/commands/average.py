@@ -8,6 +8,9 @@ a log directory of its own, under the last of those steps. Decoder and translate
 The run itself is not touched, so its newest and its best checkpoint stay what they were. The average has no optimizer
 slots: training does not go on from it, but may begin with its weights (--init_from=runs/mine_average). Sums are in
 float64, one weight at a time, so a machine with little memory will do.
+
+A run that was trained with average_decay (--set average_decay=0.999) keeps an exponential moving average of its weights in
+every checkpoint; --exponential takes that of the newest, or of --steps=1000.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ from lingvo_moe.core.errors import UserError
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
 _LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)
 _STEPS = flags.DEFINE_list('steps', [], 'Steps to average, with commas between, in place of --last.')
+_EXPONENTIAL = flags.DEFINE_bool('exponential', False, 'Take the moving average that one checkpoint holds.')
 _OUT = flags.DEFINE_string('out', None, 'The log directory to make; default: that of the run with _average behind it.')
 
 
 def _steps() -> list[int]:
   """--steps as numbers."""
-  if bool(_STEPS.value) == (_LAST.value is not None):
+  if _EXPONENTIAL.value:
+    if _LAST.value is not None or len(_STEPS.value) > 1:
+      raise UserError('--exponential takes one checkpoint, the newest or that of --steps=1000: leave --last out')
+  elif bool(_STEPS.value) == (_LAST.value is not None):
     raise UserError('what to average is given either as --last=4 or as --steps=1000,2000: give one of them')
   if wrong := [text for text in _STEPS.value if not text.strip().isdecimal()]:
     raise UserError(f'--steps are numbers with commas between, e.g. --steps=1000,2000; saw {wrong[0]!r}')
@@ -43,9 +50,14 @@ def main(argv):
 
   run = RunDir(os.path.normpath(_LOGDIR.value))
   out = _OUT.value or run.path + '_average'
-  steps = averaging.choose_steps(run, _LAST.value, asked)
-  step = averaging.average(run, steps, out)
-  print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
+  steps = averaging.choose_steps(run, 1 if _EXPONENTIAL.value and not asked else _LAST.value, asked)
+  if _EXPONENTIAL.value:
+    (step,) = steps
+    averaging.take_moving_average(run, step, out)
+    print(f'{out}: the moving average of the weights of {run.path} up to step {step}')
+  else:
+    step = averaging.average(run, steps, out)
+    print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
   print(f'python -m lingvo_moe.decoder --logdir={out} --split=test --step={step}')
 
 

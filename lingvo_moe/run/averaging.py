@@ -1,4 +1,4 @@
-"""Average of the weights of several checkpoints of a run, in a log directory of its own.
+"""Averages of the weights of a run, in a log directory of their own: of several checkpoints, or the moving average of one.
 
 The average is no checkpoint of the training run: it has no optimizer slots, so training could not go on from it, and
 neither the newest nor the best checkpoint of the run, nor what is dropped of them, may change by it. Hence a directory
@@ -8,7 +8,7 @@ config.json        copied
 vocab/             copied
 checkpoints/       one checkpoint, under the last of the averaged steps, without slots and without a dev loss
 finished.json      no more checkpoints will come
-averaged.json      the steps, and the run that they are of
+averaged.json      the steps, the decay of a moving average, and the run that they are of
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
@@ -59,27 +61,69 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   Raises:
     UserError: `out` exists or cannot be written; a checkpoint is damaged, or not of the same model as the others.
   """
-  if os.path.lexists(out):
-    raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
   prefixes = {step: run.checkpoints().path(step) for step in steps}
   shapes = _common_shapes(prefixes)
   stored = {name: [] for name in shapes}
   for prefix in prefixes.values():
     for name, tensor in checkpoint.load(prefix, shapes).items():
       stored[name].append(tensor)
+  terms = {name: _Terms(tuple(tensors), len(tensors), tensors[0].dtype) for name, tensors in stored.items()}
+  _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out, part_bytes)
+  return max(steps)
+
+
+def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PART_BYTES) -> None:
+  """Writes the exponential moving average that a checkpoint holds of its weights to the log directory `out`.
+
+  A weight without an average, as one that was frozen, is taken as it is. See optim/moving_average.py.
+
+  Raises:
+    UserError: the run keeps none; else as `average` does.
+  """
+  _, config = run.load()
+  optimizer = config.program().optimizer
+  if not isinstance(optimizer, moving_average.WithMovingAverage):
+    raise UserError(
+      f'{run.path} keeps no moving average: --exponential is for runs trained with average_decay, such as '
+      '--set average_decay=0.999; --last=4 averages the last checkpoints of any run'
+    )
+  prefix = run.checkpoints().path(step)
+  shapes = checkpoint.shapes(prefix)
+  weights = {name: shape for name, shape in shapes.items() if _is_weight(name)}
+  slots = dict(zip(weights, pieces.slot_names(f'{name}/{moving_average.SLOT}' for name in weights), strict=True))
+  stored = checkpoint.load(prefix, weights | {slot: weights[name] for name, slot in slots.items() if slot in shapes})
+  bias = moving_average.bias(optimizer.decay, step)
+  terms = {}
+  for name, slot in slots.items():
+    tensor, divisor = (stored[slot], bias) if slot in stored and bias else (stored[name], 1)
+    terms[name] = _Terms((tensor,), divisor, stored[name].dtype)
+  _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out, part_bytes)
+
+
+class _Terms(NamedTuple):
+  """A weight of an average: the sum of tensors over a divisor."""
+
+  tensors: tuple[checkpoint.Stored, ...]
+  divisor: float
+  dtype: tf.DType
+
+
+def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str, part_bytes: int) -> None:
+  """Writes an average as the one checkpoint of a log directory, which appears whole or not at all."""
+  if os.path.lexists(out):
+    raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
   out = os.path.abspath(out)
   partial = os.path.join(os.path.dirname(out), f'.partial_{os.path.basename(out)}')
   shutil.rmtree(partial, ignore_errors=True)  # of a command that was killed
-  step = max(steps)
   try:
     _copy_run(run, partial)
     written = RunDir(partial)
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
-    _write(prefix, _means(step, stored, part_bytes), part_bytes)
+    _write(prefix, _means(step, terms, part_bytes), part_bytes)
     written.finish(step, 'average')
     with open(written.file(NOTE), 'w', encoding='utf-8') as f:
-      json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, f, indent=2)
+      json.dump({**note, 'of': os.path.relpath(run.path, out)}, f, indent=2)
     os.rename(partial, out)
   except tf.errors.OpError as e:
     raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
@@ -87,7 +131,6 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
     raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
   finally:
     shutil.rmtree(partial, ignore_errors=True)
-  return step
 
 
 def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
@@ -112,21 +155,21 @@ def _is_weight(name: str) -> bool:
   return name != 'step' and not pieces.is_slot(name)
 
 
-def _means(step: int, stored: Mapping[str, Sequence[checkpoint.Stored]], part_bytes: int) -> Iterator[Piece]:
+def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Piece]:
   """The checkpoint, in pieces of at most part_bytes."""
   yield Piece('step', (), (), np.asarray(step, np.int64))
-  for name, tensors in sorted(stored.items()):
-    shape, dtype = tensors[0].shape, tensors[0].dtype
-    if not dtype.is_floating or any(t.dtype != dtype for t in tensors):
+  for name, (tensors, divisor, dtype) in sorted(terms.items()):
+    if not dtype.is_floating or any(t.dtype != tensors[0].dtype for t in tensors):
       raise UserError(
         f'weights are averaged in one floating-point type; {name!r} has {[t.dtype.name for t in tensors]}'
       )
+    shape = tensors[0].shape
     for begin, sizes in _blocks(shape, part_bytes // dtype.size):
       index = tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...
       total = np.zeros(sizes, np.float64)
       for tensor in tensors:
         total += tensor[index]
-      yield Piece(name, shape, begin, (total / len(tensors)).astype(dtype.as_numpy_dtype))
+      yield Piece(name, shape, begin, (total / divisor).astype(dtype.as_numpy_dtype))
 
 
 def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -21,6 +21,7 @@ from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
 
@@ -142,6 +143,13 @@ class ModelConfig(BatchConfig):
   optimizer: str = field('adafactor', 'Optimizer of the weights.', choices=('adafactor', 'adam'))
   beta2_cap: float = field(
     0.99, "Adafactor's second moment decays by min(beta2_cap, 1 - t^-0.8); 1: no cap, as in Lingvo.", above=0, at_most=1
+  )
+  average_decay: float = field(
+    0.0,
+    'Decay of an exponential moving average of the weights, such as 0.999, which lingvo-moe average --exponential takes '
+    'out of a checkpoint; 0: none is kept.',
+    at_least=0,
+    below=1,
   )
   schedule: str = field(
     'inverse_sqrt',
@@ -301,7 +309,8 @@ class ModelConfig(BatchConfig):
     )
 
   def _optimizer(self) -> Optimizer:
-    return Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
+    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
+    return WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
+from lingvo_moe.optim.moving_average import WithMovingAverage
+from lingvo_moe.optim.moving_average import bias
 from lingvo_moe.optim.optimizer import clip_by_global_norm
 
 
@@ -204,3 +206,16 @@ def test_gradients_of_zero_stay_zero():
   clipped, norm = clip_by_global_norm({'a': tf.zeros([2])}, 1.0)
   np.testing.assert_array_equal(clipped['a'], [0, 0])
   assert float(norm) == 0
+
+
+@pytest.mark.parametrize('inner', [Adafactor(), Adam()])
+def test_moving_average_follows_the_weights_and_leaves_the_updates_alone(inner):
+  rng = np.random.default_rng(5)
+  weight, grads, decay = rng.normal(size=(4, 5)), rng.normal(size=(6, 4, 5)), 0.8
+  after = [run(inner, MATRIX, weight, grads[:t])[0] for t in range(1, 7)]
+  averaged, slots = run(WithMovingAverage(inner, decay), MATRIX, weight, grads)
+  np.testing.assert_array_equal(averaged, after[-1])
+  shares = 0.2 * 0.8 ** np.arange(5, -1, -1)
+  expected = np.average(after, axis=0, weights=shares)
+  np.testing.assert_allclose(slots['average'] / bias(decay, 6), expected, rtol=1e-5)
+  assert slots.keys() == inner.slots(MATRIX).keys() | {'average'}

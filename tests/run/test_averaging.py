@@ -17,6 +17,7 @@ import tensorflow as tf
 from lingvo_moe import decoder
 from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
+from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import averaging
 from lingvo_moe.run import checkpoint
@@ -25,6 +26,7 @@ from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.mt.random_batch import random_batch
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'average_checkpoints.py'
 SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
@@ -113,6 +115,56 @@ def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
     averaging.choose_steps(run, last=5)
   with pytest.raises(UserError, match='every step counts once'):
     averaging.choose_steps(run, steps=[1, 1])
+
+
+@pytest.mark.parametrize('optimizer', ['adam', 'adafactor'])
+def test_the_moving_average_is_that_of_the_weights_of_all_steps_also_after_an_interruption(tmp_path, optimizer):
+  config = registry.get(MODEL)(
+    source_vocab_size=60,
+    target_vocab_size=50,
+    batch_tokens=64,
+    max_length=16,
+    num_groups=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    moe_every=1,
+    optimizer=optimizer,
+    freeze='source_embedding',
+    average_decay=0.5,
+  )
+  run = RunDir(str(tmp_path / 'run'))
+  os.makedirs(run.vocab_dir)
+  configuration.save(MODEL, config, run.config_file)
+  runtime, seen = LocalRuntime(config.program()), []
+  runtime.init()
+  for step in range(1, 5):
+    if step == 3:  # goes on in another process
+      run.checkpoints().save(WholeState(runtime.state()))
+      runtime = LocalRuntime(config.program())
+      warm_start.resume(runtime, run.checkpoints(), 2)
+    runtime.train_step(random_batch(config, step))
+    seen.append({name: np.array(value) for name, value in runtime.state()['weights'].items()})
+  run.checkpoints().save(WholeState(runtime.state()))
+
+  for step in (2, 4):
+    out = RunDir(str(tmp_path / f'out{step}'))
+    averaging.take_moving_average(run, step, out.path)
+    found = read_all(out.checkpoints().path(step))
+    assert found.keys() == {'step', *seen[0]}
+    shares = 0.5 ** np.arange(step, 0, -1)
+    for name in seen[0]:
+      expected = np.average([weights[name] for weights in seen[:step]], axis=0, weights=shares)
+      np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
+    note = json.loads(pathlib.Path(out.file('averaged.json')).read_text())
+    assert note == {'steps': [step], 'average_decay': 0.5, 'of': '../run'}
+  name = 'target_embedding/table'
+  assert not np.allclose(found[name], seen[-1][name], rtol=1e-3)
+
+
+def test_a_run_without_a_moving_average_is_told_how_to_keep_one(run, tmp_path):
+  configuration.save(MODEL, registry.get(MODEL)(), run.config_file)
+  with pytest.raises(UserError, match='keeps no moving average: .*--set average_decay=0.999'):
+    averaging.take_moving_average(run, 4, str(tmp_path / 'out'))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Exponential moving average of the weights, beside any optimizer (Polyak and Juditsky, 1992; Adam's bias correction)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.optim.optimizer import Optimizer
+from lingvo_moe.optim.optimizer import Slots
+from lingvo_moe.optim.optimizer import Update
+from lingvo_moe.optim.optimizer import zeros
+
+SLOT = 'average'
+
+
+@dataclasses.dataclass(frozen=True)
+class WithMovingAverage(Optimizer):
+  """An optimizer that also keeps, in the slot `average` of each weight w_t, decay * average + (1 - decay) * w_t.
+
+  The slot begins at 0, so after t updates the average of w_1 to w_t is the slot divided by `bias(decay, t)`. Training
+  does not read it. As a slot it is split over devices, saved and restored as all are.
+
+  Attributes:
+    inner: optimizer that makes the updates.
+    decay: in [0, 1); the average looks back over some 1 / (1 - decay) steps.
+  """
+
+  inner: Optimizer
+  decay: float
+
+  def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
+    return {**self.inner.slots(spec), SLOT: zeros(spec)}
+
+  def update(
+    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
+  ) -> Update:
+    own = {name: slots[name] for name in self.inner.slots(spec)}
+    updated = self.inner.update(grad, own, weight, spec, step, rate)
+    average = self.decay * slots[SLOT] + (1.0 - self.decay) * tf.cast(updated.weight, tf.float32)
+    return updated._replace(slots={**updated.slots, SLOT: average})
+
+
+def bias(decay: float, updates: int) -> float:
+  """Sum of the weights of w_1 to w_t in the slot after t updates."""
+  return 1.0 - decay**updates
