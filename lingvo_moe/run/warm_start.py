@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
@@ -38,7 +39,9 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   """Loads every weight that `source` has under the same name and shape; returns which were and were not taken, as text.
 
   Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
-  other rows keep their initial values.
+  other rows keep their initial values. A MoE layer begins as the dense feed-forward layer that is in its place there, with
+  every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055); experts have no biases, so those of
+  the dense layer are not taken.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
@@ -58,15 +61,18 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   }
   rows = config.shared_rows(vocabs, other) if other and isinstance(config, SharesRows) else {}
   tables, counts = _shared_rows(runtime, prefix, there, {part: rows[part] for part in foreign if part in rows})
+  copies = _copies_of_dense(prefix, specs, taken, is_there)
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
       'give a checkpoint of a model that shares some'
     )
   state = runtime.state()
-  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables}})
+  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables, **copies}})
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
-  missing = {name: spec.shape for name, spec in specs.items() if name not in taken}
+  if copies:
+    lines.append(f'  upcycled: {len(copies)} weights of MoE layers copied from dense layers in their places')
+  missing = {name: spec.shape for name, spec in specs.items() if name not in taken and name not in copies}
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
     if name in there:
@@ -77,9 +83,34 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
       why += f', but {counts[name]} of its {missing[name][0]} rows are: those of pieces that both vocabularies have'
     lines.append(f'  not taken: {name} {why}')
   ours = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
-  unused = sorted(set(there) - set(ours) - {'step'})
+  copied = checkpoint.by_layer({_in_dense(name): _without_experts(specs[name]) for name in copies})
+  unused = sorted(set(there) - set(ours) - set(copied) - {'step'})
   lines += [f'  not used: {name}' for name in unused]
   return '\n'.join(lines)
+
+
+def _copies_of_dense(
+  prefix: str, specs: Mapping[str, WeightSpec], taken: Collection[str], is_there: Callable[[str, tuple], bool]
+) -> dict[str, np.ndarray]:
+  """Weights of MoE layers where a checkpoint has a dense layer of the same sizes; a view, so that copies take no memory."""
+  copies = {}
+  for name, spec in specs.items():
+    dense, shape = _in_dense(name), _without_experts(spec)
+    if name not in taken and dense != name and is_there(dense, shape):
+      value = checkpoint.load(prefix, {dense: shape})[dense][...]
+      if 'E' in spec.dims:
+        value = np.expand_dims(value, spec.dims.index('E'))
+      copies[name] = np.broadcast_to(value, spec.shape)
+  return copies
+
+
+def _in_dense(name: str) -> str:
+  """The name of a MoE layer's weight in a dense feed-forward layer."""
+  return name.replace('/moe/', '/ffn/')
+
+
+def _without_experts(spec: WeightSpec) -> tuple[int, ...]:
+  return tuple(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter != 'E')
 
 
 def _config_of(prefix: str) -> TaskConfig | None:

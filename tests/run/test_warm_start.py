@@ -1,0 +1,68 @@
+"""Upcycling: a MoE model that begins with a dense one computes the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core import registry
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.mt.random_batch import random_batch
+
+MOE = registry.get('mt.cldr.Tiny')(
+  source_vocab_size=60,
+  target_vocab_size=50,
+  batch_tokens=64,
+  max_length=16,
+  encoder_layers=2,
+  decoder_layers=2,
+  num_groups=2,
+  aux_loss_weight=0.0,
+)
+DENSE = dataclasses.replace(MOE, num_experts=0)
+SCANNED = {'scan_layers': True, 'remat': 'block'}
+
+
+@pytest.fixture
+def dense(tmp_path):
+  """A dense run, and its dev loss; its biases are 0, as experts have none."""
+  runtime = LocalRuntime(dataclasses.replace(DENSE.program(), seed=7))
+  runtime.init()
+  run = RunDir(str(tmp_path / 'dense'))
+  run.checkpoints().save(WholeState(runtime.state()))
+  return run, float(runtime.function(DENSE.program().eval_step)(random_batch(DENSE, 3))['loss'])
+
+
+@pytest.mark.parametrize('changes', [{}, SCANNED])
+def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, changes):
+  run, loss = dense
+  config = dataclasses.replace(MOE, **changes)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  told = warm_start.take_weights(runtime, run.path, config, None).splitlines()
+  upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
+  assert upcycled == pytest.approx(loss, rel=1e-6)
+  # In each of two layers: scale and bias of the norm, wi, wo.
+  assert '  upcycled: 8 weights of MoE layers copied from dense layers in their places' in told
+  assert [line for line in told if 'not taken' in line] == [
+    '  not taken: decoder/layer_01/moe/gate is not there',
+    '  not taken: encoder/layer_01/moe/gate is not there',
+  ]
+  left = [f'  not used: {stack}/layer_01/ffn/{name}' for stack in ('decoder', 'encoder') for name in ('bi', 'bo')]
+  assert [line for line in told if 'not used' in line] == left
+
+
+def test_layers_of_other_sizes_are_not_copied(dense):
+  run, _ = dense
+  config = dataclasses.replace(MOE, ff_dim=MOE.ff_dim // 2, moe_every=1)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  before = np.array(runtime.state()['weights']['encoder/layer_01/moe/wi'])
+  told = warm_start.take_weights(runtime, run.path, config, None)
+  np.testing.assert_array_equal(runtime.state()['weights']['encoder/layer_01/moe/wi'], before)
+  assert 'not taken: encoder/layer_01/moe/wi is not there' in told
