@@ -1,0 +1,232 @@
+"""Quality beside cost, from recorded results (analysis/recording.py), as GShard's tables and figures have them.
+
+Curves of the dev loss over tokens and seconds; Table 2, tokens until a loss is reached; Table 3 and Figure 1, cost beside
+quality; Figure 6, differences by language, the largest training sets first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
+from lingvo_moe.paper import markdown
+from lingvo_moe.paper import plots
+
+WINDOW = 10  # languages of the moving average of Figure 6
+METRICS = ('chrF2', 'chrF++', 'BLEU')
+
+
+class Evaluation(NamedTuple):
+  """A point of a curve: the dev loss after a step."""
+
+  step: int
+  tokens: float  # target tokens of training so far
+  seconds: float  # of training so far
+  loss: float
+
+
+class RunResults(NamedTuple):
+  """What is recorded of a run.
+
+  Attributes:
+    name: of its log directory.
+    curve: evaluations by step.
+    scores: by metric and pair, of the last step that was translated.
+    step: that step; None: none was.
+  """
+
+  name: str
+  curve: list[Evaluation]
+  scores: Mapping[str, Mapping[str, float]]
+  step: int | None
+
+  def tokens_to(self, loss: float) -> float | None:
+    """Target tokens at which the curve first falls to a loss, between evaluations by interpolation; None: it does not."""
+    before = None
+    for point in self.curve:
+      if point.loss <= loss:
+        if before is None or point.loss == before.loss:
+          return point.tokens
+        share = (before.loss - loss) / (before.loss - point.loss)
+        return before.tokens + share * (point.tokens - before.tokens)
+      before = point
+    return None
+
+
+def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunResults]:
+  """Results of each run, in the order in which runs first occur.
+
+  Args:
+    records: of analysis/recording.py. Evaluations without seconds or tokens are left out.
+    split: decoded set whose scores are meant.
+  """
+  found = {}
+  for name in dict.fromkeys(record['run'] for record in records):
+    own = [record for record in records if record['run'] == name]
+    curve = [
+      Evaluation(r['step'], r['target_tokens'], r['seconds'], r['dev_loss'])
+      for r in own
+      if r['kind'] == 'eval' and None not in (r['target_tokens'], r['seconds'])
+    ]
+    tests = [r for r in own if r['kind'] == 'test' and r['split'] == split]
+    step = max((r['step'] for r in tests), default=None)
+    scores = {m: {r['pair']: r[m] for r in tests if r['step'] == step and m in r} for m in METRICS}
+    found[name] = RunResults(name, sorted(curve), scores, step)
+  return found
+
+
+def moving_average(values: Sequence[float], window: int = WINDOW) -> tuple[np.ndarray, np.ndarray]:
+  """(positions, means) of every window of so many neighbours; of all values where there are fewer."""
+  size = min(window, len(values))
+  means = np.convolve(values, np.full(size, 1.0 / size), mode='valid')
+  return np.arange(len(means)) + (size - 1) / 2, means
+
+
+class Quality:
+  """Tables, as blocks of Markdown, and plots, as PNG files in a folder.
+
+  Args:
+    runs: results by run.
+    base: name of the run that the others are compared with.
+    folder: of the plots.
+    sizes: training examples by pair; empty: not known.
+    metric: one of METRICS.
+  """
+
+  def __init__(
+    self, runs: Mapping[str, RunResults], base: str, folder: str, sizes: Mapping[str, int], metric: str = 'chrF2'
+  ) -> None:
+    if base not in runs:
+      raise UserError(f'--base names a recorded run; saw {base!r}; {closest(base, list(runs))}')
+    self._runs = runs
+    self._base = runs[base]
+    self._folder = folder
+    self._sizes = sizes
+    self._metric = metric
+
+  def make(self) -> list[str]:
+    """All blocks."""
+    return [*self.curves(), *self.table2(), *self.table3(), *self.figure6()]
+
+  def curves(self) -> list[str]:
+    """Dev loss over target tokens and over seconds."""
+    drawn = [run for run in self._runs.values() if run.curve]
+    if not drawn:
+      return ['No evaluation is recorded, so there are no curves.']
+    with plots.page(self._path('curves'), columns=2) as (by_tokens, by_seconds):
+      for colour, run in zip(_colours(len(drawn)), drawn):
+        losses = [point.loss for point in run.curve]
+        plots.line(by_tokens, [point.tokens / 1e6 for point in run.curve], losses, run.name, colour)
+        plots.line(by_seconds, [point.seconds / 3600 for point in run.curve], losses, run.name, colour)
+      by_tokens.set_xlabel('target tokens, millions')
+      by_seconds.set_xlabel('hours')
+      by_tokens.set_ylabel('dev loss, nats a target token')
+      by_tokens.legend()
+    return ['## Dev loss over tokens and time', markdown.image('curves')]
+
+  def table2(self) -> list[str]:
+    """Target tokens until the base's losses after a quarter, a half and all of its tokens are reached."""
+    if not self._base.curve:
+      return []
+    last = self._base.curve[-1].tokens
+    losses = [_loss_at(self._base.curve, share * last) for share in (0.25, 0.5, 1.0)]
+
+    def row(run):
+      cells = []
+      for loss in losses:
+        tokens, of_base = run.tokens_to(loss), self._base.tokens_to(loss)
+        cells.append('not reached' if tokens is None else f'{tokens / 1e6:.1f}M ({tokens / of_base:.2f})')
+      return [run.name, *cells]
+
+    columns = ['run', *(f'to {loss:.3f}' for loss in losses)]
+    rows = [row(run) for run in self._runs.values() if run.curve]
+    about = (
+      f'Losses of {self._base.name} after a quarter, a half and all of its tokens; in brackets the share of its tokens.'
+    )
+    return ['## Target tokens to a dev loss (Table 2)', about, markdown.table(columns, rows)]
+
+  def table3(self) -> list[str]:
+    """Cost of training beside quality."""
+    rows, points = [], []
+    for run in self._runs.values():
+      last = run.curve[-1] if run.curve else None
+      scores = run.scores[self._metric]
+      mean = float(np.mean(list(scores.values()))) if scores else None
+      rows.append(
+        [
+          run.name,
+          *([str(last.step), f'{last.tokens / 1e6:.1f}M', f'{last.seconds / 3600:.2f}'] if last else ['-'] * 3),
+          f'{1e6 * last.seconds / last.tokens:.1f}' if last else '-',
+          f'{last.loss:.4f}' if last else '-',
+          f'{mean:.2f} ({len(scores)} pairs, step {run.step})' if scores else 'not translated',
+        ]
+      )
+      if last and scores:
+        points.append((run.name, last.seconds / 3600, mean))
+    columns = ['run', 'steps', 'target tokens', 'hours', 'seconds a million tokens', 'dev loss', f'mean {self._metric}']
+    blocks = ['## Cost beside quality (Table 3, Figure 1)', markdown.table(columns, rows)]
+    if points:
+      with plots.page(self._path('figure1')) as (axes,):
+        for colour, (name, hours, mean) in zip(_colours(len(points)), points):
+          plots.line(axes, [hours], [mean], name, colour)
+        axes.set_xlabel('hours of training')
+        axes.set_ylabel(f'mean {self._metric}')
+        axes.legend()
+      blocks.append(markdown.image('figure1'))
+    return blocks
+
+  def figure6(self) -> list[str]:
+    """Difference of each language from the base, sorted by size of the training set, with a moving average."""
+    title = f'## {self._metric} by language, minus {self._base.name} (Figure 6)'
+    base = self._base.scores[self._metric]
+    others = {
+      run.name: run.scores[self._metric]
+      for run in self._runs.values()
+      if run is not self._base and run.scores[self._metric].keys() & base.keys()
+    }
+    if not others:
+      return [title, f'No other run has translations of pairs that {self._base.name} has.']
+    if missing := sorted(base.keys() - self._sizes.keys()):
+      raise UserError(
+        f'languages are sorted by the size of their training sets; that of {", ".join(missing[:5])} is not known: '
+        '--data_dir=CORPUS is where it is counted'
+      )
+    blocks = [title]
+    with plots.page(self._path('figure6'), width=9) as (axes,):
+      axes.axhline(0, color='#555555', linewidth=1)
+      for colour, (name, scores) in zip(_colours(len(others)), others.items()):
+        pairs = sorted(scores.keys() & base.keys(), key=lambda pair: (-self._sizes[pair], pair))
+        differences = [scores[pair] - base[pair] for pair in pairs]
+        axes.scatter(range(len(pairs)), differences, s=8, color=colour, alpha=0.5)
+        plots.line(axes, *moving_average(differences), name, colour, style='-')
+        gains = sum(difference > 0 for difference in differences)
+        blocks.append(
+          f'{name}: {np.mean(differences):+.2f} in the mean of {len(pairs)} pairs, {gains} gain. Of the larger half of the '
+          f'training sets {np.mean(differences[: (len(pairs) + 1) // 2]):+.2f}, of the smaller '
+          f'{np.mean(differences[len(pairs) // 2 :]):+.2f}.'
+        )
+      axes.set_xlabel('pairs, the largest training set first')
+      axes.set_ylabel(f'difference in {self._metric}')
+      axes.legend()
+    pairs = sorted(base, key=lambda pair: (-self._sizes[pair], pair))
+    cell = lambda scores, pair: f'{scores[pair] - base[pair]:+.2f}' if pair in scores else '-'
+    rows = [[p, str(self._sizes[p]), f'{base[p]:.2f}', *(cell(s, p) for s in others.values())] for p in pairs]
+    return [*blocks, markdown.image('figure6'), markdown.table(['pair', 'examples', self._base.name, *others], rows)]
+
+  def _path(self, name: str) -> str:
+    return os.path.join(self._folder, f'{name}.png')
+
+
+def _loss_at(curve: Sequence[Evaluation], tokens: float) -> float:
+  """Loss of a curve at a number of tokens, by interpolation; the running minimum, so that every one is reached."""
+  losses = np.minimum.accumulate([point.loss for point in curve])
+  return float(np.interp(tokens, [point.tokens for point in curve], losses))
+
+
+def _colours(count: int) -> list[str]:
+  return [plots.COLOURS[i % len(plots.COLOURS)] for i in range(count)]

@@ -1,0 +1,95 @@
+"""Quality beside cost from recorded results: numbers by hand, and the tool as typed."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip('matplotlib')
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.paper import quality
+
+TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'paper_quality.py'
+PAIRS = {'en-a': 400, 'en-b': 300, 'en-c': 200, 'en-d': 100}
+
+
+def evaluation(run, step, loss):
+  so_far = {'seconds': 2.0 * step, 'source_tokens': 10 * step, 'target_tokens': 100 * step}
+  return {'kind': 'eval', 'run': run, 'step': step, 'dev_loss': loss, **so_far}
+
+
+def test_of(run, step, pair, chrf):
+  return {'kind': 'test', 'run': run, 'step': step, 'split': 'test', 'pair': pair, 'chrF2': chrf, 'BLEU': chrf / 2}
+
+
+RECORDS = [
+  *(evaluation('dense', step, loss) for step, loss in ((10, 6.0), (20, 5.0), (40, 4.0))),
+  *(evaluation('experts', step, loss) for step, loss in ((20, 4.0), (10, 5.0), (40, 3.0))),
+  *(test_of('dense', 40, pair, 20.0) for pair in PAIRS),
+  *(test_of('experts', 20, pair, 99.0) for pair in PAIRS),  # an earlier step, which does not count
+  *(test_of('experts', 40, pair, 20.0 + gain) for pair, gain in zip(PAIRS, (3.0, 2.0, -1.0, 0.0))),
+]
+test_of.__test__ = False
+
+
+def test_tokens_to_a_loss_are_interpolated_at_its_first_crossing():
+  run = quality.by_run(RECORDS, 'test')['dense']
+  assert run.tokens_to(5.5) == 1500 and run.tokens_to(5.0) == 2000 and run.tokens_to(4.25) == 3500
+  assert run.tokens_to(7.0) == 1000  # from the first evaluation on
+  assert run.tokens_to(3.9) is None
+  rising = run._replace(curve=[*run.curve, quality.Evaluation(80, 8000, 160.0, 9.0)])
+  assert rising.tokens_to(5.0) == 2000
+
+
+def test_moving_average_is_of_whole_windows_at_their_middles():
+  at, means = quality.moving_average([1.0, 2.0, 6.0, 3.0], window=3)
+  np.testing.assert_allclose(at, [1, 2])
+  np.testing.assert_allclose(means, [3, 11 / 3])
+  at, means = quality.moving_average([1.0, 3.0], window=10)
+  assert at.tolist() == [0.5] and means.tolist() == [2.0]
+
+
+def test_tables_by_hand(tmp_path):
+  blocks = '\n\n'.join(quality.Quality(quality.by_run(RECORDS, 'test'), 'dense', str(tmp_path), PAIRS).make())
+  # dense has seen 1000 tokens at a quarter of its 4000, at loss 6; 2000 at a half, at loss 5.
+  assert '| run | to 6.000 | to 5.000 | to 4.000 |' in blocks
+  assert '| experts | 0.0M (1.00) | 0.0M (0.50) | 0.0M (0.50) |' in blocks
+  assert '| experts | 40 | 0.0M | 0.02 | 20000.0 | 3.0000 | 21.00 (4 pairs, step 40) |' in blocks
+  assert 'experts: +1.00 in the mean of 4 pairs, 2 gain. Of the larger half of the training sets +2.50' in blocks
+  rows = [line for line in blocks.splitlines() if line.startswith('| en-')]
+  assert [row.split(' | ')[0] for row in rows] == ['| en-a', '| en-b', '| en-c', '| en-d']  # the largest first
+  assert rows[2] == '| en-c | 200 | 20.00 | -1.00 |'
+  assert {path.name for path in tmp_path.iterdir()} == {'curves.png', 'figure1.png', 'figure6.png'}
+
+
+def test_what_is_not_known_is_told(tmp_path):
+  runs = quality.by_run(RECORDS, 'test')
+  with pytest.raises(UserError, match="--base names a recorded run; saw 'dens'; closest: dense"):
+    quality.Quality(runs, 'dens', str(tmp_path), PAIRS)
+  with pytest.raises(UserError, match='that of en-a, en-b, en-c, en-d is not known: --data_dir='):
+    quality.Quality(runs, 'dense', str(tmp_path), {}).make()
+  nothing_translated = quality.Quality(quality.by_run(RECORDS, 'dev'), 'dense', str(tmp_path), {}).make()
+  assert nothing_translated[-1] == 'No other run has translations of pairs that dense has.'
+
+
+def test_the_tool_counts_examples_and_writes_a_page(tmp_path):
+  results = tmp_path / 'results.jsonl'
+  results.write_text(''.join(json.dumps(record) + '\n' for record in RECORDS))
+  for pair, lines in PAIRS.items():
+    folder = tmp_path / 'corpus' / f'{pair[3:]}-en'
+    folder.mkdir(parents=True)
+    for language in (pair[3:], 'en'):
+      (folder / f'train.{language}').write_text('a\n' * lines)
+  command = [sys.executable, TOOL, results, '--base=dense', f'--out={tmp_path / "out"}']
+  done = subprocess.run([*command, f'--data_dir={tmp_path / "corpus"}'], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert '| en-b | 300 | 20.00 | +2.00 |' in done.stdout
+  assert (tmp_path / 'out' / 'quality.md').read_text() == done.stdout
+  done = subprocess.run([*command, '--runs=expert'], capture_output=True, text=True)
+  assert done.returncode == 1 and "saw 'expert'; closest: experts" in done.stderr
