@@ -336,6 +336,13 @@ def test_early_stopping_saves_steps_and_changes_nothing(alpha):
   assert saved > 0
 
 
+def test_a_sentence_stops_where_what_is_live_can_only_tie():
+  # 'eos' has probability .5, and 'a' too: no continuation of 'a' comes before 'eos', which finished earlier.
+  found = small_search(fixed_step([0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]), 2, 1, 0.0)
+  np.testing.assert_array_equal(found.ids_BWT[0], [[EOS, PAD]])
+  assert int(found.steps) == 1
+
+
 def test_the_best_hypothesis_does_not_depend_on_how_many_are_asked_for():
   toy = Toy(0, num_sources=8, eos_bias=2.0)
   one, four = (toy.search([12] * 8, 4, 0.8, n_best=n) for n in (1, 4))
