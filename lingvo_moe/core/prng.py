@@ -41,7 +41,9 @@ def fold(key: tf.Tensor, data: str | int | tf.Tensor) -> tf.Tensor:
   if isinstance(data, str):
     data = _u32(zlib.crc32(data.encode()))
   elif isinstance(data, int):
-    data = _u32(data ^ (data >> 32))
+    if data >= 2**32:  # a long seed
+      key = fold(fold(key, 'high bits'), data >> 32)
+    data = _u32(data)
   else:
     data = tf.cast(data, tf.uint32)
   return _mix(tf.bitwise.bitwise_xor(key, data * _u32(_GOLDEN) + _u32(0x85EBCA6B)))

@@ -50,7 +50,8 @@ class Sampler:
     """The next symbols, int32 [B, W]; the largest of the logits and Gumbel noise is a draw from their softmax."""
     if not self.temperature:
       return tf.argmax(logits_BWV, axis=-1, output_type=tf.int32)
-    uniform_BWV = prng.uniform(key_BW, tf.unstack(tf.shape(logits_BWV))) + 2.0**-25  # (0, 1)
+    # Above 0 and below 1, as an infinite noise would draw a symbol whatever its probability.
+    uniform_BWV = tf.maximum(prng.uniform(key_BW, tf.unstack(tf.shape(logits_BWV))), 2.0**-25)
     noise_BWV = -tf.math.log(-tf.math.log(uniform_BWV))
     return tf.argmax(self.restricted(logits_BWV) + noise_BWV, axis=-1, output_type=tf.int32)
 

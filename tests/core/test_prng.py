@@ -47,6 +47,13 @@ def test_keys_differ_by_seed_step_name_and_layer():
   assert len(set(keys)) == len(paths)
 
 
+def test_seeds_of_more_than_32_bits_are_seeds_of_their_own():
+  # 2^32 apart, and where the halves of one are another: 2^32 + 1 against 1, 0 and 2^32.
+  seeds = [high * 2**32 + low for high in (0, 1, 2, 2**31, 2**32, 2**33) for low in (0, 1, 2, 3, 2**31, 2**32 - 1)]
+  keys = [int(prng.key(seed)) for seed in dict.fromkeys(seeds)]
+  assert len(set(keys)) == len(keys) == 36
+
+
 def test_a_path_is_more_than_its_parts_in_any_order():
   assert int(prng.key(0, 'a', 'b')) != int(prng.key(0, 'b', 'a'))
   assert int(prng.key(0, 1, 2)) != int(prng.key(0, 2, 1))
@@ -129,6 +136,13 @@ def test_normal_numbers_have_the_moments_of_the_gaussian():
   assert abs(np.mean(draws**3)) < 4 * 15**0.5 * deviation
   assert abs(np.mean(draws**4) - 3) < 4 * 96**0.5 * deviation
   assert abs(np.mean(np.abs(draws) < 1) - 0.6827) < 0.01
+
+
+@pytest.mark.parametrize('bits', [0, 2**32 - 1])
+def test_uniform_and_normal_numbers_stay_in_their_range_at_either_end_of_the_hash(bits, monkeypatch):
+  monkeypatch.setattr(prng, 'bits', lambda key, shape, offsets: tf.fill(shape, tf.constant(bits, tf.uint32)))
+  assert 0 <= float(prng.uniform(prng.key(0), [])) < 1
+  assert abs(float(prng.normal(prng.key(0), []))) < 6  # log 0 would be infinite
 
 
 def test_dropout_zeroes_its_rate_and_scales_the_rest():

@@ -219,6 +219,15 @@ def test_a_gate_that_underflows_keeps_its_slot_and_carries_no_token():
   np.testing.assert_array_equal(routing.weight_GSR[0, 0], [1, 0])
 
 
+def test_the_margin_is_that_of_the_closest_decision_on_a_token():
+  gates = [[0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.4, 0.4, 0.2]]
+  # Between first and second choice .3, .05 and 0; between the second and the rest .2, .4 and .2.
+  np.testing.assert_allclose(gate(gates).margin_GS[0], [0.2, 0.05, 0], atol=1e-6)
+  # The second choice is kept where twice its share of the two exceeds the noise: 2 * .3 / .9 = .667, 2 * .45 / .95 = .947.
+  noisy = gate(gates, noise_S=[0.6, 0.1, 0.1])
+  np.testing.assert_allclose(noisy.margin_GS[0], [2 / 3 - 0.6, 0.05, 0], atol=1e-6)
+
+
 def test_groups_do_not_interact():
   logits, paddings = tf.random.normal([3, 8, 4]), tf.cast(tf.random.uniform([3, 8]) < 0.2, tf.float32)
   together = gating.top2_gating(logits, paddings, capacity=2)
@@ -306,6 +315,8 @@ def test_no_slot_is_refused():
     (1, 64, 2.0, 1),
     (10, 3, 1.25, 5),
     (100, 2, 1.1, 55),
+    (100, 1, 1.23, 123),
+    (10_000, 2, 1.2346, 6173),  # a factor counts to its fourth decimal
   ],
 )
 def test_capacity_rounds_up_and_is_one_at_least(size, experts, factor, slots):

@@ -216,6 +216,18 @@ def test_training_on_grouped_rows_takes_bfloat16_activations(most, monkeypatch):
     np.testing.assert_allclose(tf.cast(a, tf.float32), b, atol=0.03 * np.max(np.abs(b)))
 
 
+def test_the_gate_is_computed_in_float32_whatever_the_tokens_are():
+  # Logits 1 and 1 + 2^-10: bfloat16, with 8 bits, would make them equal and send the token to expert 0.
+  layer = MoE(model_dim=2, hidden_dim=3, num_experts=2)
+  theta = {name: tf.cast(value, tf.bfloat16) for name, value in weights.initialize(layer.weights(), seed=3).items()}
+  theta['gate'] = tf.constant([[1.0, 1.0], [0.0, 2**-10]])
+  for key in None, prng.key(0):
+    _, routing = layer(theta, tf.ones([1, 1, 2], tf.bfloat16), tf.zeros([1, 1]), key)
+    np.testing.assert_array_equal(routing.expert_GSR[0, 0], [1, 0])
+    assert routing.weight_GSR.dtype == tf.float32
+    np.testing.assert_allclose(routing.weight_GSR[0, 0, 0], 1 / (1 + np.exp(-(2.0**-10))), rtol=1e-6)
+
+
 @pytest.mark.parametrize('dispatch', ['einsum', 'gather'])
 def test_inference_compiled_with_static_shapes_equals_that_of_any_shape(dispatch):
   layer = dataclasses.replace(LAYER, dispatch=dispatch)

@@ -107,12 +107,14 @@ def test_adafactor_beta2_rises_to_its_cap(t, cap, beta2):
   np.testing.assert_allclose(slots['moment'], [beta2] * 5, rtol=1e-5)
 
 
-def test_adafactor_clips_an_update_to_rms_one():
-  # After a long calm a gradient 10 times as large would make an update near 10.
+@pytest.mark.parametrize(('clip', 'rms'), [(1.0, 1.0), (0.5, 0.5), (4.0, 4.0), (50.0, 10 / (0.99 + 0.01 * 100) ** 0.5)])
+def test_adafactor_clips_an_update_to_its_rms(clip, rms):
+  # After a long calm a gradient 10 times as large would make an update of 10 / sqrt(.99 * 1 + .01 * 10^2) = 7.1.
   slots = {'moment': tf.ones([5])}
   weight = tf.fill([5], 3.0)
-  new, *_ = Adafactor().update(tf.fill([5], 10.0), slots, weight, VECTOR, tf.constant(10**6), tf.constant(0.1))
-  np.testing.assert_allclose(weight - new, [0.1 * 3] * 5, rtol=1e-5)
+  args = tf.fill([5], 10.0), slots, weight, VECTOR, tf.constant(10**6), tf.constant(0.1)
+  new, *_ = Adafactor(clip=clip).update(*args)
+  np.testing.assert_allclose(weight - new, [0.1 * 3 * rms] * 5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('weight, scale', [(0.0, 1e-3), (1e-4, 1e-3), (0.5, 0.5)])

@@ -89,6 +89,15 @@ def test_the_newest_are_kept_and_the_best(tmp_path):
   assert kept.steps() == [5, 6] and kept.best() == (6, 2.0)
 
 
+def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
+  # As a training curve that no longer improves: later checkpoints do not replace the best.
+  kept = Checkpoints(str(tmp_path), keep=1)
+  for step in range(8, 12):
+    kept.save(state_at(step), dev_loss=3.0 if step > 8 else 4.0)
+  assert kept.best() == (9, 3.0)
+  assert kept.steps() == [9, 11]
+
+
 def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(3))

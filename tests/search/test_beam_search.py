@@ -313,6 +313,16 @@ def test_equal_scores_go_to_the_smaller_symbol_and_to_what_finished_first():
   np.testing.assert_array_equal(found.ids_BWT[0], [[EOS, PAD], [3, EOS]])
 
 
+def test_a_log_probability_never_rises_where_a_softmax_rounds_above_one(monkeypatch):
+  # Early stopping relies on it: what is live can only get worse.
+  softmax = tf.nn.softmax
+  monkeypatch.setattr(tf.nn, 'softmax', lambda x: softmax(x) * (1 + 2**-20))
+  certain = [[0.0, 0.0, 0.0, 1.0, 0.0]] * 3 + [[0.0, 0.0, 1.0, 0.0, 0.0]]
+  found = small_search(fixed_step(*certain), 4, 1, 0.0)
+  np.testing.assert_array_equal(found.ids_BWT[0], [[3, 3, 3, EOS]])
+  np.testing.assert_array_equal(found.log_probs_BW, [[0.0]])
+
+
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 def test_early_stopping_saves_steps_and_changes_nothing(alpha):
   saved = 0
@@ -324,6 +334,13 @@ def test_early_stopping_saves_steps_and_changes_nothing(alpha):
     assert full.steps == 12
     saved += int(full.steps - early.steps)
   assert saved > 0
+
+
+def test_a_sentence_stops_where_what_is_live_can_only_tie():
+  # 'eos' has probability .5, and 'a' too: no continuation of 'a' comes before 'eos', which finished earlier.
+  found = small_search(fixed_step([0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]), 2, 1, 0.0)
+  np.testing.assert_array_equal(found.ids_BWT[0], [[EOS, PAD]])
+  assert int(found.steps) == 1
 
 
 def test_the_best_hypothesis_does_not_depend_on_how_many_are_asked_for():

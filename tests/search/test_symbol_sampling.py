@@ -36,6 +36,13 @@ def test_symbols_are_drawn_in_their_shares(sampler, shares):
   assert np.all(drawn(sampler)[np.array(shares) == 0] == 0)
 
 
+def test_no_random_number_draws_a_symbol_that_is_as_good_as_impossible(monkeypatch):
+  lowest, highest = 0.0, 1 - 2**-24  # of prng.uniform: once in 2^24 numbers, so twice in a thousand draws from 32,000
+  monkeypatch.setattr(prng, 'uniform', lambda key, shape: tf.constant([[[lowest, highest, highest]]]))
+  found = Sampler()(tf.constant([[[0.0, -60.0, float('-inf')]]]), prng.key(0)[tf.newaxis, tf.newaxis])
+  assert found.numpy().tolist() == [[0]]
+
+
 # A chain over pad 0, bos 1, eos 2 and two symbols: the next one depends on the last alone.
 CHAIN = tf.constant(
   np.log([[0.2] * 5, [0.5, 0.1, 0.1, 0.2, 0.1], [0.2] * 5, [0.05, 0.05, 0.2, 0.3, 0.4], [0.1, 0.1, 0.3, 0.4, 0.1]]),

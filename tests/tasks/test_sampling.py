@@ -59,6 +59,10 @@ def test_quotas_sum_exactly_and_leave_nobody_out():
     assert sum(sampling.quotas(sizes, 2.5)) == 2**32
 
 
+def test_what_is_left_of_equal_shares_goes_to_the_first():
+  assert sampling.quotas([3] * 40, 1, 57) == [2] * 17 + [1] * 23
+
+
 def make(sizes=(500, 60, 7), temperature=1.0, seed=3, window=100):
   return sampling.Sampler(['a', 'b', 'c'], sizes, temperature=temperature, seed=seed, window_size=window)
 

@@ -34,6 +34,13 @@ def test_a_bucket_holds_what_fits_and_leftovers_move_up():
   assert [(p.rows, p.length, p.example.tolist()) for p in plans] == [(4, 4, [0, 2, 3, 4]), (2, 8, [5, 1])]
 
 
+def test_a_bucket_that_is_exactly_full_is_a_batch_of_its_own():
+  batcher = Batcher(batch_tokens=16, boundaries=(4, 8))  # 4 rows of 4, or 2 rows of 8
+  lengths = np.array([3, 8, 4, 2, 7, 4])
+  plans = batcher.plan(lengths, lengths)
+  assert [(p.rows, p.length, p.example.tolist()) for p in plans] == [(4, 4, [0, 2, 3, 5]), (2, 8, [1, 4])]
+
+
 def test_only_the_last_batch_has_empty_rows():
   batcher = Batcher(batch_tokens=64, boundaries=(4, 8, 16, 32), row_multiple=2)
   lengths = RNG.integers(1, 33, size=203)
@@ -82,6 +89,14 @@ def test_packing_opens_a_row_only_when_no_row_has_room():
   # 6 opens row 0, 5 row 1; 3 fills row 1, 2 fills row 0.
   assert row.tolist() == [1, 0, 0, 1] and segment.tolist() == [2, 1, 2, 1]
   assert source_start.tolist() == [5, 0, 6, 0] and target_start.tolist() == [5, 0, 2, 0]
+
+
+def test_packed_batches_mix_rows_of_long_and_of_short_sentences():
+  # 64 rows of one long pair each, then 64 rows of 8 short ones: without shuffling, batches would be of one kind.
+  lengths = np.array([8] * 64 + [1] * 512)
+  plans = Batcher(batch_tokens=128, boundaries=(8,), packing=True).plan(lengths, lengths)
+  assert [plan.rows for plan in plans] == [16] * 8
+  assert all(2 <= np.sum(lengths[plan.example] == 8) <= 14 for plan in plans)
 
 
 def test_packing_fills_more_than_nine_tenths():

@@ -41,7 +41,7 @@ def test_scripts_without_spaces_are_split_by_character(language):
   assert s.bleu > 50 and 'tok:char' in s.bleu_signature
 
 
-@pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'lzh', 'zh-CN', 'zh_Hant'])
+@pytest.mark.parametrize('language', ['zh', 'zho', 'cmn', 'lzh', 'zh-CN', 'zh_Hant', 'ZH', 'Zh-Hant'])
 def test_chinese_is_split_by_character(language):
   s = scoring.References(['x'], ['我们今天去公园散步。'], language).score(['我们今天去学校散步。'])
   assert s.bleu > 20 and 'tok:zh' in s.bleu_signature
