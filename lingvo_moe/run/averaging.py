@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
@@ -61,6 +62,8 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   """
   if os.path.lexists(out):
     raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
+  if run.exists:
+    run.check_files()
   prefixes = {step: run.checkpoints().path(step) for step in steps}
   shapes = _common_shapes(prefixes)
   stored = {name: [] for name in shapes}
@@ -78,8 +81,9 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
     os.makedirs(os.path.dirname(prefix))
     _write(prefix, _means(step, stored, part_bytes), part_bytes)
     written.finish(step, 'average')
-    with open(written.file(NOTE), 'w', encoding='utf-8') as f:
-      json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, f, indent=2)
+    files.write(
+      written.file(NOTE), json.dumps({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, indent=2)
+    )
     os.rename(partial, out)
   except tf.errors.OpError as e:
     raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
