@@ -44,6 +44,7 @@ flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the config
 flags.DEFINE_integer('max_steps', None, "Steps to train in all; default: the configuration's.", lower_bound=0)
 flags.DEFINE_string('init_from', None, 'Log directory, or checkpoint, whose weights a new run begins with.')
 flags.DEFINE_string('cache_dir', None, 'Folder for tokenised text; default: <logdir>/cache.')
+flags.DEFINE_bool('accept_changed_corpus', False, 'Go on with a run though its corpus has changed since.')
 flags.DEFINE_bool('jit_compile', False, 'Compile the step with XLA, once for every batch shape (--runtime=local).')
 flags.DEFINE_integer(
   'steps_per_loop',
@@ -107,10 +108,9 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   config, lock = begin(run, name, config, choice)
   vocabs = config.vocabs()
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
-  cache_dir = FLAGS.cache_dir or run.file('cache')
   feed = Feed(runtime.feed_index, runtime.feed_count, quiet=not choice.leads)
-  train_input = config.train_input(vocabs, cache_dir, feed)
-  dev_input = config.dev_input(vocabs, cache_dir, feed)
+  train_input = config.train_input(vocabs, cache_dir(run), feed)
+  dev_input = config.dev_input(vocabs, cache_dir(run), feed)
   choice.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
   checkpoints = run.checkpoints(config.keep_checkpoints, config.keep_every)
   resumed = restore(runtime, checkpoints, config, vocabs, choice)
@@ -133,6 +133,11 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
     say=choice.say,
   )
   return training, resumed
+
+
+def cache_dir(run: RunDir) -> str:
+  """Folder for tokenised text."""
+  return FLAGS.cache_dir or run.file('cache')
 
 
 def note_environment(run: RunDir, step: int, train_input: TrainInput, choice: runtime_flags.Choice) -> None:
@@ -182,7 +187,15 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
 
   The lock holds until it is closed, or the process ends.
   """
-  lock, begun = choice.together(lambda: run.lock_and_begin(name, config) if choice.leads else (None, None))
+  from lingvo_moe.run import corpus_record
+
+  def check_corpus(config, begun):
+    accept = FLAGS.accept_changed_corpus
+    corpus_record.check(run.file('corpus.json'), config, cache_dir(run), begun, accept, choice.say)
+
+  lock, begun = choice.together(
+    lambda: run.lock_and_begin(name, config, check_corpus) if choice.leads else (None, None)
+  )
   return (begun if choice.leads else run.load()[1]), lock
 
 

@@ -303,7 +303,7 @@ def test_mistakes_are_answered(run, tmp_path):
     'holds a run of mt.cldr.Tiny, not of --model=mt.cldr.Dense: leave --model out': {'model': 'mt.cldr.Dense'},
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},
     'each choose a checkpoint: give one of them': {'step': 1, 'best': True},
-    'beam_size must be at least 1; saw 0': {'beam_size': 0},
+    'beam_size must be from 1 to 1024; saw 0': {'beam_size': 0},
     'length_norm_alpha must be at least 0; saw -1': {'length_norm_alpha': -1.0},
     "no pair of .* matches 'zz-en'": {'pairs': 'zz-en'},
     'no file nosuch.xx': {'split': 'nosuch'},

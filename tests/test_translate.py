@@ -194,7 +194,7 @@ def test_mistakes_are_answered(run, tmp_path):
     'has no checkpoint of step 7; there: 1, 2': {'step': 7},
     '--step and --best each choose a checkpoint': {'step': 1, 'best': True},
     '--best and --checkpoint each choose a checkpoint': {'checkpoint': 'last', 'best': True},
-    'beam_size must be at least 1; saw 0': {'beam_size': 0},
+    'beam_size must be from 1 to 1024; saw 0': {'beam_size': 0},
   }
   for message, options in wrong.items():
     with pytest.raises(UserError, match=message):

@@ -19,12 +19,26 @@ from typing import Any, NamedTuple
 
 from lingvo_moe.analysis import results
 from lingvo_moe.analysis import significance
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 
 Record = dict[str, Any]
 _SCORE_DIGITS = 4
 _LOSS_DIGITS = 5
 _SO_FAR = {'seconds': 1, 'source_tokens': 0, 'target_tokens': 0}  # and their decimals
+
+_KINDS = {
+  **dict.fromkeys(('kind', 'run'), json_files.TEXT),
+  **dict.fromkeys(('split', 'pair'), json_files.optional(json_files.TEXT)),
+  'step': json_files.INTEGER,
+  'chrF2': json_files.optional(json_files.NUMBER),
+}
+
+_LOGGED = {
+  **{name: json_files.optional(json_files.NUMBER) for name in ('dev_loss', *(f'{name}_so_far' for name in _SO_FAR))},
+  'dev_loss_by_pair': json_files.optional(json_files.by_name(json_files.NUMBER)),
+}
 
 
 class Log(NamedTuple):
@@ -37,7 +51,7 @@ class Log(NamedTuple):
   @classmethod
   def of(cls, run: results.Run) -> Log:
     log = cls({}, {}, {})
-    for line in run.train_log():
+    for line in run.train_log(**_LOGGED):
       step = line['step']
       # The first line of a step: what evaluating it took is not yet in its seconds.
       log.so_far.setdefault(step, {name: line[f'{name}_so_far'] for name in _SO_FAR if f'{name}_so_far' in line})
@@ -50,20 +64,18 @@ class Log(NamedTuple):
 def read(path: str) -> list[Record]:
   """The records of a file; none if it is not there."""
   try:
-    with open(path, encoding='utf-8') as f:
-      return [json.loads(line) for line in f]
+    with open(path, 'rb') as f:
+      return [json_files.parse(line, **_KINDS) for line in f]
   except FileNotFoundError:
     return []
   except ValueError as e:
-    raise UserError(f'{path} has a line that is not JSON ({e}): mend it, or take another --out') from None
+    raise UserError(f'{path} has a line that is not JSON, or no record ({e}): mend it, or take another --out') from None
 
 
 def write(path: str, records: Iterable[Record]) -> None:
   """Writes the file whole or not at all."""
   os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-  with open(path + '.partial', 'w', encoding='utf-8') as f:
-    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in records)
-  os.replace(path + '.partial', path)
+  files.write(path, ''.join(json.dumps(record, ensure_ascii=False) + '\n' for record in records))
 
 
 def new_records(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.analysis import significance
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
@@ -48,14 +48,14 @@ class Run:
   def read(cls, path: str) -> Run:
     """The run in a log directory; UserError if there is none."""
     path = os.path.normpath(path)
-    config = read_json(os.path.join(path, 'config.json'))
+    kinds = dict(model=json_files.TEXT, values=json_files.OBJECT)
+    config = read_json(os.path.join(path, 'config.json'), 'a configuration written by the trainer', **kinds)
     if config is None:
       raise UserError(f'there is no run in {path} (no file {os.path.join(path, "config.json")}): give a log directory')
-    try:
-      model, values = config['model'], dict(config['values'])
-    except (KeyError, TypeError, ValueError):
-      raise UserError(f'{path}/config.json is not a configuration written by the trainer: restore it') from None
-    return cls(path, model, values, read_json(os.path.join(path, 'averaged.json')))
+    averaged = read_json(
+      os.path.join(path, 'averaged.json'), of=json_files.TEXT, steps=json_files.list_of(json_files.INTEGER)
+    )
+    return cls(path, config['model'], config['values'], averaged)
 
   @property
   def name(self) -> str:
@@ -69,27 +69,25 @@ class Run:
   def summary(self, split: str, step: int) -> dict[str, Any]:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
     path = os.path.join(self.path, 'decode', split, f'step_{step}', 'scores.json')
-    found = read_json(path)
+    scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
+    pairs = json_files.by_name(json_files.Kind('an object with sentences and chrf', scored))
+    found = read_json(path, 'what the decoder writes', 'decode the step again (--overwrite)', pairs=pairs)
     if found is None:
       there = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
         f'{self.path} has no translations of {split} by step {step}; decoded there: {there}. Make them with '
         f'python -m lingvo_moe.decoder --logdir={self.path} --split={split} --step={step}'
       )
-    pairs = found.get('pairs') if isinstance(found, dict) else None
-    scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
-    if not isinstance(pairs, dict) or not pairs or not all(map(scored, pairs.values())):
-      raise UserError(f'{path} is not what the decoder writes: decode the step again (--overwrite)')
     return found
 
-  def train_log(self) -> Iterator[dict[str, Any]]:
+  def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
     """The lines of train.jsonl; of an average, those of the run it is of; none where that is gone.
 
     Raises:
       UserError: a line is damaged, other than a last one that is cut short.
     """
     logdir = os.path.join(self.path, self.averaged['of']) if self.averaged else self.path
-    return read_json_lines(os.path.join(logdir, 'train.jsonl'))
+    return read_json_lines(os.path.join(logdir, 'train.jsonl'), **kinds)
 
   def configured(self) -> dict[str, Any]:
     """Model, values, contents of the vocabularies, and steps of an average: what another run may have otherwise."""
@@ -102,29 +100,13 @@ class Run:
     return found
 
 
-def read_json_lines(path: str) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: str, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
   """Lines of a file of JSON objects with a step each; none if it is not there. A last line may be cut short.
 
   Raises:
     UserError: another line is damaged.
   """
-  try:
-    file = open(path, encoding='utf-8', errors='replace')
-  except FileNotFoundError:
-    return
-  with file:
-    for number, line in enumerate(file, start=1):
-      try:
-        found = json.loads(line)
-      except (ValueError, RecursionError):
-        found = None
-      if isinstance(found, dict) and isinstance(found.get('step'), int):
-        yield found
-      elif line.endswith('\n') or next(file, None) is not None:
-        raise UserError(
-          f'each line of {path} is a JSON object with its step; line {number} is not ({line.strip()[:40]!r}): restore '
-          'the file from a copy, or remove the line'
-        )
+  return (found for _, found in json_files.lines(path, **kinds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,12 +185,14 @@ def _fingerprint(path: str) -> str:
     return _NONE
 
 
-def read_json(path: str) -> Any:
-  """What is in a JSON file; None if it is not there."""
+def read_json(
+  path: str,
+  what: str = 'what was written there',
+  way_out: str = 'restore it from a copy, or make it again',
+  **kinds: json_files.Kind,
+) -> dict[str, Any] | None:
+  """The object in a JSON file; None if it is not there; see json_files.read."""
   try:
-    with open(path, encoding='utf-8') as f:
-      return json.load(f)
+    return json_files.read(path, what, way_out, **kinds)
   except FileNotFoundError:
     return None
-  except ValueError as e:
-    raise UserError(f'{path} is not JSON ({e}): restore it from a copy, or make it again') from None

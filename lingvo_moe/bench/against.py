@@ -7,12 +7,12 @@ printed ('RESULT {...}', with 'peer', 'config' such as 'bench-S-E128', and 'meas
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.bench.clock import MAX_OTHER_CORES
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 
 Record = Mapping[str, Any]
@@ -78,7 +78,7 @@ def _parsed(line: str) -> dict | None:
   if not line.startswith('{'):
     return None
   try:
-    return json.loads(line)
+    return json_files.parse(line)
   except ValueError:
     return None
 

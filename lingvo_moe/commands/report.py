@@ -17,6 +17,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
@@ -39,9 +40,7 @@ def main(argv):
       f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
     )
   data = page.page(records).encode()
-  with open(out + '.partial', 'wb') as f:
-    f.write(data)
-  os.replace(out + '.partial', out)
+  files.write(out, data)
   print(f'{out}: {len(data) / 1000:.0f} kB; open it in a browser')
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
 
 from lingvo_moe.core import bindings
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
@@ -46,27 +47,23 @@ def resolve(
     gin.clear_config()
 
 
-def save(name: str, config: Any, path: str) -> None:
-  """Writes {'model': name, 'values': every field} as JSON, whole or not at all."""
-  text = json.dumps({'model': name, 'values': dataclasses.asdict(config)}, indent=2, ensure_ascii=False)
-  with open(path + '.partial', 'w', encoding='utf-8') as f:
-    f.write(text + '\n')
-  os.replace(path + '.partial', path)
+def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:
+  """Writes {'model': name, 'values': every field, 'files': fingerprints} as JSON with a checksum.
+
+  Args:
+    name: of the model.
+    config: the configuration.
+    path: of the file.
+    fingerprints: SHA-256 of the files that the configuration names, by their names.
+  """
+  written = {'model': name, 'values': dataclasses.asdict(config), 'files': dict(fingerprints or {})}
+  files.write(path, json_files.dump(written, indent=2))
 
 
 def load(path: str) -> tuple[str, Any]:
   """(model name, configuration) of a file that `save` wrote; gin has no say in it."""
-  try:
-    with open(path, encoding='utf-8') as f:
-      read = json.load(f)
-    name, values = read['model'], read['values']
-  except FileNotFoundError:
-    raise UserError(
-      f'there is no run in {os.path.dirname(path) or "."} (no file {path}): train one there first, '
-      'or give the --logdir of another'
-    ) from None
-  except (ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{path} is not a configuration written by the trainer ({e}): restore it from a copy') from None
+  read = _read(path, model=json_files.TEXT, values=json_files.PLAIN_OBJECT)
+  name, values = read['model'], read['values']
   gin.clear_config()
   cls = registry.get(name)
   known = {f.name for f in dataclasses.fields(cls)}
@@ -74,6 +71,22 @@ def load(path: str) -> tuple[str, Any]:
     if field not in known:
       raise UserError(f'{path}: {name} has no field {field!r} in this version; {closest(field, known)}')
   return name, _make(cls, f'{path}: {name}', {k: _as_tuples(v) for k, v in values.items()})
+
+
+def fingerprints(path: str) -> dict[str, str]:
+  """Fingerprints that `save` wrote; none of an earlier version."""
+  return _read(path, files=json_files.optional(json_files.by_name(json_files.TEXT))).get('files') or {}
+
+
+def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:
+  way_out = 'restore it from a copy, or, where it was edited by hand, remove its line "crc32" and the comma before'
+  try:
+    return json_files.read(path, 'a configuration written by the trainer', way_out, **kinds)
+  except FileNotFoundError:
+    raise UserError(
+      f'there is no run in {os.path.dirname(path) or "."} (no file {path}): train one there first, '
+      'or give the --logdir of another'
+    ) from None
 
 
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_moe.core import configuration
+from lingvo_moe.core import json_files
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.tasks.mt.config import MtConfig
 
@@ -90,7 +91,7 @@ def configured(case: Case) -> MtConfig:
 
 
 def _read(path: str) -> Mapping[str, Any] | None:
-  if not os.path.exists(path):
+  try:
+    return json_files.read(path, 'a report of tools/cost.py', 'remove it, and it is made again')
+  except FileNotFoundError:
     return None
-  with open(path, encoding='utf-8') as f:
-    return json.load(f)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint
@@ -112,6 +113,8 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
   """Writes an average as the one checkpoint of a log directory, which appears whole or not at all."""
   if os.path.lexists(out):
     raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
+  if run.exists:
+    run.check_files()
   out = os.path.abspath(out)
   partial = os.path.join(os.path.dirname(out), f'.partial_{os.path.basename(out)}')
   shutil.rmtree(partial, ignore_errors=True)  # of a command that was killed
@@ -122,8 +125,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     os.makedirs(os.path.dirname(prefix))
     _write(prefix, _means(step, terms, part_bytes), part_bytes)
     written.finish(step, 'average')
-    with open(written.file(NOTE), 'w', encoding='utf-8') as f:
-      json.dump({**note, 'of': os.path.relpath(run.path, out)}, f, indent=2)
+    files.write(written.file(NOTE), json.dumps({**note, 'of': os.path.relpath(run.path, out)}, indent=2))
     os.rename(partial, out)
   except tf.errors.OpError as e:
     raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None

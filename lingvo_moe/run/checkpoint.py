@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import glob
 import hashlib
-import json
 import math
 import os
 import re
@@ -28,6 +27,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.pieces import Piece
@@ -35,6 +36,7 @@ from lingvo_moe.runtime.pieces import slice_spec
 
 _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
+_TYPES = {'step': tf.int64}  # of all other tensors: float32
 _DEV_LOSS = 'dev_loss.json'
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
@@ -195,17 +197,15 @@ class Checkpoints:
   def _write_dev_loss(self, folder: str, dev_loss: float | None):
     if dev_loss is None or not math.isfinite(dev_loss):
       return
-    path = os.path.join(folder, _DEV_LOSS)
-    with open(path + '.partial', 'w', encoding='utf-8') as f:
-      json.dump({'dev_loss': dev_loss}, f)
-    os.replace(path + '.partial', path)
+    files.write(os.path.join(folder, _DEV_LOSS), json_files.dump({'dev_loss': dev_loss}))
 
   def dev_loss(self, step: int) -> float | None:
     """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
+    path = os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS)
+    way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
     try:
-      with open(os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS), encoding='utf-8') as f:
-        return float(json.load(f)['dev_loss'])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+      return float(json_files.read(path, 'a dev loss', way_out, dev_loss=json_files.NUMBER)['dev_loss'])
+    except FileNotFoundError:
       return None
 
   def _sweep(self):
@@ -282,9 +282,10 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored 
   """Tensors by name, stacked ones too; they are read when they are sliced.
 
   Raises:
-    UserError: a tensor is missing or has another shape; or, when it is read, fails its checksum.
+    UserError: a tensor is missing or has another shape or type; or, when it is read, fails its checksum.
   """
   there = shapes(prefix)
+  types = _reader(prefix).get_variable_to_dtype_map()
   for name, shape in by_layer(specs).items():
     if name not in there:
       raise UserError(
@@ -296,7 +297,11 @@ def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored 
         f'{prefix}: {name!r} has shape {there[name]}, but this model has {tuple(shape)}; '
         'use the --model, bindings and vocabulary that it was trained with'
       )
-  types = _reader(prefix).get_variable_to_dtype_map()
+    if types[name] != (wanted := _TYPES.get(name, tf.float32)):
+      raise UserError(
+        f'{prefix}: {name!r} has type {types[name].name}, but a model has {wanted.name} there: it was not written by '
+        'the trainer, or was converted; use the checkpoint that the trainer wrote'
+      )
   stored = lambda name: Stored(prefix, name, there[name], types[name])
 
   def found(name, shape):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import importlib.metadata
 import json
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
+from lingvo_moe.core import json_files
 from lingvo_moe.run import reporting
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
@@ -89,10 +91,5 @@ def _git(root: str, *arguments: str) -> str:
 
 def _last(path: str) -> Mapping[str, Any] | None:
   """The last line, without step and time; None if there is none."""
-  try:
-    with open(path, encoding='utf-8', errors='replace') as f:
-      lines = f.read().splitlines()
-    found = json.loads(lines[-1])
-    return {name: value for name, value in found.items() if name not in ('step', 'time')}
-  except (FileNotFoundError, IndexError, ValueError, AttributeError):
-    return None
+  last = collections.deque(json_files.lines(path), maxlen=1)
+  return {name: value for name, value in last[0][1].items() if name not in ('step', 'time')} if last else None

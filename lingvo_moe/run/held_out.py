@@ -5,17 +5,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
-import json
 import os
 import sys
 from collections.abc import Iterable
 from typing import Any
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import Outcome
+
+_SUMMARY = ('what the decoder writes', 'the step is decoded again')
+_FILE_NAME = json_files.Kind('a file name', lambda name: isinstance(name, str) and name == os.path.basename(name) != '')
+_KINDS = {
+  'settings': json_files.OBJECT,
+  'texts': json_files.optional(json_files.by_name(json_files.optional(json_files.TEXT))),
+  'beside': json_files.optional(json_files.list_of(_FILE_NAME)),
+  'pairs': json_files.optional(json_files.by_name(json_files.OBJECT)),
+  'files': json_files.optional(json_files.by_name(json_files.OBJECT)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +52,26 @@ class Results:
     return os.path.join(self.root, f'step_{step}')
 
   def done(self, step: int) -> dict | None:
-    """The summary of a step, if that was made with these settings."""
-    summary = self._read(step)
-    return summary if summary and summary['settings'] == self._settings(step) else None
+    """The summary of a step, if that was made with these settings; one that is damaged counts as none, with a line."""
+    try:
+      summary = self._read(step)
+      if summary is None or summary['settings'] != self._settings(step):
+        return None
+      self._check_shown(summary, step)
+      return summary
+    except UserError as e:
+      print(e, file=sys.stderr)
+      return None
 
   def begin(self, step: int) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files."""
     folder = self.folder(step)
     os.makedirs(folder, exist_ok=True)
-    if old := self._read(step):
+    try:
+      old = self._read(step)
+    except UserError:  # damaged, as `done` has said
+      old = None
+    if old:
       changed = [
         self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
         for name, value in self.job.settings.items()
@@ -62,24 +84,23 @@ class Results:
         )
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
     stale = glob.glob(os.path.join(glob.escape(folder), '*' + self.job.suffix))
-    stale += [os.path.join(folder, name) for name in (old or {}).get('beside', ())]
-    for path in [os.path.join(folder, self.job.summary_file), *stale]:  # the summary first: without it nothing counts
+    stale += [os.path.join(folder, name) for name in (old or {}).get('beside') or ()]
+    for path in [self._path(step), *stale]:  # the summary first: without it nothing counts
       with contextlib.suppress(FileNotFoundError):
         os.remove(path)
 
   def write(self, step: int, outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     for name, lines in outcome.lines.items():
-      _write(os.path.join(self.folder(step), name + self.job.suffix), ''.join(line + '\n' for line in lines))
+      files.write(os.path.join(self.folder(step), name + self.job.suffix), ''.join(line + '\n' for line in lines))
     for name, lines in outcome.beside.items():
-      _write(os.path.join(self.folder(step), name), ''.join(line + '\n' for line in lines))
+      files.write(os.path.join(self.folder(step), name), ''.join(line + '\n' for line in lines))
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()
     own = {'settings': self._settings(step), 'texts': self.job.texts, 'beside': sorted(outcome.beside)}
     summary = {'step': step, **own, **outcome.summary}
-    path = os.path.join(self.folder(step), self.job.summary_file)
-    _write(path, json.dumps(summary, indent=2, ensure_ascii=False) + '\n')
+    files.write(self._path(step), json_files.dump(summary, indent=2))
     return summary
 
   def _other_text(self, old: dict) -> str:
@@ -96,23 +117,26 @@ class Results:
   def _settings(self, step: int) -> dict[str, Any]:
     return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
 
-  def _read(self, step):
+  def _path(self, step: int) -> str:
+    return os.path.join(self.folder(step), self.job.summary_file)
+
+  def _read(self, step: int) -> dict[str, Any] | None:
+    """The summary of a step; None if it is not there; UserError if it is damaged."""
     try:
-      with open(os.path.join(self.folder(step), self.job.summary_file), encoding='utf-8') as f:
-        summary = json.load(f)
-    except (FileNotFoundError, ValueError):
+      return json_files.read(self._path(step), *_SUMMARY, **_KINDS)
+    except FileNotFoundError:
       return None
-    return summary if isinstance(summary, dict) and isinstance(summary.get('settings'), dict) else None
+
+  def _check_shown(self, summary: dict[str, Any], step: int) -> None:
+    """Raises UserError for a summary that the job cannot show, of an earlier version that wrote no checksum."""
+    try:
+      self.job.report(summary)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+      what, way_out = _SUMMARY
+      raise UserError(f'{self._path(step)} is not {what} ({type(e).__name__}: {e}): {way_out}') from None
 
 
 def _names(names: Iterable[str]) -> str:
   """Names with commas between, the first of many."""
   names = sorted(names)
   return ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '') or 'none'
-
-
-def _write(path: str, text: str) -> None:
-  """Writes a file whole or not at all."""
-  with open(path + '.partial', 'w', encoding='utf-8', newline='\n') as f:
-    f.write(text)
-  os.replace(path + '.partial', path)

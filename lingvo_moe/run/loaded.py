@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops.cpu import threads
 from lingvo_moe.run import inference
@@ -301,7 +301,8 @@ def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:
   for line in reversed(lines):
     if f'"dev_loss_by_{subset}"' in line:
       try:
-        return sorted(json.loads(line)[f'dev_loss_by_{subset}'])
+        name = f'dev_loss_by_{subset}'
+        return sorted(json_files.parse(line, **{name: json_files.OBJECT})[name])
       except ValueError:
         continue
   return []

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
@@ -151,25 +153,26 @@ class NoLog:
 
 
 def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict[str, float]:
-  """Drops later lines of a log; returns the totals so far that the last line kept has, of those named."""
+  """Drops later lines of a log, and a last one that a crash cut short; returns the totals that the last line kept has.
+
+  Args:
+    path: of the log.
+    step: the last one whose lines are kept.
+    totals: names of the totals so far that are returned.
+
+  Raises:
+    UserError: another line is damaged.
+  """
   if not os.path.exists(path):
     return {}
-  partial = path + '.partial'
   if step == 0 and os.path.getsize(path):
     os.replace(path, path + '.old')  # of a run whose checkpoints are gone
     return {}
   last = {}
-  with open(path, encoding='utf-8', errors='replace') as old, open(partial, 'w', encoding='utf-8') as new:
-    for line in old:
-      if _step_of(line) <= step:
+  so_far = {f'{name}_so_far': json_files.optional(json_files.NUMBER) for name in totals}
+  with files.replacing(path) as new:
+    for line, found in json_files.lines(path, **so_far):
+      if found['step'] <= step:
         new.write(line)
-        last = json.loads(line)
-  os.replace(partial, path)
-  return {name: last[f'{name}_so_far'] for name in totals if f'{name}_so_far' in last}
-
-
-def _step_of(line: str) -> float:
-  try:
-    return json.loads(line)['step']
-  except (ValueError, KeyError, TypeError):
-    return math.inf  # cut short by the crash
+        last = found
+  return {name: last[f'{name}_so_far'] for name in totals if last.get(f'{name}_so_far') is not None}

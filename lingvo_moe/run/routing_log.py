@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_moe.core import files
 from lingvo_moe.run import reporting
 
 _LINES = 50  # of a whole run
@@ -63,9 +64,7 @@ def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[s
     return
   path = os.path.join(logdir, 'dev_routing.json')
   found = {'step': step, 'subsets': list(subsets), 'choices': {name: _whole(x) for name, x in choices.items()}}
-  with open(path + '.partial', 'w', encoding='utf-8') as f:
-    f.write(_compact(found) + '\n')
-  os.replace(path + '.partial', path)
+  files.write(path, _compact(found) + '\n')
 
 
 def _whole(x: np.ndarray) -> list:

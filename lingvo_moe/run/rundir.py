@@ -3,6 +3,7 @@
 config.json        the model's name and every resolved value
 vocab/             the task's own files, such as SentencePiece models
 checkpoints/       see checkpoint.py
+corpus.json        hashes of the files of the corpus (corpus_record.py)
 cache/             tokenised text (may be deleted)
 train.jsonl        the scalars of every logged step; the event files beside it hold the same
 routing.jsonl      loads of all experts, at intervals; dev_routing.json: by part of the dev text (routing_log.py)
@@ -17,13 +18,17 @@ import dataclasses
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from typing import IO
 
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
+
+CheckCorpus = Callable[[TaskConfig, bool], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,9 @@ class RunDir:
       ) from None
     return held
 
-  def lock_and_begin(self, name: str, config: TaskConfig) -> tuple[IO, TaskConfig]:
+  def lock_and_begin(
+    self, name: str, config: TaskConfig, check_corpus: CheckCorpus = lambda config, begun: None
+  ) -> tuple[IO, TaskConfig]:
     """Locks the directory and begins the run, or goes on with it; a directory made for a run that cannot begin goes.
 
     Raises:
@@ -72,28 +79,43 @@ class RunDir:
     is_new = not os.path.exists(self.path)
     lock = self.lock()
     try:
-      return lock, self.begin(name, config)
+      return lock, self.begin(name, config, check_corpus)
     except UserError:
       lock.close()
       if is_new and not self.exists:
         self._remove_if_empty()
       raise
 
-  def begin(self, name: str, config: TaskConfig) -> TaskConfig:
+  def begin(self, name: str, config: TaskConfig, check_corpus: CheckCorpus = lambda config, begun: None) -> TaskConfig:
     """Begins the run, or goes on with the one that is here: prepares the task's files and writes config.json.
 
-    Returns the configuration, which names the run's own files.
+    Args:
+      name: of the model.
+      config: as the flags ask for it.
+      check_corpus: called with the prepared configuration, and whether the run was begun before.
+
+    Returns:
+      The configuration, which names the run's own files.
 
     Raises:
-      UserError: the run that is here is another.
+      UserError: the run that is here is another, or one of its files is not what it was.
     """
     begun = self.exists
     if begun:
       self._check_same_model(name)
+      self.check_files()
     config = config.prepare(self.vocab_dir, begun)
     if begun:
       self._check_same_values(config)
-    configuration.save(name, config.with_files(lambda path: os.path.relpath(path, self.path)), self.config_file)
+    check_corpus(config, begun)
+    fingerprints = {}
+
+    def relative(path):
+      own = os.path.relpath(path, self.path)
+      fingerprints[own] = files.sha256(path)
+      return own
+
+    configuration.save(name, config.with_files(relative), self.config_file, fingerprints)
     return config
 
   def load(self) -> tuple[str, TaskConfig]:
@@ -101,7 +123,18 @@ class RunDir:
     if not os.path.isdir(self.path):
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
+    self.check_files()
     return name, config.with_files(self.file)
+
+  def check_files(self) -> None:
+    """Raises UserError if a file of the run, such as a vocabulary, is not the one that config.json has the hash of."""
+    for name, fingerprint in configuration.fingerprints(self.config_file).items():
+      path = self.file(name)
+      if os.path.isfile(path) and (found := files.sha256(path)) != fingerprint:
+        raise UserError(
+          f'{path} is not the file that the run began with (SHA-256 {found[:12]}..., and {fingerprint[:12]}... in '
+          f'{self.config_file}): restore it from a copy'
+        )
 
   @staticmethod
   def may_change(config: TaskConfig) -> str:
@@ -109,8 +142,7 @@ class RunDir:
     return ', '.join(fields.may_change(type(config)))
 
   def finish(self, step: int, reason: str) -> None:
-    with open(self.file('finished.json'), 'w', encoding='utf-8') as f:
-      json.dump({'step': step, 'reason': reason}, f)
+    files.write(self.file('finished.json'), json.dumps({'step': step, 'reason': reason}))
 
   def unfinish(self) -> None:
     if self.finished:

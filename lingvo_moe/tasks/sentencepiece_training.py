@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import sentencepiece
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import SPECIAL
 
@@ -112,8 +113,6 @@ def _write(output: str, model: bytes) -> None:
   )
   try:
     for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
-      with open(f'{path}.tmp-{os.getpid()}', 'wb') as f:
-        f.write(data)
-      os.replace(f.name, path)
+      files.write(path, data)
   except OSError as e:
     raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None

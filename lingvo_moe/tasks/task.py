@@ -206,6 +206,20 @@ class SharesRows(Protocol):
 
 
 @runtime_checkable
+class NamesCorpus(Protocol):
+  """A TaskConfig that knows the files it learns from, which a run keeps the hashes of.
+
+  Attributes:
+    data_dir: folder of the corpus.
+  """
+
+  data_dir: str
+
+  def corpus_files(self) -> Mapping[str, Sequence[str]]:
+    """Paths of the files of training and of the dev loss, by part: 'train of de-en'."""
+
+
+@runtime_checkable
 class CountsUnits(Protocol):
   """A DevInput by whose words and bytes the loss is reported too.
 

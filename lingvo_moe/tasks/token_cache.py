@@ -4,48 +4,72 @@ An entry is a list of files, such as one side of one pair and split: `tokens.bin
 vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`. Line i of the text is line i
 of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be larger than memory.
 
-The name of an entry's folder has a hash of its inputs (the vocabulary, and the paths, sizes, modification times and
-first and last bytes of the files): if any of them changes, a new folder is made. A folder is written under a temporary
-name and renamed when complete, so processes may build the same entry at the same time: the first to finish wins.
+The name of an entry's folder has a hash of its inputs, the vocabulary and the contents of the files: if any of them
+changes, a new folder is made, and the one of what the same files had before is removed. A folder is written under a
+temporary name and renamed when complete, so processes may build the same entry at the same time: the first to finish
+wins. Checksums of both arrays are verified when an entry is opened, and a damaged entry is built again. `hashes.json`
+beside the entries keeps the hashes of files, so that one that has not changed is not read again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
-import json
 import os
 import shutil
 import socket
+import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tqdm
 
+from lingvo_moe.core import content_hashes
+from lingvo_moe.core import files as files_lib
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.lock import lock
 
-_FORMAT = 1
-_ENDS = 65536  # bytes from the start and from the end of a file that enter its fingerprint
+_FORMAT = 2
+_DTYPES = ('uint16', 'int32')
+_META = {
+  'dtype': json_files.Kind(f'one of {", ".join(_DTYPES)}', lambda value: value in _DTYPES),
+  'tokens': json_files.INTEGER,
+  'shard_lines': json_files.list_of(json_files.INTEGER),
+  'files': json_files.list_of(json_files.TEXT),
+  'vocab': json_files.TEXT,
+  'checksums': json_files.by_name(json_files.INTEGER),
+}
+
+
+class DamagedError(Exception):
+  """Cache entry that is not as it was written; says which file."""
 
 
 class TokenCache:
   """Cache entry: the lines of one side, as ids without bos and eos.
 
   Attributes:
+    folder: of the entry.
     tokens: all ids, memory mapped.
     offsets: int64, one more than lines; line i is tokens[offsets[i] : offsets[i + 1]].
     shard_lines: number of lines of each file.
+
+  Raises:
+    FileNotFoundError: there is no such entry.
+    DamagedError: a file fails its checksum.
   """
 
   def __init__(self, folder: str):
-    with open(os.path.join(folder, 'meta.json')) as f:
-      meta = json.load(f)
+    meta = _read_meta(folder)
     self.folder = folder
     self.shard_lines = meta['shard_lines']
-    self.tokens = _map(os.path.join(folder, 'tokens.bin'), meta['dtype'], meta['tokens'])
-    self.offsets = _map(os.path.join(folder, 'offsets.bin'), 'int64', sum(self.shard_lines) + 1)
+    self.tokens = _map(folder, 'tokens.bin', meta['dtype'], meta['tokens'], meta)
+    self.offsets = _map(folder, 'offsets.bin', 'int64', sum(self.shard_lines) + 1, meta)
 
   def __len__(self) -> int:
     return len(self.offsets) - 1
@@ -64,11 +88,26 @@ class TokenCache:
     return self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())].astype(np.int32), lengths
 
 
-def _map(path: str, dtype: str, size: int) -> np.ndarray:
-  if os.path.getsize(path) != size * np.dtype(dtype).itemsize:
-    raise OSError(f'{path} is incomplete')
+def _read_meta(folder: str) -> dict[str, Any]:
+  try:
+    return json_files.read(os.path.join(folder, 'meta.json'), 'that of a token cache', 'it is built again', **_META)
+  except UserError as e:
+    raise DamagedError(str(e)) from None
+
+
+def _map(folder: str, name: str, dtype: str, size: int, meta: Mapping[str, Any]) -> np.ndarray:
+  path = os.path.join(folder, name)
+  try:
+    right_size = os.path.getsize(path) == size * np.dtype(dtype).itemsize
+  except FileNotFoundError:
+    right_size = False
+  if not right_size:
+    raise DamagedError(f'{path} is cut short')
   # A plain array view of the map, as numpy's memmap class is slow to index.
-  return np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
+  array = np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
+  if zlib.crc32(array) != meta['checksums'].get(name):
+    raise DamagedError(f'{path} was changed since it was written')
+  return array
 
 
 class Vocab(Protocol):
@@ -90,17 +129,14 @@ class Entry(NamedTuple):
 Tokenise = Callable[[Sequence[str], Vocab, Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
-def fingerprint(files: Sequence[str], vocab: Vocab) -> str:
-  """Hash of everything that an entry depends on, as 16 hex digits."""
-  h = hashlib.sha256(f'{_FORMAT} {vocab.fingerprint}'.encode())
-  for path in files:
-    stat = os.stat(path)
-    h.update(f'\n{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns} '.encode())
-    with open(path, 'rb') as f:
-      h.update(f.read(_ENDS))
-      f.seek(max(0, stat.st_size - _ENDS))
-      h.update(f.read(_ENDS))
-  return h.hexdigest()[:16]
+def _folders(entries: Sequence[Entry], cache_dir: str, quiet: bool) -> list[str]:
+  """Folder of each entry, named by a hash of everything that it depends on."""
+  contents = iter(content_hashes.of_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
+  folders = []
+  for entry in entries:
+    key = ' '.join([str(_FORMAT), entry.vocab.fingerprint, *(next(contents) for _ in entry.files)])
+    folders.append(os.path.join(cache_dir, f'{entry.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}'))
+  return folders
 
 
 def open_entries(
@@ -111,18 +147,20 @@ def open_entries(
   Raises:
     UserError: a file cannot be read, or the cache cannot be written.
   """
-  paths = [os.path.join(cache_dir, f'{entry.name}-{fingerprint(entry.files, entry.vocab)}') for entry in entries]
-  found = {path: _open(path) for path in paths}
+  folders = _folders(entries, cache_dir, quiet)
+  found = {folder: _open(folder, quiet) for folder in folders}
   if None in found.values():
     with lock(cache_dir):
       _remove_leftovers(cache_dir)
       missing = {}
-      for path, entry in zip(paths, entries, strict=True):
-        found[path] = found[path] or _open(path)
-        if found[path] is None:
-          missing[path] = entry.files, entry.vocab
-      found |= _build_all(missing, tokenise, quiet)
-  return [found[path] for path in paths]
+      for folder, entry in zip(folders, entries, strict=True):
+        found[folder] = found[folder] or _open(folder)
+        if found[folder] is None:
+          missing[folder] = entry
+      found |= _build_all({folder: (entry.files, entry.vocab) for folder, entry in missing.items()}, tokenise, quiet)
+      for folder, entry in missing.items():
+        _remove_older(folder, entry)
+  return [found[folder] for folder in folders]
 
 
 def _build_all(
@@ -147,11 +185,25 @@ def _remove_leftovers(cache_dir: str) -> None:
       shutil.rmtree(os.path.join(cache_dir, name), ignore_errors=True)
 
 
-def _open(folder: str) -> TokenCache | None:
+def _remove_older(folder: str, entry: Entry) -> None:
+  """Removes entries, by the same name and vocabulary, of what the same files held before."""
+  for other in glob.glob(f'{glob.escape(os.path.join(os.path.dirname(folder), entry.name))}-{"[0-9a-f]" * 16}'):
+    with contextlib.suppress(OSError, DamagedError):
+      meta = _read_meta(other)
+      if other != folder and meta['vocab'] == entry.vocab.fingerprint and meta['files'] == list(entry.files):
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def _open(folder: str, quiet: bool = True) -> TokenCache | None:
+  """An entry; None where there is none, or a damaged one, of which a line says so unless `quiet`."""
   try:
     return TokenCache(folder)
-  except (OSError, ValueError, KeyError):  # missing, or incomplete after a full disk or a crash
-    return None
+  except DamagedError as e:
+    if not quiet:
+      print(f'the token cache is damaged ({e}); this part of it is made again', file=sys.stderr)
+  except OSError:
+    pass
+  return None
 
 
 def _build(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> TokenCache:
@@ -184,23 +236,29 @@ def _settle(temporary: str, folder: str) -> TokenCache:
 
 
 def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> None:
-  dtype = 'uint16' if vocab.size <= 65536 else 'int32'
+  dtype = _DTYPES[0] if vocab.size <= 65536 else _DTYPES[1]
   shard_lines, total = [], 0
+  checksums = {'tokens.bin': 0, 'offsets.bin': 0}
+
+  def append(f, array):
+    name = os.path.basename(f.name)
+    checksums[name] = zlib.crc32(array, checksums[name])
+    f.write(array)
+
   with (
     open(os.path.join(folder, 'tokens.bin'), 'wb') as tokens,
     open(os.path.join(folder, 'offsets.bin'), 'wb') as offsets,
   ):
-    offsets.write(np.zeros(1, np.int64).tobytes())
+    append(offsets, np.zeros(1, np.int64))
     for _ in files:
       lines = 0
       for ids, lengths in stream:
         if not len(lengths):  # the end of the file
           break
-        tokens.write(ids.astype(dtype).tobytes())
-        offsets.write((total + np.cumsum(lengths, dtype=np.int64)).tobytes())
+        append(tokens, ids.astype(dtype))
+        append(offsets, total + np.cumsum(lengths, dtype=np.int64))
         lines += len(lengths)
         total += len(ids)
       shard_lines.append(lines)
   meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(files), 'vocab': vocab.fingerprint}
-  with open(os.path.join(folder, 'meta.json'), 'w') as f:
-    json.dump(meta, f)
+  files_lib.write(os.path.join(folder, 'meta.json'), json_files.dump({**meta, 'checksums': checksums}))

@@ -177,7 +177,7 @@ class ModelConfig(BatchConfig):
   patience: int = field(
     0, 'Evaluations without a gain on dev after which training ends; 0: no limit.', at_least=0, may_change=True
   )
-  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, may_change=True)
+  beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
   length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
 
   def __post_init__(self):

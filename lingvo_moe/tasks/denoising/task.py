@@ -46,6 +46,9 @@ class DenoisingTask:
     for split in ('train', 'dev'):
       corpus.find_files(self.data_dir, split)
 
+  def corpus_files(self: DenoisingConfig) -> dict[str, list[str]]:
+    return {split: corpus.find_files(self.data_dir, split) for split in ('train', 'dev')}
+
   def prepare(self: DenoisingConfig, folder: str, begun: bool) -> DenoisingConfig:
     return run_vocab.prepare(self, folder, begun)
 

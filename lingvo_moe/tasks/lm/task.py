@@ -41,6 +41,9 @@ class LanguageTask:
     for split in ('train', 'dev'):
       corpus.find_files(self.data_dir, split)
 
+  def corpus_files(self: LanguageConfig) -> dict[str, list[str]]:
+    return {split: corpus.find_files(self.data_dir, split) for split in ('train', 'dev')}
+
   def prepare(self: LanguageConfig, folder: str, begun: bool) -> LanguageConfig:
     return run_vocab.prepare(self, folder, begun)
 

@@ -9,6 +9,7 @@ for losses by pair.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt import assembly
@@ -109,7 +112,9 @@ class TrainInput:
         *weights,
       )
     )
-    self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy'))
+    self._counts = _BatchCounts(
+      os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json')
+    )
 
   @property
   def steps_per_epoch(self) -> float:
@@ -166,11 +171,11 @@ class _BatchCounts:
 
   def __init__(self, path: str):
     self._path = path
-    self._ends: list[int] = []
     try:
-      self._ends = [int(n) for n in np.load(path)]
-    except (OSError, ValueError, EOFError):
-      pass  # missing or damaged: windows are counted again
+      ends = json_files.list_of(json_files.INTEGER)
+      self._ends: list[int] = json_files.read(path, 'a list of counts', 'windows are counted again', ends=ends)['ends']
+    except (OSError, UserError):
+      self._ends = []
     self._saved = len(self._ends)
 
   def __len__(self) -> int:
@@ -186,13 +191,8 @@ class _BatchCounts:
       self._save()
 
   def _save(self) -> None:
-    temporary = f'{self._path}.tmp-{os.getpid()}-{threading.get_ident()}'
-    try:
-      with open(temporary, 'wb') as f:
-        np.save(f, np.asarray(self._ends, np.int64))
-      os.replace(temporary, self._path)
-    except OSError:
-      pass  # on a full disk the next start only takes longer
+    with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
+      files.write(self._path, json_files.dump({'ends': self._ends}))
     self._saved = len(self._ends)
 
   def locate(self, step: int) -> tuple[int, int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import vocab_training
 from lingvo_moe.tasks.mt.vocab import Vocab
-from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig
@@ -73,13 +73,13 @@ def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   and the model as many embeddings.
   """
   sides = ('shared',) if config.shared_vocab else ('source', 'target')
-  made = lambda side: os.path.exists(os.path.join(folder, side + '.json'))
+  made = lambda side: vocab_training.settings_of(os.path.join(folder, side)) is not None
   given = {'source': config.source_vocab, 'target': config.target_vocab}
   given['shared'] = config.source_vocab or config.target_vocab
   if begun:
     given = {side: given[side] or ('' if made(side) else _own(side, folder)) for side in sides}
   named = dict(zip(('source_vocab', 'target_vocab'), [given[side] for side in sides] * 2, strict=False))
-  paths = ensure_vocabs(dataclasses.replace(config, **named), folder)
+  paths = vocab_training.ensure_vocabs(dataclasses.replace(config, **named), folder)
   sizes = {}
   for side, path in zip(sides, paths, strict=False):
     field = 'source_vocab_size' if side == 'shared' else f'{side}_vocab_size'
@@ -105,8 +105,8 @@ def _adopt(path: str, side: str, folder: str, begun: bool) -> str:
       'leave it out, or choose another --logdir'
     )
   os.makedirs(folder, exist_ok=True)
-  shutil.copyfile(path, own + '.partial')
-  os.replace(own + '.partial', own)
+  with open(path, 'rb') as f:
+    files.write(own, f.read())
   return own
 
 

@@ -49,6 +49,10 @@ class TranslationTask:
     for path in filter(None, (self.source_vocab, self.target_vocab)):
       Vocab(path)
 
+  def corpus_files(self: MtConfig) -> dict[str, list[str]]:
+    pairs = [pair for split in ('train', 'dev') for pair in dev_lines.find_pairs(self, split)]
+    return {f'{pair.split} of {pair.name}': [*pair.source_files, *pair.target_files] for pair in pairs}
+
   def prepare(self: MtConfig, folder: str, begun: bool) -> MtConfig:
     return run_vocabs.prepare(self, folder, begun)
 

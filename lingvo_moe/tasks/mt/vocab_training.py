@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tqdm
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import sampling
 from lingvo_moe.tasks import sentencepiece_training
@@ -146,9 +149,8 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     'seed': config.seed,
   }
   with lock(vocab_dir):
-    if os.path.exists(output + '.model') and os.path.exists(output + '.json'):
-      with open(output + '.json') as f:
-        made = {'weights': [], **json.load(f)}
+    made = settings_of(output)
+    if made is not None and _is_whole(output + '.model', made):
       for name, value in settings.items():
         if made.get(name) != value:
           raise UserError(
@@ -173,6 +175,27 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
       exact_size=False,
       quiet=quiet,
     )
-    with open(output + '.json', 'w') as f:
-      json.dump(settings, f, indent=2)
+    made = {**settings, 'fingerprint': files.sha256(output + '.model')}
+    files.write(output + '.json', json_files.dump(made, indent=2))
   return output + '.model'
+
+
+def settings_of(output: str) -> dict[str, Any] | None:
+  """Settings that the vocabulary `output`.model was made with; None where they are not there, or damaged, with a line."""
+  try:
+    return {'weights': [], **json_files.read(output + '.json', 'the settings of a vocabulary', 'it is not used')}
+  except FileNotFoundError:
+    return None
+  except UserError as e:
+    print(e, file=sys.stderr)
+    return None
+
+
+def _is_whole(model: str, made: Mapping[str, Any]) -> bool:
+  """Whether a vocabulary's file is there, as it was made."""
+  if not os.path.exists(model):
+    return False
+  if made.get('fingerprint') in (None, files.sha256(model)):  # an earlier version kept none
+    return True
+  print(f'{model} is not as it was made; it is made again', file=sys.stderr)
+  return False

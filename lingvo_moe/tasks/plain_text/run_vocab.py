@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import text
@@ -31,7 +31,7 @@ def prepare(config: _Config, folder: str, begun: bool) -> _Config:
   """Settles the vocabulary of a run and its size; the configuration that is returned names the run's own file."""
   path = config.vocab
   if config.vocab in ('char', 'pieces'):
-    path = _made(config, folder)
+    path = _made(config, folder, begun)
   elif config.vocab != 'byte':
     path = _adopted(config.vocab, os.path.join(folder, 'pieces.model'), begun)
   vocab = _read(path)
@@ -68,11 +68,14 @@ def _read(path: str) -> TextVocab:
   return Characters.load(path) if path.endswith('.json') else Pieces(path)
 
 
-def _made(config: PlainTextConfig, folder: str) -> str:
-  """The vocabulary of characters or pieces in the folder, made from the training text if it is not there."""
+def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
+  """The vocabulary of characters or pieces in the folder, made from the training text if it is not there.
+
+  One that is damaged is made again, unless the run was begun with it.
+  """
   path = os.path.join(folder, {'char': 'characters.json', 'pieces': 'pieces.model'}[config.vocab])
   with lock(folder):
-    if os.path.exists(path):
+    if os.path.exists(path) and (begun or _is_whole(path)):
       return path
     files = corpus.find_files(config.data_dir, 'train')
     if config.vocab == 'char':
@@ -83,6 +86,15 @@ def _made(config: PlainTextConfig, folder: str) -> str:
         _lines(files), output, config.vocab_size or _PIECES, normalization='identity', exact_size=False
       )
   return path
+
+
+def _is_whole(path: str) -> bool:
+  try:
+    _read(path)
+    return True
+  except UserError as e:
+    print(f'{e}; it is made again', file=sys.stderr)
+    return False
 
 
 def _lines(files: list[str]) -> Iterator[bytes]:
@@ -105,6 +117,6 @@ def _adopted(path: str, own: str, begun: bool) -> str:
     )
   _read(path)  # refuses what is none before it is copied
   os.makedirs(os.path.dirname(own), exist_ok=True)
-  shutil.copyfile(path, own + '.partial')
-  os.replace(own + '.partial', own)
+  with open(path, 'rb') as f:
+    files.write(own, f.read())
   return own

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import SPECIAL
@@ -17,6 +17,10 @@ from lingvo_moe.tasks.vocab import UNK
 from lingvo_moe.tasks.vocab import SentencePieceVocab
 
 _FIRST = len(SPECIAL)
+_ASCENDING = json_files.Kind(
+  'characters in ascending order',
+  lambda value: isinstance(value, str) and value != '' and list(value) == sorted(set(value)),
+)
 
 
 class TextVocab(Protocol):
@@ -67,19 +71,15 @@ class Characters:
   @classmethod
   def load(cls, path: str) -> Characters:
     """Characters from a file that `save` wrote."""
+    what, way_out = 'a vocabulary of characters', 'give one that the trainer wrote'
     try:
-      with open(path, encoding='utf-8') as f:
-        return cls(json.load(f)['characters'])
+      return cls(json_files.read(path, what, way_out, characters=_ASCENDING)['characters'])
     except FileNotFoundError:
       raise UserError(f'no vocabulary file {path!r}: restore it, or train a new run') from None
-    except (ValueError, KeyError, TypeError):
-      raise UserError(f'{path} is not a vocabulary of characters: give one that the trainer wrote') from None
 
   def save(self, path: str) -> None:
     """Writes a file, whole or not at all."""
-    with open(path + '.partial', 'w', encoding='utf-8') as f:
-      json.dump({'characters': self.characters}, f, ensure_ascii=False)
-    os.replace(path + '.partial', path)
+    files.write(path, json_files.dump({'characters': self.characters}))
 
   def encode(self, text: str) -> np.ndarray:
     codes = np.frombuffer(text.encode('utf-32-le'), np.int32)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 import babel
 import tqdm
 
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt.cldr.phrases import INVENTORY
 from lingvo_moe.tasks.mt.cldr.phrases import Phrases
@@ -251,14 +252,16 @@ def _recipe(codes: Sequence[str], seed: int, max_pairs: int) -> dict:
   }
 
 
+_KINDS = {'recipe': json_files.OBJECT, 'languages': json_files.by_name(json_files.OBJECT)}
+
+
 def _manifest(out_dir: str) -> dict | None:
   """Manifest in out_dir; None if there is none, or one of another program."""
   try:
-    with open(os.path.join(out_dir, _MANIFEST), encoding='utf-8') as f:
-      manifest = json.load(f)
-    return manifest if manifest['recipe']['made_by'] == 'make_cldr_corpus' else None
-  except (OSError, ValueError, KeyError, TypeError):
+    manifest = json_files.read(os.path.join(out_dir, _MANIFEST), 'a manifest', 'remove it', **_KINDS)
+  except (OSError, UserError):
     return None
+  return manifest if manifest['recipe'].get('made_by') == 'make_cldr_corpus' else None
 
 
 def _check_writable(out_dir: str, overwrite: bool) -> dict | None:

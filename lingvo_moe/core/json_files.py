@@ -1,0 +1,172 @@
+"""Small JSON files of our own making, read with limits on size and depth and with a type for each key.
+
+A file that `dump` made holds its own checksum, so that a byte that was changed is noticed; one without is taken as it
+is. JSON lines have none: a last line that is cut short, as a crash leaves it, is skipped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.core.errors import UserError
+
+MOST_BYTES = 64 << 20  # of a file, or of a line
+_DEEPEST = 32  # brackets within each other
+_CHECKSUM = 'crc32'
+_LONG = re.compile(r'\d{19}')
+_NO_TEXT = re.compile(r'[\ud800-\udfff]|(?<!\\)\\u0000')
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """Type of the value of a key: its name in messages, and whether a value is one."""
+
+  name: str
+  fits: Callable[[Any], bool]
+
+
+TEXT = Kind('a string', lambda value: isinstance(value, str))
+INTEGER = Kind('an integer', lambda value: isinstance(value, int) and not isinstance(value, bool))
+NUMBER = Kind('a number', lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
+OBJECT = Kind('an object', lambda value: isinstance(value, dict))
+PLAIN_OBJECT = Kind(
+  'an object whose strings have neither NUL nor half of a surrogate pair',
+  lambda value: isinstance(value, dict) and not _NO_TEXT.search(json.dumps(value, ensure_ascii=False)),
+)
+
+
+class NotJsonError(ValueError):
+  """Text that is no JSON at all."""
+
+
+def by_name(kind: Kind) -> Kind:
+  """Object whose values are of a kind."""
+  return Kind(
+    f'an object, each value {kind.name}', lambda value: isinstance(value, dict) and all(map(kind.fits, value.values()))
+  )
+
+
+def list_of(kind: Kind) -> Kind:
+  """List whose items are of a kind."""
+  return Kind(f'a list, each item {kind.name}', lambda value: isinstance(value, list) and all(map(kind.fits, value)))
+
+
+def optional(kind: Kind) -> Kind:
+  """Value of a kind, or null, or no such key."""
+  return Kind(f'{kind.name} or null', lambda value: value is None or kind.fits(value))
+
+
+def dump(value: Mapping[str, Any], indent: int | None = None) -> str:
+  """Text of a JSON object with its checksum."""
+  text = json.dumps(value, ensure_ascii=False)
+  return json.dumps({**value, _CHECKSUM: _checksum(json.loads(text))}, indent=indent, ensure_ascii=False) + '\n'
+
+
+def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
+  """The JSON object in a text, without its checksum, which is verified if there is one.
+
+  Args:
+    text: if bytes, UTF-8.
+    **kinds: what the values of these keys must be.
+
+  Raises:
+    ValueError: says what is wrong.
+  """
+  if len(text) > MOST_BYTES:
+    raise ValueError(f'over {MOST_BYTES >> 20} MiB')
+  try:
+    text = text.decode('utf-8') if isinstance(text, bytes) else text
+    found = json.loads(text, parse_int=_int64 if _LONG.search(text) else None)
+  except ValueError as e:
+    raise NotJsonError(str(e)) from None
+  except RecursionError:
+    raise ValueError('brackets too deep in each other') from None
+  if text.count('[') + text.count('{') > _DEEPEST and _is_deep(found):
+    raise ValueError(f'brackets more than {_DEEPEST} deep in each other')
+  if not isinstance(found, dict):
+    raise ValueError(f'no JSON object, but {_shown(found)}')
+  checksum = found.pop(_CHECKSUM, None)
+  if checksum is not None and checksum != _checksum(found):
+    raise ValueError(
+      f'it was changed since it was written: its {_CHECKSUM} is {_checksum(found)}, not {_shown(checksum)}'
+    )
+  for name, kind in kinds.items():
+    if not kind.fits(found.get(name)):
+      raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(found[name]) if name in found else "none"}')
+  return found
+
+
+def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
+  """The JSON object in a file; see `parse`.
+
+  Args:
+    path: of the file.
+    what: it should be, for the message: 'a configuration written by the trainer'.
+    way_out: ends the message.
+    **kinds: what the values of these keys must be.
+
+  Raises:
+    FileNotFoundError: there is none.
+    UserError: it is not such a file.
+  """
+  with open(path, 'rb') as f:
+    data = f.read(MOST_BYTES + 1)
+  try:
+    return parse(data, **kinds)
+  except NotJsonError as e:
+    raise UserError(f'{path} is not JSON ({e}), so it is not {what}: {way_out}') from None
+  except ValueError as e:
+    raise UserError(f'{path} is not {what} ({e}): {way_out}') from None
+
+
+def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
+  """(text, JSON object with its step) of each line of a file; none if it is not there.
+
+  Raises:
+    UserError: a line is damaged, other than a last one that is cut short.
+  """
+  try:
+    file = open(path, 'rb')
+  except FileNotFoundError:
+    return
+  with file:
+    number = 0
+    while line := file.readline(MOST_BYTES + 1):
+      number += 1
+      try:
+        found = parse(line, step=INTEGER, **kinds)
+      except ValueError as e:
+        if not line.endswith(b'\n') and not file.read(1):
+          return
+        raise UserError(
+          f'each line of {path} is a JSON object with its step; line {number} is not ({e}; saw {line[:40]!r}): restore '
+          'the file from a copy, or remove the line'
+        ) from None
+      yield line.decode('utf-8').rstrip('\n') + '\n', found
+
+
+def _int64(digits: str) -> int:
+  if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**63:
+    raise ValueError(f'an integer has more than 64 bits: {digits:.30}')
+  return value
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+  return f'{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}'
+
+
+def _is_deep(value: Any) -> bool:
+  level = [value]
+  for _ in range(_DEEPEST):
+    nested = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
+    level = [item for items in nested for item in items]
+  return any(isinstance(v, (dict, list)) for v in level)
+
+
+def _shown(value: Any) -> str:
+  return f'{value!r:.60}'
