@@ -12,12 +12,18 @@ from collections.abc import Callable
 from absl import app
 from absl import flags
 
+from lingvo_moe.core import paths
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
 
 _HELP = {'help', 'h', 'helpshort'}
+# Flags whose values are paths, in any command.
+_PATHS = {
+  *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
+  *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
+}
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
@@ -65,8 +71,10 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     if '--helpfull' in argv:
       return app.parse_flags_with_usage(argv)
     try:
-      return flags.FLAGS(argv)
-    except flags.Error as e:
+      positional = flags.FLAGS(argv)
+      _check_paths()
+      return positional
+    except (flags.Error, UserError) as e:
       print(f'error: {_explained(e)} (see --help)', file=sys.stderr)
       sys.exit(1)
 
@@ -121,6 +129,15 @@ def _flags_of(argv: list[str]) -> list[str]:
   """The words of a command line that may be flags: those before '--'."""
   words = argv[1:]
   return [a for a in words[: words.index('--') if '--' in words else None] if a.startswith('-')]
+
+
+def _check_paths() -> None:
+  """Refuses paths of file systems that are not mounted; some commands would make folders named after their schemes."""
+  for name in flags.FLAGS:
+    if name in _PATHS:
+      value = flags.FLAGS[name].value
+      for path in value if isinstance(value, list) else [value or '']:
+        paths.check(f'--{name}', path)
 
 
 def _explained(e: flags.Error) -> str:

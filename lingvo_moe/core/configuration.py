@@ -11,9 +11,11 @@ from typing import Any
 import gin
 
 from lingvo_moe.core import bindings
+from lingvo_moe.core import files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 
 def resolve(
@@ -49,9 +51,7 @@ def resolve(
 def save(name: str, config: Any, path: str) -> None:
   """Writes {'model': name, 'values': every field} as JSON, whole or not at all."""
   text = json.dumps({'model': name, 'values': dataclasses.asdict(config)}, indent=2, ensure_ascii=False)
-  with open(path + '.partial', 'w', encoding='utf-8') as f:
-    f.write(text + '\n')
-  os.replace(path + '.partial', path)
+  files.write(path, text + '\n')
 
 
 def load(path: str) -> tuple[str, Any]:
@@ -79,7 +79,7 @@ def load(path: str) -> tuple[str, Any]:
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
   """'field=old, now new' for every field in which two configurations differ."""
   return [
-    f'{f.name}={getattr(old, f.name)!r}, now {getattr(new, f.name)!r}'
+    f'{f.name}={shown(getattr(old, f.name))}, now {shown(getattr(new, f.name))}'
     for f in dataclasses.fields(old)
     if f.name not in ignore and getattr(old, f.name) != getattr(new, f.name)
   ]

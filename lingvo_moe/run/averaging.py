@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
@@ -82,7 +83,7 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
       json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, f, indent=2)
     os.rename(partial, out)
   except tf.errors.OpError as e:
-    raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
+    raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
   except OSError as e:
     raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
   finally:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
+from lingvo_moe.core import no_links
 from lingvo_moe.run import reporting
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
@@ -35,7 +36,7 @@ def record(logdir: str, step: int, **facts: Any) -> None:
   if _last(path) == json.loads(json.dumps(found)):
     return
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
-  with open(path, 'a', encoding='utf-8') as f:
+  with no_links.append(path) as f:
     f.write(json.dumps({'step': step, 'time': now, **found}, ensure_ascii=False) + '\n')
 
 

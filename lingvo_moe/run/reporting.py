@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import no_links
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
@@ -70,7 +71,7 @@ class TrainLog:
     self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
     self._totals |= keep_lines_up_to(self._path, first_step, self._totals)
     self._begun = time.perf_counter() - self._totals['seconds']
-    self._file = open(self._path, 'a', encoding='utf-8')
+    self._file = no_links.append(self._path)
     self._events = EventFile(logdir)
     self._progress = Progress(config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
@@ -112,8 +113,12 @@ class TrainLog:
     """Prints a line beside the progress."""
     self._progress.write(text)
 
-  def close(self) -> None:
+  def end_progress(self) -> None:
+    """Shows the last state of the progress, and a line end."""
     self._progress.close()
+
+  def close(self) -> None:
+    self.end_progress()
     self._file.close()
     self._events.close()
 
@@ -121,8 +126,12 @@ class TrainLog:
     self._totals['seconds'] = time.perf_counter() - self._begun
     so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
-    self._file.write(json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})}) + '\n')
-    self._file.flush()
+    line = json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})})
+    try:
+      self._file.write(line + '\n')
+      self._file.flush()
+    except OSError as e:
+      raise OSError(e.errno, e.strerror, self._path) from None  # a write that fails does not say to which file
     self._events.write(step, values)
 
   def _reset(self):
@@ -144,6 +153,9 @@ class NoLog:
     return loss.mean
 
   def say(self, text: str) -> None:
+    """Nothing."""
+
+  def end_progress(self) -> None:
     """Nothing."""
 
   def close(self) -> None:

@@ -17,10 +17,13 @@ import dataclasses
 import fcntl
 import json
 import os
+import tempfile
 from typing import IO
 
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
+from lingvo_moe.core import no_links
+from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
@@ -28,9 +31,18 @@ from lingvo_moe.tasks.task import TaskConfig
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-  """Paths of a log directory."""
+  """Paths of a log directory.
+
+  Attributes:
+    path: of the directory.
+    vocab_outside: whether its configuration may name vocabularies outside of it.
+  """
 
   path: str
+  vocab_outside: bool = False
+
+  def __post_init__(self):
+    paths.check('a log directory', self.path)
 
   def file(self, *parts: str) -> str:
     return os.path.join(self.path, *parts)
@@ -54,7 +66,7 @@ class RunDir:
   def lock(self) -> IO:
     """Keeps other trainers out until the file that is returned is closed, or the process ends."""
     self._make_writable()
-    held = open(self.file('.lock'), 'w')
+    held = no_links.append(self.file('.lock'))
     try:
       fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -73,7 +85,7 @@ class RunDir:
     lock = self.lock()
     try:
       return lock, self.begin(name, config)
-    except UserError:
+    except BaseException:  # also a signal, or a full disk
       lock.close()
       if is_new and not self.exists:
         self._remove_if_empty()
@@ -101,7 +113,17 @@ class RunDir:
     if not os.path.isdir(self.path):
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
-    return name, config.with_files(self.file)
+    return name, config.with_files(self._own)
+
+  def _own(self, path: str) -> str:
+    """Full path of a file that the configuration names; a run of someone else must not make us read other files."""
+    full, folder = self.file(path), os.path.realpath(self.path)
+    if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
+      raise UserError(
+        f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
+        'name that; or, if you trust the run, decode, translate or serve with --vocab_outside (load: vocab_outside=True)'
+      )
+    return full
 
   @staticmethod
   def may_change(config: TaskConfig) -> str:
@@ -123,10 +145,7 @@ class RunDir:
   def _make_writable(self):
     try:
       os.makedirs(self.path, exist_ok=True)
-      probe = self.file('.writable')
-      with open(probe, 'w'):
-        pass
-      os.remove(probe)
+      tempfile.TemporaryFile(dir=self.path).close()
     except OSError as e:
       raise UserError(
         f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
