@@ -46,7 +46,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     try:
       return guarded(argv)
     except ProcessLostError as e:
-      print(f'error: {e}', file=sys.stderr, flush=True)
+      print(f'error: {_printable(str(e))}', file=sys.stderr, flush=True)
       os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
     except ToldElsewhereError:
       return 1
@@ -61,7 +61,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     except OSError as e:
       message = f'{e.filename or "input or output"}: {e.strerror or e}'
     # Out here the frames of the error are gone, and with them progress bars that would share its line.
-    print(f'error: {message}', file=sys.stderr)
+    print(f'error: {_printable(message)}', file=sys.stderr)
     return 1
 
   def parse(argv):
@@ -75,7 +75,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
       _check_paths()
       return positional
     except (flags.Error, UserError) as e:
-      print(f'error: {_explained(e)} (see --help)', file=sys.stderr)
+      print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
       sys.exit(1)
 
   app.run(shielded, flags_parser=parse)
@@ -123,6 +123,11 @@ def claim_stdout() -> None:
 def import_tensorflow_quietly() -> None:
   """Imports TensorFlow without its messages at start-up, which would hide the one line that matters."""
   quiet.import_tensorflow()
+
+
+def _printable(text: str) -> str:
+  """Text in which characters that could command a terminal are escaped; a message may quote any file."""
+  return ''.join(c if c.isprintable() or c == '\n' else ascii(c)[1:-1] for c in text)
 
 
 def _flags_of(argv: list[str]) -> list[str]:
