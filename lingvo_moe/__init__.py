@@ -21,6 +21,7 @@ def load(
   checkpoint: str | None = None,
   backend: str = 'auto',
   set_threads: bool = True,
+  vocab_outside: bool = False,
   **decoding: typing.Any,
 ) -> LoadedRun:
   """Loads a run for use from Python; imports TensorFlow, without its messages.
@@ -40,6 +41,7 @@ def load(
     backend: 'auto', kernels that suit the machine; or 'reference', plain TensorFlow.
     set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole process,
       and without effect once TensorFlow has computed.
+    vocab_outside: whether to read vocabularies that the run names outside its log directory.
     **decoding: fields of the configuration to change, such as beam_size=1.
 
   Raises:
@@ -50,4 +52,12 @@ def load(
   app.import_tensorflow_quietly()
   from lingvo_moe.run import loaded
 
-  return loaded.load(path, step=step, checkpoint=checkpoint, backend=backend, set_threads=set_threads, **decoding)
+  return loaded.load(
+    path,
+    step=step,
+    checkpoint=checkpoint,
+    backend=backend,
+    set_threads=set_threads,
+    vocab_outside=vocab_outside,
+    **decoding,
+  )

@@ -12,12 +12,18 @@ from collections.abc import Callable
 from absl import app
 from absl import flags
 
+from lingvo_moe.core import paths
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
 
 _HELP = {'help', 'h', 'helpshort'}
+# Flags whose values are paths, in any command.
+_PATHS = {
+  *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
+  *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
+}
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
@@ -40,7 +46,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     try:
       return guarded(argv)
     except ProcessLostError as e:
-      print(f'error: {e}', file=sys.stderr, flush=True)
+      print(f'error: {_printable(str(e))}', file=sys.stderr, flush=True)
       os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
     except ToldElsewhereError:
       return 1
@@ -55,7 +61,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     except OSError as e:
       message = f'{e.filename or "input or output"}: {e.strerror or e}'
     # Out here the frames of the error are gone, and with them progress bars that would share its line.
-    print(f'error: {message}', file=sys.stderr)
+    print(f'error: {_printable(message)}', file=sys.stderr)
     return 1
 
   def parse(argv):
@@ -65,9 +71,11 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
     if '--helpfull' in argv:
       return app.parse_flags_with_usage(argv)
     try:
-      return flags.FLAGS(argv)
-    except flags.Error as e:
-      print(f'error: {_explained(e)} (see --help)', file=sys.stderr)
+      positional = flags.FLAGS(argv)
+      _check_paths()
+      return positional
+    except (flags.Error, UserError) as e:
+      print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
       sys.exit(1)
 
   app.run(shielded, flags_parser=parse)
@@ -117,10 +125,24 @@ def import_tensorflow_quietly() -> None:
   quiet.import_tensorflow()
 
 
+def _printable(text: str) -> str:
+  """Text in which characters that could command a terminal are escaped; a message may quote any file."""
+  return ''.join(c if c.isprintable() or c == '\n' else ascii(c)[1:-1] for c in text)
+
+
 def _flags_of(argv: list[str]) -> list[str]:
   """The words of a command line that may be flags: those before '--'."""
   words = argv[1:]
   return [a for a in words[: words.index('--') if '--' in words else None] if a.startswith('-')]
+
+
+def _check_paths() -> None:
+  """Refuses paths of file systems that are not mounted; some commands would make folders named after their schemes."""
+  for name in flags.FLAGS:
+    if name in _PATHS:
+      value = flags.FLAGS[name].value
+      for path in value if isinstance(value, list) else [value or '']:
+        paths.check(f'--{name}', path)
 
 
 def _explained(e: flags.Error) -> str:

@@ -31,6 +31,7 @@ def define(best_by_default: bool = False, logdir_required: bool = True) -> None:
   flags.DEFINE_string(
     'model', None, "Name of the run's model, to have it checked; otherwise the log directory gives it."
   )
+  flags.DEFINE_bool('vocab_outside', False, 'Read vocabularies that the run names outside its log directory.')
   default = 'the best, or the newest where none was evaluated' if best_by_default else 'the newest'
   flags.DEFINE_integer('step', None, f'Use the checkpoint of this step; default: {default}.')
   flags.DEFINE_enum(
@@ -63,6 +64,7 @@ class Options:
 
   logdir: str
   model: str | None = None
+  vocab_outside: bool = False
   step: int | None = None
   best: bool = False
   checkpoint: str | None = None
@@ -84,6 +86,13 @@ class Options:
   @classmethod
   def from_flags(cls) -> Self:
     return cls(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(cls)})
+
+  @property
+  def run(self) -> RunDir:
+    """The log directory."""
+    from lingvo_moe.run.rundir import RunDir
+
+    return RunDir(self.logdir, self.vocab_outside)
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the flags' values, and `overrides` that are not None, in place of its own."""

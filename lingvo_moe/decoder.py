@@ -100,11 +100,9 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
 
   Of several processes the leader reads and writes the log directory; all of them translate.
   """
-  from lingvo_moe.run.rundir import RunDir
-
   choice.set_threads(decoding=not options.score)
   choice.connect()
-  run = RunDir(options.logdir)
+  run = options.run
   if options.waits:
     wait_for_run(run, options, choice)
   runtime, results = set_up(run, options, choice)

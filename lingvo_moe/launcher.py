@@ -14,14 +14,15 @@ _GRACE_SECONDS = 100  # for the other processes to notice the loss themselves an
 _SETTLE_SECONDS = 5  # within which processes that end for one mistake have all ended
 _POLL_SECONDS = 0.2
 _MISTAKE = 1  # exit status after a UserError
-_STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)  # exit status after a signal, when all have saved and stopped
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPED = tuple(128 + number for number in _FORWARDED)  # exit status after a signal, when all have saved and stopped
 
 
 def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
-  """Runs `command` as `count` processes of one run; returns the first exit status that is not 0, else 0.
+  """Runs `command` as `count` processes of one run; returns the exit status of the one that was lost, else 0.
 
   Each gets --coordinator, --num_processes and --process_id. Process 0 has our stdin, stdout and stderr, the others only
-  stderr. SIGTERM and SIGINT are forwarded.
+  stderr. SIGTERM, SIGINT and SIGHUP are forwarded.
   """
   address = f'127.0.0.1:{free_port()}'
   output = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
@@ -33,8 +34,9 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
     for index in range(count)
   ]
   previous = {}
-  for number in (signal.SIGTERM, signal.SIGINT):
-    previous[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
+  for number in _FORWARDED:
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+      previous[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
   try:
     return _wait(processes)
   finally:
@@ -49,9 +51,9 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int:
   lost, since, said = None, math.inf, False  # lost: its number and exit status
   while True:
     running = [process for process in processes if process.poll() is None]
-    if lost is None:
-      lost = next(((i, process.returncode) for i, process in enumerate(processes) if process.returncode), None)
-      since = time.monotonic() if lost else math.inf
+    if not said and time.monotonic() - since <= _GRACE_SECONDS:  # after that they are killed by us
+      lost = _lost([process.returncode for process in processes])
+      since = min(since, time.monotonic()) if lost else math.inf
     passed = time.monotonic() - since
     # A UserError is printed by the process that raised it, and all processes end with its status.
     alike = all(process.returncode in (None, _MISTAKE) for process in processes)
@@ -70,6 +72,16 @@ def _wait(processes: Sequence[subprocess.Popen]) -> int:
       for process in running:
         process.kill()
     time.sleep(_POLL_SECONDS)
+
+
+def _lost(statuses: Sequence[int | None]) -> tuple[int, int] | None:
+  """(number, exit status) of the process that was lost: of several that have ended, one that a signal killed.
+
+  A process that loses its peer ends by itself with an exit status, or is aborted by JAX.
+  """
+  ended = [(i, status) for i, status in enumerate(statuses) if status]
+  blame = lambda process: 0 if process[1] > 0 else 1 if process[1] == -signal.SIGABRT else 2
+  return max(ended, key=blame, default=None)
 
 
 def _how(status: int) -> str:

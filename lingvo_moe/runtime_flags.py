@@ -122,6 +122,13 @@ class Choice:
 
     threads.set_policy(decoding=decoding)
 
+  def check_fits(self, program: Callable[[], Any]) -> None:
+    """Raises UserError for a program whose state alone is larger than the memory; with a mesh it is not looked at."""
+    if self.runtime == 'local':
+      from lingvo_moe.runtime import local
+
+      local.check_fits(program())
+
   def connect(self) -> None:
     """Finds the devices, and the other processes; before anything else is computed."""
     if self.runtime != 'local':

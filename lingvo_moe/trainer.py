@@ -3,8 +3,9 @@
   python -m lingvo_moe.trainer --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
 
 The same command goes on where the run was interrupted, to the same numbers; --logdir=DIR alone does too, with the model
-and the values that the run has, but for those that --set may change. SIGTERM and Ctrl-C save first. The exit status is 0
-where training has ended, 143 after SIGTERM and 130 after Ctrl-C, when there is more to do; 1 after a mistake.
+and the values that the run has, but for those that --set may change. SIGTERM, SIGHUP and Ctrl-C save first. The exit
+status is 0 where training has ended, 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C, when there is more to do;
+1 after a mistake.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def main(argv) -> int | None:
     training.log.close()
     training.say(str(stopped))
     return stopped.exit_status
+  finally:
+    training.log.end_progress()  # an error is printed on a line of its own
   finish(training)
 
 
@@ -176,6 +179,8 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
     )
   if config.data_dir:
     config = dataclasses.replace(config, data_dir=os.path.abspath(config.data_dir))
+  if not run.exists:
+    choice.check_fits(config.program)
   config.check_corpus()
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)

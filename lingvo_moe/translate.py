@@ -88,11 +88,10 @@ def translate(
 def load(options: checkpoint_flags.Options, choice: runtime_flags.Choice) -> LoadedRun:
   """The run that the options choose, with its weights; UserError where its task does not translate."""
   from lingvo_moe.run.loaded import LoadedRun
-  from lingvo_moe.run.rundir import RunDir
 
   choice.set_threads(decoding=True)
   choice.connect()
-  run = RunDir(options.logdir)
+  run = options.run
   config = choice.together(lambda: options.load_config(run))
   runtime = choice.make(config.program())
   step = choice.lead(lambda: options.choose_step(run))

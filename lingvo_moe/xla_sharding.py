@@ -33,6 +33,7 @@ from lingvo_moe.core.axes import AXES as LETTERS
 from lingvo_moe.core.axes import check as check_letters
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 AXES = {
   'data': 'rows of the batch, and with them groups; experts are copied along it',
@@ -40,6 +41,8 @@ AXES = {
   'node': 'what expert splits, in as many times more parts; AllToAlls go along expert first, then along node',
   'model': 'hidden features and attention heads',
 }
+
+_MOST_DEVICES = 65_536  # of a mesh; the largest TPU slices have some 10,000 chips
 
 Rules = Mapping[str, tuple[str, ...]]  # axis letter -> the mesh axes that may split it
 
@@ -84,11 +87,13 @@ class Mesh:
     names = [name for name, _ in self.axes]
     for name, size in self.axes:
       if name not in AXES:
-        raise UserError(f'a mesh has no axis {name!r}; {closest(name, list(AXES))}')
+        raise UserError(f'a mesh has no axis {shown(name)}; {closest(name, list(AXES))}')
       if size < 1:
         raise UserError(f'a mesh axis has at least 1 device; saw {name}:{size}')
     if len(set(names)) < len(names):
       raise UserError(f'a mesh names an axis once; saw {",".join(names)}')
+    if self.num_devices > _MOST_DEVICES:
+      raise UserError(f'a mesh has at most {_MOST_DEVICES:,} devices; saw {shown(str(self))}: use a smaller one')
     if self.topology:
       spanned = tuple(math.prod(self.topology[i] for i in places) for places in self.placement)
       if spanned != self.shape or sorted(sum(self.placement, ())) != list(range(len(self.topology))):
@@ -106,10 +111,12 @@ class Mesh:
   def parse(cls, text: str, split_dense: bool = False) -> Mesh:
     """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device."""
     axes = []
-    for part in filter(None, text.replace(' ', '').split(',')):
+    for part in text.replace(' ', '').split(',') if text else ():
       name, _, size = part.partition(':')
-      if not size.isdecimal():
-        raise UserError(f"a mesh is written 'data:2,expert:4', sizes at least 1; saw {text!r}")
+      if not size.isdecimal() or len(size) > len(str(_MOST_DEVICES)):
+        raise UserError(
+          f"a mesh is written 'data:2,expert:4', sizes from 1 to {_MOST_DEVICES:,}; saw {shown(text)}: write it so"
+        )
       axes.append((name, int(size)))
     return cls(tuple(axes), split_dense=split_dense)
 

@@ -25,6 +25,7 @@ _MUCH = 2**29  # bytes
 _resident = 0  # bytes, when the last were given back
 
 hypothesis.settings.register_profile('same_every_time', deadline=None, derandomize=True)
+hypothesis.settings.register_profile('long', deadline=None, max_examples=5000, print_blob=True)
 hypothesis.settings.load_profile('same_every_time')
 
 

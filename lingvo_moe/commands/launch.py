@@ -1,7 +1,8 @@
 """lingvo-moe launch 2 -- lingvo-moe train --runtime=spmd --mesh=expert:4 --model=mt.cldr.MoE8E --logdir=DIR --data_dir=DATA
 
 Launches a command as several processes of one run on this machine, with the flags --coordinator, --num_processes and
---process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM is forwarded to all.
+--process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM, SIGINT and SIGHUP are
+forwarded to all.
 """
 
 from __future__ import annotations

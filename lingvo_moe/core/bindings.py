@@ -23,6 +23,7 @@ from lingvo_moe.core import fields
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 
 def of_settings(name: str, settings: Sequence[str]) -> list[str]:
@@ -30,18 +31,21 @@ def of_settings(name: str, settings: Sequence[str]) -> list[str]:
   own = registry.get(name).__name__
   for text in settings:
     if '=' not in text:
-      raise UserError(f'--set gives a field a value, such as --set batch_tokens=2048; saw {text!r}')
+      raise UserError(f'--set gives a field a value, such as --set batch_tokens=2048; saw {shown(text)}')
   return [text if text.partition('=')[0].strip().startswith(f'{own}.') else f'{own}.{text}' for text in settings]
 
 
 def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = ()) -> dict[str, Any]:
   """Values that files, then bindings, give to fields of the model registered as `name`; the last statement counts."""
   reader = _Reader(name)
-  for path in gin_files:
-    reader.read_file(path, f'--gin_file={path}')
-  for text in gin_bindings:
-    reader.read(text)
-  return reader.values()
+  try:
+    for path in gin_files:
+      reader.read_file(path, f'--gin_file={path}')
+    for text in gin_bindings:
+      reader.read(text)
+    return reader.values()
+  except RecursionError:
+    raise UserError('files, macros and values lie hundreds deep in each other: write them flatter') from None
 
 
 # One line whose value is neither a string in quotes, nor a macro or a reference, nor a list.
@@ -118,9 +122,11 @@ class _Reader:
         case config_parser.BindingStatement():
           self._add(statement, where)
         case config_parser.IncludeStatement(filename=path):
-          self.read_file(_located(path), f'include {path!r}', where, including)
+          self.read_file(_located(path), f'include {shown(path, 200)}', where, including)
         case config_parser.ImportStatement():
-          raise UserError(f'{where}bindings bind values and import nothing; saw {statement.format()!r}: take it out')
+          raise UserError(
+            f'{where}bindings bind values and import nothing; saw {shown(statement.format())}: take it out'
+          )
 
   def values(self) -> dict[str, Any]:
     """Values of fields, macros replaced by theirs."""
@@ -167,11 +173,11 @@ class _Reader:
     called = next((c for c in (*self._classes, *self._others()) if _is_called(c, selector)), None)
     if called is None:
       raise UserError(
-        f'{where}{selector!r} is not the chosen model; its bindings are written {self._cls.__name__}.<field>: '
+        f'{where}{shown(selector)} is not the chosen model; its bindings are written {self._cls.__name__}.<field>: '
         f'write {self._line(field, value)}'
       )
     if field not in self._fields:
-      raise UserError(f'{where}{self._cls.__name__} has no field {field!r}; {closest(field, self._fields)}')
+      raise UserError(f'{where}{self._cls.__name__} has no field {shown(field)}; {closest(field, self._fields)}')
     giver = self._giver[field]
     if called not in self._classes:
       why = f'of which {_label(called)} is no parent'
@@ -193,7 +199,7 @@ class _Reader:
 
   def _line(self, field: str, value: Any) -> str:
     """Binding to the model, as a user would type it."""
-    return f'{self._cls.__name__}.{field if field in self._fields else "<field>"} = {value!r}'
+    return f'{self._cls.__name__}.{field if field in self._fields else "<field>"} = {shown(value)}'
 
   def _resolve(self, value: Any, where: str, within: tuple[str, ...], used: set[str]) -> Any:
     """A value without macros; `within` are the macros on the way to it, `used` collects all."""
@@ -208,7 +214,7 @@ class _Reader:
         used.add(name)
         return self._resolve(*self._macros[name], (*within, name), used)
       case _Reference():
-        raise UserError(f'{where}bindings bind values, not functions or classes; saw {value!r}: write a value')
+        raise UserError(f'{where}bindings bind values, not functions or classes; saw {shown(value)}: write a value')
       case dict():
         return tuple((resolve(key), resolve(part)) for key, part in value.items())  # as fields.check has it
       case list() | tuple():

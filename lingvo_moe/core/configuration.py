@@ -15,6 +15,7 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 
 def resolve(
@@ -92,7 +93,7 @@ def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
   """'field=old, now new' for every field in which two configurations differ."""
   return [
-    f'{f.name}={getattr(old, f.name)!r}, now {getattr(new, f.name)!r}'
+    f'{f.name}={shown(getattr(old, f.name))}, now {shown(getattr(new, f.name))}'
     for f in dataclasses.fields(old)
     if f.name not in ignore and getattr(old, f.name) != getattr(new, f.name)
   ]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
+
+_COMPARED = 200  # characters of a name; the time to compare grows with the square
 
 
 class UserError(ValueError):
@@ -18,11 +22,26 @@ class ToldElsewhereError(UserError):
   """Failure in another process of the run, which prints the message; this process exits without printing one."""
 
 
+def shown(value: Any, most: int = 80) -> str:
+  """A value as a message shows it: its repr, cut where it is long."""
+  try:
+    text = repr(value)
+  except (ValueError, RecursionError):  # an integer of over 4300 digits; lists deep in each other
+    text = f'<{type(value).__name__} too long to show>'
+  return text if len(text) <= most else f'{text[:most]}...'
+
+
+def reason(error: Exception) -> str:
+  """First line of an error's message, without what TensorFlow adds about its graph: {{node ...}}, [Op:SaveV2]."""
+  lines = re.sub(r'\{\{.*?\}\}|\[Op:[^]]*\]( name:)?', '', str(error)).strip().splitlines()
+  return lines[0].strip() if lines else type(error).__name__
+
+
 def closest(name: str, known: Iterable[str]) -> str:
   """Suggestions to end an 'unknown name' message with: 'closest: a, b', or the first 12 names if none is close."""
   known = sorted(known)
   lowered = {k.lower(): k for k in known}
-  near = [lowered[m] for m in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+  near = [lowered[m] for m in difflib.get_close_matches(name[:_COMPARED].lower(), lowered, n=3, cutoff=0.5)]
   if near:
     return 'closest: ' + ', '.join(near)
   return 'known: ' + (', '.join(known[:12]) + (', ...' if len(known) > 12 else '') or 'none')

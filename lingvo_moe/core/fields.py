@@ -18,8 +18,11 @@ from typing import Any
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 _KEY = 'spec'  # in the metadata of a dataclasses.Field
+_LARGEST_INTEGER = 2**31 - 1  # sizes and counters on devices are int32
+_LARGEST_FLOAT = 3.4028234e38  # of float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,7 @@ def field(
     meaning: one or more sentences, with units.
     at_least: smallest value.
     above: exclusive lower limit.
-    at_most: largest value.
+    at_most: largest value; of an integer without it 2^31 - 1.
     below: exclusive upper limit.
     choices: all values there are.
     way_out: advice that ends the error about a value out of range.
@@ -115,7 +118,7 @@ def may_change(cls: type) -> list[str]:
 
 def refuse(config: Any, name: str, rule: str, way_out: str = '') -> typing.NoReturn:
   """Raises the UserError about a field: `name must be rule; saw value: way out`."""
-  raise UserError(f'{name} must be {rule}; saw {getattr(config, name)!r}' + (f': {way_out}' if way_out else ''))
+  raise UserError(f'{name} must be {rule}; saw {shown(getattr(config, name))}' + (f': {way_out}' if way_out else ''))
 
 
 def check(config: Any) -> None:
@@ -134,11 +137,23 @@ def check(config: Any) -> None:
       refuse(config, name, _TYPES.get(hint, f'of type {hint}'), spec.way_out)
     except OverflowError:  # an integer that no float can hold
       value = math.inf
-    if isinstance(value, float) and not math.isfinite(value):
-      refuse(config, name, 'a finite number', spec.way_out)
+    _check_size(config, name, value, spec)
     object.__setattr__(config, name, value)
     if not spec.allows(value):
       refuse(config, name, spec.rule, spec.way_out)
+
+
+def _check_size(config: Any, name: str, value: Any, spec: Spec) -> None:
+  """Refuses numbers, also those of a tuple, that are not finite or too large for a device."""
+  if isinstance(value, tuple):
+    for part in value:
+      _check_size(config, name, part, spec)
+  elif isinstance(value, float) and not math.isfinite(value):
+    refuse(config, name, 'a finite number', spec.way_out)
+  elif isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
+    refuse(config, name, f'from -{_LARGEST_FLOAT} to {_LARGEST_FLOAT}, as float32 has it', spec.way_out)
+  elif isinstance(value, int) and spec.at_most is None and abs(value) > _LARGEST_INTEGER:
+    refuse(config, name, f'at most {_LARGEST_INTEGER}' if value > 0 else f'at least -{_LARGEST_INTEGER}', spec.way_out)
 
 
 def check_overrides(cls: type) -> None:

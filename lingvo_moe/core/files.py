@@ -1,4 +1,7 @@
-"""Files of our own making, written whole or not at all."""
+"""Files of our own making: written whole or not at all, or added to; symbolic links in their places are not followed.
+
+A log directory may be a stranger's, and a link in it may point to any file of the user's, which would be written to.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import hashlib
 import os
 from collections.abc import Iterator
 from typing import IO
+
+from lingvo_moe.core.errors import UserError
 
 
 @contextlib.contextmanager
@@ -43,6 +48,25 @@ def write(path: str, data: str | bytes) -> None:
   """Writes a file, whole or not at all."""
   with replacing(path, binary=isinstance(data, bytes)) as f:
     f.write(data)
+
+
+def append(path: str) -> IO:
+  """Opens a text file to add to it; makes it if it is not there.
+
+  Raises:
+    UserError: it is a symbolic link.
+  """
+  return open(path, 'a', encoding='utf-8', opener=_open)
+
+
+def _open(path: str, flags: int) -> int:
+  try:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+  except OSError as e:
+    if e.errno != errno.ELOOP:
+      raise
+  target = os.readlink(path) if os.path.islink(path) else 'somewhere'
+  raise UserError(f'{path} must be a file of its own; saw a symbolic link to {target}: remove it')
 
 
 def _claimed(partial: str) -> int:

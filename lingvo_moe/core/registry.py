@@ -22,8 +22,10 @@ import gin
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 _ROOT = 'lingvo_moe.params.'
+_LONGEST = 200  # characters of a name: Python imports the parts of a module's name one within the other
 _models: dict[str, type] = {}
 _T = TypeVar('_T')
 
@@ -71,14 +73,14 @@ def get(name: str) -> type:
   _root()
   module = _ROOT + name.rpartition('.')[0]
   try:
-    is_dotted = '.' in name and all(part.isidentifier() for part in name.split('.'))
+    is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
     found = is_dotted and importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
     found = False
   if found:
     importlib.import_module(module)
   if name not in _models:
-    raise UserError(f'no model is called {name!r}; {closest(name, names())} (lingvo-moe models lists all)')
+    raise UserError(f'no model is called {shown(name)}; {closest(name, names())} (lingvo-moe models lists all)')
   return _models[name]
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
@@ -128,7 +129,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     files.write(written.file(NOTE), json.dumps({**note, 'of': os.path.relpath(run.path, out)}, indent=2))
     os.rename(partial, out)
   except tf.errors.OpError as e:
-    raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
+    raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
   except OSError as e:
     raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
   finally:

@@ -27,6 +27,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import weights as weights_lib
@@ -153,8 +154,8 @@ class Checkpoints:
         if leads:
           self._sweep()
         raise UserError(
-          f'the checkpoint of step {step} could not be written to {self.directory} ({reason or "by another process"}): '
-          'make room there; the one before is kept, and the same command goes on from it'
+          f'the checkpoint of step {step} could not be written to {partial} ({reason or "by another process"}): make room '
+          f'there; {self._left()}'
         )
       if leads:
         if holder.process_count > 1:
@@ -173,6 +174,13 @@ class Checkpoints:
       self._drop_old()
     holder.agree(True)
     return self.path(step)
+
+  def _left(self) -> str:
+    """What is left to go on from, in words."""
+    step = self.latest()
+    if step is None:
+      return 'there is no checkpoint before it, and the same command begins anew'
+    return f'that of step {step} is kept, and the same command goes on from it'
 
   def fingerprint(self, step: int) -> str:
     """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
@@ -344,7 +352,7 @@ def _write(prefix: str, pieces: Iterable[Piece]) -> str:
       tensors=[tf.convert_to_tensor(piece.value) for piece in pieces],
     )
   except tf.errors.OpError as e:
-    return e.message.splitlines()[0]
+    return errors.reason(e)
   return ''
 
 
@@ -358,9 +366,8 @@ def _reader(prefix: str):
 
 
 def _damaged(prefix: str, error: Exception) -> UserError:
-  reason = str(error).splitlines()[0]
   return UserError(
-    f'checkpoint {prefix} is damaged or cut short ({reason}): restore it from a copy, or move '
+    f'checkpoint {prefix} is damaged or cut short ({errors.reason(error)}): restore it from a copy, or move '
     f'{os.path.dirname(prefix)} away to go on from the one before'
   )
 

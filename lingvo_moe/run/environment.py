@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
+from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.run import reporting
 
@@ -37,7 +38,7 @@ def record(logdir: str, step: int, **facts: Any) -> None:
   if _last(path) == json.loads(json.dumps(found)):
     return
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
-  with open(path, 'a', encoding='utf-8') as f:
+  with files.append(path) as f:
     f.write(json.dumps({'step': step, 'time': now, **found}, ensure_ascii=False) + '\n')
 
 

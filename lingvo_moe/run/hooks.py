@@ -4,12 +4,13 @@ CheckFinite      ends a run that diverged
 Log              writes the log
 LogRouting       writes which experts are used
 SaveAndEvaluate  saves checkpoints and computes the dev loss
-StopOnSignal     saves and stops after SIGTERM or SIGINT
+StopOnSignal     saves and stops after SIGTERM, SIGINT or SIGHUP
 """
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 
@@ -126,7 +127,7 @@ class StoppedBySignal(Exception):
 
 
 class StopOnSignal:
-  """Saves and raises StoppedBySignal once a process of the run has received SIGTERM or SIGINT."""
+  """Saves and raises StoppedBySignal once a process of the run has received SIGTERM, SIGINT or SIGHUP."""
 
   def __init__(self, training: Training, saving: SaveAndEvaluate, signals: Signals):
     self._training = training
@@ -143,9 +144,10 @@ class StopOnSignal:
 
 
 class Signals:
-  """Notes SIGTERM or SIGINT for StopOnSignal; a second SIGINT interrupts at once.
+  """Notes SIGTERM, SIGINT or SIGHUP for StopOnSignal; a second SIGINT interrupts at once.
 
-  Before `in_loop` is set there is nothing to save, and either signal ends the process at once.
+  Before `in_loop` is set there is nothing to save, and each of them ends the process at once. SIGHUP counts unless it is
+  ignored, as under nohup. It may mean that the terminal is gone; output then goes nowhere.
   """
 
   def __init__(self):
@@ -153,6 +155,9 @@ class Signals:
     self.in_loop = False
     signal.signal(signal.SIGTERM, self._note)
     signal.signal(signal.SIGINT, self._note)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+      self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+      signal.signal(signal.SIGHUP, self._hang_up)
 
   def _note(self, number, frame):
     del frame
@@ -161,3 +166,9 @@ class Signals:
     if not self.in_loop:
       sys.exit(128 + number)
     self.received = signal.Signals(number)
+
+  def _hang_up(self, number, frame):
+    for fd in self._terminals:
+      if not os.isatty(fd):  # to write there would be an error, and nothing would be saved
+        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+    self._note(number, frame)

@@ -247,6 +247,7 @@ def load(
   checkpoint: str | None = None,
   backend: str = 'auto',
   set_threads: bool = True,
+  vocab_outside: bool = False,
   **decoding: Any,
 ) -> LoadedRun:
   """Loads a run; see lingvo_moe.load."""
@@ -256,7 +257,7 @@ def load(
     raise UserError(f"checkpoint must be 'best' or 'last'; saw {checkpoint!r}")
   if set_threads and backend != 'reference':
     threads.set_policy(decoding=True)
-  run = RunDir(str(path))
+  run = RunDir(str(path), vocab_outside)
   config = inference.load_config(run, **decoding)
   step = inference.choose_step(run.checkpoints(), step, checkpoint or 'best if evaluated')
   loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step)

@@ -72,7 +72,7 @@ class TrainLog:
     self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
     self._totals |= keep_lines_up_to(self._path, first_step, self._totals)
     self._begun = time.perf_counter() - self._totals['seconds']
-    self._file = open(self._path, 'a', encoding='utf-8')
+    self._file = files.append(self._path)
     self._events = EventFile(logdir)
     self._progress = Progress(config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
@@ -114,8 +114,12 @@ class TrainLog:
     """Prints a line beside the progress."""
     self._progress.write(text)
 
-  def close(self) -> None:
+  def end_progress(self) -> None:
+    """Shows the last state of the progress, and a line end."""
     self._progress.close()
+
+  def close(self) -> None:
+    self.end_progress()
     self._file.close()
     self._events.close()
 
@@ -123,8 +127,12 @@ class TrainLog:
     self._totals['seconds'] = time.perf_counter() - self._begun
     so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
-    self._file.write(json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})}) + '\n')
-    self._file.flush()
+    line = json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})})
+    try:
+      self._file.write(line + '\n')
+      self._file.flush()
+    except OSError as e:
+      raise OSError(e.errno, e.strerror, self._path) from None  # a write that fails does not say to which file
     self._events.write(step, values)
 
   def _reset(self):
@@ -146,6 +154,9 @@ class NoLog:
     return loss.mean
 
   def say(self, text: str) -> None:
+    """Nothing."""
+
+  def end_progress(self) -> None:
     """Nothing."""
 
   def close(self) -> None:

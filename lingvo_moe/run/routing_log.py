@@ -46,7 +46,7 @@ class RoutingLog:
       self._choices[layer] = self._choices.get(layer, 0.0) + np.asarray(load_E, np.float64)
     if step % self._every == 0 or step == self._max_steps:
       line = {'step': step, 'steps': self._steps, 'choices': {name: _whole(x) for name, x in self._choices.items()}}
-      with open(self._path, 'a', encoding='utf-8') as f:
+      with files.append(self._path) as f:
         f.write(_compact(line) + '\n')
       self._steps, self._choices = 0, {}
 

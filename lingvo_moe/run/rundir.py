@@ -18,12 +18,14 @@ import dataclasses
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from typing import IO
 
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
 from lingvo_moe.core import files
+from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
@@ -33,9 +35,18 @@ CheckCorpus = Callable[[TaskConfig, bool], None]
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-  """Paths of a log directory."""
+  """Paths of a log directory.
+
+  Attributes:
+    path: of the directory.
+    vocab_outside: whether its configuration may name vocabularies outside of it.
+  """
 
   path: str
+  vocab_outside: bool = False
+
+  def __post_init__(self):
+    paths.check('a log directory', self.path)
 
   def file(self, *parts: str) -> str:
     return os.path.join(self.path, *parts)
@@ -59,7 +70,7 @@ class RunDir:
   def lock(self) -> IO:
     """Keeps other trainers out until the file that is returned is closed, or the process ends."""
     self._make_writable()
-    held = open(self.file('.lock'), 'w')
+    held = files.append(self.file('.lock'))
     try:
       fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,7 +91,7 @@ class RunDir:
     lock = self.lock()
     try:
       return lock, self.begin(name, config, check_corpus)
-    except UserError:
+    except BaseException:  # also a signal, or a full disk
       lock.close()
       if is_new and not self.exists:
         self._remove_if_empty()
@@ -123,8 +134,19 @@ class RunDir:
     if not os.path.isdir(self.path):
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
+    config = config.with_files(self._own)
     self.check_files()
-    return name, config.with_files(self.file)
+    return name, config
+
+  def _own(self, path: str) -> str:
+    """Full path of a file that the configuration names; a run of someone else must not make us read other files."""
+    full, folder = self.file(path), os.path.realpath(self.path)
+    if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
+      raise UserError(
+        f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
+        'name that; or, if you trust the run, decode, translate or serve with --vocab_outside (load: vocab_outside=True)'
+      )
+    return full
 
   def check_files(self) -> None:
     """Raises UserError if a file of the run, such as a vocabulary, is not the one that config.json has the hash of."""
@@ -155,10 +177,7 @@ class RunDir:
   def _make_writable(self):
     try:
       os.makedirs(self.path, exist_ok=True)
-      probe = self.file('.writable')
-      with open(probe, 'w'):
-        pass
-      os.remove(probe)
+      tempfile.TemporaryFile(dir=self.path).close()
     except OSError as e:
       raise UserError(
         f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '

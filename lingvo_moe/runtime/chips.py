@@ -18,6 +18,7 @@ import math
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import shown
 
 HOP_SECONDS = 1e-6  # latency from a chip to the next; about the value that 'How to Scale Your Model' (2025) measures
 
@@ -80,12 +81,12 @@ class Topology:
     """
     name, _, sizes = text.partition(':')
     if name not in CHIPS:
-      raise UserError(f'there is no TPU {name!r}; {closest(name, CHIPS)}')
+      raise UserError(f'there is no TPU {shown(name)}; {closest(name, CHIPS)}')
     chip = CHIPS[name]
     shape = sizes.split('x')
-    if not all(n.isdecimal() and int(n) > 0 for n in shape) or len(shape) > chip.dims:
+    if not all(n.isdecimal() and len(n) < 6 and int(n) > 0 for n in shape) or len(shape) > chip.dims:
       example = 'x'.join(['4'] * chip.dims)
-      raise UserError(f"a topology is chips along each axis, such as '{name}:{example}'; saw {text!r}")
+      raise UserError(f"a topology is chips along each axis, such as '{name}:{example}'; saw {shown(text)}")
     return cls(chip, tuple(map(int, shape)))
 
   def __str__(self) -> str:

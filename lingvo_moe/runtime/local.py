@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import gpu
@@ -24,6 +26,24 @@ from lingvo_moe.runtime.pieces import WholeState
 def to_numpy(metrics) -> dict:
   """Copies nested metrics from the device to numpy."""
   return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, metrics)
+
+
+def check_fits(program: Program) -> None:
+  """Raises UserError if weights and optimizer slots alone are larger than the memory; GPUs are left to try."""
+  specs = [*program.weight_specs.values(), *program.slot_specs.values()]
+  needed, there = sum(spec.size * spec.dtype.size for spec in specs), _memory()
+  if needed > there and not tf.config.list_physical_devices('GPU'):
+    count = sum(spec.size for spec in program.weight_specs.values())
+    raise UserError(
+      f'a model must fit into memory; saw {count:,} weights, which take {needed / 2**30:,.0f} GiB with their optimizer '
+      f'slots, and {there / 2**30:,.0f} GiB of memory: make it smaller (sizes are those of lingvo-moe models '
+      '--model=NAME), or train it on a mesh'
+    )
+
+
+def _memory() -> int:
+  """Bytes of memory of this machine."""
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
 
 
 class LocalRuntime:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import shown
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh
 
@@ -43,9 +44,9 @@ def parse(text: str) -> dict[str, tuple[int, ...]]:
   for part in text.replace(' ', '').split(','):
     name, _, sizes = part.partition(':')
     box = sizes.split('x')
-    if name in boxes or not all(size.isdecimal() and int(size) > 0 for size in box):
+    if name in boxes or not all(size.isdecimal() and len(size) < 6 and int(size) > 0 for size in box):
       raise UserError(
-        f"a placement is the chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'; saw {text!r}"
+        f"a placement is the chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'; saw {shown(text)}"
       )
     boxes[name] = tuple(map(int, box))
   return boxes

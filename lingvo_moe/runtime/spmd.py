@@ -43,6 +43,7 @@ from lingvo_moe.runtime.lowering import Lowering
 
 Arrays = dict[str, jax.Array]
 
+_MOST_DEVICES = 1024  # of a process; a CPU makes as many virtual ones as the mesh needs
 _CONNECT_SECONDS = 120
 _HEARTBEAT_SECONDS = 60  # a process that is silent for so long counts as lost
 _SHUTDOWN_SECONDS = 20  # to wait for the other processes at the end
@@ -91,6 +92,11 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
   if jax.config.jax_platforms is None:  # keeps libtpu, which may be installed for its compiler, from searching for TPUs
     os.environ.setdefault('TPU_LOAD_LIBRARY', '0')
   local = mesh.num_devices // processes.count
+  if local > _MOST_DEVICES:
+    raise UserError(
+      f'a process holds at most {_MOST_DEVICES} devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} '
+      'of them: use a smaller mesh, or more processes'
+    )
   if max(jax.config.jax_num_cpu_devices, 1) < local:
     with contextlib.suppress(RuntimeError):  # the devices exist already
       jax.config.update('jax_num_cpu_devices', local)

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend as backend_lib
@@ -68,7 +69,7 @@ def connect(name: str, mesh: Mesh) -> Cores:
   except (tf.errors.OpError, ImportError, OSError, RuntimeError, ValueError) as e:
     raise UserError(
       f'--runtime=tpu needs a TPU that TensorFlow can reach; saw --tpu={name}, for which it says '
-      f'{str(e).splitlines()[0]!r}: on a TPU VM give --tpu=local, with the TensorFlow that was built for it, elsewhere '
+      f'{errors.reason(e)!r}: on a TPU VM give --tpu=local, with the TensorFlow that was built for it, elsewhere '
       "the TPU's name or grpc://HOST:PORT; without a TPU use --runtime=spmd"
     ) from None
   return cores(resolver, topology, mesh)

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 
@@ -19,7 +20,7 @@ def lock(folder: str) -> Iterator[None]:
   """
   try:
     os.makedirs(folder, exist_ok=True)
-    f = open(os.path.join(folder, '.lock'), 'w')
+    f = files.append(os.path.join(folder, '.lock'))
   except OSError as e:
     raise UserError(f'{folder} must be a folder that can be written to ({e.strerror}): give another') from None
   with f:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import io
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import IO
 
 from lingvo_moe.core.errors import UserError
 
 _LINES_A_BATCH = 4096
+# What a gzip file may unpack to: so many times its size, or so many bytes if that is more. Text comes to 3 to 10 times.
+_MOST_TIMES = 100
+_ALWAYS_BYTES = 8 << 20
+_BUFFER = 1 << 17  # bytes
+
+
+def unpacked(raw: IO[bytes]) -> io.BufferedReader:
+  """Contents of an open gzip file; reading raises UserError where they are out of proportion to its size."""
+  return io.BufferedReader(_Unpacked(fileobj=raw), _BUFFER)
 
 
 def line_batches(
@@ -23,12 +35,12 @@ def line_batches(
     check_utf8: whether a line that is not UTF-8 is an error.
 
   Raises:
-    UserError: the file is missing, damaged, or not UTF-8 (with the line number).
+    UserError: the file is missing, damaged, out of proportion, or not UTF-8 (with the line number).
   """
   number, consumed = 0, 0
   try:
     with open(path, 'rb') as raw:
-      lines = gzip.GzipFile(fileobj=raw) if path.endswith('.gz') else raw
+      lines = unpacked(raw) if path.endswith('.gz') else raw
       while batch := _take(lines, size):
         if check_utf8:
           _check_utf8(batch, path, number)
@@ -45,13 +57,23 @@ def line_batches(
     raise UserError(f'cannot read {path}: {e.strerror or e}') from None
 
 
+class _Unpacked(gzip.GzipFile):
+  """Contents of a gzip file, up to a limit, so that a small file cannot keep a reader busy forever."""
+
+  def readinto(self, buffer):
+    size = super().readinto(buffer)
+    packed = self.fileobj.tell()
+    if self.tell() > max(_MOST_TIMES * packed, _ALWAYS_BYTES):
+      raise UserError(
+        f'a .gz file may unpack to {_MOST_TIMES} times its size beyond its first {_ALWAYS_BYTES >> 20} MiB; saw '
+        f'{self.tell():,} bytes in the first {packed:,} of {self.fileobj.name}: see what is in it, and unpack it '
+        'yourself if it is text'
+      )
+    return size
+
+
 def _take(lines, size: int) -> list[bytes]:
-  batch = []
-  for line in lines:
-    batch.append(line.rstrip(b'\r\n') if line.endswith((b'\n', b'\r')) else line)
-    if len(batch) == size:
-      break
-  return batch
+  return [line.rstrip(b'\r\n') for line in itertools.islice(lines, size)]
 
 
 def _check_utf8(batch: list[bytes], path: str, number: int) -> None:

@@ -32,15 +32,20 @@ class BatchConfig:
 
   data_dir: str = field('', "Folder of the corpus, laid out as the task's corpus.py says.", may_change=True)
   batch_tokens: int = field(
-    4096, 'Positions of a batch, padding included; with an encoder, on the target and on the source side.', at_least=1
+    4096,
+    'Positions of a batch, padding included; with an encoder, on the target and on the source side.',
+    at_least=1,
+    at_most=2**24,
   )
   eval_batch_tokens: int = field(
-    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, may_change=True
+    0, 'batch_tokens of evaluation and decoding; 0: as in training.', at_least=0, at_most=2**24, may_change=True
   )
   num_groups: int = field(
     1, "G, groups whose tokens are routed together; each is whole rows, so G divides a batch's rows.", at_least=1
   )
-  seed: int = field(1, 'Seed of initial weights, dropout, routing and the order of the examples.', at_least=0)
+  seed: int = field(
+    1, 'Seed of initial weights, dropout, routing and the order of the examples.', at_least=0, at_most=2**63 - 1
+  )
 
   def __post_init__(self):
     fields.check(self)

@@ -63,7 +63,7 @@ class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
 class LmConfig(TransformerConfig, LanguageConfig):
   """Language model of Transformer layers."""
 
-  num_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  num_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
   num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
   logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)

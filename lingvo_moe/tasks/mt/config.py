@@ -19,12 +19,16 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 class MtConfig(TransformerConfig, DataConfig, TranslationTask):
   """Model, training and decoding of a translation model."""
 
-  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1)
-  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1)
+  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
+  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
   experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
   eval_sentences: int = field(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0, may_change=True)
   decode_ratio: float = field(
-    2.0, 'A translation has at most decode_ratio * source tokens + decode_extra symbols.', at_least=0, may_change=True
+    2.0,
+    'A translation has at most decode_ratio * source tokens + decode_extra symbols.',
+    at_least=0,
+    at_most=1000,
+    may_change=True,
   )
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
 

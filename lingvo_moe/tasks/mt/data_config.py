@@ -67,7 +67,10 @@ class DataConfig(BatchConfig):
     (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
   )
   window: int = field(
-    0, 'Examples that are shuffled and batched together; 0: at least 16384, more for large batches.', at_least=0
+    0,
+    'Examples that are shuffled and batched together; 0: at least 16384, more for large batches.',
+    at_least=0,
+    at_most=2**25,
   )
 
   def _check_together(self) -> None:

@@ -6,6 +6,7 @@ A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be sh
 
 from __future__ import annotations
 
+import functools
 import glob
 import gzip
 import os
@@ -14,7 +15,9 @@ import zlib
 from collections.abc import Iterator
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 
+_BLOCK = 1 << 20  # bytes
 DOCUMENTS = ('file', 'paragraph', 'line')
 
 
@@ -40,8 +43,8 @@ def name_of(path: str) -> str:
 def read(path: str) -> str:
   """The whole text of a file; UserError if it is missing, damaged or not UTF-8."""
   try:
-    with gzip.open(path) if path.endswith('.gz') else open(path, 'rb') as f:
-      raw = f.read()
+    with open(path, 'rb') as f:
+      raw = b''.join(iter(functools.partial(text.unpacked(f).read, _BLOCK), b'')) if path.endswith('.gz') else f.read()
   except (EOFError, gzip.BadGzipFile, zlib.error) as e:
     raise UserError(f'{path} is damaged or not gzip ({e}): make or fetch it again') from None
   except OSError as e:
@@ -58,8 +61,8 @@ def read(path: str) -> str:
 
 def documents(path: str, kind: str) -> Iterator[str]:
   """Documents of a file, none empty: the file itself, its paragraphs (between empty lines), or its lines."""
-  text = read(path)
-  parts = [text] if kind == 'file' else re.split(r'\n\s*\n' if kind == 'paragraph' else r'\n', text)
+  whole = read(path)
+  parts = [whole] if kind == 'file' else re.split(r'\n\s*\n' if kind == 'paragraph' else r'\n', whole)
   for part in parts:
     if kind != 'file':
       part = part.strip('\r\n')
