@@ -40,9 +40,16 @@ def define() -> None:
     'placement', '', "Chips that an axis of the mesh spans along each axis of the torus, such as 'expert:4x4'."
   )
   flags.DEFINE_bool('split_dense', False, 'Store a part of the dense layers on each device; default: a copy.')
+  flags.DEFINE_enum(
+    'distributed',
+    'manual',
+    ['manual', 'auto'],
+    'auto: takes the next three flags from Slurm, Open MPI, Kubernetes or a TPU pod, whichever started the process.',
+  )
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where process 0 listens; for several processes.')
   flags.DEFINE_integer('num_processes', 1, 'Number of processes of the run.', lower_bound=1)
   flags.DEFINE_integer('process_id', 0, 'Number of this process, from 0.', lower_bound=0)
+  flags.DEFINE_float('connect_seconds', 300.0, 'Seconds to wait for the other processes.', lower_bound=1.0)
   flags.DEFINE_string('tpu', '', "For --runtime=tpu: a TPU's name or address, or 'local' on a TPU VM.")
 
 
@@ -56,6 +63,8 @@ _TAKEN = {
   'coordinator': ('a mesh of devices in several processes', ('spmd',)),
   'num_processes': ('a mesh of devices in several processes', ('spmd',)),
   'process_id': ('a mesh of devices in several processes', ('spmd',)),
+  'distributed': ('a mesh of devices in several processes', ('spmd',)),
+  'connect_seconds': ('a mesh of devices in several processes', ('spmd',)),
   'tpu': ('a TPU', ('tpu',)),
 }
 
@@ -74,6 +83,8 @@ class Choice:
   backend: str = 'auto'
   topology: str = ''
   placement: str = ''
+  distributed: str = 'manual'
+  connect_seconds: float = 300.0
 
   def __post_init__(self):
     if self.runtime != 'local' and not self.mesh:
@@ -95,12 +106,34 @@ class Choice:
 
   @classmethod
   def from_flags(cls) -> Choice:
-    return cls(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(cls)})
+    choice = cls(**{field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(cls)})
+    return choice if choice.distributed == 'manual' else choice.detected()
+
+  def detected(self) -> Choice:
+    """With the processes that a cluster's scheduler has started, in place of --distributed=auto."""
+    from lingvo_moe.runtime import processes
+
+    if self.coordinator or self.num_processes > 1 or self.process_id:
+      raise UserError(
+        '--distributed=auto finds --coordinator, --num_processes and --process_id itself; saw '
+        f'{self.coordinator!r}, {self.num_processes} and {self.process_id}: leave them out'
+      )
+    found = processes.detect(self.connect_seconds)
+    return dataclasses.replace(self, coordinator=found.coordinator, num_processes=found.count, process_id=found.index)
+
+  @functools.cached_property
+  def _index(self) -> int:
+    """Number of this process in the order of the processes' devices, which on a TPU pod may not be that of process_id."""
+    if self.num_processes == 1:
+      return 0
+    from lingvo_moe.runtime import processes
+
+    return processes.index()
 
   @property
   def leads(self) -> bool:
-    """Whether this is the leader process, which alone writes the log directory and prints."""
-    return self.process_id == 0
+    """Whether this is the leader process, which alone writes the log directory and prints; known once connected."""
+    return self._index == 0
 
   def require_one_process(self, job: str) -> None:
     if self.num_processes > 1:
@@ -141,7 +174,7 @@ class Choice:
     """
     if self.num_processes == 1:
       return f()
-    from lingvo_moe.runtime import spmd
+    from lingvo_moe.runtime import processes
 
     value, error = None, None
     try:
@@ -150,10 +183,10 @@ class Choice:
       raise  # the processes that are left cannot be reached
     except Exception as e:
       error = e
-    failed = [process for process, bad in enumerate(spmd.gather(error is not None)) if bad]
+    failed = [number for number, bad in enumerate(processes.gather(error is not None)) if bad]
     if not failed:
       return value
-    if failed[0] == self.process_id:
+    if failed[0] == self._index:
       raise error
     raise ToldElsewhereError(f'process {failed[0]} could not go on, and says why')
 
@@ -165,9 +198,9 @@ class Choice:
     value = self.together(lambda: f() if self.leads else None)
     if self.num_processes == 1:
       return value
-    from lingvo_moe.runtime import spmd
+    from lingvo_moe.runtime import processes
 
-    return spmd.share(value)
+    return processes.share(value)
 
   def say(self, text: str) -> None:
     """Prints a line to stderr, in the leader process alone."""
@@ -204,10 +237,12 @@ class Choice:
       from lingvo_moe.runtime import tpu
 
       return mesh, tpu.connect(self.tpu, mesh)
+    from lingvo_moe.runtime import processes
     from lingvo_moe.runtime import spmd
 
-    processes = spmd.Processes(self.coordinator, self.num_processes, self.process_id)
-    return mesh, spmd.connect(mesh, processes)
+    auto = self.distributed == 'auto'
+    of_run = processes.Processes(self.coordinator, self.num_processes, self.process_id, auto, self.connect_seconds)
+    return mesh, spmd.connect(mesh, of_run)
 
 
 LOCAL = Choice()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +100,93 @@ def test_a_lost_process_ends_the_others_and_any_devices_go_on_to_the_same_number
     expected, got = losses(whole), losses(logdir)
     assert got.keys() == expected.keys() == set(range(1, STEPS + 1))
     np.testing.assert_allclose([got[s] for s in expected], list(expected.values()), rtol=1e-4)
+
+
+def slurm(count, command, **options):
+  """Starts a command as srun does, with nothing but its variables; returns the processes."""
+  node = {'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': str(count), 'SLURM_JOB_ID': str(_free_job())}
+  return [
+    subprocess.Popen(
+      [*command, '--distributed=auto'],
+      env={**os.environ, **node, 'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)},
+      stderr=subprocess.PIPE,
+      text=True,
+      **options,
+    )
+    for i in range(count)
+  ]
+
+
+def _free_job():
+  """Number of a job whose port, as JAX chooses it, is free."""
+  while True:
+    job = random.randrange(10**6)
+    with contextlib.suppress(OSError), socket.create_server(('', job % 2**12 + 2**16 - 2**12)):
+      return job
+
+
+MESH_OF_TWO = ('--runtime=spmd', '--mesh=data:2')
+
+
+@pytest.mark.slow
+def test_processes_that_slurm_started_train_to_the_losses_of_launched_ones(corpus, tmp_path):
+  subprocess.run(
+    [PYTHON, ROOT / 'tools' / 'launch.py', '2', '--', *command(corpus, tmp_path / 'launched', *MESH_OF_TWO)],
+    check=True,
+    timeout=300,
+  )
+  started = slurm(2, command(corpus, tmp_path / 'slurm', *MESH_OF_TWO))
+  said = [process.communicate(timeout=300)[1] for process in started]
+  assert [process.returncode for process in started] == [0, 0], said
+  assert f'trained to step {STEPS}' in said[0] and 'trained to' not in said[1]
+  expected, got = losses(tmp_path / 'launched'), losses(tmp_path / 'slurm')
+  print('launched', expected, 'slurm', got, sep='\n')
+  assert got == expected and set(got) == set(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_the_same_step_of_all_and_ends_them(corpus, tmp_path):
+  logdir = tmp_path / 'log'
+  endless = ('--max_steps=100000', '--gin_bindings=Tiny.eval_every = 1000', '--gin_bindings=Tiny.save_every = 5')
+  started = slurm(2, command(corpus, logdir, *MESH_OF_TWO, *endless))
+  deadline = time.monotonic() + 200
+  while not (logdir / 'checkpoints' / 'step_00000010').exists():
+    assert all(process.poll() is None for process in started) and time.monotonic() < deadline
+    time.sleep(0.05)
+  started[1].terminate()
+  signalled = time.monotonic()
+  said = [process.communicate(timeout=100)[1] for process in started]
+  print(f'ended {time.monotonic() - signalled:.1f} s after the signal')
+  assert [process.returncode for process in started] == [143, 143], said
+  last = max(losses(logdir))
+  assert f'SIGTERM: saved step {last}; the same command goes on from there' in said[0]
+  run = RunDir(str(logdir))
+  assert run.checkpoints().latest() == last and not list((logdir / 'checkpoints').glob('.partial*'))
+  assert tf.train.load_checkpoint(run.checkpoints().path(last)).get_tensor('step') == last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('index, whom', [(0, 'process 1'), (1, 'process 0')])
+def test_a_process_whose_peer_is_absent_says_so_and_ends_in_one_line_or_on_a_signal(corpus, tmp_path, index, whom):
+  address = f'127.0.0.1:{launcher.free_port()}'
+  alone = (f'--coordinator={address}', '--num_processes=2', f'--process_id={index}')
+  late = subprocess.run(
+    [*command(corpus, tmp_path / 'log', *MESH_OF_TWO, *alone), '--connect_seconds=1'],
+    stderr=subprocess.PIPE,
+    text=True,
+    timeout=100,
+  )
+  assert late.returncode == 1
+  assert late.stderr.startswith(f'error: process {index} of 2 waited 1 s for {whom}, at {address}: start all')
+  assert late.stderr.count('\n') == 1
+
+  waiting = subprocess.Popen(command(corpus, tmp_path / 'log', *MESH_OF_TWO, *alone), stderr=subprocess.PIPE, text=True)
+  assert waiting.stderr.readline().startswith(f'process {index} of 2 waits for {whom}, at {address}')
+  waiting.terminate()
+  signalled = time.monotonic()
+  assert waiting.wait(timeout=60) == 143 and waiting.stderr.read() == ''
+  assert time.monotonic() - signalled < 20
+  assert not (tmp_path / 'log').exists()
 
 
 def launched(count, *command, **options):

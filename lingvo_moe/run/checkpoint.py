@@ -20,7 +20,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Protocol
 
@@ -140,40 +140,65 @@ class Checkpoints:
       holder: this process's part of the state.
       dev_loss: dev cross-entropy at this step, where it is known; the lowest marks the best checkpoint.
     """
-    step, leads = holder.step, holder.process_index == 0
-    final = os.path.dirname(self.path(step))
-    if not holder.agree(os.path.isdir(final)):
-      partial = os.path.join(self.directory, f'.partial_{step:08d}')
-      if leads:
-        self._sweep()
-        os.makedirs(partial)
-      holder.agree(True)
-      name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
-      reason = _write(os.path.join(partial, name), _by_layer(holder.pieces()))
-      if not holder.agree(not reason):
-        if leads:
-          self._sweep()
-        raise UserError(
-          f'the checkpoint of step {step} could not be written to {partial} ({reason or "by another process"}): make room '
-          f'there; {self._left()}'
-        )
-      if leads:
-        if holder.process_count > 1:
-          parts = sorted(path.removesuffix('.index') for path in glob.glob(glob.escape(partial) + '/part_*.index'))
-          tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
-          )
-        self._write_dev_loss(partial, dev_loss)
-        for name in os.listdir(partial):
-          _fsync(os.path.join(partial, name))
-        os.rename(partial, final)
-        _fsync(self.directory)
-    elif leads:
-      self._write_dev_loss(final, dev_loss)
-    if leads:
+    if self.begin(holder):
+      self.commit(holder, self.write(holder), dev_loss)
+    elif holder.process_index == 0:
+      self._write_dev_loss(self._folder(holder.step), dev_loss)
       self._drop_old()
     holder.agree(True)
-    return self.path(step)
+    return self.path(holder.step)
+
+  def begin(self, holder: Holder) -> bool:
+    """First part of `save`, by every process: makes a folder. False if the step is saved already."""
+    if holder.agree(os.path.isdir(self._folder(holder.step))):
+      return False
+    if holder.process_index == 0:
+      self._sweep()
+      os.makedirs(self._partial(holder.step))
+    holder.agree(True)
+    return True
+
+  def write(self, holder: Holder) -> str:
+    """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
+    name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
+    prefix = os.path.join(self._partial(holder.step), name)
+    reason = _write(prefix, _by_layer(holder.pieces()))
+    for path in () if reason else glob.glob(glob.escape(prefix) + '.*'):
+      _fsync(path)
+    return reason
+
+  def commit(self, holder: Holder, reason: str, dev_loss: float | None = None) -> None:
+    """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
+
+    Args:
+      holder: as before.
+      reason: what `write` returned here.
+      dev_loss: see `save`.
+
+    Raises:
+      UserError: a process could not write its part.
+    """
+    step, leads = holder.step, holder.process_index == 0
+    if not holder.agree(not reason):
+      if leads:
+        self._sweep()
+      raise UserError(
+        f'the checkpoint of step {step} could not be written to {self._partial(step)} ({reason or "by another process"}): '
+        f'make room there; {self._left()}'
+      )
+    if leads:
+      partial = self._partial(step)
+      if holder.process_count > 1:
+        parts = sorted(path.removesuffix('.index') for path in glob.glob(glob.escape(partial) + '/part_*.index'))
+        tf.raw_ops.MergeV2Checkpoints(
+          checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
+        )
+      self._write_dev_loss(partial, dev_loss)
+      for name in os.listdir(partial):
+        _fsync(os.path.join(partial, name))
+      os.rename(partial, self._folder(step))
+      _fsync(self.directory)
+      self._drop_old()
 
   def _left(self) -> str:
     """What is left to go on from, in words."""
@@ -192,7 +217,7 @@ class Checkpoints:
 
   def note_dev_loss(self, step: int, dev_loss: float) -> None:
     """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
-    self._write_dev_loss(os.path.dirname(self.path(step)), dev_loss)
+    self._write_dev_loss(self._folder(step), dev_loss)
     self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
@@ -201,6 +226,13 @@ class Checkpoints:
       there = ', '.join(map(str, self.steps())) or 'none'
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
     return load(self.path(step), specs)
+
+  def _folder(self, step: int) -> str:
+    return os.path.dirname(self.path(step))
+
+  def _partial(self, step: int) -> str:
+    """Folder of a checkpoint that is being written or removed."""
+    return os.path.join(self.directory, f'.partial_{step:08d}')
 
   def _write_dev_loss(self, folder: str, dev_loss: float | None):
     if dev_loss is None or not math.isfinite(dev_loss):
@@ -226,8 +258,8 @@ class Checkpoints:
     for step in self.steps()[: -self.keep]:
       for_good = self.keep_every and step % self.keep_every == 0
       if not for_good and (best is None or step != best[0]):
-        going = os.path.join(self.directory, f'.partial_{step:08d}')
-        os.rename(os.path.dirname(self.path(step)), going)  # first out of sight, so that no half of it is ever seen
+        going = self._partial(step)
+        os.rename(self._folder(step), going)  # first out of sight, so that no half of it is ever seen
         shutil.rmtree(going, ignore_errors=True)
 
 
@@ -237,48 +269,59 @@ class _Copy:
 
   step: int
   copied: tuple[Piece, ...]
-  process_index: int = 0
-  process_count: int = 1
+  process_index: int
+  process_count: int
+  agree: Callable[[bool], bool]
 
   @classmethod
   def of(cls, holder: Holder) -> _Copy:
     # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
     copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.pieces())
-    return cls(holder.step, tuple(copied))
+    return cls(holder.step, tuple(copied), holder.process_index, holder.process_count, holder.agree)
 
   def pieces(self) -> Iterable[Piece]:
     return self.copied
-
-  def agree(self, flag: bool) -> bool:
-    return flag
 
 
 class Saver:
   """Saves in the background: copies the state at once and writes it in a thread, while training goes on.
 
-  With several processes it saves in the foreground, since their threads could not wait for each other while the devices
-  compute.
+  Of several processes each writes its part so. A thread could not wait for other processes, since that takes the devices
+  with which they compute: they wait for each other where training calls `save`, `wait` or `commit_if_written`, at the
+  same steps.
   """
 
   def __init__(self, checkpoints: Checkpoints, holder: Holder):
     self.checkpoints = checkpoints
     self._holder = holder
     self._thread = futures.ThreadPoolExecutor(1)
-    self._writing: futures.Future | None = None
+    self._writing: tuple[_Copy, futures.Future] | None = None
 
   def save(self) -> None:
-    """Begins to save the current state, once the one before is written."""
+    """Begins to save the current state, once the one before is saved."""
     self.wait()
-    if self._holder.process_count > 1:
-      self.checkpoints.save(self._holder)
-    else:
-      self._writing = self._thread.submit(self.checkpoints.save, _Copy.of(self._holder))
+    if self._holder.process_count == 1:
+      copy = _Copy.of(self._holder)
+      self._writing = copy, self._thread.submit(self.checkpoints.save, copy)
+    elif self.checkpoints.begin(self._holder):
+      copy = _Copy.of(self._holder)
+      self._writing = copy, self._thread.submit(self.checkpoints.write, copy)
+
+  def commit_if_written(self) -> None:
+    """Ends what `save` began if all processes have written their parts; for one process there is nothing to do."""
+    if self._writing and self._holder.process_count > 1:
+      _, written = self._writing
+      if self._holder.agree(written.done()):
+        self.wait()
 
   def wait(self) -> None:
     """Waits until the state that was saved is on disk; raises the error if that failed."""
     if self._writing:
-      writing, self._writing = self._writing, None
-      writing.result()
+      (copy, written), self._writing = self._writing, None
+      result = written.result()
+      if copy.process_count > 1:
+        self.checkpoints.commit(copy, result)
+        copy.agree(True)
 
 
 def shapes(prefix: str) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import sys
+import time
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import reporting
@@ -21,6 +22,8 @@ from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
 from lingvo_moe.tasks.metrics import loads
+
+_TELL_SECONDS = 1.0  # between two calls in which processes tell each other of signals
 
 
 class CheckFinite:
@@ -127,20 +130,38 @@ class StoppedBySignal(Exception):
 
 
 class StopOnSignal:
-  """Saves and raises StoppedBySignal once a process of the run has received SIGTERM, SIGINT or SIGHUP."""
+  """Saves and raises StoppedBySignal once a process of the run has received SIGTERM, SIGINT or SIGHUP.
+
+  Several processes tell each other after the same steps, about once a second, and then commit a checkpoint that all of
+  them have written meanwhile.
+  """
 
   def __init__(self, training: Training, saving: SaveAndEvaluate, signals: Signals):
     self._training = training
     self._saving = saving
     self._signals = signals
+    self._last = self._next = training.runtime.step
+    self._told = time.monotonic()
 
   def __call__(self, step: Step) -> None:
-    if not step.ends_call:
+    if not step.ends_call or step.number < self._next:
       return
+    training = self._training
     received = self._signals.received  # read once: a signal that comes later is for the next call
-    if not self._training.runtime.agree(not received):
+    until_next = min(training.runtime.gather(0 if received else self._steps_a_second(step.number)))
+    if not until_next:
       self._saving.save(wait=True)
       raise StoppedBySignal(received or signal.SIGTERM, step.number)
+    self._last, self._next, self._told = step.number, step.number + until_next, time.monotonic()
+    training.saver.commit_if_written()
+
+  def _steps_a_second(self, step: int) -> int:
+    """Steps until the next call that tells, from the pace since the last one; with one process, 1."""
+    made = step - self._last
+    if self._training.runtime.process_count == 1 or not made:
+      return 1
+    pace = made / (time.monotonic() - self._told)
+    return max(1, min(round(pace * _TELL_SECONDS), 2 * made))  # 2: a fast stretch says little about the next
 
 
 class Signals:

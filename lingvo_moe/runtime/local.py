@@ -103,6 +103,10 @@ class LocalRuntime:
     """Pieces of the state, to be saved."""
     return WholeState(self.state()).pieces()
 
+  def gather(self, value: int) -> list[int]:
+    """Values of all processes; here there is one."""
+    return [value]
+
   def agree(self, flag: bool) -> bool:
     """Agreement of all processes on a flag; here there is one process."""
     return flag

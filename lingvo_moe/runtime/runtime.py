@@ -44,6 +44,9 @@ class Runtime(Protocol):
   def pieces(self) -> Iterable[Piece]:
     """Pieces of the state that this process saves."""
 
+  def gather(self, value: int) -> list[int]:
+    """Values of all processes; waits for all of them."""
+
   def agree(self, flag: bool) -> bool:
     """True if the flag is set in every process; waits for all of them."""
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import json
 import math
 import os
 import sys
@@ -25,7 +24,6 @@ import numpy as np
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import extras
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
@@ -35,40 +33,19 @@ from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
+  from jax.experimental import mesh_utils
   from jax.experimental import multihost_utils
 except ImportError as e:
   raise extras.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
 
+from lingvo_moe.runtime import processes as processes_lib
 from lingvo_moe.runtime.lowering import Lowering
+from lingvo_moe.runtime.processes import ALONE
+from lingvo_moe.runtime.processes import Processes
 
 Arrays = dict[str, jax.Array]
 
 _MOST_DEVICES = 1024  # of a process; a CPU makes as many virtual ones as the mesh needs
-_CONNECT_SECONDS = 120
-_HEARTBEAT_SECONDS = 60  # a process that is silent for so long counts as lost
-_SHUTDOWN_SECONDS = 20  # to wait for the other processes at the end
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-  """Processes of a run: their number, the number of this one, and the coordinator's address.
-
-  Attributes:
-    coordinator: HOST:PORT at which process 0 listens; '' with one process.
-    count: number of processes.
-    index: number of this process.
-  """
-
-  coordinator: str = ''
-  count: int = 1
-  index: int = 0
-
-  def __post_init__(self):
-    if not 0 <= self.index < self.count or (self.count > 1) != bool(self.coordinator):
-      raise UserError(
-        'several processes need --coordinator=HOST:PORT, --num_processes=N and --process_id=0..N-1, one process '
-        f'none of them; saw {self.coordinator!r}, {self.count} and {self.index}'
-      )
 
 
 def release() -> None:
@@ -77,13 +54,13 @@ def release() -> None:
   gc.collect()  # traced functions and their graphs refer to each other in circles
 
 
-def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
+def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   """Initializes the devices of a mesh; call it once in a process, before anything is computed.
 
   On CPUs it creates as many virtual devices as the mesh needs.
 
   Returns:
-    The devices of the mesh, process by process.
+    The devices of the mesh, process by process; those of a TPU along its torus.
   """
   if mesh.num_devices % processes.count:
     raise UserError(
@@ -100,22 +77,7 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
   if max(jax.config.jax_num_cpu_devices, 1) < local:
     with contextlib.suppress(RuntimeError):  # the devices exist already
       jax.config.update('jax_num_cpu_devices', local)
-  if processes.count > 1:
-    jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    try:
-      jax.distributed.initialize(
-        processes.coordinator,
-        processes.count,
-        processes.index,
-        initialization_timeout=_CONNECT_SECONDS,
-        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-      )
-    except RuntimeError as e:
-      raise UserError(
-        f'process {processes.index} of {processes.count} did not find the others at {processes.coordinator} within '
-        f'{_CONNECT_SECONDS} s ({str(e).splitlines()[0]}): start all, with the same coordinator'
-      ) from None
+  processes.connect()
   devices = []
   for process in range(processes.count):
     there = [device for device in jax.devices() if device.process_index == process]
@@ -125,46 +87,17 @@ def connect(mesh: Mesh, processes: Processes = Processes()) -> list[jax.Device]:
         f'({jax.default_backend()}): use a smaller mesh'
       )
     devices += there[:local]
-  return devices
+  return along_torus(mesh, devices)
 
 
-def agree(flag: bool) -> bool:
-  """True if the flag is set in every process; waits for all of them."""
-  return all(gather(flag))
+def along_torus(mesh: Mesh, devices: Sequence[jax.Device]) -> list[jax.Device]:
+  """Devices of a mesh in an order in which its axes follow the links of a TPU's torus; others stay as they are.
 
-
-def gather(flag: bool) -> list[bool]:
-  """Flags of all processes, in their order; waits for all of them."""
-  if jax.process_count() == 1:
-    return [flag]
-  with _process_loss_reported():
-    return multihost_utils.process_allgather(np.asarray(flag)).tolist()
-
-
-def share(value: Any) -> Any:
-  """Broadcasts process 0's value, a small one that JSON can hold, to all processes; the others' values are ignored."""
-  if jax.process_count() == 1:
-    return value
-  text = json.dumps(value).encode() if jax.process_index() == 0 else b''
-  with _process_loss_reported():
-    size = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text), np.int32)))
-    room = 1 << size.bit_length()  # a power of two, as a program is compiled for each size
-    padded = np.frombuffer(text.ljust(room), np.uint8)
-    return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
-
-
-@contextlib.contextmanager
-def _process_loss_reported() -> Iterator[None]:
-  """Turns XLA's error about a lost process into a ProcessLostError."""
-  try:
-    yield
-  except jax.errors.JaxRuntimeError as e:
-    if jax.process_count() == 1:
-      raise
-    raise ProcessLostError(
-      f'another process of this run was lost ({str(e).splitlines()[0][:200]}): the last checkpoint stands; start all '
-      'processes again, and they go on from it'
-    ) from None
+  A mesh that is placed numbers its devices by their coordinates, and keeps them too.
+  """
+  if devices[0].platform != 'tpu' or mesh.topology:
+    return list(devices)
+  return list(mesh_utils.create_device_mesh(mesh.shape, devices, allow_split_physical_axes=True).flat)
 
 
 class SpmdRuntime:
@@ -264,7 +197,7 @@ class SpmdRuntime:
 
   def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Makes one update; returns metrics as numpy values."""
-    with _process_loss_reported():
+    with processes_lib.loss_reported():
       self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
       return jax.tree.map(_to_numpy, metrics)
 
@@ -274,7 +207,7 @@ class SpmdRuntime:
 
   def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
     """Metrics of a batch at inference, as numpy values."""
-    with _process_loss_reported():
+    with processes_lib.loss_reported():
       return jax.device_get(
         self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
       )
@@ -284,7 +217,7 @@ class SpmdRuntime:
     compiled = self._compiled(f, out=lambda: self._whole)
 
     def call(batch):
-      with _process_loss_reported():
+      with processes_lib.loss_reported():
         return jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
 
     return call
@@ -293,9 +226,13 @@ class SpmdRuntime:
     """Compiled train step for batches of this shape, for tools that read programs. It needs no state."""
     return self._train.program(self._lowering.state(), self._lowering.batch(batch))
 
+  def gather(self, value: int) -> list[int]:
+    """Values of all processes; waits for all of them."""
+    return processes_lib.gather(value)
+
   def agree(self, flag: bool) -> bool:
     """True if the flag is set in every process; waits for all of them."""
-    return agree(flag)
+    return all(processes_lib.gather(flag))
 
   def _initial(self, specs: Mapping[str, WeightSpec]) -> Arrays:
     """Initial values by name. Equal specs share one program, to which the name is passed as a random key."""
@@ -328,16 +265,19 @@ class SpmdRuntime:
     return {name: place(np.asarray(x)) for name, x in batch.items()}
 
   def _feed(self) -> tuple[int, int]:
-    """Values of feed_index and feed_count: the part of a batch's rows on this process's devices, and the number of parts."""
+    """Values of feed_index and feed_count: the part of a batch's rows on this process's devices, and the number of parts.
+
+    Where the rows of some process do not follow each other, as on a torus, every process makes the whole batch.
+    """
     parts = self.row_multiple
-    held = self._rows.addressable_devices_indices_map((parts,)).values()
-    mine = sorted({index[0].indices(parts)[0] for index in held})
-    if mine != list(range(mine[0], mine[0] + len(mine))) or parts % len(mine) or mine[0] % len(mine):
-      raise UserError(
-        f'a process feeds rows that follow each other; on --mesh={self.mesh} process {self.process_index} has parts '
-        f'{mine} of {parts}: put the axes data and expert before model'
-      )
-    return mine[0] // len(mine), parts // len(mine)
+    held: dict[int, set[int]] = {}
+    for device, index in self._rows.devices_indices_map((parts,)).items():
+      held.setdefault(device.process_index, set()).add(index[0].indices(parts)[0])
+    size = len(held[self.process_index])
+    blocks = {tuple(range(begin, begin + size)) for begin in range(0, parts, size)}
+    if parts % size or any(tuple(sorted(rows)) not in blocks for rows in held.values()):
+      return 0, 1
+    return min(held[self.process_index]) // size, parts // size
 
 
 class _Compiled:

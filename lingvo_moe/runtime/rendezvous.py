@@ -1,0 +1,161 @@
+"""Rendezvous of the processes of a run: each waits until all are there, says for whom, and heeds signals meanwhile.
+
+JAX waits for them in native code, where Python handles no signal, and ends a process that waited in vain with a stack
+trace. So they meet here first: process 0 listens at the coordinator's address, the others connect and say who they are,
+and once all have come it sends them on. Then the address is free for JAX's own coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from lingvo_moe.core.errors import UserError
+
+_FIRST_WORD_SECONDS = 3  # of waiting before that is said
+_WORD_SECONDS = 30  # between two lines that say so
+_RETRY_SECONDS = 0.2
+_GO = b'go'
+_HELLO = 'lingvo_moe: process {} of {}\n'
+_HELLO_FORM = re.compile(rb'lingvo_moe: process (\d{1,9}) of (\d{1,9})\n')
+
+
+def meet(address: str, count: int, index: int, seconds: float, say: Callable[[str], None]) -> None:
+  """Returns when all processes of a run have called it.
+
+  Args:
+    address: HOST:PORT at which process 0 listens.
+    count: number of processes.
+    index: number of this one.
+    seconds: to wait for the others.
+    say: prints a line.
+
+  Raises:
+    UserError: a process did not come, or says something else than the others.
+  """
+  wait = _Wait(address, count, index, seconds, say)
+  if index == 0:
+    _lead(wait)
+  else:
+    _follow(wait)
+
+
+class _Wait:
+  """Time that is left, and lines that say what for."""
+
+  def __init__(self, address: str, count: int, index: int, seconds: float, say: Callable[[str], None]):
+    host, _, port = address.rpartition(':')
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+      raise UserError(f'--coordinator is HOST:PORT, such as node0:7000; saw {address!r}')
+    self.host, self.port = host.strip('[]'), int(port)
+    self.address, self.count, self.index = address, count, index
+    self._seconds, self._say = seconds, say
+    self._begun = time.monotonic()
+    self._next_word = self._begun + _FIRST_WORD_SECONDS
+
+  def left(self, whom: str) -> float:
+    """Seconds to wait at most before the next call; says for whom this process waits, where that is due.
+
+    Raises:
+      UserError: the time is over.
+    """
+    now, end = time.monotonic(), self._begun + self._seconds
+    if now >= end:
+      raise UserError(
+        f'process {self.index} of {self.count} waited {self._seconds:g} s for {whom}, at {self.address}: start all '
+        f'processes, with the same coordinator, or wait longer by --connect_seconds'
+      )
+    if now >= self._next_word:
+      self._next_word = now + _WORD_SECONDS
+      self._say(f'process {self.index} of {self.count} waits for {whom}, at {self.address} ({end - now:.0f} s left)')
+    return min(end, self._next_word) - now
+
+
+def _lead(wait: _Wait) -> None:
+  with contextlib.ExitStack() as stack:
+    selector = stack.enter_context(selectors.DefaultSelector())
+    server = stack.enter_context(_listen(wait))
+    selector.register(server, selectors.EVENT_READ)
+    there: dict[int, socket.socket] = {}
+    while len(there) < wait.count - 1:
+      missing = [str(index) for index in range(1, wait.count) if index not in there]
+      whom = f'process {missing[0]}' if len(missing) == 1 else f'processes {_few(missing)}'
+      for key, _ in selector.select(wait.left(whom)):
+        if key.fileobj is server:
+          connection = stack.enter_context(server.accept()[0])
+          selector.register(connection, selectors.EVENT_READ)
+          continue
+        word = _received(key.fileobj)
+        index = _index_of(word, key.fileobj, there, wait) if word else None
+        there = {number: connection for number, connection in there.items() if connection is not key.fileobj}
+        if index is None:  # gone, or none of us
+          selector.unregister(key.fileobj)
+          key.fileobj.close()
+        else:
+          there[index] = key.fileobj
+    for connection in there.values():
+      connection.sendall(_GO)
+
+
+def _listen(wait: _Wait) -> socket.socket:
+  everywhere = {'family': socket.AF_INET6, 'dualstack_ipv6': True} if socket.has_dualstack_ipv6() else {}
+  try:
+    return socket.create_server(('', wait.port), backlog=1024, **everywhere)
+  except OSError as e:
+    raise UserError(
+      f'process 0 listens at port {wait.port} of --coordinator={wait.address}, which it cannot ({e.strerror}): choose '
+      'another port, or end what listens there'
+    ) from None
+
+
+def _index_of(word: bytes, connection: socket.socket, there: dict[int, socket.socket], wait: _Wait) -> int | None:
+  """Number of the process that sent a word; None if no process of ours did."""
+  hello = _HELLO_FORM.fullmatch(word)
+  if not hello:
+    return None
+  index, count = int(hello[1]), int(hello[2])
+  if count == wait.count and 0 < index < count and index not in there:
+    return index
+  error = f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
+  error += f'process {index} of {count}' + (' twice' if index in there else '') + f' at {wait.address}'
+  for other in (connection, *there.values()):
+    with contextlib.suppress(OSError):
+      other.sendall(error.encode())
+  raise UserError(error)
+
+
+def _follow(wait: _Wait) -> None:
+  while True:
+    seconds = wait.left('process 0')
+    with contextlib.suppress(OSError):  # process 0 does not listen yet, or was lost and may come back
+      with socket.create_connection((wait.host, wait.port), timeout=seconds) as connection:
+        connection.sendall(_HELLO.format(wait.index, wait.count).encode())
+        word = _word(connection, wait)
+        if word == _GO:
+          return
+        if word:
+          raise UserError(word.decode())
+    time.sleep(_RETRY_SECONDS)
+
+
+def _word(connection: socket.socket, wait: _Wait) -> bytes:
+  """What process 0 sends; empty when it is gone."""
+  while True:
+    connection.settimeout(wait.left('processes that process 0 names'))
+    with contextlib.suppress(TimeoutError):
+      return connection.recv(1024)
+
+
+def _received(connection: socket.socket) -> bytes:
+  try:
+    return connection.recv(1024)
+  except OSError:
+    return b''
+
+
+def _few(numbers: list[str]) -> str:
+  return ', '.join(numbers[:8]) + (f' and {len(numbers) - 8} more' if len(numbers) > 8 else '')
