@@ -33,7 +33,7 @@ def annotation(function, shape, mesh):
 def test_a_mesh_is_read_and_written():
   mesh = Mesh.parse('data:2,expert:4')
   assert mesh.axes == (('data', 2), ('expert', 4)) and mesh.num_devices == 8 and str(mesh) == 'data:2,expert:4'
-  assert Mesh.parse('').num_devices == 1
+  assert Mesh.parse('').num_devices == 1 and str(Mesh.parse('')) == 'one device'
 
 
 @pytest.mark.parametrize(
