@@ -122,6 +122,19 @@ def test_the_order_of_devices_follows_the_topology():
     Mesh((('data', 2), ('expert', 4)), topology=(2, 2, 2), placement=((1,), (0, 1)))
 
 
+def test_a_reshard_moves_one_mesh_axis_at_a_time():
+  def tiles(source, target):
+    with xla_sharding.use(Mesh.parse('data:2,node:3,expert:5')):
+      reshard = tf.function(lambda x_EGCM: xla_sharding.reshard(x_EGCM, 'EGCM', source, target), autograph=False)
+      graph = reshard.get_concrete_function(tf.TensorSpec([30, 30, 2, 4])).graph
+    ops = [op for op in graph.get_operations() if op.type == 'XlaSharding']
+    return [list(xla_sharding.OpSharding.FromString(op.get_attr('sharding')).tile_assignment_dimensions) for op in ops]
+
+  # From groups over all 30 devices: first expert:5, then node:3. And back in the reverse order.
+  assert tiles('G', 'E') == [[5, 6, 1, 1], [15, 2, 1, 1]]
+  assert tiles('E', 'G') == [[5, 6, 1, 1], [1, 30, 1, 1]]
+
+
 def test_a_size_that_cannot_be_split_is_told_with_a_mesh_that_would_do():
   message = (
     r"axis E \(experts\) has size 6, .* 4 devices of mesh axis 'expert': use a multiple of 4, or --mesh=expert:2$"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 import pytest
@@ -14,6 +15,7 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.relative_position import RelativePositions
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
@@ -34,24 +36,35 @@ def tiles(function, mesh):
   ]
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(scan):
-  stack = dataclasses.replace(STACK, scan=scan)
+def decode(stack):
+  """A decoding step."""
+
+  def run():
+    now = Now(tf.constant(0), tf.constant(0), tf.ones([4, 1, 5]))
+    return stack.extend(theta, tf.ones([4, 1, 8]), now, None, stack.empty_cache(4, 5))
+
+  theta = theta_of(stack)
+  return run
+
+
+@pytest.mark.parametrize(('scan', 'dispatch'), [(False, 'einsum'), (False, 'gather'), (True, 'einsum')])
+def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(scan, dispatch):
+  stack = dataclasses.replace(STACK, scan=scan, moe=dataclasses.replace(STACK.moe, dispatch=dispatch))
   theta = theta_of(stack)
   train = lambda: stack(theta, tf.ones([4, 6, 8]), tf.ones([4, 6], tf.int32), key=prng.key(0))[0]
   found = set(tiles(train, 'data:2,expert:2'))
-  # BTM, GSM and GSE; BNTU and BNUK; EGCM that groups claim first; EGCM that experts do.
-  assert found - {(2, 1, 1)} == {(4, 1, 1), (4, 1, 1, 1), (1, 4, 1, 1), (2, 2, 1, 1)}
+  required = {(4, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1)}  # BTM, GSM and GSE; BNTU and BNUK; EGCM that experts claim first
+  assert required <= found <= required | {(1, 4, 1, 1), (2, 1, 1)}  # EGCM that groups claim first, LBTM; below
   assert ((2, 1, 1) in found) == scan  # weights of experts, EMH, which a loop takes from a stack of them
 
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_a_cache_is_split_by_rows_and_heads(scan):
-  stack = dataclasses.replace(STACK, scan=scan)
-  theta = theta_of(stack)
+  assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode(dataclasses.replace(STACK, scan=scan)), 'data:2,model:2')]
 
-  def decode():
-    now = Now(tf.constant(0), tf.constant(0), tf.ones([4, 1, 5]))
-    return stack.extend(theta, tf.ones([4, 1, 8]), now, None, stack.empty_cache(4, 5))
 
-  assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode, 'data:2,model:2')]  # of BNUK and LBNUK
+def test_relative_positions_of_a_step_are_split_by_rows_and_heads():
+  relative = RelativePositions(6, 8, bidirectional=False)
+  stack = dataclasses.replace(STACK, attention=dataclasses.replace(STACK.attention, relative=relative))
+  count = lambda stack: collections.Counter(tiles(decode(stack), 'data:2,model:2'))
+  assert count(stack) - count(STACK) == {(2, 2, 1, 1): 2}  # BNTU, of two layers
