@@ -33,7 +33,7 @@ def annotation(function, shape, mesh):
 def test_a_mesh_is_read_and_written():
   mesh = Mesh.parse('data:2,expert:4')
   assert mesh.axes == (('data', 2), ('expert', 4)) and mesh.num_devices == 8 and str(mesh) == 'data:2,expert:4'
-  assert Mesh.parse('').num_devices == 1
+  assert Mesh.parse('').num_devices == 1 and str(Mesh.parse('')) == 'one device'
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,19 @@ def test_the_order_of_devices_follows_the_topology():
   np.testing.assert_array_equal(Mesh.parse('data:2,expert:2').device_ids(), [[0, 1], [2, 3]])
   with pytest.raises(UserError, match='must span each axis of the topology'):
     Mesh((('data', 2), ('expert', 4)), topology=(2, 2, 2), placement=((1,), (0, 1)))
+
+
+def test_a_reshard_moves_one_mesh_axis_at_a_time():
+  def tiles(source, target):
+    with xla_sharding.use(Mesh.parse('data:2,node:3,expert:5')):
+      reshard = tf.function(lambda x_EGCM: xla_sharding.reshard(x_EGCM, 'EGCM', source, target), autograph=False)
+      graph = reshard.get_concrete_function(tf.TensorSpec([30, 30, 2, 4])).graph
+    ops = [op for op in graph.get_operations() if op.type == 'XlaSharding']
+    return [list(xla_sharding.OpSharding.FromString(op.get_attr('sharding')).tile_assignment_dimensions) for op in ops]
+
+  # From groups over all 30 devices: first expert:5, then node:3. And back in the reverse order.
+  assert tiles('G', 'E') == [[5, 6, 1, 1], [15, 2, 1, 1]]
+  assert tiles('E', 'G') == [[5, 6, 1, 1], [1, 30, 1, 1]]
 
 
 def test_a_size_that_cannot_be_split_is_told_with_a_mesh_that_would_do():

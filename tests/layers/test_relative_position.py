@@ -47,6 +47,17 @@ def test_flat_positions_of_a_hypothesis_count_back_from_its_last():
   assert owned.tolist() == [-2, -1, 0, -2, -1, 0]
 
 
+def test_the_bias_is_added_to_the_scores():
+  attention = Attention(8, 4, 2, relative=RelativePositions(6, 8))
+  theta = theta_of(attention)
+  theta['relative'] = tf.one_hot(
+    [0] * 4, 6, 50.0, axis=0
+  )  # on the bucket of distance 0: each position sees itself alone
+  x_BTM = tf.random.normal([2, 7, 8])
+  alone = attention(theta, x_BTM, x_BTM, tf.eye(7, batch_shape=[2]))
+  np.testing.assert_allclose(attention(theta, x_BTM, x_BTM, tf.ones([2, 7, 7])), alone, atol=1e-5)
+
+
 @pytest.mark.parametrize('kv_heads', [4, 2])
 def test_decoding_step_by_step_attends_as_the_whole_row_does(kv_heads):
   attention = Attention(8, 4, 2, num_kv_heads=kv_heads, relative=RelativePositions(6, 8, bidirectional=False))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
+from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import sinusoidal_positions
@@ -69,6 +71,23 @@ def test_a_layer_adds_each_branch_of_its_normalised_input():
   expected += ATTENTION(cross, norm(cross['norm'], expected.numpy()), memory, memory_mask)
   expected += FFN(ffn, norm(ffn['norm'], expected.numpy()))
   np.testing.assert_allclose(y, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize('branch', ['attention', 'cross_attention', 'ffn'])
+@pytest.mark.parametrize('rates', [(0.5, 0.0), (0.0, 0.5)], ids=['inner', 'residual'])
+def test_every_dropout_is_on_in_training_and_off_at_inference(branch, rates):
+  inner, residual = rates
+  attention, ffn = dataclasses.replace(ATTENTION, dropout=inner), dataclasses.replace(FFN, dropout=inner)
+  layer = Layer(attention, ffn, residual_dropout=residual, cross_attention=True)
+  alone = {
+    name: value if name == branch else {**value, 'wo': 0 * value['wo'], 'bo': 0 * value['bo']}
+    for name, value in theta_of(layer).items()
+  }  # the other branches add nothing
+  rows = Rows(some_input(2, 3), tf.ones([2, 3, 3]), some_input(2, 4, seed=1), tf.ones([2, 3, 4]))
+  run = lambda layer, key: layer(alone, [rows._replace(key=key)], tf.zeros([2, 3]))[0][0]
+  np.testing.assert_array_equal(run(layer, None), run(Layer(ATTENTION, FFN, cross_attention=True), None))
+  changed = np.abs(run(layer, prng.key(0)) - run(layer, None))
+  assert np.mean(changed > 1e-3) > 0.4 and np.mean(run(layer, prng.key(0)) != run(layer, prng.key(1))) > 0.2
 
 
 def test_positions_are_sines_and_cosines_of_falling_frequency():

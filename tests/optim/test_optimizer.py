@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core import weights
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.optim.adafactor import Adafactor
@@ -75,6 +76,14 @@ def test_adafactor_keeps_a_row_and_a_column_for_every_expert():
     'column': ((3, 5), 'EH'),
   }
   assert {name: (s.shape, s.dims) for name, s in Adafactor().slots(VECTOR).items()} == {'moment': ((5,), 'M')}
+
+
+@pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
+def test_slots_begin_at_zero(optimizer):
+  slots = weights.initialize(optimizer.slots(EXPERTS), seed=1)
+  assert sum(np.size(slot) for slot in slots.values()) > 0
+  for slot in slots.values():
+    np.testing.assert_array_equal(slot, 0)
 
 
 def test_adafactor_first_step_forgets_its_slots():

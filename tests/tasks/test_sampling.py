@@ -60,7 +60,8 @@ def test_quotas_sum_exactly_and_leave_nobody_out():
 
 
 def test_what_is_left_of_equal_shares_goes_to_the_first():
-  assert sampling.quotas([3] * 40, 1, 57) == [2] * 17 + [1] * 23
+  # 3.53 and 5.89 each; of the 57 that are left, 40 go to the larger remainders.
+  assert sampling.quotas([3, 5] * 40, 1, 377) == [4, 6] * 17 + [3, 6] * 23
 
 
 def make(sizes=(500, 60, 7), temperature=1.0, seed=3, window=100):

@@ -1,0 +1,70 @@
+"""Annotations of layers on a mesh: a program is traced, not compiled."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import pytest
+import tensorflow as tf
+from random_theta import theta_of
+
+from lingvo_moe import xla_sharding
+from lingvo_moe.core import prng
+from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.relative_position import RelativePositions
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.ops import backend
+from lingvo_moe.ops import xla
+
+STACK = Stack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
+
+
+def tiles(function, mesh):
+  """Tiles of every annotation in the program of a function, the bodies of loops included."""
+  with xla_sharding.use(xla_sharding.Mesh.parse(mesh)), backend.use(xla.BACKEND):
+    program = tf.function(function, autograph=False).get_concrete_function().graph.as_graph_def()
+  nodes = [node for f in program.library.function for node in f.node_def] + list(program.node)
+  found = [xla_sharding.OpSharding.FromString(n.attr['sharding'].s) for n in nodes if n.op == 'XlaSharding']
+  return [
+    tuple(sharding.tile_assignment_dimensions)[: -1 if sharding.replicate_on_last_tile_dim else None]
+    for sharding in found
+    if sharding.tile_assignment_dimensions
+  ]
+
+
+def decode(stack):
+  """A decoding step."""
+
+  def run():
+    now = Now(tf.constant(0), tf.constant(0), tf.ones([4, 1, 5]))
+    return stack.extend(theta, tf.ones([4, 1, 8]), now, None, stack.empty_cache(4, 5))
+
+  theta = theta_of(stack)
+  return run
+
+
+@pytest.mark.parametrize(('scan', 'dispatch'), [(False, 'einsum'), (False, 'gather'), (True, 'einsum')])
+def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(scan, dispatch):
+  stack = dataclasses.replace(STACK, scan=scan, moe=dataclasses.replace(STACK.moe, dispatch=dispatch))
+  theta = theta_of(stack)
+  train = lambda: stack(theta, tf.ones([4, 6, 8]), tf.ones([4, 6], tf.int32), key=prng.key(0))[0]
+  found = set(tiles(train, 'data:2,expert:2'))
+  required = {(4, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1)}  # BTM, GSM and GSE; BNTU and BNUK; EGCM that experts claim first
+  assert required <= found <= required | {(1, 4, 1, 1), (2, 1, 1)}  # EGCM that groups claim first, LBTM; below
+  assert ((2, 1, 1) in found) == scan  # weights of experts, EMH, which a loop takes from a stack of them
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_cache_is_split_by_rows_and_heads(scan):
+  assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode(dataclasses.replace(STACK, scan=scan)), 'data:2,model:2')]
+
+
+def test_relative_positions_of_a_step_are_split_by_rows_and_heads():
+  relative = RelativePositions(6, 8, bidirectional=False)
+  stack = dataclasses.replace(STACK, attention=dataclasses.replace(STACK.attention, relative=relative))
+  count = lambda stack: collections.Counter(tiles(decode(stack), 'data:2,model:2'))
+  assert count(stack) - count(STACK) == {(2, 2, 1, 1): 2}  # BNTU, of two layers
