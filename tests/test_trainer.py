@@ -18,6 +18,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_moe import trainer
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
@@ -69,7 +70,7 @@ SO_FAR = ('seconds_so_far', 'source_tokens_so_far', 'target_tokens_so_far')
 
 
 def lines_of(logdir):
-  return [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  return [json_files.parse(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
 
 
 def losses(logdir):
@@ -101,7 +102,7 @@ def test_a_run_leaves_everything_that_decoding_needs(whole):
   assert config['model'] == MODEL and config['values']['eval_every'] == 4
   assert sorted(os.listdir(whole / 'checkpoints')) == ['step_00000004', 'step_00000008']
   assert {'source.model', 'target.model'} <= set(os.listdir(whole / 'vocab'))
-  assert json.loads((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
+  assert json_files.parse((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
 
 
 def test_every_step_is_logged_with_its_routing_and_pace(whole):
@@ -127,7 +128,7 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   assert dev['step'] == 8 and dev['subsets'] == ['xx-en']
   by_pair = np.array(dev['choices']['encoder/layer_01'])
   assert by_pair.shape == (1, 8) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
-  (environment,) = [json.loads(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
+  (environment,) = [json_files.parse(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
   assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
   assert environment['examples'] == {'xx-en': (steps and environment['examples']['xx-en']) or 0}
 

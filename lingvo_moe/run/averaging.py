@@ -13,7 +13,6 @@ averaged.json      the steps, and the run that they are of
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
@@ -82,7 +82,7 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
     _write(prefix, _means(step, stored, part_bytes), part_bytes)
     written.finish(step, 'average')
     files.write(
-      written.file(NOTE), json.dumps({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, indent=2)
+      written.file(NOTE), json_files.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, indent=2)
     )
     os.rename(partial, out)
   except tf.errors.OpError as e:

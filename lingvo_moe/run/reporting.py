@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import time
@@ -123,7 +122,7 @@ class TrainLog:
     self._totals['seconds'] = time.perf_counter() - self._begun
     so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
-    self._file.write(json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})}) + '\n')
+    self._file.write(json_files.dump({'step': step, 'time': now, **so_far, **values, **(nested or {})}))
     self._file.flush()
     self._events.write(step, values)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import random
@@ -17,6 +16,7 @@ import tensorflow as tf
 from lingvo_moe import decoder
 from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import averaging
 from lingvo_moe.run import checkpoint
@@ -100,7 +100,7 @@ def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run,
   assert (run.checkpoints().latest(), run.checkpoints().best()) == (4, (1, 2.0))
   assert sorted(os.listdir(out.path)) == ['averaged.json', 'checkpoints', 'config.json', 'finished.json', 'vocab']
   assert out.finished and out.checkpoints().steps() == [4] and out.checkpoints().best() is None
-  assert json.loads(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}
+  assert json_files.parse(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}
   assert pathlib.Path(out.vocab_dir, 'source.model').read_text() == 'pieces'
 
 
