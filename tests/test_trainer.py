@@ -106,7 +106,7 @@ def test_a_run_leaves_everything_that_decoding_needs(whole):
 
 
 def test_every_step_is_logged_with_its_routing_and_pace(whole):
-  lines = [json.loads(line) for line in (whole / 'train.jsonl').read_text().splitlines()]
+  lines = lines_of(whole)
   assert [line['step'] for line in lines] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
   assert {'loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'input_wait_share'} <= lines[0].keys()
   assert {
@@ -278,6 +278,23 @@ def test_a_run_goes_on_by_its_log_directory_alone_and_says_what_may_change(corpu
   with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), set=['model_dim=64']):
     with pytest.raises(UserError, match='holds a run with model_dim=32, now 64'):
       main()
+
+
+def test_a_corpus_that_has_changed_is_said_and_accepted_only_when_told_to(corpus, whole, tmp_path, capsys):
+  shutil.copytree(whole, tmp_path / 'run')
+  shutil.copytree(corpus, tmp_path / 'corpus')
+  path = tmp_path / 'corpus' / 'xx-en' / 'train.en'
+  path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))
+  before = (tmp_path / 'run' / 'config.json').read_text()
+  with pytest.raises(
+    UserError, match=r'xx-en/train.en \(train of xx-en\) has other text: put it back, or go on with it'
+  ):
+    train(tmp_path / 'corpus', tmp_path / 'run', 9)
+  assert (tmp_path / 'run' / 'config.json').read_text() == before
+  assert train(tmp_path / 'corpus', tmp_path / 'run', 8, accept_changed_corpus=True) is None
+  said = capsys.readouterr().err
+  assert 'going on with another corpus: xx-en/train.en (train of xx-en) has other text' in said
+  assert train(tmp_path / 'corpus', tmp_path / 'run', 8) is None
 
 
 def test_a_log_directory_alone_needs_a_run(tmp_path):

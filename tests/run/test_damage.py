@@ -32,6 +32,7 @@ from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.task import Outcome
 
 MODEL = 'mt.cldr.Tiny'
 OLD = pathlib.Path(__file__).resolve().parent.parent / 'data' / 'run_of_3fe42dc' / 'log'
@@ -239,6 +240,20 @@ class Job:
 
   def report(self, summary):
     return ''.join(f'{name} {s["chrf"]:.1f}' for name, s in summary['pairs'].items())
+
+
+def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
+  found = held_out.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
+  summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
+  os.mkdir(found.folder(1))
+  found.write(1, Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
+  assert found.done(1)['pairs'] == summary['pairs']
+  for name in ('xx-en.hyp', 'xx-en.src'):
+    flip(os.path.join(found.folder(1), name), 1)
+    assert found.done(1) is None
+    assert f'{name} is not as the decoder wrote it: the step is decoded again' in capsys.readouterr().err
+    flip(os.path.join(found.folder(1), name), 1)
+  assert found.done(1) is not None
 
 
 @given(mutated(SCORES))
