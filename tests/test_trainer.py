@@ -18,6 +18,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_moe import trainer
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
@@ -69,7 +70,7 @@ SO_FAR = ('seconds_so_far', 'source_tokens_so_far', 'target_tokens_so_far')
 
 
 def lines_of(logdir):
-  return [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
+  return [json_files.parse(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
 
 
 def losses(logdir):
@@ -101,11 +102,11 @@ def test_a_run_leaves_everything_that_decoding_needs(whole):
   assert config['model'] == MODEL and config['values']['eval_every'] == 4
   assert sorted(os.listdir(whole / 'checkpoints')) == ['step_00000004', 'step_00000008']
   assert {'source.model', 'target.model'} <= set(os.listdir(whole / 'vocab'))
-  assert json.loads((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
+  assert json_files.parse((whole / 'finished.json').read_text()) == {'step': 8, 'reason': 'max_steps'}
 
 
 def test_every_step_is_logged_with_its_routing_and_pace(whole):
-  lines = [json.loads(line) for line in (whole / 'train.jsonl').read_text().splitlines()]
+  lines = lines_of(whole)
   assert [line['step'] for line in lines] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
   assert {'loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'input_wait_share'} <= lines[0].keys()
   assert {
@@ -127,7 +128,7 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   assert dev['step'] == 8 and dev['subsets'] == ['xx-en']
   by_pair = np.array(dev['choices']['encoder/layer_01'])
   assert by_pair.shape == (1, 8) and by_pair.sum() % 2 == 0 < by_pair.sum()  # two experts a token
-  (environment,) = [json.loads(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
+  (environment,) = [json_files.parse(line) for line in (whole / 'environment.jsonl').read_text().splitlines()]
   assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
   assert environment['examples'] == {'xx-en': (steps and environment['examples']['xx-en']) or 0}
 
@@ -277,6 +278,23 @@ def test_a_run_goes_on_by_its_log_directory_alone_and_says_what_may_change(corpu
   with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), set=['model_dim=64']):
     with pytest.raises(UserError, match='holds a run with model_dim=32, now 64'):
       main()
+
+
+def test_a_corpus_that_has_changed_is_said_and_accepted_only_when_told_to(corpus, whole, tmp_path, capsys):
+  shutil.copytree(whole, tmp_path / 'run')
+  shutil.copytree(corpus, tmp_path / 'corpus')
+  path = tmp_path / 'corpus' / 'xx-en' / 'train.en'
+  path.write_text(''.join(reversed(path.read_text().splitlines(keepends=True))))
+  before = (tmp_path / 'run' / 'config.json').read_text()
+  with pytest.raises(
+    UserError, match=r'xx-en/train.en \(train of xx-en\) has other text: put it back, or go on with it'
+  ):
+    train(tmp_path / 'corpus', tmp_path / 'run', 9)
+  assert (tmp_path / 'run' / 'config.json').read_text() == before
+  assert train(tmp_path / 'corpus', tmp_path / 'run', 8, accept_changed_corpus=True) is None
+  said = capsys.readouterr().err
+  assert 'going on with another corpus: xx-en/train.en (train of xx-en) has other text' in said
+  assert train(tmp_path / 'corpus', tmp_path / 'run', 8) is None
 
 
 def test_a_log_directory_alone_needs_a_run(tmp_path):

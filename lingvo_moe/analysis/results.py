@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.analysis import significance
+from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
@@ -70,8 +71,11 @@ class Run:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
     path = os.path.join(self.path, 'decode', split, f'step_{step}', 'scores.json')
     scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
+    hashes = json_files.optional(json_files.by_name(json_files.TEXT))
     pairs = json_files.by_name(json_files.Kind('an object with sentences and chrf', scored))
-    found = read_json(path, 'what the decoder writes', 'decode the step again (--overwrite)', pairs=pairs)
+    found = read_json(
+      path, 'what the decoder writes', 'decode the step again (--overwrite)', pairs=pairs, hashes=hashes
+    )
     if found is None:
       there = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
@@ -155,7 +159,8 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
     step: of the checkpoint.
     data_dir: the corpus; None: the run's.
   """
-  scored = run.summary(split, step)['pairs']
+  summary = run.summary(split, step)
+  scored, hashes = summary['pairs'], summary.get('hashes') or {}
   data_dir = data_dir or run.values.get('data_dir', '')
   if not os.path.isdir(data_dir):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
@@ -164,6 +169,8 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   for pair in corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = os.path.join(run.path, 'decode', split, f'step_{step}', pair.name + '.hyp')
     lines = text.read_lines([path])
+    if hashes.get(pair.name + '.hyp') not in (None, files.sha256(path)):
+      raise UserError(f'{path} is not as the decoder wrote it: decode the step again (--overwrite)')
     sources, references = corpus.read_pair(pair)
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(

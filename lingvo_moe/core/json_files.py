@@ -1,7 +1,7 @@
 """Small JSON files of our own making, read with limits on size and depth and with a type for each key.
 
-A file that `dump` made holds its own checksum, so that a byte that was changed is noticed; one without is taken as it
-is. JSON lines have none: a last line that is cut short, as a crash leaves it, is skipped.
+What `dump` made, a file or a line of one, holds its own checksum, so that a byte that was changed is noticed; what has
+none is taken as it is. A last line that is cut short, as a crash leaves it, is skipped.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ averaged.json      the steps, the decay of a moving average, and the run that th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -25,6 +24,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import errors
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint
@@ -126,7 +126,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     os.makedirs(os.path.dirname(prefix))
     _write(prefix, _means(step, terms, part_bytes), part_bytes)
     written.finish(step, 'average')
-    files.write(written.file(NOTE), json.dumps({**note, 'of': os.path.relpath(run.path, out)}, indent=2))
+    files.write(written.file(NOTE), json_files.dump({**note, 'of': os.path.relpath(run.path, out)}, indent=2))
     os.rename(partial, out)
   except tf.errors.OpError as e:
     raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None

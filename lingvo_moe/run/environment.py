@@ -39,7 +39,7 @@ def record(logdir: str, step: int, **facts: Any) -> None:
     return
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
   with files.append(path) as f:
-    f.write(json.dumps({'step': step, 'time': now, **found}, ensure_ascii=False) + '\n')
+    f.write(json_files.dump({'step': step, 'time': now, **found}))
 
 
 def software() -> dict[str, Any]:

@@ -23,6 +23,7 @@ _FILE_NAME = json_files.Kind('a file name', lambda name: isinstance(name, str) a
 _KINDS = {
   'settings': json_files.OBJECT,
   'texts': json_files.optional(json_files.by_name(json_files.optional(json_files.TEXT))),
+  'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
   'beside': json_files.optional(json_files.list_of(_FILE_NAME)),
   'pairs': json_files.optional(json_files.by_name(json_files.OBJECT)),
   'files': json_files.optional(json_files.by_name(json_files.OBJECT)),
@@ -58,6 +59,7 @@ class Results:
       if summary is None or summary['settings'] != self._settings(step):
         return None
       self._check_shown(summary, step)
+      self._check_lines(summary, step)
       return summary
     except UserError as e:
       print(e, file=sys.stderr)
@@ -91,14 +93,20 @@ class Results:
 
   def write(self, step: int, outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
-    for name, lines in outcome.lines.items():
-      files.write(os.path.join(self.folder(step), name + self.job.suffix), ''.join(line + '\n' for line in lines))
-    for name, lines in outcome.beside.items():
-      files.write(os.path.join(self.folder(step), name), ''.join(line + '\n' for line in lines))
+    hashes = {}
+    for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.beside}.items():
+      path = os.path.join(self.folder(step), name)
+      files.write(path, ''.join(line + '\n' for line in lines))
+      hashes[name] = files.sha256(path)
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()
-    own = {'settings': self._settings(step), 'texts': self.job.texts, 'beside': sorted(outcome.beside)}
+    own = {
+      'settings': self._settings(step),
+      'texts': self.job.texts,
+      'beside': sorted(outcome.beside),
+      'hashes': hashes,
+    }
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
     return summary
@@ -126,6 +134,13 @@ class Results:
       return json_files.read(self._path(step), *_SUMMARY, **_KINDS)
     except FileNotFoundError:
       return None
+
+  def _check_lines(self, summary: dict[str, Any], step: int) -> None:
+    """Raises UserError for a file of lines that is there, and not as it was written."""
+    for name, written in (summary.get('hashes') or {}).items():
+      path = os.path.join(self.folder(step), name)
+      if os.path.isfile(path) and files.sha256(path) != written:
+        raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
 
   def _check_shown(self, summary: dict[str, Any], step: int) -> None:
     """Raises UserError for a summary that the job cannot show, of an earlier version that wrote no checksum."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import time
@@ -127,9 +126,9 @@ class TrainLog:
     self._totals['seconds'] = time.perf_counter() - self._begun
     so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
-    line = json.dumps({'step': step, 'time': now, **so_far, **values, **(nested or {})})
+    line = json_files.dump({'step': step, 'time': now, **so_far, **values, **(nested or {})})
     try:
-      self._file.write(line + '\n')
+      self._file.write(line)
       self._file.flush()
     except OSError as e:
       raise OSError(e.errno, e.strerror, self._path) from None  # a write that fails does not say to which file

@@ -7,14 +7,13 @@ dev_routing.json   {"step", "subsets": [P], "choices": {layer: [P, E]}}: the sam
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.run import reporting
 
 _LINES = 50  # of a whole run
@@ -47,7 +46,7 @@ class RoutingLog:
     if step % self._every == 0 or step == self._max_steps:
       line = {'step': step, 'steps': self._steps, 'choices': {name: _whole(x) for name, x in self._choices.items()}}
       with files.append(self._path) as f:
-        f.write(_compact(line) + '\n')
+        f.write(json_files.dump(line))
       self._steps, self._choices = 0, {}
 
 
@@ -64,13 +63,9 @@ def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[s
     return
   path = os.path.join(logdir, 'dev_routing.json')
   found = {'step': step, 'subsets': list(subsets), 'choices': {name: _whole(x) for name, x in choices.items()}}
-  files.write(path, _compact(found) + '\n')
+  files.write(path, json_files.dump(found))
 
 
 def _whole(x: np.ndarray) -> list:
   """Counts as integers."""
   return np.rint(x).astype(np.int64).tolist()
-
-
-def _compact(value: Any) -> str:
-  return json.dumps(value, separators=(',', ':'), ensure_ascii=False)

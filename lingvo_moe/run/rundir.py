@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import IO
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
@@ -164,7 +164,7 @@ class RunDir:
     return ', '.join(fields.may_change(type(config)))
 
   def finish(self, step: int, reason: str) -> None:
-    files.write(self.file('finished.json'), json.dumps({'step': step, 'reason': reason}))
+    files.write(self.file('finished.json'), json_files.dump({'step': step, 'reason': reason}))
 
   def unfinish(self) -> None:
     if self.finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import random
@@ -17,6 +16,7 @@ import tensorflow as tf
 from lingvo_moe import decoder
 from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
+from lingvo_moe.core import json_files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import averaging
@@ -102,7 +102,7 @@ def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run,
   assert (run.checkpoints().latest(), run.checkpoints().best()) == (4, (1, 2.0))
   assert sorted(os.listdir(out.path)) == ['averaged.json', 'checkpoints', 'config.json', 'finished.json', 'vocab']
   assert out.finished and out.checkpoints().steps() == [4] and out.checkpoints().best() is None
-  assert json.loads(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}
+  assert json_files.parse(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}
   assert pathlib.Path(out.vocab_dir, 'source.model').read_text() == 'pieces'
 
 
@@ -155,7 +155,7 @@ def test_the_moving_average_is_that_of_the_weights_of_all_steps_also_after_an_in
     for name in seen[0]:
       expected = np.average([weights[name] for weights in seen[:step]], axis=0, weights=shares)
       np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
-    note = json.loads(pathlib.Path(out.file('averaged.json')).read_text())
+    note = json_files.parse(pathlib.Path(out.file('averaged.json')).read_text())
     assert note == {'steps': [step], 'average_decay': 0.5, 'of': '../run'}
   name = 'target_embedding/table'
   assert not np.allclose(found[name], seen[-1][name], rtol=1e-3)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import numpy as np
 
+from lingvo_moe.core import json_files
 from lingvo_moe.run import environment
 from lingvo_moe.run import routing_log
 from lingvo_moe.run.routing_log import RoutingLog
 
 
 def lines_of(path):
-  return [json.loads(line) for line in path.read_text().splitlines()]
+  return [json_files.parse(line) for line in path.read_text().splitlines()]
 
 
 def loads_at(step):
@@ -62,7 +62,7 @@ def test_routing_on_dev_is_that_of_the_last_evaluation(tmp_path):
   for step in (1, 2):
     routing_log.write_dev(str(tmp_path), step, ['a-b', 'c-d'], {'layer': np.array([[1.0, 2.0], [0.0, step]])})
   expected = {'step': 2, 'subsets': ['a-b', 'c-d'], 'choices': {'layer': [[1, 2], [0, 2]]}}
-  assert json.loads((tmp_path / 'dev_routing.json').read_text()) == expected
+  assert json_files.parse((tmp_path / 'dev_routing.json').read_text()) == expected
 
 
 def test_the_environment_is_recorded_when_it_is_new(tmp_path):

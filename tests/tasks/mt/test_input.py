@@ -400,6 +400,41 @@ def test_a_damaged_entry_is_built_again(small):
   assert again.gather(np.array([0]))[0].tolist() == small[1].encode(['de 1'])[0]
 
 
+def test_a_flipped_byte_of_any_file_of_the_cache_changes_no_batch(world, tmp_path, monkeypatch):
+  monkeypatch.setattr(mt_input, '_SAVE_EVERY', 1)
+  config = world[0]
+  batches = lambda: [TrainInput(config, str(tmp_path), quiet=True).batch(step) for step in (0, 9, 80)]
+  expected = batches()
+  rng = np.random.default_rng(7)
+  paths = [path for path in sorted(tmp_path.rglob('*')) if path.is_file() and path.stat().st_size]
+  assert {path.name.partition('-')[0] for path in paths} >= {'tokens.bin', 'offsets.bin', 'meta.json', 'batches'}
+  for path in paths:
+    data = bytearray(path.read_bytes())
+    data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+    path.write_bytes(data)
+    for found, wanted in zip(batches(), expected, strict=True):
+      same(found, wanted)
+
+
+def test_a_damaged_entry_is_said(small, capsys):
+  source, _ = open_small(small)
+  path = os.path.join(source.folder, 'offsets.bin')
+  with open(path, 'r+b') as f:
+    f.write(b'\1')
+  pairs, vocab, folder = small
+  cache.open_pairs(pairs, vocab, vocab, str(folder))
+  assert f'the token cache is damaged ({path} was changed since it was written)' in capsys.readouterr().err
+
+
+def test_a_touched_corpus_is_not_tokenised_again(small, monkeypatch):
+  open_small(small)
+  before = entries(small)
+  os.utime(small[0][0].source_files[0])
+  monkeypatch.setattr(token_cache, '_build', lambda *args: pytest.fail('built again'))
+  open_small(small)
+  assert entries(small) == before
+
+
 def test_what_a_killed_builder_left_is_removed(small):
   left = small[2] / f'de-en.train.de-0.tmp-{socket.gethostname()}-99999-abc'
   left.mkdir(parents=True)

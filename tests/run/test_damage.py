@@ -1,0 +1,271 @@
+"""Damage to the files of a run: a UserError that names the file, or the same result; nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+import reversed_corpus
+import tensorflow as tf
+from hypothesis import HealthCheck
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from lingvo_moe.analysis import recording
+from lingvo_moe.analysis import results
+from lingvo_moe.core import configuration
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import averaging
+from lingvo_moe.run import environment
+from lingvo_moe.run import held_out
+from lingvo_moe.run import inference
+from lingvo_moe.run import loaded
+from lingvo_moe.run import reporting
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.task import Outcome
+
+MODEL = 'mt.cldr.Tiny'
+OLD = pathlib.Path(__file__).resolve().parent.parent / 'data' / 'run_of_3fe42dc' / 'log'
+SIZES = dict(source_vocab_size=282, target_vocab_size=280, max_length=32, encoder_layers=1, decoder_layers=1)
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+  return reversed_corpus.write(tmp_path_factory.mktemp('corpus'), held_out=5)
+
+
+@pytest.fixture(scope='module')
+def begun(corpus, tmp_path_factory):
+  """(run, runtime, state) of a run that was begun and not trained; its checkpoint is of step 1. Read-only."""
+  run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
+  config = run.begin(MODEL, configuration.resolve(MODEL, data_dir=str(corpus), **SIZES))
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  state = {**runtime.state(), 'step': tf.constant(1, tf.int64)}
+  run.checkpoints().save(WholeState(state), dev_loss=1.0)
+  return run, runtime, state
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+  """A copy of that run to work on."""
+  shutil.copytree(begun[0].path, tmp_path / 'log')
+  return RunDir(str(tmp_path / 'log'))
+
+
+def flip(path, at, bit=0):
+  data = pathlib.Path(path).read_bytes()
+  at %= len(data)
+  pathlib.Path(path).write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+
+
+# Vocabularies.
+
+
+@pytest.mark.parametrize('side', ['source', 'target'])
+@pytest.mark.parametrize('at', [100, 5000, -3])
+def test_a_vocabulary_that_is_not_the_runs_is_refused_by_all_who_open_it(run, corpus, tmp_path, side, at):
+  config = configuration.resolve(MODEL, data_dir=str(corpus), **SIZES)
+  flip(run.file('vocab', f'{side}.model'), at)
+  openers = (
+    lambda: run.load(),  # decoder, translate and serve
+    lambda: run.begin(MODEL, config),  # the trainer
+    lambda: loaded.load(run.path, set_threads=False),
+    lambda: averaging.average(run, [1], str(tmp_path / 'out')),
+    lambda: warm_start._config_of(warm_start.find(run.path)),
+  )
+  for opened in openers:
+    with pytest.raises(UserError, match=rf'{side}.model is not the file that the run began with .*: restore it from a'):
+      opened()
+
+
+def test_a_run_of_an_earlier_version_has_no_fingerprint_until_it_goes_on(run, corpus):
+  path = pathlib.Path(run.config_file)
+  read = json.loads(path.read_text())
+  path.write_text(json.dumps({'model': read['model'], 'values': read['values']}))
+  run.load()
+  run.begin(MODEL, run.load()[1])
+  assert json.loads(path.read_text())['files'] == read['files'] and len(read['files']) == 2
+
+
+def test_settings_of_a_vocabulary_that_are_lost_do_not_stop_a_run(run, corpus, tmp_path, capsys):
+  config = configuration.resolve(MODEL, data_dir=str(corpus), **SIZES)
+  for text in ('', '[]', '{"pairs": ' * 5000):
+    pathlib.Path(run.file('vocab', 'source.json')).write_text(text)
+    assert run.begin(MODEL, config) == run.load()[1]
+    assert 'source.json is not ' in capsys.readouterr().err
+  first = RunDir(str(tmp_path / 'first'))  # one that was killed, or had no room, before it was begun
+  shutil.copytree(run.vocab_dir, first.vocab_dir)
+  flip(first.file('vocab', 'target.model'), 5000)
+  assert configuration.differences(first.begin(MODEL, config), run.load()[1], ('source_vocab', 'target_vocab')) == []
+  assert 'target.model is not as it was made; it is made again' in capsys.readouterr().err
+  for name in ('source.model', 'target.model', 'source.json', 'target.json'):
+    vocabs = [pathlib.Path(r.file('vocab', name)).read_bytes() for r in (first, RunDir(run.path))]
+    assert vocabs[0] == vocabs[1] or name == 'source.json'
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize('dtype', [tf.int32, tf.bool, tf.complex64, tf.float64, tf.string, tf.float16])
+def test_a_tensor_of_another_type_is_refused_by_name(begun, tmp_path, dtype):
+  run, runtime, state = begun
+  name = (
+    'encoder/layer_00/moe/gate' if 'encoder/layer_00/moe/gate' in state['weights'] else next(iter(state['weights']))
+  )
+  value = state['weights'][name]
+  other = tf.strings.as_string(value) if dtype == tf.string else tf.cast(value, dtype)
+  copied = RunDir(str(tmp_path / 'log'))
+  shutil.copytree(run.path, copied.path, ignore=shutil.ignore_patterns('step_*'))
+  checkpoints = copied.checkpoints()
+  checkpoints.save(WholeState({**state, 'weights': {**state['weights'], name: other}}))
+  config = copied.load()[1]
+  takers = (
+    lambda: inference.load_weights(runtime, checkpoints, 1),  # decoder, translate, serve, load
+    lambda: warm_start.resume(runtime, checkpoints, 1),  # trainer
+    lambda: warm_start.take_weights(runtime, copied.path, config, config.vocabs()),  # --init_from
+    lambda: averaging.average(copied, [1], str(tmp_path / 'out')),
+  )
+  for take in takers:
+    with pytest.raises(UserError, match=rf"'{name}' has type {dtype.name}, but a model has float32 there"):
+      take()
+
+
+def test_a_dev_loss_that_cannot_be_read_is_named_and_chooses_no_other_checkpoint(run):
+  path = os.path.join(os.path.dirname(run.checkpoints().path(1)), 'dev_loss.json')
+  good = pathlib.Path(path).read_text()
+  for text in (good.replace('1.0', '9.0'), '', '{"dev_loss": "low"}', 'null', '[' * 9000):
+    pathlib.Path(path).write_text(text)
+    with pytest.raises(UserError, match='dev_loss.json is not .*: restore it from a copy, or remove it'):
+      run.checkpoints().best()
+  pathlib.Path(path).write_text('{"dev_loss": 2}')  # of an earlier version
+  assert run.checkpoints().best() == (1, 2.0)
+
+
+# Small files.
+
+anything = st.recursive(
+  st.none()
+  | st.booleans()
+  | st.integers(-(10**30), 10**30)
+  | st.floats()
+  | st.text(st.characters(exclude_categories=[]), max_size=8)
+  | st.sampled_from([10_000_000, 0, -1, '/dev/zero', '../../etc/passwd', 'mt.cldr.Tiny', 'os.path', 'a\nb']),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+  max_leaves=4,
+)
+
+
+def places(value, path=()):
+  """Paths of all values within a value."""
+  yield path
+  items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+  for key, inner in items:
+    yield from places(inner, (*path, key))
+
+
+@st.composite
+def mutated(draw, value):
+  """JSON text of a value of which a part is another, or of which bytes were changed."""
+  if draw(st.booleans()):
+    path = draw(st.sampled_from(list(places(value))))
+    new = draw(anything)
+    value = copy.deepcopy(value)
+    if path:
+      at = value
+      for key in path[:-1]:
+        at = at[key]
+      at[path[-1]] = new
+    else:
+      value = new
+    return json.dumps(value).encode()
+  data = bytearray(json.dumps(value).encode())
+  for at, byte in draw(st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), min_size=1, max_size=3)):
+    data[at] = byte
+  return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
+
+
+def one_line(read):
+  """Runs a reader, which may raise UserError of one short line and nothing else."""
+  try:
+    read()
+  except UserError as e:
+    assert '\n' not in str(e) and len(str(e)) < 2000, str(e)
+
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+CONFIG = json.loads((OLD / 'config.json').read_text())
+LINE = {'step': 3, 'time': 'T', 'seconds_so_far': 1.5, 'target_tokens_so_far': 7, 'loss': 2.5, 'dev_loss': 2.0}
+LINE['dev_loss_by_pair'] = {'xx-en': 2.0}
+SCORES = {'step': 1, 'settings': {'beam_size': 4, 'text': 'ab', 'checkpoint': 'cd'}, 'texts': {'xx-en': 'ab'}}
+SCORES |= {'beside': ['xx-en.src'], 'pairs': {'xx-en': {'sentences': 2, 'chrf': 10.0}}, 'mean': {'chrf': 10.0}}
+
+
+@given(mutated(CONFIG))
+@quick
+def test_any_configuration_is_read_or_refused(tmp_path_factory, text):
+  run = RunDir(str(tmp_path_factory.mktemp('run')))
+  pathlib.Path(run.config_file).write_bytes(text)
+  one_line(run.load)
+  one_line(lambda: results.Run.read(run.path).configured())
+
+
+@given(mutated(LINE), mutated({'step': 0, 'software': {'python': '3'}, 'examples': {'xx-en': 5}}), st.booleans())
+@quick
+def test_any_line_of_a_log_is_read_or_refused(tmp_path_factory, line, start, is_last):
+  folder = tmp_path_factory.mktemp('run')
+  (folder / 'config.json').write_text(json.dumps(CONFIG))
+  (folder / 'train.jsonl').write_bytes(b'{"step": 1}\n' + line + (b'' if is_last else b'\n{"step": 4}\n'))
+  (folder / 'environment.jsonl').write_bytes(start + b'\n')
+  one_line(lambda: loaded._subsets_of_dev_loss(RunDir(str(folder)), 'pair'))
+  one_line(lambda: recording.new_records(results.Run.read(str(folder)), []))
+  one_line(lambda: environment._last(str(folder / 'environment.jsonl')))
+  one_line(lambda: reporting.keep_lines_up_to(str(folder / 'train.jsonl'), 3, ('seconds', 'target_tokens')))
+
+
+class Job:
+  """A job of the decoder that shows chrF."""
+
+  summary_file, suffix, settings, texts = 'scores.json', '.hyp', {'beam_size': 4, 'text': 'ab'}, {'xx-en': 'ab'}
+
+  def report(self, summary):
+    return ''.join(f'{name} {s["chrf"]:.1f}' for name, s in summary['pairs'].items())
+
+
+def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
+  found = held_out.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
+  summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
+  os.mkdir(found.folder(1))
+  found.write(1, Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
+  assert found.done(1)['pairs'] == summary['pairs']
+  for name in ('xx-en.hyp', 'xx-en.src'):
+    flip(os.path.join(found.folder(1), name), 1)
+    assert found.done(1) is None
+    assert f'{name} is not as the decoder wrote it: the step is decoded again' in capsys.readouterr().err
+    flip(os.path.join(found.folder(1), name), 1)
+  assert found.done(1) is not None
+
+
+@given(mutated(SCORES))
+@quick
+def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
+  folder = tmp_path_factory.mktemp('run')
+  found = held_out.Results(str(folder), Job(), Checkpoints(str(folder)), overwrite=True)
+  (folder / 'step_1').mkdir()
+  (folder / 'keep').write_text('mine')
+  (folder / 'step_1' / 'scores.json').write_bytes(text)
+  with open(os.devnull, 'w') as null, contextlib.redirect_stderr(null):
+    one_line(lambda: (summary := found.done(1)) and found.job.report(summary))
+    one_line(lambda: found.begin(1))
+  one_line(lambda: results.Run(str(folder), 'm', {}).summary('test', 1))
+  assert (folder / 'keep').exists()
