@@ -252,3 +252,25 @@ def test_an_extra_is_answered_with_a_line_that_works_anywhere():
   assert extras.install_line('figures') == "pip install 'matplotlib>=3.9'"
   assert extras.install_line('spmd').startswith("pip install 'jax") and 'lingvo_moe[' not in extras.install_line('spmd')
   assert extras.install_line('nonesuch') == "pip install -e '.[nonesuch]' in a checkout of lingvo_moe"
+
+
+@pytest.mark.parametrize(
+  'command',
+  [
+    'train --model=mt.cldr.Tiny --logdir=gs://b/run',
+    'train --model=mt.cldr.Tiny --logdir=run --cache_dir=s3://b/cache',
+    'decode --logdir=run --out=gs://b/out',
+    'prepare --source=a.de --target=a.en --out=gs://b/corpus',
+    'cldr --out_dir=hdfs://b/corpus',
+    'vocab --data_dir=gs://b/corpus --output=v',
+    'models --model=mt.cldr.Tiny --gin_file=gs://b/a.gin',
+  ],
+)
+def test_a_path_with_a_scheme_is_refused_before_anything_is_made(command, tmp_path):
+  done = _moe(*command.split(), cwd=tmp_path)
+
+  assert done.returncode == 1 and done.stderr.count('\n') == 1
+  assert re.match(
+    r"error: --\w+ is a path of a file system that is mounted on this machine .*; saw '\w+://b", done.stderr
+  )
+  assert not os.listdir(tmp_path)

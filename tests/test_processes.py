@@ -328,6 +328,17 @@ def test_the_launcher_tells_who_was_lost_and_ends_the_rest(capfd):
   assert 'process 1 of 3 was lost (exit status 3)' in capfd.readouterr().err
 
 
+def test_of_several_that_ended_the_one_that_a_signal_killed_is_blamed(capfd):
+  # Process 0 ends first, for a peer that it cannot reach.
+  script = 'import os, sys, time; sys.exit(1) if sys.argv[-1][-1] == "0" else (time.sleep(1), os.kill(os.getpid(), 9))'
+  assert launcher.launch([PYTHON, '-c', script], 2) == -signal.SIGKILL
+  assert 'process 1 of 2 was lost (killed by SIGKILL)' in capfd.readouterr().err
+  assert launcher._lost([1, None, -9]) == (2, -9)
+  assert launcher._lost([-6, -9, 1]) == (1, -9)  # JAX aborts a process that has lost its leader
+  assert launcher._lost([None, 1, -6]) == (2, -6)
+  assert launcher._lost([0, None, 0]) is None
+
+
 def test_a_mistake_is_no_loss(capfd):
   assert launcher.launch([PYTHON, '-c', 'import sys; sys.exit(1)'], 2) == 1
   assert capfd.readouterr().err == ''

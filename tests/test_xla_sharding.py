@@ -44,6 +44,13 @@ def test_a_mesh_is_read_and_written():
     ('expert:x', "written 'data:2,expert:4'"),
     ('expert:0', 'at least 1 device; saw expert:0'),
     ('data:2,data:2', 'names an axis once'),
+    (' ', "written 'data:2,expert:4', sizes from 1 to 65,536; saw ' '"),
+    (',', "written 'data:2,expert:4', .*; saw ','"),
+    ('data:2,', "written 'data:2,expert:4', .*; saw 'data:2,'"),
+    ('data:' + '9' * 5000, r"written 'data:2,expert:4', .*; saw 'data:9{74}\.\.\.:"),
+    ('expert:99999999999999999999', "saw 'expert:99999999999999999999'"),
+    ('expert:99999999', "saw 'expert:99999999'"),
+    ('data:999,expert:999', "a mesh has at most 65,536 devices; saw 'data:999,expert:999'"),
   ],
 )
 def test_a_bad_mesh_is_told(text, message):

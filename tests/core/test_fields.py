@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
+from lingvo_moe.tasks.denoising.config import DenoisingConfig
+from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.mt.config import MtConfig
 
 
@@ -155,3 +158,29 @@ def test_a_subclass_may_declare_fields_of_its_own():
 
   with pytest.raises(UserError, match='nuts must be at least 0; saw -1'):
     nutty(nuts=-1)
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    (dict(layers=2**31), 'layers must be at most 2147483647; saw 2147483648'),
+    (dict(guests=(3, 2**40)), 'guests must be at most 2147483647; saw (3, 1099511627776)'),
+    (dict(layers=16**5000), 'layers must be at most 2147483647; saw <int too long to show>'),
+    (dict(heat=1e39), 'heat must be from -3.4028234e+38 to 3.4028234e+38, as float32 has it; saw 1e+39'),
+  ],
+)
+def test_a_number_that_is_too_large_for_a_device_is_refused(values, message):
+  with pytest.raises(UserError) as caught:
+    Cake(**values)
+
+  assert str(caught.value) == message
+
+
+@pytest.mark.parametrize('cls', [MtConfig, LmConfig, DenoisingConfig])
+def test_no_field_takes_infinity_or_a_number_beyond_every_size(cls):
+  for name, hint in fields.types(cls).items():
+    for value in {int: [10**20, -(10**20)], float: [math.inf, -math.inf, math.nan], float | None: [math.inf]}.get(
+      hint, []
+    ):
+      with pytest.raises(UserError, match=f'{name} must be .*; saw '):
+        cls(**{name: value})

@@ -143,3 +143,10 @@ def test_only_the_module_asked_for_is_imported():
   siblings = [f'mt.m4mini.{n}' for n in ('Dense', 'FromEnglishDense')]
   assert out.startswith("['lingvo_moe.params.mt.m4mini'] ")
   assert all(name in out for name in siblings)
+
+
+def test_a_name_of_thousands_of_parts_is_unknown_like_any_other():
+  with pytest.raises(UserError, match=r"^no model is called 'a\.a\..*\.\.\.; known: ") as caught:
+    registry.get('.'.join(['a'] * 3000))
+
+  assert len(str(caught.value)) < 600

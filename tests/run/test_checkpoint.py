@@ -227,3 +227,27 @@ def test_what_goes_wrong_beside_training_is_told_when_it_is_waited_for(tmp_path)
   with pytest.raises(OSError, match='file'):
     saver.wait()
   saver.wait()  # told once
+
+
+def test_a_full_disk_is_told_with_the_file_and_what_is_left(tmp_path, monkeypatch):
+  def full(prefix, **_):
+    message = f'{{{{function_node __wrapped__SaveV2_device_/job:localhost}}}} {prefix}.data; No space left on device [Op:SaveV2]'
+    raise tf.errors.ResourceExhaustedError(None, None, message)
+
+  kept = Checkpoints(str(tmp_path))
+  with monkeypatch.context() as patch:
+    patch.setattr(tf.raw_ops, 'SaveV2', full)
+    with pytest.raises(UserError) as first:
+      kept.save(state_at(3))
+  kept.save(state_at(4))
+  monkeypatch.setattr(tf.raw_ops, 'SaveV2', full)
+  with pytest.raises(UserError) as second:
+    kept.save(state_at(5))
+
+  partial = f'{tmp_path}/.partial_00000003'
+  assert str(first.value) == (
+    f'the checkpoint of step 3 could not be written to {partial} ({partial}/state.data; No space left on device): make '
+    'room there; there is no checkpoint before it, and the same command begins anew'
+  )
+  assert str(second.value).endswith('that of step 4 is kept, and the same command goes on from it')
+  assert os.listdir(tmp_path) == ['step_00000004']

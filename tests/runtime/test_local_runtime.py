@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim import schedule
@@ -17,6 +18,7 @@ from lingvo_moe.optim.cpu import in_place
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.program import Program
 from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.runtime import local
 from lingvo_moe.runtime.local import LocalRuntime
 
 
@@ -198,3 +200,13 @@ def test_the_reference_backend_trains_and_evaluates_to_the_same_numbers(run):
   for name, value in state_arrays(runtime).items():
     np.testing.assert_allclose(value, final[name], rtol=1e-4, atol=1e-6, err_msg=name)
   assert np.isfinite(runtime.eval_step(batch_at(0))['loss'])
+
+
+def test_a_program_larger_than_the_memory_is_refused():
+  local.check_fits(PROGRAM)
+
+  huge = dataclasses.replace(PROGRAM, task=Copier(dataclasses.replace(TASK.moe, num_experts=10**9)))
+  with pytest.raises(
+    UserError, match=r'must fit into memory; saw 102,000,000,000 weights, which take .* GiB with .*: make'
+  ):
+    local.check_fits(huge)

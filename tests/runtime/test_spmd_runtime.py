@@ -209,3 +209,8 @@ def test_processes_need_each_other():
     runtime_flags.Choice('spmd', 'expert:2', num_processes=2).connect()
   with pytest.raises(UserError, match='every process holds as many devices; saw --mesh=expert:3 of 3 for 2'):
     runtime_flags.Choice('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2).connect()
+
+
+def test_more_devices_than_a_process_makes_are_refused_at_once():
+  with pytest.raises(UserError, match='a process holds at most 1024 devices; saw --mesh=expert:65536 of 65536 for 1'):
+    spmd.connect(Mesh.parse('expert:65536'))

@@ -1,0 +1,143 @@
+"""Log directory: what a stranger's may hold, and what a run that cannot begin leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import pytest
+
+from lingvo_moe.core import configuration
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import environment
+from lingvo_moe.run.reporting import TrainLog
+from lingvo_moe.run.routing_log import RoutingLog
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.lock import lock
+
+MODEL = 'mt.cldr.Tiny'
+
+
+@pytest.fixture
+def victim(tmp_path):
+  """A file that no link may make us change."""
+  path = tmp_path / 'victim'
+  path.write_text('precious')
+  yield path
+  assert path.read_text() == 'precious'
+
+
+@pytest.fixture
+def run(tmp_path):
+  (tmp_path / 'log' / 'vocab').mkdir(parents=True)
+  return RunDir(str(tmp_path / 'log'))
+
+
+def save(run, **values):
+  configuration.save(MODEL, dataclasses.replace(configuration.resolve(MODEL), **values), run.config_file)
+
+
+WRITERS = {
+  '.lock': lambda path: RunDir(path).lock(),
+  'vocab/.lock': lambda path: lock(f'{path}/vocab').__enter__(),
+  'train.jsonl': lambda path: TrainLog(path, configuration.resolve(MODEL), 0),
+  'environment.jsonl': lambda path: environment.record(path, 0),
+  'routing.jsonl': lambda path: RoutingLog(path, max_steps=1, first_step=0).step(1, {'layer': [1.0]}),
+}
+
+
+@pytest.mark.parametrize('name', WRITERS)
+def test_a_link_to_a_file_that_is_not_there_is_refused(run, tmp_path, name):
+  os.symlink(tmp_path / 'new', run.file(name))
+
+  with pytest.raises(UserError, match=f'{name} must be a file of its own; saw a symbolic link to .*new: remove it'):
+    WRITERS[name](run.path)
+
+  assert not os.path.lexists(tmp_path / 'new')
+
+
+@pytest.mark.parametrize('name', WRITERS)
+def test_a_file_that_a_link_points_to_is_not_written(run, victim, name):
+  os.symlink(victim, run.file(name))
+
+  with contextlib.suppress(UserError):
+    WRITERS[name](run.path)  # a log that is there is moved away, the link and not the file
+
+  assert os.path.basename(name) != '.lock' or os.path.islink(run.file(name))
+
+
+@pytest.mark.parametrize('name', ['.writable', 'config.json.partial'])
+def test_a_link_under_a_temporary_name_is_not_followed(run, victim, name):
+  os.symlink(victim, run.file(name))
+
+  run.lock().close()
+  save(run)
+
+  assert run.load()[0] == MODEL
+
+
+def test_a_lock_that_is_there_is_taken_as_it_is(run):
+  run.lock().close()
+  held = run.lock()
+
+  with pytest.raises(UserError, match='one trainer at a time'):
+    run.lock()
+  held.close()
+
+
+@pytest.mark.parametrize(
+  'given', ['/etc/hostname', '../elsewhere.model', 'vocab/../../elsewhere.model', 'vocab/linked']
+)
+@pytest.mark.parametrize('field', ['source_vocab', 'target_vocab'])
+def test_a_vocabulary_outside_the_log_directory_is_refused_unless_told(run, given, field):
+  os.symlink('/etc/hostname', run.file('vocab', 'linked'))
+  save(run, **{'source_vocab': 'vocab/source.model', 'target_vocab': 'vocab/target.model', field: given})
+
+  with pytest.raises(UserError, match='must name vocabularies in its own log directory; saw .* with --vocab_outside'):
+    run.load()
+
+  assert getattr(RunDir(run.path, vocab_outside=True).load()[1], field) == os.path.join(run.path, given)
+
+
+def test_a_vocabulary_in_the_log_directory_is_found_wherever_it_is_linked_from(run, tmp_path):
+  save(run, source_vocab='vocab/source.model', target_vocab='vocab/source.model')
+  os.symlink(run.path, tmp_path / 'latest')
+
+  _, config = RunDir(str(tmp_path / 'latest')).load()
+
+  assert config.source_vocab == str(tmp_path / 'latest' / 'vocab' / 'source.model')
+
+
+def test_a_log_directory_is_not_named_by_a_scheme(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+
+  with pytest.raises(UserError, match="saw 'gs://bucket/run': mount it"):
+    RunDir('gs://bucket/run').lock()
+
+  assert not os.listdir(tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unready:
+  """Configuration whose preparation ends early, having made a folder."""
+
+  error: BaseException
+
+  def prepare(self, folder, begun):
+    with lock(folder):
+      raise self.error
+
+
+@pytest.mark.parametrize(
+  'error', [UserError('no'), OSError(28, 'No space left on device'), KeyboardInterrupt(), SystemExit(143)]
+)
+def test_a_first_run_that_cannot_begin_leaves_no_log_directory(tmp_path, error):
+  new, there = RunDir(str(tmp_path / 'new')), RunDir(str(tmp_path / 'there'))
+  os.mkdir(there.path)
+
+  for run in (new, there):
+    with pytest.raises(type(error)):
+      run.lock_and_begin(MODEL, Unready(error))
+
+  assert not os.path.exists(new.path) and os.path.exists(there.path)
