@@ -12,6 +12,7 @@ from collections.abc import Callable
 from absl import app
 from absl import flags
 
+from lingvo_moe.core import files
 from lingvo_moe.core import paths
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
@@ -24,6 +25,7 @@ _PATHS = {
   *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
   *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
 }
+_SCHEMES = {'logdir': files.SCHEMES, 'init_from': files.SCHEMES, 'data_dir': ('file',)}
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
@@ -142,7 +144,7 @@ def _check_paths() -> None:
     if name in _PATHS:
       value = flags.FLAGS[name].value
       for path in value if isinstance(value, list) else [value or '']:
-        paths.check(f'--{name}', path)
+        paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
 
 
 def _explained(e: flags.Error) -> str:

@@ -140,7 +140,7 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
 
 def cache_dir(run: RunDir) -> str:
   """Folder for tokenised text."""
-  return FLAGS.cache_dir or run.file('cache')
+  return FLAGS.cache_dir or run.cache_dir
 
 
 def note_environment(run: RunDir, step: int, train_input: TrainInput, choice: runtime_flags.Choice) -> None:
@@ -158,6 +158,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
   """Model and configuration that the flags ask for, or those of the run; checked as far as that needs no writing."""
   from lingvo_moe.core import bindings
   from lingvo_moe.core import configuration
+  from lingvo_moe.core import files
   from lingvo_moe.run import warm_start
 
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
@@ -178,7 +179,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
       f'log_every={config.log_every}: bind log_every = {FLAGS.steps_per_loop}, or lower --steps_per_loop'
     )
   if config.data_dir:
-    config = dataclasses.replace(config, data_dir=os.path.abspath(config.data_dir))
+    config = dataclasses.replace(config, data_dir=os.path.abspath(files.plain(config.data_dir)))
   if not run.exists:
     choice.check_fits(config.program)
   config.check_corpus()

@@ -198,6 +198,33 @@ def test_the_readmes_commands_train_decode_and_translate_a_users_own_text(tmp_pa
   assert 'de-en' in jobs[1][1] and jobs[2][1].count('\n') == 1
 
 
+def test_the_files_for_a_scheduler_are_well_formed_and_give_flags_that_exist():
+  yaml = pytest.importorskip('yaml')
+  document = 'docs/cluster.md'
+  (manifest,) = blocks(document, 'yaml')
+  kinds = {item['kind']: item for item in yaml.safe_load_all(manifest)}
+  job = kinds['Job']['spec']
+  pod = job['template']['spec']
+  (container,) = pod['containers']
+  assert job['completionMode'] == 'Indexed' and job['completions'] == job['parallelism']
+  assert pod['subdomain'] == kinds['Service']['metadata']['name'] and kinds['Service']['spec']['clusterIP'] == 'None'
+  assert kinds['Service']['spec']['selector'] == {'job-name': kinds['Job']['metadata']['name']}
+  assert {mount['name'] for mount in container['volumeMounts']} == {volume['name'] for volume in pod['volumes']}
+
+  scripts = blocks(document, 'bash')
+  found = [[*container['command'], *container['args']]]
+  for script in scripts:
+    subprocess.run(['bash', '-n'], input=script, text=True, check=True)
+    line = re.search(r'python -m lingvo_moe[^\n\']*', script.replace('\\\n', ' '))
+    found.append(shlex.split(line[0]))
+  assert len(found) == 3
+  for command in found:
+    done = subprocess.run(
+      [sys.executable, *command[1:], '--only_check_args'], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # Links, paths and figures
 
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 MOST_BYTES = 64 << 20  # of a file, or of a line
@@ -114,8 +115,7 @@ def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
     FileNotFoundError: there is none.
     UserError: it is not such a file.
   """
-  with open(path, 'rb') as f:
-    data = f.read(MOST_BYTES + 1)
+  data = files.read(path, MOST_BYTES + 1)
   try:
     return parse(data, **kinds)
   except NotJsonError as e:
@@ -131,7 +131,7 @@ def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
     UserError: a line is damaged, other than a last one that is cut short.
   """
   try:
-    file = open(path, 'rb')
+    file = files.open_to_read(path)
   except FileNotFoundError:
     return
   with file:

@@ -7,7 +7,9 @@ and every optimizer slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint`
   of devices can be restored onto any other number.
 - Weights that a scanned stack keeps stacked, [L, ...], are written and read layer by layer under the names of the
   unrolled stack.
-- A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before.
+- A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before. On a remote file
+  system (core/files.py), where that is not one operation, it is written in its place, and an empty file `committed`, the
+  last to be written, makes it one.
 - `dev_loss.json` in the folder holds the dev loss, where the step was evaluated.
 """
 
@@ -15,11 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Protocol
@@ -39,6 +39,7 @@ _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
 _TYPES = {'step': tf.int64}  # of all other tensors: float32
 _DEV_LOSS = 'dev_loss.json'
+_COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
 
@@ -121,9 +122,10 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Steps with a committed checkpoint, oldest first."""
-    if not os.path.isdir(self.directory):
+    if not files.isdir(self.directory):
       return []
-    return sorted(int(m[1]) for m in map(_STEP.match, os.listdir(self.directory)) if m)
+    found = (int(m[1]) for m in map(_STEP.match, files.listdir(self.directory)) if m)
+    return sorted(step for step in found if not self._is_remote or files.exists(self._marker(step)))
 
   def latest(self) -> int | None:
     return max(self.steps(), default=None)
@@ -150,11 +152,11 @@ class Checkpoints:
 
   def begin(self, holder: Holder) -> bool:
     """First part of `save`, by every process: makes a folder. False if the step is saved already."""
-    if holder.agree(os.path.isdir(self._folder(holder.step))):
+    if holder.agree(holder.step in self.steps()):
       return False
     if holder.process_index == 0:
       self._sweep()
-      os.makedirs(self._partial(holder.step))
+      files.makedirs(self._partial(holder.step))
     holder.agree(True)
     return True
 
@@ -163,7 +165,7 @@ class Checkpoints:
     name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
     prefix = os.path.join(self._partial(holder.step), name)
     reason = _write(prefix, _by_layer(holder.pieces()))
-    for path in () if reason else glob.glob(glob.escape(prefix) + '.*'):
+    for path in () if reason or self._is_remote else glob.glob(glob.escape(prefix) + '.*'):
       _fsync(path)
     return reason
 
@@ -189,15 +191,20 @@ class Checkpoints:
     if leads:
       partial = self._partial(step)
       if holder.process_count > 1:
-        parts = sorted(path.removesuffix('.index') for path in glob.glob(glob.escape(partial) + '/part_*.index'))
+        parts = sorted(name.removesuffix('.index') for name in files.listdir(partial) if name.endswith('.index'))
         tf.raw_ops.MergeV2Checkpoints(
-          checkpoint_prefixes=parts, destination_prefix=os.path.join(partial, _STATE), delete_old_dirs=False
+          checkpoint_prefixes=[os.path.join(partial, part) for part in parts],
+          destination_prefix=os.path.join(partial, _STATE),
+          delete_old_dirs=False,
         )
       self._write_dev_loss(partial, dev_loss)
-      for name in os.listdir(partial):
-        _fsync(os.path.join(partial, name))
-      os.rename(partial, self._folder(step))
-      _fsync(self.directory)
+      if self._is_remote:
+        files.write(self._marker(step), '')
+      else:
+        for name in os.listdir(partial):
+          _fsync(os.path.join(partial, name))
+        os.rename(partial, self._folder(step))
+        _fsync(self.directory)
       self._drop_old()
 
   def _left(self) -> str:
@@ -210,8 +217,7 @@ class Checkpoints:
   def fingerprint(self, step: int) -> str:
     """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
     try:
-      with open(self.path(step) + '.index', 'rb') as f:
-        return hashlib.sha256(f.read()).hexdigest()[:16]
+      return files.sha256(self.path(step) + '.index')[:16]
     except FileNotFoundError:
       return 'gone'
 
@@ -227,12 +233,19 @@ class Checkpoints:
       raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {there}')
     return load(self.path(step), specs)
 
+  @property
+  def _is_remote(self) -> bool:
+    return files.is_remote(self.directory)
+
+  def _marker(self, step: int) -> str:
+    return os.path.join(self._folder(step), _COMMITTED)
+
   def _folder(self, step: int) -> str:
     return os.path.dirname(self.path(step))
 
   def _partial(self, step: int) -> str:
     """Folder of a checkpoint that is being written or removed."""
-    return os.path.join(self.directory, f'.partial_{step:08d}')
+    return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
   def _write_dev_loss(self, folder: str, dev_loss: float | None):
     if dev_loss is None or not math.isfinite(dev_loss):
@@ -250,17 +263,22 @@ class Checkpoints:
 
   def _sweep(self):
     """Removes what a crash left half written or half removed."""
-    for path in glob.glob(os.path.join(glob.escape(self.directory), '.partial_*')):
-      shutil.rmtree(path, ignore_errors=True)
+    partial = set(files.listdir(self.directory)) if files.isdir(self.directory) else set()
+    whole = {os.path.basename(self._folder(step)) for step in self.steps()} if self._is_remote else partial
+    for name in partial:
+      if name.startswith('.partial_') or (_STEP.match(name) and name not in whole):
+        files.rmtree(os.path.join(self.directory, name))
 
   def _drop_old(self):
     best = self.best()
     for step in self.steps()[: -self.keep]:
       for_good = self.keep_every and step % self.keep_every == 0
       if not for_good and (best is None or step != best[0]):
-        going = self._partial(step)
-        os.rename(self._folder(step), going)  # first out of sight, so that no half of it is ever seen
-        shutil.rmtree(going, ignore_errors=True)
+        if self._is_remote:  # first out of sight, so that no half of it is ever seen
+          files.remove(self._marker(step))
+        else:
+          os.rename(self._folder(step), self._partial(step))
+        files.rmtree(self._partial(step))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,10 +418,10 @@ def _write(prefix: str, pieces: Iterable[Piece]) -> str:
 
 
 def _reader(prefix: str):
-  if not os.path.exists(prefix + '.index'):
+  if not files.exists(prefix + '.index'):
     raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
   try:
-    return tf.train.load_checkpoint(prefix)
+    return tf.compat.v1.train.NewCheckpointReader(prefix)
   except _READ_ERRORS as e:
     raise _damaged(prefix, e) from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import os
 import sys
 from collections.abc import Iterable
@@ -68,7 +67,7 @@ class Results:
   def begin(self, step: int) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files."""
     folder = self.folder(step)
-    os.makedirs(folder, exist_ok=True)
+    files.makedirs(folder)
     try:
       old = self._read(step)
     except UserError:  # damaged, as `done` has said
@@ -85,11 +84,11 @@ class Results:
           '--out=FOLDER for a folder of their own'
         )
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
-    stale = glob.glob(os.path.join(glob.escape(folder), '*' + self.job.suffix))
-    stale += [os.path.join(folder, name) for name in (old or {}).get('beside') or ()]
+    stale = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
+    stale = [os.path.join(folder, name) for name in (*stale, *((old or {}).get('beside') or ()))]
     for path in [self._path(step), *stale]:  # the summary first: without it nothing counts
       with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
+        files.remove(path)
 
   def write(self, step: int, outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""

@@ -104,6 +104,7 @@ class SaveAndEvaluate:
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`."""
     self._check.check_weights()
+    self._training.log.flush()
     self._training.saver.save()
     if wait:
       self._training.saver.wait()

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
+from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops.cpu import threads
@@ -294,7 +295,7 @@ def _shaped(hypotheses: Sequence[Sequence[Any]], n_best: int | None, scores: boo
 def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:
   """Names of the parts of the dev set by which the run last logged its dev loss; none where it has not."""
   try:
-    with open(run.file('train.jsonl'), 'rb') as f:
+    with files.open_to_read(run.file('train.jsonl')) as f:
       f.seek(max(0, f.seek(0, 2) - _TAIL))
       lines = f.read().decode('utf-8', errors='replace').splitlines()
   except OSError:

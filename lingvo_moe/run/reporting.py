@@ -109,6 +109,10 @@ class TrainLog:
     self._reset()
     return loss.mean
 
+  def flush(self) -> None:
+    """Makes sure that what was logged up to a checkpoint is not lost."""
+    files.sync(self._file)
+
   def say(self, text: str) -> None:
     """Prints a line beside the progress."""
     self._progress.write(text)
@@ -152,6 +156,9 @@ class NoLog:
   def evaluation(self, step: int, loss: DevLoss) -> float:
     return loss.mean
 
+  def flush(self) -> None:
+    """Nothing."""
+
   def say(self, text: str) -> None:
     """Nothing."""
 
@@ -173,10 +180,11 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
   Raises:
     UserError: another line is damaged.
   """
-  if not os.path.exists(path):
+  if not files.exists(path):
     return {}
-  if step == 0 and os.path.getsize(path):
-    os.replace(path, path + '.old')  # of a run whose checkpoints are gone
+  if step == 0 and (old := files.read(path)):
+    files.write(path + '.old', old)  # of a run whose checkpoints are gone
+    files.remove(path)
     return {}
   last = {}
   so_far = {f'{name}_so_far': json_files.optional(json_files.NUMBER) for name in totals}

@@ -35,7 +35,9 @@ CheckCorpus = Callable[[TaskConfig, bool], None]
 
 @dataclasses.dataclass(frozen=True)
 class RunDir:
-  """Paths of a log directory.
+  """Paths of a log directory, which may be remote (core/files.py).
+
+  What must be local, the task's own files and caches, then lies in a local copy (`local`).
 
   Attributes:
     path: of the directory.
@@ -46,7 +48,13 @@ class RunDir:
   vocab_outside: bool = False
 
   def __post_init__(self):
-    paths.check('a log directory', self.path)
+    paths.check('a log directory', self.path, files.SCHEMES)
+    object.__setattr__(self, 'path', files.plain(os.fspath(self.path)))
+
+  @property
+  def local(self) -> str:
+    """The directory itself, or its local copy if it is remote."""
+    return files.local_copy_of(self.path)
 
   def file(self, *parts: str) -> str:
     return os.path.join(self.path, *parts)
@@ -57,7 +65,12 @@ class RunDir:
 
   @property
   def vocab_dir(self) -> str:
-    return self.file('vocab')
+    return os.path.join(self.local, 'vocab')
+
+  @property
+  def cache_dir(self) -> str:
+    """Folder for tokenised text."""
+    return os.path.join(self.local, 'cache')
 
   def checkpoints(self, keep: int = 3, keep_every: int = 0) -> Checkpoints:
     return Checkpoints(self.file('checkpoints'), keep, keep_every)
@@ -65,11 +78,16 @@ class RunDir:
   @property
   def exists(self) -> bool:
     """Whether a run was begun here."""
-    return os.path.exists(self.config_file)
+    return files.exists(self.config_file)
 
   def lock(self) -> IO:
-    """Keeps other trainers out until the file that is returned is closed, or the process ends."""
+    """Keeps other trainers out until the file that is returned is closed, or the process ends.
+
+    A remote directory cannot be locked: there it is for the scheduler to start one trainer.
+    """
     self._make_writable()
+    if files.is_remote(self.path):
+      return open(os.devnull, 'w')
     held = files.append(self.file('.lock'))
     try:
       fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +105,7 @@ class RunDir:
     Raises:
       UserError: as `lock` and `begin` do.
     """
-    is_new = not os.path.exists(self.path)
+    is_new = not files.exists(self.path)
     lock = self.lock()
     try:
       return lock, self.begin(name, config, check_corpus)
@@ -115,6 +133,7 @@ class RunDir:
     if begun:
       self._check_same_model(name)
       self.check_files()
+    self._fetch()
     config = config.prepare(self.vocab_dir, begun)
     if begun:
       self._check_same_values(config)
@@ -122,25 +141,28 @@ class RunDir:
     fingerprints = {}
 
     def relative(path):
-      own = os.path.relpath(path, self.path)
+      own = os.path.relpath(path, self.local)
       fingerprints[own] = files.sha256(path)
       return own
 
-    configuration.save(name, config.with_files(relative), self.config_file, fingerprints)
+    relocated = config.with_files(relative)
+    self._put(fingerprints)
+    configuration.save(name, relocated, self.config_file, fingerprints)
     return config
 
   def load(self) -> tuple[str, TaskConfig]:
     """(model name, configuration) of the run that is here, its files with full paths."""
-    if not os.path.isdir(self.path):
+    if not files.isdir(self.path):
       raise UserError(f'--logdir={self.path}: there is no such directory')
     name, config = configuration.load(self.config_file)
+    self._fetch()
     config = config.with_files(self._own)
     self.check_files()
     return name, config
 
   def _own(self, path: str) -> str:
     """Full path of a file that the configuration names; a run of someone else must not make us read other files."""
-    full, folder = self.file(path), os.path.realpath(self.path)
+    full, folder = os.path.join(self.local, path), os.path.realpath(self.local)
     if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
       raise UserError(
         f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
@@ -152,7 +174,7 @@ class RunDir:
     """Raises UserError if a file of the run, such as a vocabulary, is not the one that config.json has the hash of."""
     for name, fingerprint in configuration.fingerprints(self.config_file).items():
       path = self.file(name)
-      if os.path.isfile(path) and (found := files.sha256(path)) != fingerprint:
+      if files.exists(path) and not files.isdir(path) and (found := files.sha256(path)) != fingerprint:
         raise UserError(
           f'{path} is not the file that the run began with (SHA-256 {found[:12]}..., and {fingerprint[:12]}... in '
           f'{self.config_file}): restore it from a copy'
@@ -168,16 +190,32 @@ class RunDir:
 
   def unfinish(self) -> None:
     if self.finished:
-      os.remove(self.file('finished.json'))
+      files.remove(self.file('finished.json'))
 
   @property
   def finished(self) -> bool:
-    return os.path.exists(self.file('finished.json'))
+    return files.exists(self.file('finished.json'))
+
+  def _fetch(self):
+    """Copies the task's own files of a remote directory into the local copy."""
+    if files.is_remote(self.path):
+      os.makedirs(self.vocab_dir, exist_ok=True)
+      for name in files.listdir(self.file('vocab')):
+        files.write(os.path.join(self.vocab_dir, name), files.read(self.file('vocab', name)))
+
+  def _put(self, fingerprints):
+    """Copies the task's own files of the local copy into a remote directory."""
+    if files.is_remote(self.path):
+      beside = {os.path.join('vocab', name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')}
+      for name in beside | set(fingerprints):
+        files.makedirs(os.path.dirname(self.file(name)))
+        files.write(self.file(name), files.read(os.path.join(self.local, name)))
 
   def _make_writable(self):
     try:
-      os.makedirs(self.path, exist_ok=True)
-      tempfile.TemporaryFile(dir=self.path).close()
+      files.makedirs(self.path)
+      if not files.is_remote(self.path):
+        tempfile.TemporaryFile(dir=self.path).close()
     except OSError as e:
       raise UserError(
         f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '

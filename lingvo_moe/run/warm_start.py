@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from lingvo_moe.core import files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
@@ -140,9 +141,10 @@ def _shared_rows(
 
 def find(source: str) -> str:
   """The prefix of the checkpoint that a log directory, a checkpoint's directory or a prefix names."""
-  if os.path.exists(source + '.index'):
+  source = files.plain(source)
+  if files.exists(source + '.index'):
     return source
-  if os.path.exists(os.path.join(source, 'state.index')):
+  if files.exists(os.path.join(source, 'state.index')):
     return os.path.join(source, 'state')
   checkpoints = RunDir(source).checkpoints()
   best = checkpoints.best()

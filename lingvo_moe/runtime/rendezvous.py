@@ -19,7 +19,8 @@ from lingvo_moe.core.errors import UserError
 _FIRST_WORD_SECONDS = 3  # of waiting before that is said
 _WORD_SECONDS = 30  # between two lines that say so
 _RETRY_SECONDS = 0.2
-_GO = b'go'
+_GO = b'lingvo_moe: go'
+_ERROR = b'lingvo_moe: error: '  # another answer is that of JAX's coordinator, in a run that a process has left
 _HELLO = 'lingvo_moe: process {} of {}\n'
 _HELLO_FORM = re.compile(rb'lingvo_moe: process (\d{1,9}) of (\d{1,9})\n')
 
@@ -124,7 +125,7 @@ def _index_of(word: bytes, connection: socket.socket, there: dict[int, socket.so
   error += f'process {index} of {count}' + (' twice' if index in there else '') + f' at {wait.address}'
   for other in (connection, *there.values()):
     with contextlib.suppress(OSError):
-      other.sendall(error.encode())
+      other.sendall(_ERROR + error.encode())
   raise UserError(error)
 
 
@@ -137,8 +138,8 @@ def _follow(wait: _Wait) -> None:
         word = _word(connection, wait)
         if word == _GO:
           return
-        if word:
-          raise UserError(word.decode())
+        if word.startswith(_ERROR):
+          raise UserError(word.removeprefix(_ERROR).decode())
     time.sleep(_RETRY_SECONDS)
 
 

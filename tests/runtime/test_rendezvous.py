@@ -112,6 +112,19 @@ def test_strangers_and_processes_that_come_and_go_are_not_counted():
   assert sorted(meeting.arrived) == [0, 1, 2]
 
 
+def test_an_address_where_something_else_answers_is_tried_again():
+  meeting = Meeting()
+  port = int(meeting.address.rpartition(':')[2])
+  with socket.create_server(('127.0.0.1', port)) as other:
+    meeting.join(1, 2)
+    connection, _ = other.accept()
+    with connection:
+      connection.sendall(b'\x00\x00\x18\x04\xff\xff')  # as gRPC does, which JAX's coordinator speaks
+  meeting.join(0, 2)
+  meeting.end()
+  assert sorted(meeting.arrived) == [0, 1]
+
+
 def test_a_port_that_is_taken_and_an_address_that_is_none():
   with socket.create_server(('', 0)) as taken:
     port = taken.getsockname()[1]

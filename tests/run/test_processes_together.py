@@ -1,0 +1,128 @@
+"""Checkpoints and signals of several processes, each played by a thread: they wait for each other at the same steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import types
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import checkpoint
+from lingvo_moe.run import hooks
+from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.run.training import Step
+from lingvo_moe.runtime.pieces import Piece
+
+COUNT = 2
+
+
+class Runtime:
+  """One of COUNT processes; its part of the weight w is a row, with the number of the step."""
+
+  process_count = COUNT
+
+  def __init__(self, index, group):
+    self.process_index = index
+    self.step = 0
+    self.calls = []
+    self._group = group
+    self._row = np.zeros((1, 3), np.float32)
+
+  def train(self):
+    self.step += 1
+    self._row[:] = self.step
+
+  def pieces(self):
+    if self.process_index == 0:
+      yield Piece('step', (), (), np.int64(self.step))
+    yield Piece('w', (COUNT, 3), (self.process_index, 0), self._row)
+
+  def gather(self, value):
+    self.calls.append(self.step)
+    self._group['values'][self.process_index] = value
+    self._group['all'].wait(timeout=30)
+    found = list(self._group['values'])
+    self._group['all'].wait(timeout=30)
+    return found
+
+  def agree(self, flag):
+    return all(self.gather(flag))
+
+
+def in_processes(play):
+  """Calls play(runtime) in COUNT threads; returns their results, or raises the first error once all have ended."""
+  group = {'values': [None] * COUNT, 'all': threading.Barrier(COUNT)}
+  with futures.ThreadPoolExecutor(COUNT) as threads:
+    return [f.result() for f in [threads.submit(play, Runtime(index, group)) for index in range(COUNT)]]
+
+
+def test_processes_write_beside_training_and_commit_together(tmp_path, monkeypatch):
+  written = threading.Event()
+  write = checkpoint._write
+  monkeypatch.setattr(checkpoint, '_write', lambda prefix, pieces: [written.wait(30), write(prefix, pieces)][1])
+
+  def play(runtime):
+    saver = Saver(Checkpoints(str(tmp_path)), runtime)
+    runtime.train()
+    saver.save()
+    runtime.train()  # the state that is written is that of step 1
+    saver.commit_if_written()
+    assert saver.checkpoints.latest() is None
+    runtime.agree(True)
+    written.set()
+    deadline = time.monotonic() + 30
+    while not runtime.agree(saver.checkpoints.latest() == 1):
+      assert time.monotonic() < deadline
+      saver.commit_if_written()
+
+  in_processes(play)
+  w = Checkpoints(str(tmp_path)).restore(1, {'w': (COUNT, 3)})['w']
+  np.testing.assert_array_equal(w[...], np.ones((COUNT, 3)))
+  assert os.listdir(tmp_path) == ['step_00000001']
+
+
+def test_a_part_that_cannot_be_written_ends_all(tmp_path, monkeypatch):
+  write = checkpoint._write
+  fail = lambda prefix, pieces: 'no space' if prefix.endswith('part_00001') else write(prefix, pieces)
+  monkeypatch.setattr(checkpoint, '_write', fail)
+
+  def play(runtime):
+    saver = Saver(Checkpoints(str(tmp_path)), runtime)
+    saver.save()
+    with pytest.raises(UserError) as raised:
+      saver.wait()
+    return str(raised.value)
+
+  said = in_processes(play)
+  assert '(by another process)' in said[0] and '(no space)' in said[1] and os.listdir(tmp_path) == []
+
+
+def test_processes_tell_each_other_of_a_signal_rarely_and_stop_at_one_step(tmp_path, monkeypatch):
+  monkeypatch.setattr(hooks, '_TELL_SECONDS', 0.1)
+
+  def play(runtime):
+    saver = Saver(Checkpoints(str(tmp_path)), runtime)
+    training = types.SimpleNamespace(runtime=runtime, saver=saver)
+    signals = types.SimpleNamespace(received=None)
+    saving = types.SimpleNamespace(save=lambda wait: (saver.save(), saver.wait()))
+    stop = hooks.StopOnSignal(training, saving, signals)
+    with pytest.raises(hooks.StoppedBySignal, match='SIGTERM: saved step') as stopped:
+      while runtime.step < 5000:
+        time.sleep(0.001)
+        runtime.train()
+        if runtime.process_index == 1 and runtime.step == 300:
+          signals.received = signal.SIGTERM
+        stop(Step(runtime.step, {}, ends_call=True))
+    told = len([step for step in runtime.calls if step < 300])
+    return runtime.step, stopped.value.exit_status, told
+
+  (step, status, told), other = in_processes(play)
+  assert other == (step, status, told) and status == 143 and 300 <= step < 1000
+  assert told < 30 and Checkpoints(str(tmp_path)).steps() == [step]
