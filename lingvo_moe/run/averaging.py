@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
@@ -59,34 +60,26 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   Raises:
     UserError: `out` exists or cannot be written; a checkpoint is damaged, or not of the same model as the others.
   """
-  if os.path.lexists(out):
-    raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
+  new_folder.check(out, 'an average')
   prefixes = {step: run.checkpoints().path(step) for step in steps}
   shapes = _common_shapes(prefixes)
   stored = {name: [] for name in shapes}
   for prefix in prefixes.values():
     for name, tensor in checkpoint.load(prefix, shapes).items():
       stored[name].append(tensor)
-  out = os.path.abspath(out)
-  partial = os.path.join(os.path.dirname(out), f'.partial_{os.path.basename(out)}')
-  shutil.rmtree(partial, ignore_errors=True)  # of a command that was killed
   step = max(steps)
-  try:
+  with new_folder.writing(out) as partial:
     _copy_run(run, partial)
     written = RunDir(partial)
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
-    _write(prefix, _means(step, stored, part_bytes), part_bytes)
+    try:
+      _write(prefix, _means(step, stored, part_bytes), part_bytes)
+    except tf.errors.OpError as e:
+      raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
     written.finish(step, 'average')
     with open(written.file(NOTE), 'w', encoding='utf-8') as f:
-      json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, out)}, f, indent=2)
-    os.rename(partial, out)
-  except tf.errors.OpError as e:
-    raise UserError(f'--out={out} could not be written ({e.message.splitlines()[0]}): make room there') from None
-  except OSError as e:
-    raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
+      json.dump({'steps': sorted(steps), 'of': os.path.relpath(run.path, os.path.abspath(out))}, f, indent=2)
   return step
 
 
@@ -170,7 +163,6 @@ def _write(prefix: str, parts: Iterator[Piece], part_bytes: int) -> None:
 
 def _copy_run(run: RunDir, to: str) -> None:
   """What decoder and translate need of a run beside its weights."""
-  os.makedirs(to)
   shutil.copy(run.config_file, to)
   if os.path.isdir(run.vocab_dir):
     shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.decoding import Translator
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
+  from lingvo_moe.tasks.mt.text_search import TextSearch
   from lingvo_moe.tasks.mt.token_routing import Router
 
 Vocabs = tuple[Vocab, Vocab]  # (source, target)
@@ -33,7 +34,7 @@ _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 class TranslationTask:
   """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates,
-  Routes, HasLanguages, Measurable.
+  Routes, HasLanguages, Measurable, AnswersText.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
@@ -108,6 +109,11 @@ class TranslationTask:
       )
     sizes = {'row_multiple': runner.row_multiple, 'n_best': n_best, 'batch_tokens': batch_tokens}
     return Translator(self, vocabs, runner.function, **sizes)
+
+  def text_function(self: MtConfig, vocabs: Vocabs) -> TextSearch:
+    from lingvo_moe.tasks.mt.text_search import TextSearch
+
+    return TextSearch(self, vocabs)
 
   def router(self: MtConfig, vocabs: Vocabs, runner: Runner) -> Router:
     from lingvo_moe.tasks.mt.token_routing import Router
