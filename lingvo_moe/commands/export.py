@@ -21,8 +21,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from absl import flags
+from absl import logging
 
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
@@ -32,6 +32,8 @@ from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
+  import numpy as np
+
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
   from lingvo_moe.tasks.task import TaskConfig
@@ -100,7 +102,10 @@ def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str
 def export(options: Options) -> None:
   """Exports a run, and says what was written."""
   new_folder.check(options.out, 'an export')
+  if options.stablehlo_rows:
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
   app.import_tensorflow_quietly()
+  logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
   runtime_flags.LOCAL.set_threads(decoding=True)
   from lingvo_moe.run import inference
   from lingvo_moe.run.rundir import RunDir
@@ -110,10 +115,8 @@ def export(options: Options) -> None:
   _check(run, config, options)
   step = options.choose_step(run)
   print(f'using the checkpoint of {inference.describe_step(run.checkpoints(), step)}')
-  model = Model(
-    dataclasses.replace(config, scan_layers=False), step, {}
-  )  # a checkpoint has the weights of each layer apart
-  model = model._replace(weights=_read(run, model))
+  config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
+  model = Model(config, step, _read(run, config, step))
   if options.keep_experts is not None:
     model = _prune(model, options)
   with new_folder.writing(options.out) as folder:
@@ -130,6 +133,8 @@ class Model(NamedTuple):
 
   def runtime(self) -> LocalRuntime:
     """A runtime that holds the weights."""
+    import numpy as np
+
     from lingvo_moe.runtime.local import LocalRuntime
 
     runtime = LocalRuntime(self.config.program())
@@ -153,9 +158,10 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
 
 
-def _read(run: RunDir, model: Model) -> dict[str, np.ndarray]:
-  specs = {name: spec.shape for name, spec in model.config.program().weight_specs.items()}
-  return {name: stored[...] for name, stored in run.checkpoints().restore(model.step, specs).items()}
+def _read(run: RunDir, config: TaskConfig, step: int) -> dict[str, np.ndarray]:
+  """Weights of a checkpoint by flat name."""
+  specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
+  return {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()}
 
 
 def _save_saved_model(folder: str, run: RunDir, model: Model, options: Options) -> None:
@@ -165,6 +171,10 @@ def _save_saved_model(folder: str, run: RunDir, model: Model, options: Options) 
   about = {'model': run.load()[0], 'step': model.step}
   about |= {name: getattr(config, name) for name in ('beam_size', 'length_norm_alpha', 'max_length', 'num_experts')}
   saved_model.save(folder, config.text_function(config.vocabs()), model.weights, about)
+  if options.stablehlo_rows:
+    from lingvo_moe.runtime import stablehlo
+
+    stablehlo.save(os.path.join(folder, 'stablehlo'), config.decoding_steps(options.stablehlo_rows), model.weights)
 
 
 def _save_ctranslate2(folder: str, run: RunDir, model: Model, options: Options) -> None:
@@ -181,7 +191,9 @@ def _prune(model: Model, options: Options) -> Model:
   config = model.config
   if options.data_dir:
     config = dataclasses.replace(config, data_dir=options.data_dir)
-  pairs = pruning.choose_pairs(config.pairs_of([]), options.languages)
+  if not (known := config.pairs_of([])):
+    config.check_corpus()  # says what is missing
+  pairs = pruning.choose_pairs(known, options.languages)
   config = dataclasses.replace(config, pairs=','.join('-'.join(pair) for pair in pairs))
   smaller = config.with_share_of_experts(options.keep_experts)
   count, all_experts = smaller.num_experts, config.num_experts

@@ -337,12 +337,24 @@ class TextFunction(Protocol):
     """Tensors by name, for weights by flat name."""
 
 
+class DecodingSteps(NamedTuple):
+  """Encoder and one step of decoding as functions of flat weights, for static shapes."""
+
+  encode: Callable[[Any, Batch], Any]  # (weights, source) -> cache
+  decode_step: Callable[[Any, Batch, Any], Any]  # (weights, inputs, cache) -> (logits, cache)
+  source: Batch  # arrays of the right shapes
+  inputs: Batch
+
+
 @runtime_checkable
 class AnswersText(Protocol):
   """A TaskConfig whose model can be exported as a function of text."""
 
   def text_function(self, vocabs: Vocabs) -> TextFunction:
     """The function, for weights of program()."""
+
+  def decoding_steps(self, rows: int) -> DecodingSteps:
+    """Encoder and decoding step for so many lines, for weights of program()."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import DecodingSteps
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions
@@ -114,6 +115,11 @@ class TranslationTask:
     from lingvo_moe.tasks.mt.text_search import TextSearch
 
     return TextSearch(self, vocabs)
+
+  def decoding_steps(self: MtConfig, rows: int) -> DecodingSteps:
+    from lingvo_moe.tasks.mt import steps
+
+    return steps.make(self, rows)
 
   def router(self: MtConfig, vocabs: Vocabs, runner: Runner) -> Router:
     from lingvo_moe.tasks.mt.token_routing import Router
