@@ -1,9 +1,9 @@
 """CTranslate2 model of a dense translation model (https://opennmt.net/CTranslate2), by its public converter interface.
 
-What is the same in both: layers with normalisation first, embeddings scaled by sqrt(M), sinusoidal positions (as a
-table), ReLU, an output softmax shared with the target embedding, bos before the target, eos behind source and target.
-What is not: CTranslate2 knows no experts; it takes pieces, of which vocabularies are kept beside the model; its length
-penalty and its end of a search are its own, so that with a beam some translations differ.
+Both have layers with normalisation first, embeddings scaled by sqrt(M), sinusoidal positions (there as a table), ReLU, an
+output softmax shared with the target embedding, bos before the target, and eos behind source and target. CTranslate2 has
+no experts; it takes pieces, so that the vocabularies lie beside the model; and its beam search has a length penalty and an
+end of its own, by which some translations differ though every probability is equal.
 """
 
 from __future__ import annotations
