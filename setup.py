@@ -16,6 +16,7 @@ VERSION = re.search(r"^__version__ = '(.+?)'", (HERE / 'lingvo_moe' / '__init__.
 PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_packages('params')]
 
 JAX = '>=0.10.2,<0.11'
+CTRANSLATE2 = ['ctranslate2>=4.5,<5']
 SERVE = ['aiohttp>=3.11,<4', 'prometheus-client>=0.20']
 
 setup(
@@ -49,6 +50,8 @@ setup(
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
     # lingvo_moe.serve.
     'serve': SERVE,
+    # lingvo-moe export --format=ctranslate2.
+    'ctranslate2': CTRANSLATE2,
     # TensorFlow writes event files without it; it shows them.
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot.
@@ -67,6 +70,7 @@ setup(
       'ruff==0.17.*',
       'setuptools>=64',
       'wheel',
+      *CTRANSLATE2,
       *SERVE,
       f'jax{JAX}',
       f'jax[tpu]{JAX}; platform_system == "Linux" and platform_machine == "x86_64"',

@@ -34,7 +34,7 @@ def sentences() -> list[tuple[str, str]]:
   return sorted((f'{s} {many if s[0] == "Z" else one}', f'{t} {english}') for (s, t), (one, many, english) in pairs)
 
 
-def make(folder: pathlib.Path, steps: int = STEPS) -> RunDir:
+def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunDir:
   """Trains the run in folder/runs/mine."""
   pair = folder / 'corpus' / 'de-en'
   pair.mkdir(parents=True)
@@ -54,7 +54,7 @@ def make(folder: pathlib.Path, steps: int = STEPS) -> RunDir:
     encoder_layers=1,
     decoder_layers=1,
     moe_every=1,
-    num_experts=4,
+    num_experts=num_experts,
     num_groups=4,
     model_dim=32,
     ff_dim=64,

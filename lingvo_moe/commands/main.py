@@ -32,6 +32,9 @@ COMMANDS = {
   'decode': Command('lingvo_moe.decoder:command', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),
   'translate': Command('lingvo_moe.translate:command', 'translate standard input'),
   'serve': Command('lingvo_moe.serve:command', 'translate over HTTP'),
+  'export': Command(
+    'lingvo_moe.commands.export:command', 'export a run: a SavedModel from strings to strings, CTranslate2'
+  ),
   'report': Command('lingvo_moe.commands.report:command', 'write a report on one run or two, as one HTML file'),
   'average': Command('lingvo_moe.commands.average:command', 'average checkpoints of a run'),
   'compare': Command('lingvo_moe.commands.compare:command', 'compare two runs by their translations'),

@@ -25,6 +25,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint
@@ -112,28 +113,21 @@ class _Terms(NamedTuple):
 
 def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str, part_bytes: int) -> None:
   """Writes an average as the one checkpoint of a log directory, which appears whole or not at all."""
-  if os.path.lexists(out):
-    raise UserError(f'--out={out} exists: an average goes to a new directory; choose another, or remove that one')
+  new_folder.check(out, 'an average')
   if run.exists:
     run.check_files()
-  out = os.path.abspath(out)
-  partial = os.path.join(os.path.dirname(out), f'.partial_{os.path.basename(out)}')
-  shutil.rmtree(partial, ignore_errors=True)  # of a command that was killed
-  try:
+  with new_folder.writing(out) as partial:
     _copy_run(run, partial)
     written = RunDir(partial)
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
-    _write(prefix, _means(step, terms, part_bytes), part_bytes)
+    try:
+      _write(prefix, _means(step, terms, part_bytes), part_bytes)
+    except tf.errors.OpError as e:
+      raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
     written.finish(step, 'average')
-    files.write(written.file(NOTE), json_files.dump({**note, 'of': os.path.relpath(run.path, out)}, indent=2))
-    os.rename(partial, out)
-  except tf.errors.OpError as e:
-    raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
-  except OSError as e:
-    raise UserError(f'--out={out} could not be written ({e.strerror or e}): choose another place') from None
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    of = os.path.relpath(run.path, os.path.abspath(out))
+    files.write(written.file(NOTE), json_files.dump({**note, 'of': of}, indent=2))
 
 
 def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
@@ -216,7 +210,6 @@ def _write(prefix: str, parts: Iterator[Piece], part_bytes: int) -> None:
 
 def _copy_run(run: RunDir, to: str) -> None:
   """What decoder and translate need of a run beside its weights."""
-  os.makedirs(to)
   shutil.copy(run.config_file, to)
   if os.path.isdir(run.vocab_dir):
     shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)))

@@ -330,3 +330,50 @@ class Translates(Protocol):
 
   def choose_target(self, vocabs: Vocabs, asked: str | None) -> str | None:
     """The target language to pass to the translator, given the one that was asked for."""
+
+
+class TextFunction(Protocol):
+  """Function of text in the graph, from strings to strings, with all that it needs beside weights.
+
+  Attributes:
+    name: name of the function.
+    inputs: specs of its arguments by name, in order.
+    about: what its inputs and outputs are: {'inputs': {name: meaning}, 'outputs': {name: meaning}}.
+    resources: what it reads beside weights, such as tokenisers, for a SavedModel to keep.
+  """
+
+  name: str
+  inputs: Mapping[str, Any]
+  about: Mapping[str, Mapping[str, str]]
+  resources: Sequence[Any]
+
+  def __call__(self, weights: Mapping[str, Any], *arguments: Any) -> dict[str, Any]:
+    """Tensors by name, for weights by flat name."""
+
+
+class DecodingSteps(NamedTuple):
+  """Encoder and one step of decoding as functions of flat weights, for static shapes."""
+
+  encode: Callable[[Any, Batch], Any]  # (weights, source) -> cache
+  decode_step: Callable[[Any, Batch, Any], Any]  # (weights, inputs, cache) -> (logits, cache)
+  source: Batch  # arrays of the right shapes
+  inputs: Batch
+
+
+@runtime_checkable
+class AnswersText(Protocol):
+  """A TaskConfig whose model can be exported as a function of text."""
+
+  def text_function(self, vocabs: Vocabs) -> TextFunction:
+    """The function, for weights of program()."""
+
+  def decoding_steps(self, rows: int) -> DecodingSteps:
+    """Encoder and decoding step for so many lines, for weights of program()."""
+
+
+@runtime_checkable
+class HasExperts(Protocol):
+  """A TaskConfig whose model may do without some of its experts."""
+
+  def with_share_of_experts(self, share: float) -> TaskConfig:
+    """The configuration with a share of the experts of each MoE layer; UserError where its gate needs all."""

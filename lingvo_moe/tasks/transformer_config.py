@@ -7,7 +7,8 @@ in `task()` which model they make; see tasks/mt/config.py and tasks/lm/config.py
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from typing import Any, Self
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
@@ -343,6 +344,25 @@ class TransformerConfig(ModelConfig):
     super()._check_together()
     if self.scan_layers and self.remat != 'block':
       fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+
+  def with_share_of_experts(self, share: float) -> Self:
+    """Configuration with this share of the experts of each MoE layer, rounded up, for weights without the others.
+
+    Layers are unrolled, as each leaves out experts of its own.
+    """
+    if not self.num_experts:
+      raise UserError('experts are left out of MoE layers; this model is dense: num_experts is 0')
+    least = by_name.least_experts(self.gate, self.choices)
+    if least is None:
+      able = ', '.join(name for name in by_name.GATES if by_name.least_experts(name, 2))
+      raise UserError(f'experts can be left out with the gates {able}; this model has gate={self.gate!r}')
+    count = math.ceil(share * self.num_experts - 1e-9)
+    if count < least:
+      raise UserError(
+        f'gate={self.gate!r} chooses among {least} experts or more; saw {count} of num_experts={self.num_experts}: '
+        f'keep a share of {least / self.num_experts:.3g} or more'
+      )
+    return dataclasses.replace(self, num_experts=count, scan_layers=False)
 
   def _check_blocks(self, name: str) -> None:
     """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""

@@ -15,6 +15,14 @@ GATES = ('top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k', 'hierar
 TAKE_K = ('top_k', 'top_k_unnormalised', 'noisy_top_k', 'hierarchical')  # those for which k is a choice
 
 
+def least_experts(name: str, k: int) -> int | None:
+  """Number of experts with which a gate can still choose, where it can do without some of those it was trained with.
+
+  None for a gate that cannot: its experts choose tokens, stand in groups, or are all used by every token.
+  """
+  return {'top2': 2, 'switch': 2, 'top_k': k, 'top_k_unnormalised': max(k, 2), 'noisy_top_k': k + 1}.get(name)
+
+
 def make(
   name: str,
   *,

@@ -47,5 +47,19 @@ def backend(*, training: bool) -> Backend:
   )
 
 
+# For functions that are saved and run elsewhere: overrides that only need TensorFlow's kernels and have no gradients of
+# their own, which a SavedModel does not hold. No sub-batches: threads are for the process that loads it to set.
+SAVED = Backend(
+  'cpu_saved',
+  {
+    'grouped_ffn': grouped_ffn.grouped_ffn_forward,
+    'linear': linear.linear,
+    'queue_positions': queue.queue_positions,
+    'write_cache': cache.write_cache,
+    'write_stacked_cache': cache.write_stacked_cache,
+  },
+  dispatcher='grouped',
+)
+
 # Updates of large weights, compiled by XLA for CPUs; see optim/cpu/in_place.py.
 COMPILED = Backend('cpu_xla', {'mean_square': mean_square.compiled_mean_square})

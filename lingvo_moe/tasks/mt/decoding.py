@@ -94,6 +94,11 @@ def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
   return tf.where(length_B > 0, limit_B, 0)
 
 
+def default_batch_tokens(config: MtConfig) -> int:
+  """Source tokens of a batch: 2048, or the value of the configuration if that is less."""
+  return min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
+
+
 class Translator:
   """Translates and scores sentences with the current weights of a runtime.
 
@@ -103,7 +108,7 @@ class Translator:
     make: Runtime.function, which turns a function of weights and batch into one of the batch.
     row_multiple: number that divides the rows of every batch.
     n_best: number of hypotheses for each sentence.
-    batch_tokens: source tokens of a batch; 0: 2048, or the value of the configuration if that is less.
+    batch_tokens: source tokens of a batch; 0: default_batch_tokens(config).
   """
 
   def __init__(
@@ -116,7 +121,7 @@ class Translator:
     n_best: int = 1,
     batch_tokens: int = 0,
   ) -> None:
-    batch_tokens = batch_tokens or min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
+    batch_tokens = batch_tokens or default_batch_tokens(config)
     # At inference results do not depend on the number of groups: one for each device that holds rows of a batch.
     tokens = max(batch_tokens, config.max_length * row_multiple)
     self._config = dataclasses.replace(config, num_groups=row_multiple, micro_batches=1, eval_batch_tokens=tokens)

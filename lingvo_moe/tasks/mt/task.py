@@ -14,6 +14,7 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import DecodingSteps
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.decoding import Translator
   from lingvo_moe.tasks.mt.input import EvalInput
   from lingvo_moe.tasks.mt.input import TrainInput
+  from lingvo_moe.tasks.mt.text_search import TextSearch
   from lingvo_moe.tasks.mt.token_routing import Router
 
 Vocabs = tuple[Vocab, Vocab]  # (source, target)
@@ -33,7 +35,7 @@ _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 class TranslationTask:
   """The methods of an MtConfig that jobs and tools use; program() is its parent's. See TaskConfig, Translates,
-  Routes, HasLanguages, Measurable.
+  Routes, HasLanguages, Measurable, AnswersText.
 
   Modules that import MtConfig, or are slow to import, are imported where they are used.
   """
@@ -112,6 +114,16 @@ class TranslationTask:
       )
     sizes = {'row_multiple': runner.row_multiple, 'n_best': n_best, 'batch_tokens': batch_tokens}
     return Translator(self, vocabs, runner.function, **sizes)
+
+  def text_function(self: MtConfig, vocabs: Vocabs) -> TextSearch:
+    from lingvo_moe.tasks.mt.text_search import TextSearch
+
+    return TextSearch(self, vocabs)
+
+  def decoding_steps(self: MtConfig, rows: int) -> DecodingSteps:
+    from lingvo_moe.tasks.mt import steps
+
+    return steps.make(self, rows)
 
   def router(self: MtConfig, vocabs: Vocabs, runner: Runner) -> Router:
     from lingvo_moe.tasks.mt.token_routing import Router

@@ -1,0 +1,245 @@
+"""lingvo-moe export RUN OUT [--format=saved_model] [--languages=de,fr --keep_experts=0.5]
+
+Exports a run as a folder OUT that works without this package. RUN is a log directory; the checkpoint with the lowest dev
+loss is used, and named; --step=N and --checkpoint=last choose another.
+
+  --format=saved_model   strings in, strings out, in TensorFlow: tokenisation and beam search are in the graph. It needs
+                         tensorflow and tensorflow_text
+  --format=ctranslate2   a dense model for CTranslate2: pieces in, pieces out
+
+--keep_experts leaves out the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
+BLEU before and after. --stablehlo_rows=8 adds encoder and decode step for 8 sentences as StableHLO, for JAX alone.
+docs/export.md says how each is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from absl import flags
+from absl import logging
+
+from lingvo_moe import app
+from lingvo_moe import checkpoint_flags
+from lingvo_moe import runtime_flags
+from lingvo_moe.core import new_folder
+from lingvo_moe.core.errors import UserError
+
+# Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
+if TYPE_CHECKING:
+  import numpy as np
+
+  from lingvo_moe.run.rundir import RunDir
+  from lingvo_moe.runtime.local import LocalRuntime
+  from lingvo_moe.tasks.task import TaskConfig
+
+FORMATS = ('saved_model', 'ctranslate2')
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(checkpoint_flags.Options):
+  """Values of the flags; see define_flags."""
+
+  best_by_default = True
+
+  out: str | None = None
+  format: str = 'saved_model'
+  languages: Sequence[str] = ()
+  keep_experts: float | None = None
+  data_dir: str | None = None
+  split: str = 'test'
+  max_sentences: int = 0
+  stablehlo_rows: int = 0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.keep_experts is not None and not 0 < self.keep_experts <= 1:
+      raise UserError(f'--keep_experts is a share of the experts, above 0 and at most 1; saw {self.keep_experts:g}')
+    if self.languages and self.keep_experts is None:
+      raise UserError(
+        '--languages are those for which experts are kept: add --keep_experts, such as --keep_experts=0.5'
+      )
+    if self.format == 'ctranslate2' and self.stablehlo_rows:
+      raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
+
+
+def define_flags() -> None:
+  """Not done by an import: other jobs have flags of the same names."""
+  checkpoint_flags.define(best_by_default=True, logdir_required=False)
+  flags.DEFINE_string('out', None, 'The folder to write, unless it is the second argument. It must not exist.')
+  flags.DEFINE_enum('format', 'saved_model', FORMATS, 'Form of the model.')
+  flags.DEFINE_float('keep_experts', None, 'Share of the experts of each MoE layer that is kept; default: all.')
+  flags.DEFINE_list('languages', [], 'With --keep_experts: languages whose most used experts are kept; default: all.')
+  flags.DEFINE_string('data_dir', None, "With --keep_experts: folder of the corpus; default: the run's.")
+  flags.DEFINE_string('split', 'test', 'With --keep_experts: held-out set whose BLEU is printed before and after.')
+  flags.DEFINE_integer('max_sentences', 0, 'Lines used of it of each pair, from the first; 0: all.', lower_bound=0)
+  flags.DEFINE_integer(
+    'stablehlo_rows', 0, 'Sentences for which encoder and decode step are added as StableHLO; 0: none.', lower_bound=0
+  )
+  flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
+
+
+def main(argv) -> None:
+  flags.FLAGS.logdir, flags.FLAGS.out = paths(argv, flags.FLAGS.logdir, flags.FLAGS.out)
+  export(Options.from_flags())
+
+
+def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str, str]:
+  """(log directory, folder to write), of the two arguments, or of flags in place of either."""
+  given = list(argv[1:])
+  found = [flag or (given.pop(0) if given else None) for flag in (logdir, out)]
+  if given or None in found:
+    typed = app.called(sys.modules[__name__])
+    raise UserError(f'a run is exported to a new folder: {typed} RUN OUT; saw {" ".join(argv[1:]) or "none"!r}')
+  return found[0], found[1]
+
+
+def export(options: Options) -> None:
+  """Exports a run, and says what was written."""
+  new_folder.check(options.out, 'an export')
+  if options.stablehlo_rows:
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
+  app.import_tensorflow_quietly()
+  logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
+  runtime_flags.LOCAL.set_threads(decoding=True)
+  from lingvo_moe.run import inference
+  from lingvo_moe.run.rundir import RunDir
+
+  run = RunDir(options.logdir)
+  config = options.load_config(run)
+  _check(run, config, options)
+  step = options.choose_step(run)
+  print(f'using the checkpoint of {inference.describe_step(run.checkpoints(), step)}')
+  config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
+  model = Model(config, step, _read(run, config, step))
+  if options.keep_experts is not None:
+    model = _prune(model, options)
+  with new_folder.writing(options.out) as folder:
+    (_save_ctranslate2 if options.format == 'ctranslate2' else _save_saved_model)(folder, run, model, options)
+  print(f'{options.out}: {options.format} of {run.load()[0]}, {_bytes(options.out) / 1e6:.1f} MB')
+
+
+class Model(NamedTuple):
+  """A model to be exported."""
+
+  config: TaskConfig
+  step: int
+  weights: Mapping[str, np.ndarray]  # by flat name
+
+  def runtime(self) -> LocalRuntime:
+    """A runtime that holds the weights."""
+    import numpy as np
+
+    from lingvo_moe.runtime.local import LocalRuntime
+
+    runtime = LocalRuntime(self.config.program())
+    runtime.load({'step': np.asarray(self.step), 'weights': self.weights})
+    return runtime
+
+
+def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
+  """Raises UserError where the run cannot be exported so, before any work."""
+  from lingvo_moe.tasks.task import AnswersText
+
+  if not isinstance(config, AnswersText):
+    raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
+  if options.keep_experts is not None:
+    config.with_share_of_experts(options.keep_experts)
+  if options.format == 'ctranslate2':
+    from lingvo_moe.tasks.mt import ctranslate2_model
+
+    ctranslate2_model.require(config)
+  if options.stablehlo_rows:
+    from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
+
+
+def _read(run: RunDir, config: TaskConfig, step: int) -> dict[str, np.ndarray]:
+  """Weights of a checkpoint by flat name."""
+  specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
+  return {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()}
+
+
+def _save_saved_model(folder: str, run: RunDir, model: Model, options: Options) -> None:
+  from lingvo_moe.runtime import saved_model
+
+  config = model.config
+  about = {'model': run.load()[0], 'step': model.step}
+  about |= {name: getattr(config, name) for name in ('beam_size', 'length_norm_alpha', 'max_length', 'num_experts')}
+  saved_model.save(folder, config.text_function(config.vocabs()), model.weights, about)
+  if options.stablehlo_rows:
+    from lingvo_moe.runtime import stablehlo
+
+    stablehlo.save(os.path.join(folder, 'stablehlo'), config.decoding_steps(options.stablehlo_rows), model.weights)
+
+
+def _save_ctranslate2(folder: str, run: RunDir, model: Model, options: Options) -> None:
+  del run, options
+  from lingvo_moe.tasks.mt import ctranslate2_model
+
+  ctranslate2_model.save(folder, model.config, model.config.vocabs(), model.weights)
+
+
+def _prune(model: Model, options: Options) -> Model:
+  """The model without the experts that are used least; prints which share of choices that leaves, and BLEU."""
+  from lingvo_moe.run import pruning
+
+  config = model.config
+  if options.data_dir:
+    config = dataclasses.replace(config, data_dir=options.data_dir)
+  if not (known := config.pairs_of([])):
+    config.check_corpus()  # says what is missing
+  pairs = pruning.choose_pairs(known, options.languages)
+  config = dataclasses.replace(config, pairs=','.join('-'.join(pair) for pair in pairs))
+  smaller = config.with_share_of_experts(options.keep_experts)
+  count, all_experts = smaller.num_experts, config.num_experts
+
+  runtime = model._replace(config=config).runtime()
+  before = _bleu(config, runtime, options, f'{all_experts} experts')
+  kept = pruning.choose_experts(_choices(config, runtime), count)
+  for layer, experts in kept.items():
+    print(f'{layer}: {count} of {all_experts} experts, which have {experts.share:.1%} of the choices on dev')
+  pruned = Model(smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, kept))
+  after = _bleu(smaller, pruned.runtime(), options, f'{count} experts')
+  width = max(map(len, before))
+  print(f'BLEU on {options.split}, {all_experts} experts -> {count}')
+  for name, bleu in before.items():
+    print(f'{name:{width}}  {bleu:5.1f} -> {after[name]:5.1f}')
+  return pruned
+
+
+def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarray]:
+  """How often each pair of dev text chooses each expert, by layer."""
+  from lingvo_moe.run import reporting
+  from lingvo_moe.tasks.task import Feed
+
+  with tempfile.TemporaryDirectory() as cache_dir:
+    return reporting.evaluate(config, runtime, config.dev_input(config.vocabs(), cache_dir, Feed(quiet=True))).choices
+
+
+def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: str) -> dict[str, float]:
+  """BLEU of each pair, and their mean, on the held-out set."""
+  from lingvo_moe.tasks.task import HeldOutOptions
+
+  job = config.held_out_job(config.vocabs(), runtime, HeldOutOptions(options.split, options.max_sentences))
+  scalars = job.finish(job.run(label)).scalars
+  return {name.partition('/')[2]: score for name, score in scalars.items() if name.startswith('bleu/')}
+
+
+def _bytes(folder: str) -> int:
+  """Size of all files of a folder."""
+  return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
+
+
+def command() -> None:
+  """The command as typed."""
+  define_flags()
+  app.run(main, tensorflow=False, arguments=True)
+
+
+if __name__ == '__main__':
+  command()

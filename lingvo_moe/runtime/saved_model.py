@@ -1,0 +1,46 @@
+"""SavedModel of a function of text: runs in any process with TensorFlow and tensorflow_text, without this package.
+
+saved_model.pb, variables/   TensorFlow's; signature 'serving_default'
+assets.extra/about.json      what its inputs and outputs are, and the model
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.ops import backend as backend_lib
+from lingvo_moe.ops import cpu
+from lingvo_moe.tasks.task import TextFunction
+
+
+def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+  """Writes a SavedModel.
+
+  Args:
+    folder: path, which TensorFlow makes.
+    function: the function of text.
+    weights: arrays by flat name.
+    about: more to note in about.json.
+  """
+  module = tf.Module()
+  module.weights = {name: tf.Variable(value, trainable=False, name=name) for name, value in weights.items()}
+
+  def run(*arguments):
+    with backend_lib.use(cpu.SAVED):
+      return function({name: w.value() for name, w in module.weights.items()}, *arguments)
+
+  module.resources = list(function.resources)
+  signature = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in function.inputs.items()]
+  traced = tf.function(run, input_signature=signature, autograph=False)
+  setattr(module, function.name, traced)
+  options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+  tf.saved_model.save(module, folder, {'serving_default': traced}, options)
+  os.makedirs(os.path.join(folder, 'assets.extra'))
+  with open(os.path.join(folder, 'assets.extra', 'about.json'), 'w', encoding='utf-8') as f:
+    json.dump({**about, **function.about}, f, indent=2, ensure_ascii=False)

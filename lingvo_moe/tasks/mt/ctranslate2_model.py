@@ -1,0 +1,128 @@
+"""CTranslate2 model of a dense translation model (https://opennmt.net/CTranslate2), by its public converter interface.
+
+Both have layers with normalisation first, embeddings scaled by sqrt(M), sinusoidal positions (there as a table), ReLU, an
+output softmax shared with the target embedding, bos before the target, and eos behind source and target. CTranslate2 has
+no experts; it takes pieces, so that the vocabularies lie beside the model; and its beam search has a length penalty and an
+end of its own, by which some translations differ though every probability is equal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core import extras
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import UNK
+
+_POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that goes on beyond it
+
+
+def require(config: MtConfig) -> None:
+  """Raises UserError where the model has experts, or ctranslate2 is not installed."""
+  if config.num_experts:
+    raise UserError(
+      f'CTranslate2 has no mixture of experts, and this model has num_experts={config.num_experts}: use '
+      '--format=saved_model, or export a dense model'
+    )
+  try:
+    import ctranslate2  # noqa: F401
+  except ImportError as e:
+    raise extras.not_installed('--format=ctranslate2 needs ctranslate2', e, 'ctranslate2') from None
+
+
+def save(folder: str, config: MtConfig, vocabs: tuple[Vocab, Vocab], weights: Mapping[str, np.ndarray]) -> None:
+  """Writes the model, with source.model and target.model, the SentencePiece models of its vocabularies.
+
+  Args:
+    folder: path, which is made anew.
+    config: configuration of a model without experts, unrolled.
+    vocabs: (source vocabulary, target vocabulary).
+    weights: float32 arrays by flat name.
+  """
+  from ctranslate2.converters import Converter
+
+  class OfRun(Converter):
+    def _load(self):
+      return _spec(config, vocabs, weights_lib.unflatten(weights))
+
+  OfRun().convert(folder, force=True)
+  for vocab, side in zip(vocabs, ('source', 'target'), strict=True):
+    with open(os.path.join(folder, f'{side}.model'), 'wb') as f:
+      f.write(vocab.model_bytes)
+
+
+def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any]) -> Any:
+  """ctranslate2.specs.TransformerSpec with these weights."""
+  from ctranslate2.specs import transformer_spec
+
+  program = config.program()
+  task = program.task
+  sizes = {'num_heads': config.num_heads, 'pre_norm': True, 'head_dim': config.head_dim}
+  encoder = transformer_spec.TransformerEncoderSpec(config.encoder_layers, **sizes)
+  decoder = transformer_spec.TransformerDecoderSpec(config.decoder_layers, **sizes)
+  spec = transformer_spec.TransformerSpec(encoder, decoder)
+  spec.config.layer_norm_epsilon = task.encoder.norm.epsilon
+  spec.config.add_source_eos = True
+  source, target = vocabs
+  bos, eos, unk = target.pieces([BOS, EOS, UNK])
+  spec.config.bos_token = spec.config.decoder_start_token = bos
+  spec.config.eos_token, spec.config.unk_token = eos, unk
+  spec.register_source_vocabulary(source.pieces(range(source.size)))
+  spec.register_target_vocabulary(target.pieces(range(target.size)))
+
+  target_table = theta['target_embedding']['table']
+  encoder.embeddings[0].weight = theta.get('source_embedding', theta['target_embedding'])['table']
+  decoder.embeddings.weight = decoder.projection.weight = target_table
+  positions = sinusoidal_positions(tf.range(max(_POSITIONS, config.max_length))[tf.newaxis], config.model_dim)[
+    0
+  ].numpy()
+  for stack, own in ((encoder, theta['encoder']), (decoder, theta['decoder'])):
+    stack.position_encodings.encodings = positions
+    _set_norm(stack.layer_norm, own['norm'])
+    for number, layer in enumerate(stack.layer):
+      _set_layer(layer, own[weights_lib.layer_name(number)])
+  return spec
+
+
+def _set_layer(layer: Any, own: Mapping[str, Any]) -> None:
+  _set_norm(layer.self_attention.layer_norm, own['attention']['norm'])
+  _set_linear(layer.self_attention.linear[0], *_into(own['attention'], 'qkv'))
+  _set_linear(layer.self_attention.linear[1], *_out(own['attention']))
+  if 'cross_attention' in own:
+    _set_norm(layer.attention.layer_norm, own['cross_attention']['norm'])
+    _set_linear(layer.attention.linear[0], *_into(own['cross_attention'], 'q'))
+    _set_linear(layer.attention.linear[1], *_into(own['cross_attention'], 'kv'))
+    _set_linear(layer.attention.linear[2], *_out(own['cross_attention']))
+  _set_norm(layer.ffn.layer_norm, own['ffn']['norm'])
+  _set_linear(layer.ffn.linear_0, own['ffn']['wi'], own['ffn']['bi'])
+  _set_linear(layer.ffn.linear_1, own['ffn']['wo'], own['ffn']['bo'])
+
+
+def _into(own: Mapping[str, Any], letters: str) -> tuple[np.ndarray, np.ndarray]:
+  """Weight [M, J] and bias [J] of queries, keys and values, one after the other; keys have no bias."""
+  weights = [own[f'w{letter}'].reshape(own[f'w{letter}'].shape[0], -1) for letter in letters]
+  biases = [own.get(f'b{letter}', np.zeros_like(own['bv'])).reshape(-1) for letter in letters]
+  return np.concatenate(weights, axis=1), np.concatenate(biases)
+
+
+def _out(own: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+  return own['wo'].reshape(-1, own['wo'].shape[-1]), own['bo']
+
+
+def _set_linear(linear: Any, weight_MJ: np.ndarray, bias_J: np.ndarray) -> None:
+  linear.weight, linear.bias = np.ascontiguousarray(weight_MJ.T), bias_J
+
+
+def _set_norm(norm: Any, own: Mapping[str, Any]) -> None:
+  norm.gamma, norm.beta = own['scale'], own['bias']

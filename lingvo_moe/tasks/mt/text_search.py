@@ -1,0 +1,123 @@
+"""Translation of text in the graph: tokenisation, batches by length, beam search and detokenisation, for a SavedModel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+import tensorflow_text
+
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import PAD
+
+
+class TextSearch:
+  """Function of lines of text that returns their translations, as Translator gives them; see task.TextFunction.
+
+  Lines are searched in batches of similar length, of as many source tokens as a Translator's.
+
+  Args:
+    config: configuration of the run, with the values for decoding.
+    vocabs: (source vocabulary, target vocabulary).
+  """
+
+  name = 'translate'
+
+  def __init__(self, config: MtConfig, vocabs: tuple[Vocab, Vocab]) -> None:
+    # At inference results do not depend on the number of groups.
+    self._config = dataclasses.replace(config, num_groups=1, micro_batches=1)
+    self._batch_tokens = decoding.default_batch_tokens(config)
+    self._program = self._config.program()
+    source, target = vocabs
+    self._target_size = target.size
+    # A process that loads a SavedModel shares tokenisers of one name, also between models.
+    tokenizer = lambda vocab: tensorflow_text.SentencepieceTokenizer(vocab.model_bytes, name=f'v{vocab.fingerprint}')
+    self.resources = [tokenizer(vocab) for vocab in vocabs]
+    self._tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
+    self.inputs = {'lines': tf.TensorSpec([None], tf.string)}
+    if len(self._tags) > 1:
+      self.inputs['target'] = tf.TensorSpec(None, tf.string)
+    self.about = {
+      'inputs': {'lines': 'source lines, one sentence each'},
+      'outputs': {
+        'text': 'translation of each line',
+        'score': 'log_prob over the length penalty, by which beam search ranks; 0 for an empty line',
+        'log_prob': 'natural logarithm of the probability, summed over the symbols and the end; 0 for an empty line',
+        'truncated': f'whether the line is over max_length={config.max_length} tokens and was translated in part',
+      },
+    }
+    if len(self._tags) > 1:
+      self.about['inputs']['target'] = f'target language, of each line or of all: {", ".join(self._tags)}'
+
+  def __call__(
+    self, weights: Mapping[str, tf.Tensor], lines: tf.Tensor, target: tf.Tensor | None = None
+  ) -> dict[str, tf.Tensor]:
+    """Translates lines [B]: {'text', 'score', 'log_prob', 'truncated'}, [B] each."""
+    ids_BT, lengths_B, truncated_B = self._tokenize(lines, target)
+    order_B = tf.argsort(lengths_B, direction='DESCENDING', stable=True)
+    found = self._search_in_batches(weights, tf.gather(ids_BT, order_B), tf.gather(lengths_B, order_B))
+    back_B = tf.argsort(order_B)
+    text, score, log_prob = (tf.gather(x, back_B) for x in found)
+    return {'text': text, 'score': score, 'log_prob': log_prob, 'truncated': truncated_B}
+
+  def _tokenize(self, lines: tf.Tensor, target: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(ids [B, T] with tag and end, their numbers [B], which lines were cut [B]); 0 ids for a line without tokens."""
+    tokens = self.resources[0].tokenize(lines)
+    most = self._config.max_length - 1 - bool(self._tags)
+    counts_B = tf.cast(tokens.row_lengths(), tf.int32)
+    parts = [tokens[:, :most], tf.fill([tf.size(lines), 1], EOS)]
+    if self._tags:
+      parts.insert(0, self._tag_ids(tf.size(lines), target)[:, tf.newaxis])
+    rows = tf.concat(parts, axis=1)
+    lengths_B = tf.where(counts_B > 0, tf.cast(rows.row_lengths(), tf.int32), 0)
+    return rows.to_tensor(PAD), lengths_B, counts_B > most
+
+  def _tag_ids(self, rows: tf.Tensor, target: tf.Tensor | None) -> tf.Tensor:
+    """Id of the tag of each line's target language, int32 [B]; refuses a language without one."""
+    languages, ids = list(self._tags), tf.constant(list(self._tags.values()), tf.int32)
+    if target is None:
+      return tf.fill([rows], ids[0])
+    target_B = tf.broadcast_to(target, [rows])
+    matches_BJ = target_B[:, tf.newaxis] == tf.constant(languages)
+    known = tf.reduce_all(tf.reduce_any(matches_BJ, axis=1))
+    message = f'target must be one of the languages {", ".join(languages)}; saw'
+    with tf.control_dependencies([tf.debugging.Assert(known, [message, target_B])]):
+      return tf.gather(ids, tf.argmax(matches_BJ, axis=1))
+
+  def _search_in_batches(
+    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, lengths_B: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(texts, scores, log-probabilities), [B] each, of rows of descending length; of rows without ids, '' and 0."""
+    nonempty = tf.math.count_nonzero(lengths_B, dtype=tf.int32)
+
+    def search_batch(start, *found):
+      length = lengths_B[start]
+      rows = tf.maximum(self._batch_tokens // length, 1)
+      own = slice(start, tf.minimum(start + rows, nonempty))
+      new = self._search(weights, ids_BT[own, :length], lengths_B[own])
+      return start + rows, *(tf.concat(pair, axis=0) for pair in zip(found, new, strict=True))
+
+    begin = tf.constant(0), tf.zeros([0], tf.string), tf.zeros([0]), tf.zeros([0])
+    shapes = tf.TensorShape([]), *([tf.TensorShape([None])] * 3)
+    _, *found = tf.while_loop(lambda start, *_: start < nonempty, search_batch, begin, shapes, parallel_iterations=1)
+    return tuple(tf.concat([x, tf.zeros([tf.size(lengths_B) - nonempty], x.dtype)], axis=0) for x in found)
+
+  def _search(
+    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, lengths_B: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(texts, scores, log-probabilities) of the best hypotheses of some rows."""
+    segments_BT = tf.sequence_mask(lengths_B, tf.shape(ids_BT)[1], tf.int32)
+    positions_BT = tf.range(tf.shape(ids_BT)[1]) * segments_BT
+    batch = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
+    found = decoding.search(self._program.task, self._program.theta(weights), batch, self._config)
+    ids_BT = found.ids_BWT[:, 0]
+    is_text_BT = (ids_BT != PAD) & (ids_BT != BOS) & (ids_BT != EOS) & (ids_BT < self._target_size)
+    texts_B = self.resources[1].detokenize(tf.ragged.boolean_mask(ids_BT, is_text_BT))
+    # Byte pieces can form a line break.
+    return tf.strings.regex_replace(texts_B, '[\n\r]', ' '), found.scores_BW[:, 0], found.log_probs_BW[:, 0]
