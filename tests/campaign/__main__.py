@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import random
 import shutil
@@ -19,12 +18,9 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-
-from campaign import flips
-from campaign import interruptions
-from campaign import world
+from tests.campaign import flips
+from tests.campaign import interruptions
+from tests.campaign import world
 
 
 def main() -> int:
