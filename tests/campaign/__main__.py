@@ -24,7 +24,9 @@ from tests.campaign import world
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    'python -m tests.campaign', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--seed', type=int, default=1, help='chooses bytes, bits and moments')
   parser.add_argument('--flips', type=int, default=100, help='bytes to flip, spread over all kinds of files')
   parser.add_argument('--kills', type=int, default=5, help='times that a training is killed')
