@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import pathlib
 import random
 import shutil
@@ -19,16 +18,15 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-
-from campaign import flips
-from campaign import interruptions
-from campaign import world
+from tests.campaign import flips
+from tests.campaign import interruptions
+from tests.campaign import world
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    'python -m tests.campaign', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--seed', type=int, default=1, help='chooses bytes, bits and moments')
   parser.add_argument('--flips', type=int, default=100, help='bytes to flip, spread over all kinds of files')
   parser.add_argument('--kills', type=int, default=5, help='times that a training is killed')

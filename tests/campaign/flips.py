@@ -7,8 +7,8 @@ import pathlib
 import random
 from collections.abc import Iterator
 
-from campaign import world as world_lib
-from campaign.world import Result
+from tests.campaign import world as world_lib
+from tests.campaign.world import Result
 
 # The commands that read a kind of file, which is a pattern of paths; the first pattern that matches counts.
 _READERS = {

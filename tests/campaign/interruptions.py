@@ -10,11 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-import tensorflow as tf
-from campaign import world as world_lib
-from campaign.world import Result
-
 from lingvo_moe.core import json_files
+from tests.campaign import world as world_lib
+from tests.campaign.world import Result
 
 _OF_TIME = ('time', 'seconds_so_far', 'tokens_per_second', 'input_wait_share')
 
@@ -97,6 +95,8 @@ def _logged(logdir: pathlib.Path) -> list[dict]:
 
 
 def _same_weights(a: pathlib.Path, b: pathlib.Path) -> bool:
+  import tensorflow as tf  # after lingvo_moe, which makes its import quiet
+
   prefixes = [str(log / 'checkpoints' / f'step_{world_lib.STEPS:08d}' / 'state') for log in (a, b)]
   readers = [tf.train.load_checkpoint(prefix) for prefix in prefixes]
   names = readers[0].get_variable_to_shape_map()

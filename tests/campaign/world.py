@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import reversed_corpus
+from tests import reversed_corpus
 
 MODEL = 'mt.cldr.Tiny'
 STEPS = 6

@@ -32,6 +32,7 @@ from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome
 
 MODEL = 'mt.cldr.Tiny'
@@ -269,3 +270,19 @@ def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
     one_line(lambda: found.begin(1))
   one_line(lambda: results.Run(str(folder), 'm', {}).summary('test', 1))
   assert (folder / 'keep').exists()
+
+
+def test_a_vocabulary_of_characters_is_made_again_unless_the_run_has_begun_with_it(tmp_path, capsys):
+  config = LanguageConfig(data_dir=str(tmp_path), vocab='char')
+  for split in ('train', 'dev'):
+    (tmp_path / f'{split}.txt').write_text('abcü\n', encoding='utf-8')
+  folder = str(tmp_path / 'vocab')
+  made = config.prepare(folder, begun=False)
+  path = pathlib.Path(made.vocab)
+  good = path.read_bytes()
+  for bad in (b'', b'[]', good.replace(b'b', b'd')):
+    path.write_bytes(bad)
+    with pytest.raises(UserError, match='characters.json is not .*: give one that the trainer wrote'):
+      config.prepare(folder, begun=True)
+    assert config.prepare(folder, begun=False) == made and path.read_bytes() == good
+    assert 'it is made again' in capsys.readouterr().err
