@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import errors
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import cpu
 from lingvo_moe.tasks.task import TextFunction
@@ -27,6 +29,9 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
     function: the function of text.
     weights: arrays by flat name.
     about: more to note in about.json.
+
+  Raises:
+    UserError: it could not be written, as on a full disk.
   """
   module = tf.Module()
   module.weights = {name: tf.Variable(value, trainable=False, name=name) for name, value in weights.items()}
@@ -40,7 +45,10 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
   traced = tf.function(run, input_signature=signature, autograph=False)
   setattr(module, function.name, traced)
   options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-  tf.saved_model.save(module, folder, {'serving_default': traced}, options)
+  try:
+    tf.saved_model.save(module, folder, {'serving_default': traced}, options)
+  except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError, tf.errors.UnavailableError) as e:
+    raise UserError(f'a SavedModel could not be written to {folder} ({errors.reason(e)}): make room there') from None
   os.makedirs(os.path.join(folder, 'assets.extra'))
   with open(os.path.join(folder, 'assets.extra', 'about.json'), 'w', encoding='utf-8') as f:
     json.dump({**about, **function.about}, f, indent=2, ensure_ascii=False)
