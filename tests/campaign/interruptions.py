@@ -18,26 +18,28 @@ _OF_TIME = ('time', 'seconds_so_far', 'tokens_per_second', 'input_wait_share')
 
 
 def kills(world: world_lib.World, rng: random.Random, count: int) -> Iterator[Result]:
-  """Kills one training after another, each some moments after its start, until `count` kills were made."""
-  made, number = 0, 0
+  """Kills trainings at moments of their course, until `count` kills were made; a result for each kill."""
+  made, longest = 0, world.seconds
   while made < count:
-    number += 1
     place = world.root / 'killed'
     moments = []
     shutil.copytree(world.root / 'kept' / 'corpus', place / 'corpus')
     command = world_lib.trainer(place / 'log', place / 'corpus')
     while True:
-      moment = rng.uniform(0, 1.2 * world.seconds) if made < count else None
+      moment = rng.uniform(0, longest) if made < count else None
+      begun = time.monotonic()
       process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
       try:
         _, said = process.communicate(timeout=moment)
+        longest = min(longest, time.monotonic() - begun)
         break
       except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         made += 1
         moments.append(f'{moment:.1f}')
-    yield _compared(world, place, 'killed', f'after {", ".join(moments) or "no"} s', process.returncode, said)
+    result = _compared(world, place, 'killed', f'after {", ".join(moments)} s', process.returncode, said)
+    yield from [result] * len(moments)
     shutil.rmtree(place)
 
 
