@@ -19,6 +19,7 @@ from lingvo_moe import trainer
 from lingvo_moe import translate
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
@@ -102,7 +103,7 @@ def test_a_remote_log_is_written_now_and_then_and_when_it_is_closed(remote, monk
     assert not files.exists(path)
     files.sync(f)
     assert files.read(path) == b'one\n'
-  monkeypatch.setattr(files, '_REWRITE_SECONDS', 0.0)
+  monkeypatch.setattr(remote_files, '_REWRITE_SECONDS', 0.0)
   with files.append(path) as f:
     f.write('two\n')
     f.flush()

@@ -2,9 +2,8 @@
 
 A log directory may be a stranger's, and a link in it may point to any file of the user's, which would be written to.
 
-A path with a scheme, such as gs://bucket/run, is remote and read and written by TensorFlow's tf.io.gfile. Nothing is
-expected of it but that a file appears whole when it is closed: it is never renamed nor appended to. file:///tmp/run is
-the local path /tmp/run (`plain`).
+A path with a scheme, such as gs://bucket/run, is remote (remote_files.py). file:///tmp/run is the local path /tmp/run
+(`plain`).
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ import fcntl
 import hashlib
 import io
 import os
-import re
 import shutil
-import time
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
+from lingvo_moe.core import paths
+from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
 
 SCHEMES = ('file', 'gs', 'ram')  # of the file systems in TensorFlow's wheels
-_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
-_REWRITE_SECONDS = 30.0  # from one writing of a remote log to the next
 
 
 def plain(path: str) -> str:
@@ -35,7 +32,7 @@ def plain(path: str) -> str:
 
 def is_remote(path: str) -> bool:
   """Whether tf.io.gfile is needed."""
-  return bool(_SCHEME.match(plain(path)))
+  return bool(paths.scheme(plain(path)))
 
 
 def local_copy_of(folder: str) -> str:
@@ -48,52 +45,43 @@ def local_copy_of(folder: str) -> str:
 
 
 def exists(path: str) -> bool:
-  return _gfile().exists(path) if is_remote(path) else os.path.exists(path)
+  return remote_files.exists(path) if is_remote(path) else os.path.exists(path)
 
 
 def isdir(path: str) -> bool:
-  return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+  return remote_files.isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def listdir(path: str) -> list[str]:
   """Names in a folder; a remote one that is not there is empty."""
-  if not is_remote(path):
-    return os.listdir(path)
-  return [name.rstrip('/') for name in _gfile().listdir(path)] if _gfile().isdir(path) else []
+  return remote_files.listdir(path) if is_remote(path) else os.listdir(path)
 
 
 def makedirs(path: str) -> None:
   """Makes a folder, if it is not there, and those above it."""
   if is_remote(path):
-    with _as_os_errors(path):
-      _gfile().makedirs(path)
+    remote_files.makedirs(path)
   else:
     os.makedirs(path, exist_ok=True)
 
 
 def remove(path: str) -> None:
-  if is_remote(path):
-    with _as_os_errors(path):
-      _gfile().remove(path)
-  else:
-    os.remove(path)
+  (remote_files.remove if is_remote(path) else os.remove)(path)
 
 
 def rmtree(path: str) -> None:
   """Removes a folder and what is in it, as far as that can be done."""
-  if not is_remote(path):
+  if is_remote(path):
+    remote_files.rmtree(path)
+  else:
     shutil.rmtree(path, ignore_errors=True)
-  elif isdir(path):
-    with contextlib.suppress(OSError), _as_os_errors(path):
-      _gfile().rmtree(path)
 
 
 def read(path: str, size: int = -1) -> bytes:
   """The first bytes of a file; all without a size."""
-  if not is_remote(path):
-    with open(path, 'rb') as f:
-      return f.read(size)
-  with _as_os_errors(path), _gfile().GFile(path, 'rb') as f:
+  if is_remote(path):
+    return remote_files.read(path, size)
+  with open(path, 'rb') as f:
     return f.read(size)
 
 
@@ -114,8 +102,7 @@ def replacing(path: str, binary: bool = False) -> Iterator[IO]:
   if is_remote(path):
     with io.BytesIO() if binary else io.StringIO() as f:
       yield f
-      with _as_os_errors(path), _gfile().GFile(path, 'wb') as remote:
-        remote.write(f.getvalue())
+      remote_files.write(path, f.getvalue())
     return
   partial = path + '.partial'
   try:
@@ -152,36 +139,13 @@ def append(path: str) -> IO:
     UserError: it is a symbolic link.
   """
   if is_remote(path):
-    return _RemoteLog(path)
+    return remote_files.Log(path)
   return open(path, 'a', encoding='utf-8', opener=_open)
 
 
 def sync(file: IO) -> None:
   """Writes what was added to a file that `append` opened."""
-  file.sync() if isinstance(file, _RemoteLog) else file.flush()
-
-
-class _RemoteLog(io.StringIO):
-  """Text of a remote file, which is written again whole."""
-
-  def __init__(self, path: str):
-    super().__init__()
-    self._path = path
-    self._written = time.monotonic()
-    self.write(read(path).decode() if exists(path) else '')
-
-  def flush(self) -> None:
-    if time.monotonic() - self._written > _REWRITE_SECONDS:
-      self.sync()
-
-  def sync(self) -> None:
-    write(self._path, self.getvalue())
-    self._written = time.monotonic()
-
-  def close(self) -> None:
-    if not self.closed:
-      self.sync()
-      super().close()
+  file.sync() if isinstance(file, remote_files.Log) else file.flush()
 
 
 def _open(path: str, flags: int) -> int:
@@ -216,22 +180,3 @@ def sha256(path: str) -> str:
   """Hash of a file's contents, in hex."""
   with open_to_read(path) as f:
     return hashlib.file_digest(f, 'sha256').hexdigest()
-
-
-def _gfile() -> Any:
-  import tensorflow as tf  # takes seconds, and local files do not need it
-
-  return tf.io.gfile
-
-
-@contextlib.contextmanager
-def _as_os_errors(path: str) -> Iterator[None]:
-  """Turns TensorFlow's errors into Python's."""
-  import tensorflow as tf
-
-  try:
-    yield
-  except tf.errors.NotFoundError:
-    raise FileNotFoundError(errno.ENOENT, 'no such file', path) from None
-  except tf.errors.OpError as e:
-    raise OSError(errno.EIO, e.message.splitlines()[0] if e.message else type(e).__name__, path) from None

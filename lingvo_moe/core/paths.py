@@ -1,4 +1,4 @@
-"""Paths, as users give them: of a file system that is mounted here, not of one that is named by a scheme."""
+"""Schemes of paths, as users give them, such as gs://bucket/run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from lingvo_moe.core.errors import shown
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
 
 
+def scheme(path: str | os.PathLike) -> str:
+  """Scheme of a path, 'gs' of gs://bucket/run; '' if it has none."""
+  found = _SCHEME.match(os.fspath(path))
+  return found[1] if found else ''
+
+
 def check(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> None:
   """Refuses a path such as gs://bucket/run, for which Python would make a folder 'gs:' here.
 
@@ -23,10 +29,9 @@ def check(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> 
   Raises:
     UserError: the path has another scheme.
   """
-  found = _SCHEME.match(os.fspath(path))
-  if found and found[1] not in schemes:
-    known = ', '.join(f'{scheme}://' for scheme in sorted(schemes)) or 'no scheme'
+  if scheme(path) not in ('', *schemes):
+    known = ', '.join(f'{name}://' for name in sorted(schemes)) or 'no scheme'
     raise UserError(
-      f'{what} is a path of a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
+      f'{what} is on a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
       'it and give its folder'
     )
