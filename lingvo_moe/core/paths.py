@@ -32,6 +32,6 @@ def check(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> 
   if scheme(path) not in ('', *schemes):
     known = ', '.join(f'{name}://' for name in sorted(schemes)) or 'no scheme'
     raise UserError(
-      f'{what} is on a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
+      f'{what} is a path of a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
       'it and give its folder'
     )
