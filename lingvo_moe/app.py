@@ -25,7 +25,7 @@ _PATHS = {
   *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
   *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
 }
-_SCHEMES = {'logdir': files.SCHEMES, 'init_from': files.SCHEMES, 'data_dir': ('file',)}
+_SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'path'), files.SCHEMES)
 
 
 def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from typing import IO, TYPE_CHECKING
 
 from absl import flags
@@ -179,7 +178,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
       f'log_every={config.log_every}: bind log_every = {FLAGS.steps_per_loop}, or lower --steps_per_loop'
     )
   if config.data_dir:
-    config = dataclasses.replace(config, data_dir=os.path.abspath(files.plain(config.data_dir)))
+    config = dataclasses.replace(config, data_dir=files.absolute(config.data_dir))
   if not run.exists:
     choice.check_fits(config.program)
   config.check_corpus()

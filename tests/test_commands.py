@@ -257,12 +257,13 @@ def test_an_extra_is_answered_with_a_line_that_works_anywhere():
 @pytest.mark.parametrize(
   'command',
   [
-    'train --model=mt.cldr.Tiny --logdir=gs://b/run',
+    'train --model=mt.cldr.Tiny --logdir=s3://b/run',
     'train --model=mt.cldr.Tiny --logdir=run --cache_dir=s3://b/cache',
     'decode --logdir=run --out=gs://b/out',
     'prepare --source=a.de --target=a.en --out=gs://b/corpus',
     'cldr --out_dir=hdfs://b/corpus',
-    'vocab --data_dir=gs://b/corpus --output=v',
+    'vocab --data_dir=s3://b/corpus --output=v',
+    'checkpoint --path=s3://b/run',
     'models --model=mt.cldr.Tiny --gin_file=gs://b/a.gin',
   ],
 )
@@ -273,4 +274,13 @@ def test_a_path_with_a_scheme_is_refused_before_anything_is_made(command, tmp_pa
   assert re.match(
     r"error: --\w+ is a path of a file system that is mounted on this machine .*; saw '\w+://b", done.stderr
   )
+  assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize('command', ['average --logdir=gs://b/run --last=2', 'export runs/mine gs://b/out'])
+def test_what_is_made_on_mounted_file_systems_alone_is_refused_in_a_line(command, tmp_path):
+  done = _moe(*command.split(), cwd=tmp_path)
+
+  assert done.returncode == 1 and done.stderr.count('\n') == 1
+  assert re.match('error: .* mounted .*saw .*gs://b/.*: (copy|mount) ', done.stderr)
   assert not os.listdir(tmp_path)

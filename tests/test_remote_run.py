@@ -1,8 +1,9 @@
-"""Runs whose log directory has a scheme: file://, and a remote file system without rename and append."""
+"""Runs whose log directory and corpus have a scheme: file://, and a remote file system without rename and append."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -17,13 +18,21 @@ from absl.testing import flagsaver
 from lingvo_moe import decoder
 from lingvo_moe import trainer
 from lingvo_moe import translate
+from lingvo_moe.analysis import compare
+from lingvo_moe.analysis import results
+from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.report import page
+from lingvo_moe.report import reading
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks import text
+from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.plain_text import corpus as plain_text
 
 BINDINGS = (
   'Tiny.source_vocab_size = 282',
@@ -63,11 +72,17 @@ def logdir(request, tmp_path, monkeypatch):
   return f'file://{tmp_path}/runs/log' if request.param == 'file' else request.getfixturevalue('remote')
 
 
-def train(tmp_path, logdir, max_steps):
+def write(path, lines):
+  data = ''.join(line + '\n' for line in lines).encode()
+  files.makedirs(os.path.dirname(path))
+  files.write(path, gzip.compress(data) if path.endswith('.gz') else data)
+
+
+def train(data_dir, logdir, max_steps):
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-  given = {'model': 'mt.cldr.Tiny', 'data_dir': f'file://{tmp_path}/corpus', 'gin_bindings': [*BINDINGS]}
+  given = {'model': 'mt.cldr.Tiny', 'data_dir': data_dir, 'gin_bindings': [*BINDINGS]}
   said = io.StringIO()
   try:
     with contextlib.redirect_stderr(said), flagsaver.flagsaver(logdir=logdir, max_steps=max_steps, **given):
@@ -135,23 +150,123 @@ def test_which_paths_are_remote():
     RunDir('s3://b/c')
 
 
+def test_a_remote_corpus_of_folders_is_found_and_read(remote, tmp_path, monkeypatch):
+  write(f'{remote}/deu-en/train.deu.gz', ['ä', 'b'])
+  write(f'{remote}/deu-en/train.en', ['x', 'y'])
+  (pair,) = corpus.find_pairs(f'{remote}/')
+  assert (pair.name, pair.source, pair.target) == ('deu-en', 'deu', 'en')
+  assert corpus.read_pair(pair) == (['ä', 'b'], ['x', 'y'])
+  (back,) = corpus.find_pairs(remote, 'en-deu')
+  assert back.source_files == (f'{remote}/deu-en/train.en',) and back.target_files == (f'{remote}/deu-en/train.deu.gz',)
+  with pytest.raises(UserError, match=r'no file dev.deu\[.gz\] and dev.en\[.gz\] in ram://'):
+    corpus.find_pairs(remote, split='dev')
+
+  monkeypatch.setattr(content_hashes, '_SETTLED_NS', -(10**9))  # as if they had been written long ago
+  hashes = lambda: content_hashes.of_cache(str(tmp_path), quiet=True).of(pair.source_files + pair.target_files)
+  first = hashes()
+  assert first == [files.sha256(path) for path in pair.source_files + pair.target_files]
+  write(pair.target_files[0], ['y', 'x'])  # same size, and the file system keeps no times
+  assert hashes()[0] == first[0] and hashes()[1] == files.sha256(pair.target_files[0]) != first[1]
+
+
+def test_a_remote_corpus_of_plain_files_and_shards_is_found_and_read(remote):
+  for number in range(2):
+    write(f'{remote}/train-{number}.de.gz', [f'ein {number}'] * 3)
+    write(f'{remote}/train-{number}.en', [f'a {number}'] * 3)
+  (pair,) = corpus.find_pairs(remote, 'de-en')
+  assert corpus.read_pair(pair) == (['ein 0'] * 3 + ['ein 1'] * 3, ['a 0'] * 3 + ['a 1'] * 3)
+  for path in pair.source_files + pair.target_files:
+    seen = []
+    assert sum(map(len, text.line_batches(path, 2, seen.append))) == 3 and sum(seen) == files.size(path)
+  files.remove(f'{remote}/train-1.en')
+  with pytest.raises(UserError, match=r'both sides of a pair .*; saw ram://.*/train-1.de.gz without train-1.en'):
+    corpus.find_pairs(remote, 'de-en')
+
+
+def test_remote_plain_text_is_found_and_read(remote):
+  write(f'{remote}/train-1.txt.gz', ['zwei', 'drei'])
+  write(f'{remote}/train-0.txt', ['eins'])
+  write(f'{remote}/training/train-2.txt', ['in another folder'])
+  found = plain_text.find_files(remote, 'train')
+  assert found == [f'{remote}/train-0.txt', f'{remote}/train-1.txt.gz']
+  assert list(map(plain_text.read, found)) == ['eins\n', 'zwei\ndrei\n']
+  with pytest.raises(UserError, match=r'no file dev\*.txt\[.gz\] in ram://.*, which has train-0.txt, train-1.txt.gz'):
+    plain_text.find_files(remote, 'dev')
+
+
+def test_remote_text_that_cannot_be_read_is_refused(remote):
+  files.write(f'{remote}/bomb.gz', gzip.compress(bytes(10 << 20)))
+  files.write(f'{remote}/cut.gz', gzip.compress(os.urandom(1000))[:-100])
+  files.write(f'{remote}/latin1', 'grün\n'.encode('latin1'))
+  for name, said in (
+    ('bomb.gz', 'may unpack to 100 times its size .*/bomb.gz: see'),
+    ('cut.gz', '/cut.gz is damaged or not gzip'),
+    ('latin1', 'text must be UTF-8; line 1 of ram://'),
+    ('none', '(no such file: ram://.*/none)|(cannot read ram://.*/none: no such file)'),
+  ):
+    for read in (text.count_lines, plain_text.read):
+      with pytest.raises(UserError, match=said):
+        read(f'{remote}/{name}')
+  for find in (corpus.find_pairs, lambda folder: plain_text.find_files(folder, 'train')):
+    with pytest.raises(UserError, match="data_dir must be an existing folder; saw 'ram://"):
+      find(f'{remote}/none')
+    with pytest.raises(UserError, match="data_dir is a path of a file system that is mounted .*; saw 's3://b/c'"):
+      find('s3://b/c')
+
+
+def test_a_remote_file_is_read_in_parts(remote):
+  data = bytes(range(256)) * 10_000
+  files.makedirs(remote)
+  files.write(f'{remote}/file', data)
+  with files.open_to_read(f'{remote}/file') as f:
+    assert f.read(3) == data[:3] and f.tell() == 3
+    assert f.seek(-5, os.SEEK_END) == len(data) - 5 and f.read() == data[-5:] and f.read() == b''
+    f.seek(10)
+    assert f.read() == data[10:]
+  with pytest.raises(FileNotFoundError):
+    files.open_to_read(f'{remote}/none')
+
+
+def test_results_of_a_remote_run_are_read(remote):
+  logdir, decoded = f'{remote}/log', f'{remote}/log/decode/test/step_2'
+  write(f'{remote}/corpus/de-en/test.de', ['ein Hund', 'ein Kind'])
+  write(f'{remote}/corpus/de-en/test.en', ['a dog', 'a child'])
+  write(f'{decoded}/de-en.hyp', ['a dog', 'a cat'])
+  values = {'data_dir': f'{remote}/corpus', 'pairs': '', 'split_files': []}
+  scores = {'de-en': {'sentences': 2, 'bleu': 50.0, 'chrf': 60.0, 'copy_bleu': 0.0}}
+  for path, value in (
+    ('config.json', {'model': 'mt.cldr.Tiny', 'values': values}),
+    ('train.jsonl', {'step': 2, 'dev_loss': 1.5}),
+    ('decode/test/step_2/scores.json', {'step': 2, 'settings': {}, 'pairs': scores, 'mean': {}}),
+  ):
+    files.write(f'{logdir}/{path}', json_files.dump(value))
+  files.makedirs(f'{logdir}/decode/test/step_3')  # begun
+
+  run = results.Run.read(f'{logdir}/')
+  assert run.name == 'log' and run.decoded_steps('test') == [2] and [line['step'] for line in run.train_log()] == [2]
+  (part,) = compare.read_system(f'{logdir}@2', 'test').parts
+  translated = part.translations['de-en']
+  assert (translated.references, translated.lines) == (['a dog', 'a child'], ['a dog', 'a cat'])
+  assert 'a cat' in page.page(reading.read_all([logdir], 'test'))
+  with pytest.raises(UserError, match='there is no run in ram://.*/none '):
+    results.Run.read(f'{remote}/none')
+
+
 @pytest.mark.slow
 def test_a_run_is_trained_resumed_decoded_and_translates(tmp_path, logdir):
-  pair = tmp_path / 'corpus' / 'xx-en'
-  pair.mkdir(parents=True)
-  for split, lines in (('train', 60), ('dev', 4), ('test', 3)):
+  data_dir = logdir.removesuffix('runs/log') + 'corpus'
+  for split, lines in (('train.{}.gz', 60), ('dev.{}', 4), ('test.{}', 3)):
     for side in ('xx', 'en'):
-      (pair / f'{split}.{side}').write_text(
-        ''.join(f'{side} {"one two three four".split()[i % 4]}\n' for i in range(lines))
-      )
-  train(tmp_path, logdir, 2)
+      path = os.path.join(files.plain(data_dir), 'xx-en', split.format(side))
+      write(path, [f'{side} {"one two three four".split()[i % 4]}' for i in range(lines)])
+  train(data_dir, logdir, 2)
   run = RunDir(logdir)
   assert run.finished and run.checkpoints().steps() == [2]
 
   if files.is_remote(logdir):  # another machine goes on, where one died in the middle of a checkpoint
     shutil.rmtree(tmp_path / 'caches')
     files.write(run.file('checkpoints', 'step_00000003', 'state.index'), b'cut short')
-  assert 'going on from step 2' in train(tmp_path, logdir, 4)
+  assert 'going on from step 2' in train(data_dir, logdir, 4)
   lines = [json.loads(line) for line in files.read(run.file('train.jsonl')).decode().splitlines()]
   assert [line['step'] for line in lines if 'dev_loss' in line] == [2, 4]
   assert run.checkpoints().steps() == [4] and run.checkpoints().best()[0] == 4
@@ -159,6 +274,8 @@ def test_a_run_is_trained_resumed_decoded_and_translates(tmp_path, logdir):
 
   decoder.decode(decoder.Options(logdir, once=True))
   assert files.read(run.file('decode', 'test', 'step_4', 'xx-en.hyp')).count(b'\n') == 3
+  assert compare.read_system(logdir, 'test').parts[0].translations['xx-en'].references[:2] == ['en one', 'en two']
+  assert 'en two' in page.page(reading.read_all([logdir], 'test'))
   output = io.StringIO()
   translate.translate(translate.Options(logdir), io.BytesIO(b'xx one\nxx two\n'), output)
   assert len(output.getvalue().splitlines()) == 2

@@ -1,14 +1,12 @@
 """Results that runs have left: configuration, training log, and translations with their references.
 
 Files are read by their paths alone (see run/rundir.py and decoder.py), so results of an earlier version are read too,
-and nothing here needs TensorFlow.
+and nothing here needs TensorFlow, but for a log directory or a corpus that is remote (core/files.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import glob
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +17,7 @@ import numpy as np
 from lingvo_moe.analysis import significance
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
@@ -48,7 +47,8 @@ class Run:
   @classmethod
   def read(cls, path: str) -> Run:
     """The run in a log directory; UserError if there is none."""
-    path = os.path.normpath(path)
+    paths.check('a log directory', path, files.SCHEMES)
+    path = path.rstrip('/') if files.is_remote(path) else os.path.normpath(files.plain(path))
     kinds = dict(model=json_files.TEXT, values=json_files.OBJECT)
     config = read_json(os.path.join(path, 'config.json'), 'a configuration written by the trainer', **kinds)
     if config is None:
@@ -64,8 +64,14 @@ class Run:
 
   def decoded_steps(self, split: str) -> list[int]:
     """Steps whose translations are there, whole."""
-    found = glob.glob(os.path.join(glob.escape(self.path), 'decode', split, 'step_*', 'scores.json'))
-    return sorted(int(m[1]) for path in found if (m := re.search(r'step_(\d+)$', os.path.dirname(path))))
+    return self.steps_with('scores.json', split)
+
+  def steps_with(self, name: str, split: str) -> list[int]:
+    """Steps whose results on a held-out set have a file of that name."""
+    folder = os.path.join(self.path, 'decode', split)
+    names = files.listdir(folder) if files.isdir(folder) else []
+    steps = [int(m[1]) for step in names if (m := re.fullmatch(r'step_(\d+)', step))]
+    return sorted(step for step in steps if files.exists(os.path.join(folder, f'step_{step}', name)))
 
   def summary(self, split: str, step: int) -> dict[str, Any]:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
@@ -162,7 +168,7 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   summary = run.summary(split, step)
   scored, hashes = summary['pairs'], summary.get('hashes') or {}
   data_dir = data_dir or run.values.get('data_dir', '')
-  if not os.path.isdir(data_dir):
+  if not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
   split_files = [tuple(p) for p in run.values.get('split_files', ())]
   found = {}
@@ -186,8 +192,7 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
 
 def _fingerprint(path: str) -> str:
   try:
-    with open(path, 'rb') as f:
-      return hashlib.sha256(f.read()).hexdigest()[:8]
+    return files.sha256(path)[:8]
   except OSError:
     return _NONE
 

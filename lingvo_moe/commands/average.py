@@ -20,6 +20,7 @@ import os
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
@@ -44,11 +45,16 @@ def _steps() -> list[int]:
 def main(argv):
   del argv
   asked = _steps()
+  if files.is_remote(_LOGDIR.value):
+    raise UserError(
+      f'checkpoints are averaged on a mounted file system; saw --logdir={_LOGDIR.value}: copy the run to this machine, '
+      'and give its folder'
+    )
   app.import_tensorflow_quietly()
   from lingvo_moe.run import averaging
   from lingvo_moe.run.rundir import RunDir
 
-  run = RunDir(os.path.normpath(_LOGDIR.value))
+  run = RunDir(os.path.normpath(files.plain(_LOGDIR.value)))
   out = _OUT.value or run.path + '_average'
   steps = averaging.choose_steps(run, 1 if _EXPONENTIAL.value and not asked else _LAST.value, asked)
   if _EXPONENTIAL.value:

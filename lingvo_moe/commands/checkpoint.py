@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _PATH = flags.DEFINE_string('path', None, 'Log directory, checkpoint folder or prefix.', required=True)
@@ -102,7 +102,7 @@ def main(argv):
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:
       json.dump(
-        {'prefix': os.path.abspath(prefix), 'tensors': found, 'damaged': damaged, 'not_finite': bad}, f, indent=2
+        {'prefix': files.absolute(prefix), 'tensors': found, 'damaged': damaged, 'not_finite': bad}, f, indent=2
       )
   if bad:
     print(f'not finite: {", ".join(bad)}')

@@ -34,8 +34,8 @@ def main(argv):
   from lingvo_moe.report import reading
 
   records = reading.read_all(argv[1:], _SPLIT.value)
-  out = _OUT.value or os.path.join(argv[1], 'report.html')
-  if os.path.isdir(out):
+  out = _OUT.value or os.path.join(records[0].run.path, 'report.html')
+  if files.isdir(out):
     raise UserError(
       f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
     )

@@ -37,9 +37,9 @@ class ContentHashes:
 
   def of(self, paths: Sequence[str]) -> list[str]:
     """Hash of each file, in hex."""
-    paths = [os.path.abspath(path) for path in paths]
+    paths = [files.absolute(path) for path in paths]
     known = self._load()
-    states = {path: _state(path) for path in paths}
+    states = {path: files.state(path) for path in paths}
     changed = {path: state for path, state in states.items() if known.get(path, [])[:-1] != state}
     size = sum(state[0] for state in changed.values())
     with tqdm.tqdm(
@@ -64,14 +64,9 @@ class ContentHashes:
       files.write(self._path, json_files.dump({'files': known}))
 
 
-def _state(path: str) -> list[int]:
-  stat = os.stat(path)
-  return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
 def _hash(path: str, progress: Callable[[int], object]) -> str:
   digest = hashlib.sha256()
-  with open(path, 'rb') as f:
+  with files.open_to_read(path) as f:
     while chunk := f.read(_CHUNK):
       digest.update(chunk)
       progress(len(chunk))

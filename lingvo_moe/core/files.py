@@ -35,6 +35,11 @@ def is_remote(path: str) -> bool:
   return bool(paths.scheme(plain(path)))
 
 
+def absolute(path: str) -> str:
+  """Full path of a local file; a remote path is one."""
+  return path if is_remote(path) else os.path.abspath(plain(path))
+
+
 def local_copy_of(folder: str) -> str:
   """Local folder for what belongs to a folder but has to be local, such as caches; the folder itself if it is local."""
   if not is_remote(folder):
@@ -50,6 +55,30 @@ def exists(path: str) -> bool:
 
 def isdir(path: str) -> bool:
   return remote_files.isdir(path) if is_remote(path) else os.path.isdir(path)
+
+
+def isfile(path: str) -> bool:
+  return remote_files.isfile(path) if is_remote(path) else os.path.isfile(path)
+
+
+def size(path: str) -> int:
+  return remote_files.size(path) if is_remote(path) else os.path.getsize(path)
+
+
+def state(path: str) -> list[int]:
+  """Size, two times in nanoseconds, and inode of a file: one of them differs when it has changed."""
+  if is_remote(path):
+    return remote_files.state(path)
+  stat = os.stat(path)
+  return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def file_names(folder: str) -> list[str]:
+  """Names of the files in a folder, without those of folders."""
+  if is_remote(folder):
+    return remote_files.file_names(folder)
+  with os.scandir(folder) as entries:
+    return [entry.name for entry in entries if entry.is_file()]
 
 
 def listdir(path: str) -> list[str]:
@@ -86,8 +115,8 @@ def read(path: str, size: int = -1) -> bytes:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-  """A file, of which a remote one is read whole."""
-  return io.BytesIO(read(path)) if is_remote(path) else open(path, 'rb')
+  """Opens a file, whose parts are read as they are asked for."""
+  return remote_files.open_to_read(path) if is_remote(path) else open(path, 'rb')
 
 
 @contextlib.contextmanager

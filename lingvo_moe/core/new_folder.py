@@ -7,11 +7,13 @@ import os
 import shutil
 from collections.abc import Iterator
 
+from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 
 
 def check(path: str, what: str) -> None:
-  """Raises UserError if something is at the path; `what` goes there, such as 'an export'."""
+  """Raises UserError if something is at the path, or it has a scheme; `what` goes there, such as 'an export'."""
+  paths.check('--out', path)
   if os.path.lexists(path):
     raise UserError(f'--out={path} exists: {what} goes to a new directory; choose another, or remove that one')
 

@@ -12,20 +12,43 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+_BUFFER = 1 << 20  # bytes
 _REWRITE_SECONDS = 30.0  # from one writing of a log to the next
 
 
 def exists(path: str) -> bool:
-  return _gfile().exists(path)
+  with _as_os_errors(path):
+    return _gfile().exists(path)
 
 
 def isdir(path: str) -> bool:
-  return _gfile().isdir(path)
+  with contextlib.suppress(FileNotFoundError):
+    return _stat(path).is_directory
+  return False
+
+
+def isfile(path: str) -> bool:
+  return exists(path) and not isdir(path)
+
+
+def size(path: str) -> int:
+  return _stat(path).length
+
+
+def state(path: str) -> list[int]:
+  """Size and time of a file, as files.state has them; now, where the file system keeps no time."""
+  stat = _stat(path)
+  return [stat.length, stat.mtime_nsec or time.time_ns(), 0, 0]
 
 
 def listdir(path: str) -> list[str]:
   """Names in a folder; one that is not there is empty."""
-  return [name.rstrip('/') for name in _gfile().listdir(path)] if isdir(path) else []
+  return [name.rstrip('/') for name in _entries(path)]
+
+
+def file_names(folder: str) -> list[str]:
+  """Names in a folder, but those that a bucket marks as folders; to ask about each would take long."""
+  return [name for name in _entries(folder) if not name.endswith('/')]
 
 
 def makedirs(path: str) -> None:
@@ -51,9 +74,49 @@ def read(path: str, size: int = -1) -> bytes:
     return f.read(size)
 
 
+def open_to_read(path: str) -> io.BufferedReader:
+  return io.BufferedReader(_Stream(path), _BUFFER)
+
+
 def write(path: str, data: str | bytes) -> None:
   with _as_os_errors(path), _gfile().GFile(path, 'wb') as f:
     f.write(data)
+
+
+class _Stream(io.RawIOBase):
+  """Contents of a file, as Python's readers take them."""
+
+  def __init__(self, path: str):
+    super().__init__()
+    self.name = path
+    _stat(path)  # GFile would miss a file only when it is read
+    self._file = _gfile().GFile(path, 'rb')
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    with _as_os_errors(self.name):
+      data = self._file.read(len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    with _as_os_errors(self.name):
+      self._file.seek(offset, whence)
+    return self.tell()
+
+  def tell(self) -> int:
+    with _as_os_errors(self.name):
+      return self._file.tell()
+
+  def close(self) -> None:
+    if not self.closed:
+      self._file.close()
+      super().close()
 
 
 class Log(io.StringIO):
@@ -77,6 +140,16 @@ class Log(io.StringIO):
     if not self.closed:
       self.sync()
       super().close()
+
+
+def _stat(path: str) -> Any:
+  with _as_os_errors(path):
+    return _gfile().stat(path)
+
+
+def _entries(folder: str) -> list[str]:
+  with _as_os_errors(folder):
+    return _gfile().listdir(folder) if isdir(folder) else []
 
 
 def _gfile() -> Any:

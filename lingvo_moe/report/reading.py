@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import glob
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from lingvo_moe.analysis import results
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report.series import number
 from lingvo_moe.tasks import text
@@ -126,14 +126,13 @@ class RunRecord:
       return {}, f'{self.name} has not decoded {self.split}.'
     try:
       return results.translations(self.run, self.split, self.decoded_step), ''
-    except UserError as e:
+    except (UserError, OSError) as e:
       return {}, f'{self.name}: {e}.'
 
   @functools.cached_property
   def perplexities(self) -> tuple[int, dict[str, Any]] | None:
     """(step, summary) of the newest evaluation of a language model; None where there is none."""
-    found = glob.glob(os.path.join(glob.escape(self.run.path), 'decode', self.split, 'step_*', 'perplexity.json'))
-    steps = sorted(int(m[1]) for path in found if (m := re.search(r'step_(\d+)$', os.path.dirname(path))))
+    steps = self.run.steps_with('perplexity.json', self.split)
     if not steps:
       return None
     summary = results.read_json(self.file('decode', self.split, f'step_{steps[-1]}', 'perplexity.json'))
@@ -148,9 +147,9 @@ class RunRecord:
         return {name: int(number(count) or 0) for name, count in examples.items()}, 'examples'
     values = self.run.values
     try:
-      files = [tuple(pair) for pair in values.get('split_files') or ()]
-      pairs = corpus.find_pairs(str(values.get('data_dir')), str(values.get('pairs') or ''), 'train', files)
-      size = lambda pair: sum(map(os.path.getsize, (*pair.source_files, *pair.target_files)))
+      prefixes = [tuple(pair) for pair in values.get('split_files') or ()]
+      pairs = corpus.find_pairs(str(values.get('data_dir')), str(values.get('pairs') or ''), 'train', prefixes)
+      size = lambda pair: sum(map(files.size, (*pair.source_files, *pair.target_files)))
       return {pair.name: size(pair) for pair in pairs}, 'bytes'
     except (UserError, OSError, TypeError, ValueError):
       return {}, ''
@@ -158,7 +157,7 @@ class RunRecord:
   def file(self, *parts: str) -> str:
     """Path of a file of the run; of an average, of the run it is of."""
     own = os.path.join(self.run.path, *parts)
-    if self.run.averaged and not os.path.exists(own):
+    if self.run.averaged and not files.exists(own):
       return os.path.join(self.run.path, self.run.averaged['of'], *parts)
     return own
 

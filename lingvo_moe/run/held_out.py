@@ -138,7 +138,7 @@ class Results:
     """Raises UserError for a file of lines that is there, and not as it was written."""
     for name, written in (summary.get('hashes') or {}).items():
       path = os.path.join(self.folder(step), name)
-      if os.path.isfile(path) and files.sha256(path) != written:
+      if files.isfile(path) and files.sha256(path) != written:
         raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
 
   def _check_shown(self, summary: dict[str, Any], step: int) -> None:

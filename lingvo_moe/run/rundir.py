@@ -174,7 +174,7 @@ class RunDir:
     """Raises UserError if a file of the run, such as a vocabulary, is not the one that config.json has the hash of."""
     for name, fingerprint in configuration.fingerprints(self.config_file).items():
       path = self.file(name)
-      if files.exists(path) and not files.isdir(path) and (found := files.sha256(path)) != fingerprint:
+      if files.isfile(path) and (found := files.sha256(path)) != fingerprint:
         raise UserError(
           f'{path} is not the file that the run began with (SHA-256 {found[:12]}..., and {fingerprint[:12]}... in '
           f'{self.config_file}): restore it from a copy'

@@ -1,4 +1,4 @@
-"""Lines of text files: UTF-8, gzipped or not, read as a stream."""
+"""Lines of text files, local or remote: UTF-8, gzipped or not, read as a stream."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
+from lingvo_moe.core import files as files_lib
+from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 
 _LINES_A_BATCH = 4096
@@ -16,6 +18,15 @@ _LINES_A_BATCH = 4096
 _MOST_TIMES = 100
 _ALWAYS_BYTES = 8 << 20
 _BUFFER = 1 << 17  # bytes
+
+
+def corpus_folder(data_dir: str) -> str:
+  """Path of the folder that `data_dir` names, where paths of its files begin; UserError if it is not there."""
+  paths.check('data_dir', data_dir, files_lib.SCHEMES)
+  folder = files_lib.plain(data_dir)
+  if not folder or not files_lib.isdir(folder):
+    raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
+  return folder
 
 
 def unpacked(raw: IO[bytes]) -> io.BufferedReader:
@@ -39,7 +50,7 @@ def line_batches(
   """
   number, consumed = 0, 0
   try:
-    with open(path, 'rb') as raw:
+    with files_lib.open_to_read(path) as raw:
       lines = unpacked(raw) if path.endswith('.gz') else raw
       while batch := _take(lines, size):
         if check_utf8:

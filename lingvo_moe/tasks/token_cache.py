@@ -167,7 +167,7 @@ def _build_all(
   missing: dict[str, tuple[Sequence[str], Vocab]], tokenise: Tokenise, quiet: bool
 ) -> dict[str, TokenCache]:
   built = {}
-  size = sum(os.path.getsize(path) for files, _ in missing.values() for path in files)
+  size = sum(files_lib.size(path) for files, _ in missing.values() for path in files)
   with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar:
     for vocab in {vocab.fingerprint: vocab for _, vocab in missing.values()}.values():
       entries = [(folder, files) for folder, (files, v) in missing.items() if v.fingerprint == vocab.fingerprint]

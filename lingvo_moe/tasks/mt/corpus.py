@@ -18,6 +18,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.tasks import text
@@ -54,8 +55,7 @@ def find_pairs(
   Raises:
     UserError: there are no files, no pair matches, or a side or shard has no partner.
   """
-  if not data_dir or not os.path.isdir(data_dir):
-    raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
+  data_dir = text.corpus_folder(data_dir)
   prefix = dict(split_files).get(split, split)
   folders = _pair_folders(data_dir)
   patterns = [p.strip() for p in pairs.split(',') if p.strip()]
@@ -97,9 +97,9 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
   """Pair folders: name -> (folder, source, target) for folders named after two languages, with files of at least one."""
   found = {}
-  for name in sorted(os.listdir(data_dir)):
+  for name in sorted(files.listdir(data_dir)):
     folder = os.path.join(data_dir, name)
-    if '-' not in name or not os.path.isdir(folder):
+    if '-' not in name or not files.isdir(folder):
       continue
     languages = {language for _, language, _ in _files(folder)}
     cuts = [i for i, c in enumerate(name) if c == '-']  # several, as a language code may contain a hyphen
@@ -135,11 +135,10 @@ def _plain_pairs(data_dir, patterns, split, prefix) -> list[Pair]:
 
 def _files(folder: str) -> Iterator[tuple[str, str, str]]:
   """Yields (stem, language, path) of each file named stem.language or stem.language.gz."""
-  for name in sorted(os.listdir(folder)):
+  for name in sorted(files.file_names(folder)):
     stem, dot, language = name.removesuffix('.gz').rpartition('.')
-    path = os.path.join(folder, name)
-    if dot and stem and os.path.isfile(path):
-      yield stem, language, path
+    if dot and stem:
+      yield stem, language, os.path.join(folder, name)
 
 
 def _side(folder: str, prefix: str, language: str) -> dict[str, str]:

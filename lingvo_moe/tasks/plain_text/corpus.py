@@ -7,13 +7,13 @@ A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be sh
 from __future__ import annotations
 
 import functools
-import glob
 import gzip
 import os
 import re
 import zlib
 from collections.abc import Iterator
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
 
@@ -23,16 +23,16 @@ DOCUMENTS = ('file', 'paragraph', 'line')
 
 def find_files(data_dir: str, split: str) -> list[str]:
   """Paths of a split's files; UserError if there are none."""
-  if not data_dir or not os.path.isdir(data_dir):
-    raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')
-  stem = os.path.join(glob.escape(data_dir), glob.escape(split))
-  found = sorted({*glob.glob(f'{stem}*.txt'), *glob.glob(f'{stem}*.txt.gz')})
+  data_dir = text.corpus_folder(data_dir)
+  folder, prefix = os.path.split(os.path.join(data_dir, split))
+  names = files.listdir(folder) if files.isdir(folder) else []
+  found = [name for name in sorted(names) if re.fullmatch(rf'{re.escape(prefix)}.*\.txt(\.gz)?', name, re.DOTALL)]
   if not found:
-    there = ', '.join(sorted(os.listdir(data_dir))[:5]) or 'nothing'
+    there = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
     )
-  return found
+  return [os.path.join(folder, name) for name in found]
 
 
 def name_of(path: str) -> str:
@@ -43,7 +43,7 @@ def name_of(path: str) -> str:
 def read(path: str) -> str:
   """The whole text of a file; UserError if it is missing, damaged or not UTF-8."""
   try:
-    with open(path, 'rb') as f:
+    with files.open_to_read(path) as f:
       raw = b''.join(iter(functools.partial(text.unpacked(f).read, _BLOCK), b'')) if path.endswith('.gz') else f.read()
   except (EOFError, gzip.BadGzipFile, zlib.error) as e:
     raise UserError(f'{path} is damaged or not gzip ({e}): make or fetch it again') from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.plain_text import corpus
@@ -25,7 +25,7 @@ def open_text(
   data_dir: str, split: str, kind: str, vocab: TextVocab, cache_dir: str, quiet: bool = False
 ) -> list[TokenCache]:
   """Tokens of each file of a split, by documents of a kind of corpus.DOCUMENTS; UserError where there is no text."""
-  files = corpus.find_files(data_dir, split)
+  found = corpus.find_files(data_dir, split)
 
   def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
     for path in paths:
@@ -33,12 +33,12 @@ def open_text(
         ids = vocab.encode(document)
         if len(ids):
           yield ids, np.array([len(ids)], np.int64)
-      progress(os.path.getsize(path))
+      progress(files.size(path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entries = [token_cache.Entry(f'{corpus.name_of(path)}.{kind}', [path], vocab) for path in files]
+  entries = [token_cache.Entry(f'{corpus.name_of(path)}.{kind}', [path], vocab) for path in found]
   texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
-  for path, text in zip(files, texts, strict=True):
+  for path, text in zip(found, texts, strict=True):
     if not len(text.tokens):
       raise UserError(f'a corpus must have text; {path} has none: remove it, or fill it')
   return texts
