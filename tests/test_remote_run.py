@@ -33,6 +33,8 @@ from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.plain_text import corpus as plain_text
+from lingvo_moe.tasks.plain_text import windows
+from lingvo_moe.tasks.plain_text.vocab import Bytes
 
 BINDINGS = (
   'Tiny.source_vocab_size = 282',
@@ -183,13 +185,15 @@ def test_a_remote_corpus_of_plain_files_and_shards_is_found_and_read(remote):
     corpus.find_pairs(remote, 'de-en')
 
 
-def test_remote_plain_text_is_found_and_read(remote):
+def test_remote_plain_text_is_found_read_and_tokenised(remote, tmp_path):
   write(f'{remote}/train-1.txt.gz', ['zwei', 'drei'])
   write(f'{remote}/train-0.txt', ['eins'])
   write(f'{remote}/training/train-2.txt', ['in another folder'])
   found = plain_text.find_files(remote, 'train')
   assert found == [f'{remote}/train-0.txt', f'{remote}/train-1.txt.gz']
   assert list(map(plain_text.read, found)) == ['eins\n', 'zwei\ndrei\n']
+  texts = windows.open_text(remote, 'train', 'line', Bytes(), str(tmp_path / 'cache'), quiet=True)
+  assert [len(tokens) for tokens in texts] == [1, 2]
   with pytest.raises(UserError, match=r'no file dev\*.txt\[.gz\] in ram://.*, which has train-0.txt, train-1.txt.gz'):
     plain_text.find_files(remote, 'dev')
 
