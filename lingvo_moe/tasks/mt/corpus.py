@@ -1,6 +1,6 @@
-"""Parallel corpora on disk: finds language pairs and their files, and reads their lines.
+"""Parallel corpora in a folder: finds language pairs and their files, and reads their lines.
 
-There are two layouts, which are recognised automatically:
+The folder may be remote (core/files.py). There are two layouts, which are recognised automatically:
 - folders: `<data_dir>/<source>-<target>/<split>.<language>[.gz]`, e.g. `deu-en/train.deu.gz` with `deu-en/train.en.gz`;
   `en-deu` names the same files in the other direction, unless there is a folder of that name;
 - plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a

@@ -1,4 +1,4 @@
-"""Plain text on disk: the files of a split, and the documents in them.
+"""Plain text in a folder, which may be remote (core/files.py): the files of a split, and the documents in them.
 
 A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be shards, `train-000.txt`, `train-001.txt`,
 ..., read in the order of their names. Text is UTF-8.
