@@ -16,16 +16,19 @@ _REWRITE_SECONDS = 30.0  # from one writing of a log to the next
 
 
 def exists(path: str) -> bool:
-  return _gfile().exists(path)
+  with _as_os_errors(path):
+    return _gfile().exists(path)
 
 
 def isdir(path: str) -> bool:
-  return _gfile().isdir(path)
+  with _as_os_errors(path):
+    return _gfile().isdir(path)
 
 
 def listdir(path: str) -> list[str]:
   """Names in a folder; one that is not there is empty."""
-  return [name.rstrip('/') for name in _gfile().listdir(path)] if isdir(path) else []
+  with _as_os_errors(path):
+    return [name.rstrip('/') for name in _gfile().listdir(path)] if isdir(path) else []
 
 
 def makedirs(path: str) -> None:
