@@ -149,7 +149,8 @@ def _check_size(config: Any, name: str, value: Any, spec: Spec) -> None:
     for part in value:
       _check_size(config, name, part, spec)
   elif isinstance(value, float) and not math.isfinite(value):
-    refuse(config, name, 'a finite number', spec.way_out)
+    many = isinstance(getattr(config, name), (tuple, list, dict))
+    refuse(config, name, 'finite numbers' if many else 'a finite number', spec.way_out)
   elif isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
     refuse(config, name, f'from -{_LARGEST_FLOAT} to {_LARGEST_FLOAT}, as float32 has it', spec.way_out)
   elif isinstance(value, int) and spec.at_most is None and abs(value) > _LARGEST_INTEGER:

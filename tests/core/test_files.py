@@ -7,9 +7,11 @@ import os
 import threading
 
 import pytest
+import tensorflow as tf
 
 from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files
+from lingvo_moe.core import remote_files
 
 
 def test_a_file_is_replaced_when_the_block_ends_and_not_before(tmp_path):
@@ -82,3 +84,17 @@ def test_a_file_that_has_just_changed_is_hashed_each_time(tmp_path):
   (tmp_path / 'text').write_text('eins')
   content_hashes.of_cache(str(tmp_path / 'cache'), quiet=True).of([str(tmp_path / 'text')])
   assert not (tmp_path / 'cache' / 'hashes.json').exists()
+
+
+def test_a_remote_file_system_that_does_not_answer_is_an_error_with_its_path(monkeypatch):
+  class Unreachable:
+    def exists(self, path):
+      raise tf.errors.AbortedError(None, None, 'could not resolve host\nmore')
+
+    stat = listdir = exists
+
+  monkeypatch.setattr(remote_files, '_gfile', Unreachable)
+  for ask in (files.exists, files.isdir, files.listdir):
+    with pytest.raises(OSError, match='could not resolve host') as caught:
+      ask('gs://bucket/run')
+    assert caught.value.filename == 'gs://bucket/run' and 'more' not in str(caught.value)

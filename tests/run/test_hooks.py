@@ -17,6 +17,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @pytest.fixture(autouse=True)
 def _handlers():
   before = {number: signal.getsignal(number) for number in NUMBERS}
+  signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
   yield
   for number, handler in before.items():
     signal.signal(number, handler)

@@ -112,8 +112,8 @@ def test_a_vocabulary_in_the_log_directory_is_found_wherever_it_is_linked_from(r
 def test_a_log_directory_is_not_named_by_a_scheme(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
 
-  with pytest.raises(UserError, match="saw 'gs://bucket/run': mount it"):
-    RunDir('gs://bucket/run').lock()
+  with pytest.raises(UserError, match="saw 's3://bucket/run': mount it"):
+    RunDir('s3://bucket/run').lock()
 
   assert not os.listdir(tmp_path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from lingvo_moe.core import fields
@@ -81,7 +80,7 @@ class DataConfig(BatchConfig):
       or self.boundaries[-1] != self.max_length
     ):
       fields.refuse(self, 'boundaries', f'ascending integers that end with max_length={self.max_length}')
-    if not all(math.isfinite(weight) and weight > 0 for _, weight in self.weights):
+    if not all(weight > 0 for _, weight in self.weights):
       fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
     if len(dict(self.weights)) < len(self.weights):
       fields.refuse(self, 'weights', 'one number for each pair')
