@@ -143,7 +143,7 @@ def _check_paths() -> None:
   for name in flags.FLAGS:
     if name in _PATHS:
       value = flags.FLAGS[name].value
-      for path in value if isinstance(value, list) else [value or '']:
+      for path in value if isinstance(value, list) else [value] * isinstance(value, str):
         paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
 
 
