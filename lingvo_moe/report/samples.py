@@ -12,6 +12,7 @@ from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import chosen
+from lingvo_moe.tasks import text
 
 _PAIRS = 24  # of which lines are shown, at most
 _LINES = 2  # of each
@@ -76,8 +77,7 @@ def _row(name, i, known, translations):
 
 def _said(line: str, language: str, mark: str = '') -> Markup:
   """A cell with a line of text in a language, in the direction of its script."""
-  cut = line if len(line) <= _LENGTH else line[: _LENGTH - 1] + '…'
-  return tag('td', mark, cut, lang=language, dir='auto')
+  return tag('td', mark, text.shortened(line, _LENGTH), lang=language, dir='auto')
 
 
 def _text(sample) -> Markup:

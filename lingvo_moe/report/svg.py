@@ -15,6 +15,7 @@ from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.series import Series
+from lingvo_moe.tasks import text
 
 WIDTH = 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
@@ -97,7 +98,7 @@ def dots(names: Sequence[str], rows: Sequence[Curve], low: float, high: float, x
   drawn.append(tag('text', x_name, x=(left + right) // 2, y=bottom + 30, class_='mid'))
   for row, name in enumerate(names):
     y = _TOP + step * row + step / 2
-    drawn.append(tag('text', _cut(name, 11), x=left - 6, y=f'{y + 4:.1f}', class_='end'))
+    drawn.append(tag('text', text.shortened(name, 11), x=left - 6, y=f'{y + 4:.1f}', class_='end'))
   for curve in rows:
     shape = ('M{0:.1f} {1:.1f}h0', 'M{0:.1f} {2:.1f}l4.5 4.5 -4.5 4.5 -4.5 -4.5z')[curve.dash % 2]
     paths = []
@@ -136,7 +137,7 @@ def heat_map(
   drawn = [tag('g', *cells, transform=place, shape_rendering='crispEdges')]
   for y in range(0, rows, math.ceil(12 / cell)):
     at = f'{_TOP + cell * (y + 0.5) + 4:.1f}'
-    drawn.append(tag('text', _cut(row_names[y], 11), x=left - 6, y=at, class_='end'))
+    drawn.append(tag('text', text.shortened(row_names[y], 11), x=left - 6, y=at, class_='end'))
   room = max(map(len, column_names)) * 7 + 10
   for x in range(0, count, max(1, math.ceil(room / width))):
     at = left + width * (x + 0.5)
@@ -163,7 +164,3 @@ def _y_range(shown: Sequence[Curve], from_zero: bool) -> tuple[float, float]:
 
 def _polyline(points: Sequence[tuple[float, float]]) -> str:
   return 'M' + 'L'.join(f'{x:.1f} {y:.1f}' for x, y in points)
-
-
-def _cut(name: str, length: int) -> str:
-  return name if len(name) <= length else name[: length - 1] + '…'

@@ -70,7 +70,7 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   for prefix in prefixes.values():
     for name, tensor in checkpoint.load(prefix, shapes).items():
       stored[name].append(tensor)
-  terms = {name: _Terms(tuple(tensors), len(tensors), tensors[0].dtype) for name, tensors in stored.items()}
+  terms = {name: _Terms(tuple(tensors), len(tensors)) for name, tensors in stored.items()}
   _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out, part_bytes)
   return max(steps)
 
@@ -99,7 +99,7 @@ def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PAR
   terms = {}
   for name, slot in slots.items():
     tensor, divisor = (stored[slot], bias) if slot in stored and bias else (stored[name], 1)
-    terms[name] = _Terms((tensor,), divisor, stored[name].dtype)
+    terms[name] = _Terms((tensor,), divisor)
   _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out, part_bytes)
 
 
@@ -108,7 +108,6 @@ class _Terms(NamedTuple):
 
   tensors: tuple[checkpoint.Stored, ...]
   divisor: float
-  dtype: tf.DType
 
 
 def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str, part_bytes: int) -> None:
@@ -155,12 +154,8 @@ def _is_weight(name: str) -> bool:
 def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Piece]:
   """The checkpoint, in pieces of at most part_bytes."""
   yield Piece('step', (), (), np.asarray(step, np.int64))
-  for name, (tensors, divisor, dtype) in sorted(terms.items()):
-    if not dtype.is_floating or any(t.dtype != tensors[0].dtype for t in tensors):
-      raise UserError(
-        f'weights are averaged in one floating-point type; {name!r} has {[t.dtype.name for t in tensors]}'
-      )
-    shape = tensors[0].shape
+  for name, (tensors, divisor) in sorted(terms.items()):
+    shape, dtype = tensors[0].shape, tensors[0].dtype
     for begin, sizes in _blocks(shape, part_bytes // dtype.size):
       index = tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...
       total = np.zeros(sizes, np.float64)

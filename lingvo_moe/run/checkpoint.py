@@ -254,7 +254,7 @@ class Checkpoints:
 
   def dev_loss(self, step: int) -> float | None:
     """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
-    path = os.path.join(os.path.dirname(self.path(step)), _DEV_LOSS)
+    path = os.path.join(self._folder(step), _DEV_LOSS)
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
     try:
       return float(json_files.read(path, 'a dev loss', way_out, dev_loss=json_files.NUMBER)['dev_loss'])

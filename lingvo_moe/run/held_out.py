@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import sys
 from collections.abc import Iterable
@@ -94,9 +95,9 @@ class Results:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     hashes = {}
     for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.beside}.items():
-      path = os.path.join(self.folder(step), name)
-      files.write(path, ''.join(line + '\n' for line in lines))
-      hashes[name] = files.sha256(path)
+      data = ''.join(line + '\n' for line in lines).encode()
+      files.write(os.path.join(self.folder(step), name), data)
+      hashes[name] = hashlib.sha256(data).hexdigest()
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()

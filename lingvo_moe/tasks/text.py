@@ -83,6 +83,11 @@ class _Unpacked(gzip.GzipFile):
     return size
 
 
+def shortened(text: str, length: int) -> str:
+  """A text for people to see, of at most so many characters; what is cut ends in an ellipsis."""
+  return text if len(text) <= length else text[: length - 1] + '…'
+
+
 def _take(lines, size: int) -> list[bytes]:
   return [line.rstrip(b'\r\n') for line in itertools.islice(lines, size)]
 

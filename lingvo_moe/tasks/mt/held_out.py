@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -119,7 +120,8 @@ class TranslateJob:
     for name, line, translation in summary.get('samples', ()):  # an earlier version kept none
       source, reference = sets[name].sources[line - 1], sets[name].targets[line - 1]
       said = {'source': source, 'reference': reference, 'translation': translation}
-      blocks.append('\n'.join([f'{name}, line {line}', *(f'  {what:11} {_cut(text)}' for what, text in said.items())]))
+      rows = (f'  {what:11} {text.shortened(own, _SAMPLE_LENGTH)}' for what, own in said.items())
+      blocks.append('\n'.join([f'{name}, line {line}', *rows]))
     return '\n\n'.join(blocks + [table])
 
   @functools.cached_property
@@ -133,10 +135,6 @@ def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> lis
   count = min(_SAMPLES, len(lines))
   chosen = [lines[(2 * k + 1) * len(lines) // (2 * count)] for k in range(count)]
   return [(s.name, i + 1, texts[s.name][i]) for s, i in chosen]
-
-
-def _cut(text: str) -> str:
-  return text if len(text) <= _SAMPLE_LENGTH else text[: _SAMPLE_LENGTH - 1] + '…'
 
 
 class ScoreJob:

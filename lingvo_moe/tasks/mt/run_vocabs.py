@@ -105,8 +105,7 @@ def _adopt(path: str, side: str, folder: str, begun: bool) -> str:
       'leave it out, or choose another --logdir'
     )
   os.makedirs(folder, exist_ok=True)
-  with open(path, 'rb') as f:
-    files.write(own, f.read())
+  files.write(own, files.read(path))
   return own
 
 
