@@ -12,12 +12,12 @@ import signal
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_config
 from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_moe import runtime_flags
 from lingvo_moe import trainer
-from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
@@ -26,18 +26,8 @@ from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.mt.vocab import Vocab
 
-MODEL = 'mt.cldr.Tiny'
-SMALL = registry.get(MODEL)(
-  source_vocab_size=60,
-  target_vocab_size=50,
-  batch_tokens=64,
-  max_length=16,
-  encoder_layers=1,
-  decoder_layers=1,
-  moe_every=1,
-  num_groups=2,
-  freeze='encoder, source_embedding',
-)
+MODEL = tiny_config.MODEL
+SMALL = tiny_config.make(freeze='encoder, source_embedding')
 SIZES = (
   'Tiny.source_vocab_size = 500',
   'Tiny.target_vocab_size = 330',

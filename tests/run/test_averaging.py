@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_config
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import results
@@ -119,19 +120,7 @@ def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
 
 @pytest.mark.parametrize('optimizer', ['adam', 'adafactor'])
 def test_the_moving_average_is_that_of_the_weights_of_all_steps_also_after_an_interruption(tmp_path, optimizer):
-  config = registry.get(MODEL)(
-    source_vocab_size=60,
-    target_vocab_size=50,
-    batch_tokens=64,
-    max_length=16,
-    num_groups=2,
-    encoder_layers=1,
-    decoder_layers=1,
-    moe_every=1,
-    optimizer=optimizer,
-    freeze='source_embedding',
-    average_decay=0.5,
-  )
+  config = tiny_config.make(optimizer=optimizer, freeze='source_embedding', average_decay=0.5)
   run = RunDir(str(tmp_path / 'run'))
   os.makedirs(run.vocab_dir)
   configuration.save(MODEL, config, run.config_file)

@@ -6,24 +6,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tiny_config
 
-from lingvo_moe.core import registry
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
-MOE = registry.get('mt.cldr.Tiny')(
-  source_vocab_size=60,
-  target_vocab_size=50,
-  batch_tokens=64,
-  max_length=16,
-  encoder_layers=2,
-  decoder_layers=2,
-  num_groups=2,
-  aux_loss_weight=0.0,
-)
+MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
 DENSE = dataclasses.replace(MOE, num_experts=0)
 SCANNED = {'scan_layers': True, 'remat': 'block'}
 
