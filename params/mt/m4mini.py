@@ -4,9 +4,12 @@ The corpus lies in <data_dir>/<iso639-3>-en/{train,dev,test}.{<iso639-3>,en}[.gz
 law (29,000 pairs to a few hundred in the set these values were chosen for), hence the temperature. Many scripts share
 a vocabulary: characters that have no piece are spelt in bytes.
 
-All but Tiny are of one size, S: 4 + 4 layers, M=128, experts of H=512 in every other layer. Two experts a token cost
-what 1.5 x H costs in every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule
-has no horizon, so that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
+Size S has 4 + 4 layers, M=128 and experts of H=512 in every other layer. Two experts a token cost what 1.5 x H costs in
+every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule has no horizon, so
+that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
+
+Size XS halves M, H and the batch and has no dropout, for runs of about an hour of a core and less than an epoch, in
+which no example is seen twice.
 """
 
 from __future__ import annotations
@@ -138,6 +141,58 @@ class FromEnglishMoE32E16L(FromEnglishMoE32E):
   encoder_layers: int = 8
   decoder_layers: int = 8
   max_steps: int = 3900  # one epoch
+
+
+@registry.register
+class FromEnglishXsDense(FromEnglishDense):
+  """Out of English, size XS, without experts: 1.88M weights, 1.62M used by a token.
+
+  Result:  not yet run
+  """
+
+  batch_tokens: int = 4096
+  model_dim: int = 64
+  ff_dim: int = 384
+  head_dim: int = 16
+  input_dropout: float = 0.0
+  residual_dropout: float = 0.0
+  attention_dropout: float = 0.0
+  warmup_steps: int = 500
+  max_steps: int = 4680  # 0.6 of an epoch
+  keep_every: int = 390
+
+
+@registry.register
+class FromEnglishXsMoE8E(FromEnglishXsDense):
+  """Out of English, size XS, 8 experts in every other layer: 2.67M weights, 1.62M used by a token.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 256
+  num_experts: int = 8
+
+
+@registry.register
+class FromEnglishXsMoE32E(FromEnglishXsDense):
+  """Out of English, size XS, 32 experts in every other layer: 5.82M weights, 1.63M used by a token.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 256
+  num_experts: int = 32
+
+
+@registry.register
+class FromEnglishXsMoE128E(FromEnglishXsDense):
+  """Out of English, size XS, 128 experts in every other layer: 18.4M weights, 1.65M used by a token.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 256
+  num_experts: int = 128
 
 
 @registry.register
