@@ -147,7 +147,7 @@ class FromEnglishMoE32E16L(FromEnglishMoE32E):
 class FromEnglishXsDense(FromEnglishDense):
   """Out of English, size XS, without experts: 1.88M weights, 1.62M used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 4.589 after 3120 steps and 4.444 after 4680; mean chrF2 11.2 and 12.8. docs/quality.md.
   """
 
   batch_tokens: int = 4096
@@ -166,7 +166,7 @@ class FromEnglishXsDense(FromEnglishDense):
 class FromEnglishXsMoE8E(FromEnglishXsDense):
   """Out of English, size XS, 8 experts in every other layer: 2.67M weights, 1.62M used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 4.503 after 3120 steps; mean chrF2 11.4. docs/quality.md.
   """
 
   ff_dim: int = 256
@@ -177,7 +177,7 @@ class FromEnglishXsMoE8E(FromEnglishXsDense):
 class FromEnglishXsMoE32E(FromEnglishXsDense):
   """Out of English, size XS, 32 experts in every other layer: 5.82M weights, 1.63M used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 4.374 after 3120 steps and 4.203 after 4680; mean chrF2 12.8 and 14.2. docs/quality.md.
   """
 
   ff_dim: int = 256
@@ -188,7 +188,7 @@ class FromEnglishXsMoE32E(FromEnglishXsDense):
 class FromEnglishXsMoE128E(FromEnglishXsDense):
   """Out of English, size XS, 128 experts in every other layer: 18.4M weights, 1.65M used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 4.283 after 3120 steps; mean chrF2 13.3. docs/quality.md.
   """
 
   ff_dim: int = 256
