@@ -250,7 +250,7 @@ def test_a_checkout_finds_its_models_when_another_copy_is_installed(tmp_path):
 
 
 def test_an_extra_is_answered_with_a_line_that_works_anywhere():
-  assert extras.install_line('figures') == "pip install 'matplotlib>=3.9'"
+  assert extras.install_line('figures') == "pip install 'matplotlib>=3.9' 'scipy>=1.13'"
   assert extras.install_line('spmd').startswith("pip install 'jax") and 'lingvo_moe[' not in extras.install_line('spmd')
   assert extras.install_line('nonesuch') == "pip install -e '.[nonesuch]' in a checkout of lingvo_moe"
 
