@@ -46,11 +46,11 @@ def main(argv):
   run = loaded.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')
+  os.makedirs(_OUT.value, exist_ok=True)  # before the work, which is long
   sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, run.config.vocabs()[0])
   names = _languages([s.name for s in sets])
   routed = {name: run.routing(s.sources, s.targets, s.tag) for name, s in zip(names, sets)}
   found = experts.Specialization(specialization.collect(routed), names, run.config.num_experts, about)
-  os.makedirs(_OUT.value, exist_ok=True)
   last = _LAST_STEP.value or max((span.step for span in record.loads), default=0)
   blocks = ['# What experts have learnt', *experts.load_in_training(record, last), f'{_SPLIT.value}, {run.checkpoint}:']
   blocks += [*found.information(), *found.neighbours(), *found.plot(_OUT.value, _LAYER.value)]

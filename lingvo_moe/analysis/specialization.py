@@ -41,8 +41,8 @@ def collect(routed: Mapping[str, Sequence[SentenceRouting]]) -> dict[str, LayerC
   """Choices of every MoE layer.
 
   Args:
-    routed: sentences of each language; those without tokens add nothing. Of an encoder's layer the tokens are those that
-      the encoder reads, of a decoder's those that the decoder reads.
+    routed: sentences of each language; those without tokens add nothing, nor do tokens that no expert took. Of an
+      encoder's layer the tokens are those that the encoder reads, of a decoder's those that the decoder reads.
   """
   found: dict[str, list[tuple]] = {}
   numbers: dict[str, int] = {}
@@ -55,7 +55,9 @@ def collect(routed: Mapping[str, Sequence[SentenceRouting]]) -> dict[str, LayerC
 
   def joined(parts):
     experts, weights, languages, pieces = (np.concatenate(part) for part in zip(*parts))
-    return LayerChoices(experts, weights / weights.sum(axis=1, keepdims=True), languages, pieces)
+    taken = weights.sum(axis=1) > 0
+    weights = weights[taken] / weights[taken].sum(axis=1, keepdims=True)
+    return LayerChoices(experts[taken], weights, languages[taken], pieces[taken])
 
   return {name: joined(parts) for name, parts in found.items()}
 

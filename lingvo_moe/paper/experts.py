@@ -15,7 +15,9 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.paper import markdown
 from lingvo_moe.paper import plots
+from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord
+from lingvo_moe.tasks import text
 
 _RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
 
@@ -23,17 +25,17 @@ _RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
 def load_in_training(record: RunRecord, last_step: int) -> list[str]:
   """Table of the load of experts over the steps up to one: the fullest, dead ones, choices without a slot."""
   spans = [span for span in record.loads if span.step <= last_step]
-  lines = [line for line in record.steps if line['step'] <= last_step]
+  lines = [line for line in record.steps if spans and line['step'] <= spans[-1].step]
   if not spans or not lines:
     return [f'{record.name} has no loads of its experts up to step {last_step}.']
   rows = []
   for layer in record.layers:
-    loads = np.sum([span.choices[layer] for span in spans], axis=0)
+    shares = fair_shares(np.sum([span.choices[layer] for span in spans], axis=0))
     percent = [
       f'{100 * np.mean([line[key] for line in lines]):.2f}%' if (key := f'moe/{layer}/{rank}') in lines[-1] else '-'
       for rank in _RANKS
     ]
-    rows.append([layer, f'{loads.max() / loads.mean():.2f}', f'{np.sum(loads == 0)} of {len(loads)}', *percent])
+    rows.append([layer, f'{max(shares):.2f}', f'{shares.count(0)} of {len(shares)}', *percent])
   columns = ['layer', 'largest load over mean', 'dead', *(rank.replace('_', ' choices ') for rank in _RANKS)]
   return [f'Loads of {record.name} over steps 1 to {spans[-1].step}.', markdown.table(columns, rows)]
 
@@ -62,15 +64,15 @@ class Specialization:
     self._num_experts = num_experts
     self._names = {language: known.get('name', language) for language, known in about.items()}
     self._about = {l: {c: label for c, label in known.items() if c != 'name'} for l, known in about.items()}
+    self._told = {name: specialization.information(layer, num_experts) for name, layer in choices.items()}
     self._shares = {name: self._shares_of(layer) for name, layer in choices.items()}
 
   def information(self) -> list[str]:
     """Table of what language and token tell of a token's expert."""
     rows = []
-    for name, choices in self._choices.items():
-      found = specialization.information(choices, self._num_experts)
+    for name, found in self._told.items():
       parts = [f'{part:.2f} ({100 * part / found.entropy:.0f}%)' if found.entropy else '-' for part in found[1:]]
-      rows.append([name, f'{len(choices.languages):,}', f'{found.entropy:.2f}', *parts])
+      rows.append([name, f'{len(self._choices[name].languages):,}', f'{found.entropy:.2f}', *parts])
     about = (
       f'Nats, and shares of the entropy; log {self._num_experts} = {math.log(self._num_experts):.2f} is the entropy where '
       'all experts serve as much. What shuffled labels give is subtracted.'
@@ -103,10 +105,10 @@ class Specialization:
 
   def plot(self, folder: str, layer: str | None = None) -> list[str]:
     """Draws P(expert | language) of the layer in which language tells most, languages in the order of their clusters."""
-    told = {n: specialization.information(c, self._num_experts).language for n, c in self._choices.items()}
-    layer = layer or max(told, key=lambda name: told[name])
-    if layer not in told:
-      raise UserError(f'the layers with experts are {", ".join(told)}; saw {layer!r}; {closest(layer, list(told))}')
+    layer = layer or max(self._told, key=lambda name: self._told[name].language)
+    if layer not in self._told:
+      known = list(self._told)
+      raise UserError(f'the layers with experts are {", ".join(known)}; saw {layer!r}; {closest(layer, known)}')
     shares = self._shares[layer]
     by_expert = shares.T + 1e-12  # of a dead expert all languages alike
     by_expert /= by_expert.sum(axis=1, keepdims=True)
@@ -136,8 +138,7 @@ def read_labels(path: str) -> dict[str, dict[str, str]]:
   Args:
     path: of a table with tabs between columns and their names in the first line: `language`, perhaps `name`, and labels.
   """
-  with open(path, encoding='utf-8', newline='') as f:
-    rows = list(csv.DictReader(f, delimiter='\t', quoting=csv.QUOTE_NONE))
+  rows = list(csv.DictReader(text.read_lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))
   if not rows or 'language' not in rows[0]:
     raise UserError(f'{path} must be a table with tabs, whose first line names its columns, one of them language')
   return {row['language']: {k: v for k, v in row.items() if k not in (None, 'language') and v} for row in rows}

@@ -1,4 +1,4 @@
-"""Plots for figures.py, as PNG files: stacked bars, grouped bars and lines."""
+"""Plots of pages, as PNG files: stacked bars, grouped bars, lines and heat maps."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ every layer, so their dense twin has H=768, and a token costs the same FLOPs in 
 that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
 
 Size XS halves M, H and the batch and has no dropout, for runs of about an hour of a core and less than an epoch, in
-which no example is seen twice.
+which few examples are seen twice.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def layer(languages, pieces, experts):
 def test_tokens_of_all_sentences_are_collected_with_weights_that_sum_to_one():
   routed = {
     'de': [sentence(['a', 'b'], [[0, 1], [2, 0]], [[0.6, 0.2], [0.5, 0.5]]), SentenceRouting([], [], {})],
-    'fr': [sentence(['b'], [[1, 2]], [[1.0, 0.0]])],
+    'fr': [sentence(['b', 'c'], [[1, 2], [0, 3]], [[1.0, 0.0], [0.0, 0.0]])],  # no expert took the last one
   }
   found = specialization.collect(routed)
   assert list(found) == ['encoder/layer_01', 'decoder/layer_01']

@@ -81,6 +81,9 @@ def test_a_table_of_labels_is_read_by_the_names_of_its_columns(tmp_path):
   path.write_text('quc\tLatin\n')
   with pytest.raises(UserError, match='one of them language'):
     experts.read_labels(str(path))
+  path.write_bytes(b'language\tscript\nk\xff\tLatin\n')
+  with pytest.raises(UserError, match='UTF-8'):
+    experts.read_labels(str(path))
 
 
 def test_the_tool_as_typed(toy_run, tmp_path):
