@@ -196,6 +196,18 @@ class FromEnglishXsMoE128E(FromEnglishXsDense):
 
 
 @registry.register
+class FromEnglishXsMoE32E16L(FromEnglishXsMoE32E):
+  """Out of English, size XS, 32 experts, 8 + 8 layers: 10.4M weights, 2.23M used by a token.
+
+  Result:  not yet run
+  """
+
+  encoder_layers: int = 8
+  decoder_layers: int = 8
+  max_steps: int = 3120  # 0.4 of an epoch
+
+
+@registry.register
 class Tiny(Dense):
   """A test-size MoE on the same text, 8 experts, 4 heads, 4 groups: 484k weights, 179k used by a token."""
 

@@ -103,3 +103,42 @@ class DeEn(EnDe):
   """
 
   pairs: str = 'de-en'
+
+
+@registry.register
+class ManyToManyDense(Tiny):
+  """All 12 directions among German, French, Czech and English, without experts: 1.11M weights, 1.11M used by a token.
+
+  As many FLOPs a token as with experts; half of the width of 'tiny', so that capacity is short.
+
+  Result:  not yet run
+  """
+
+  pairs: str = 'de-en,en-de,fr-en,en-fr,cs-en,en-cs,de-fr,fr-de,de-cs,cs-de,fr-cs,cs-fr'
+  shared_vocab: bool = True
+  batch_tokens: int = 2048
+  num_groups: int = 1
+  capacity_factor: float | None = 4.0
+  model_dim: int = 64
+  ff_dim: int = 384
+  head_dim: int = 16
+  input_dropout: float = 0.1
+  residual_dropout: float = 0.1
+  attention_dropout: float = 0.0
+  learning_rate: float = 4e-3
+  warmup_steps: int = 1000
+  max_steps: int = 8000
+  eval_every: int = 500
+  keep_every: int = 500
+  eval_sentences: int = 100
+
+
+@registry.register
+class ManyToManyMoE8E(ManyToManyDense):
+  """All 12 directions, 8 experts in every other layer: 1.9M weights, 1.11M used by a token.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 256
+  num_experts: int = 8
