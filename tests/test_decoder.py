@@ -146,7 +146,7 @@ def test_scores_are_written_and_told(run, capsys):
   assert written['mean'] == pytest.approx(mean)
   out = capsys.readouterr().out.splitlines()
   assert out[0] == 'step 2, test' and [line[:5] for line in out if ' 7 ' in line] == list(PAIRS)
-  assert out[-1] == f'mean BLEU {mean["bleu"]:.1f} over 2 languages (copying the source: {mean["copy_bleu"]:.1f})'
+  assert out[-1] == f'mean BLEU {mean["bleu"]:.1f} over 2 pairs (copying the source: {mean["copy_bleu"]:.1f})'
   events = scalars(run)
   assert events[2, 'bleu/mean'] == pytest.approx(mean['bleu'])
   assert events[2, 'chrf/yy-en'] == pytest.approx(written['pairs']['yy-en']['chrf'])

@@ -98,9 +98,7 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)
-  lines.append(
-    f'mean BLEU {mean["bleu"]:.1f} over {len(scores)} languages (copying the source: {mean["copy_bleu"]:.1f})'
-  )
+  lines.append(f'mean BLEU {mean["bleu"]:.1f} over {len(scores)} pairs (copying the source: {mean["copy_bleu"]:.1f})')
   return '\n'.join(lines)
 
 

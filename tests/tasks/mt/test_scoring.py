@@ -69,7 +69,7 @@ def test_a_table_has_every_pair_then_signatures_then_the_mean():
     'long-name-en        100   10.0   20.0        1.0',
     'BLEU|tok:13a',
     'chrF2|nc:6',
-    'mean BLEU 15.0 over 2 languages (copying the source: 2.5)',
+    'mean BLEU 15.0 over 2 pairs (copying the source: 2.5)',
   ]
 
 
@@ -77,7 +77,7 @@ def test_a_table_has_every_pair_then_signatures_then_the_mean():
 def test_of_many_pairs_the_best_the_worst_and_some_between_are_shown(count):
   lines = scoring.table({f'l{i:03d}-en': scores(float(i)) for i in range(count)}).splitlines()
   shown = [int(line[1:4]) for line in lines if line.startswith('l')]
-  assert lines[-1] == f'mean BLEU {(count - 1) / 2:.1f} over {count} languages (copying the source: 1.0)'
+  assert lines[-1] == f'mean BLEU {(count - 1) / 2:.1f} over {count} pairs (copying the source: 1.0)'
   if count == 20:
     assert shown == list(range(20))
   else:
