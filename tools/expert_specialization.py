@@ -26,6 +26,7 @@ _LABELS = flags.DEFINE_string('labels', None, 'A table with labels of the langua
 _DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus; in place of the run's.")
 _STEP = flags.DEFINE_integer('step', None, 'Step of the checkpoint; default: the best, or the newest.')
 _LAST_STEP = flags.DEFINE_integer('last_step', None, 'Step up to which loads in training are counted; default: all.')
+_WITHIN = flags.DEFINE_string('within', None, 'A label, such as script, that neighbours of a language share with it.')
 _LAYER = flags.DEFINE_string('layer', None, "The layer to plot, such as 'decoder/layer_03'.")
 
 
@@ -48,26 +49,24 @@ def main(argv):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')
   os.makedirs(_OUT.value, exist_ok=True)  # before the work, which is long
   sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, run.config.vocabs()[0])
-  names = _languages([s.name for s in sets])
+  names = _languages(sets)
   routed = {name: run.routing(s.sources, s.targets, s.tag) for name, s in zip(names, sets)}
   found = experts.Specialization(specialization.collect(routed), names, run.config.num_experts, about)
   last = _LAST_STEP.value or max((span.step for span in record.loads), default=0)
   blocks = ['# What experts have learnt', *experts.load_in_training(record, last), f'{_SPLIT.value}, {run.checkpoint}:']
-  blocks += [*found.information(), *found.neighbours(), *found.plot(_OUT.value, _LAYER.value)]
+  blocks += [*found.information(), *found.neighbours(_WITHIN.value), *found.plot(_OUT.value, _LAYER.value)]
   text = '\n\n'.join(blocks) + '\n'
   with open(os.path.join(_OUT.value, 'experts.md'), 'w', encoding='utf-8') as f:
     f.write(text)
   print(text, end='')
 
 
-def _languages(pairs: list[str]) -> list[str]:
-  """The language in which each pair differs from the others; where both do, the pair."""
-  from lingvo_moe.tasks.mt import corpus
-
-  both = dict(zip(sorted(pairs), corpus.languages_of(pairs)))
-  sides = [[both[pair][side] for pair in pairs] for side in (0, 1)]
-  several = [side for side in sides if len(set(side)) == len(pairs)]
-  return several[0] if len(several) == 1 else pairs
+def _languages(sets) -> list[str]:
+  """The language of each pair that is not the same in all pairs; where both sides differ, the pair."""
+  sources, targets = [s.source for s in sets], [s.target for s in sets]
+  if len(set(targets)) == 1:
+    return sources
+  return targets if len(set(sources)) == 1 else [s.name for s in sets]
 
 
 if __name__ == '__main__':

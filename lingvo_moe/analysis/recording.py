@@ -22,6 +22,7 @@ from lingvo_moe.analysis import significance
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt import corpus
 
 Record = dict[str, Any]
 _SCORE_DIGITS = 4
@@ -32,7 +33,7 @@ _KINDS = {
   **dict.fromkeys(('kind', 'run'), json_files.TEXT),
   **dict.fromkeys(('split', 'pair'), json_files.optional(json_files.TEXT)),
   'step': json_files.INTEGER,
-  'chrF2': json_files.optional(json_files.NUMBER),
+  **dict.fromkeys(('dev_loss', 'chrF2'), json_files.optional(json_files.NUMBER)),
 }
 
 _LOGGED = {
@@ -99,7 +100,8 @@ def new_records(
     progress: wraps the names of pairs to be scored.
 
   Raises:
-    UserError: a pair is recorded with another score than it has now; references are missing or others.
+    UserError: a pair is recorded with another score than it has now, or an evaluation with another loss; references are
+      missing or others.
   """
   there = {_key(record): record for record in known}
   log = Log.of(run)
@@ -123,14 +125,16 @@ def new_records(
     record = {**common('eval', _direction(by_pair), step), 'dev_loss': _rounded(loss, _LOSS_DIGITS)}
     if by_pair and step % (run.values.get('keep_every') or 1) == 0:
       record['dev_loss_by_pair'] = {pair: _rounded(value, _LOSS_DIGITS) for pair, value in by_pair.items()}
-    if _key(record) not in there:
+    recorded = there.get(_key(record))
+    _check_same(recorded, 'dev_loss', loss, _LOSS_DIGITS)
+    if not recorded:
       found.append(record)
   for split in splits:
     for step in run.decoded_steps(split):
       scored = run.summary(split, step)['pairs']
       keys = {pair: ('test', run.name, step, split, pair) for pair in scored}
       for pair, key in keys.items():
-        _check_same(there.get(key), scored[pair]['chrf'])
+        _check_same(there.get(key), 'chrF2', scored[pair]['chrf'], _SCORE_DIGITS)
       missing = [pair for pair, key in keys.items() if key not in there]
       if not missing:
         continue
@@ -158,18 +162,19 @@ def _key(record: Record) -> tuple:
   return tuple(record.get(name) for name in ('kind', 'run', 'step', 'split', 'pair') if name in record)
 
 
-def _check_same(recorded: Record | None, chrf: float) -> None:
-  if recorded and abs(recorded['chrF2'] - chrf) > 2 * 10**-_SCORE_DIGITS:
+def _check_same(recorded: Record | None, name: str, value: float, digits: int) -> None:
+  if recorded and abs(recorded[name] - value) > 2 * 10.0**-digits:
+    of = f', {recorded["pair"]}' if 'pair' in recorded else ''
     raise UserError(
-      f'{recorded["run"]} step {recorded["step"]}, {recorded["pair"]}: chrF2 {recorded["chrF2"]} is recorded, but the '
-      f'decoder has left {chrf:.{_SCORE_DIGITS}f}; results do not change in silence: remove the lines that no longer '
-      'hold, or rename the log directory of another run of the same name'
+      f'{recorded["run"]} step {recorded["step"]}{of}: {name} {recorded[name]} is recorded, but the run has '
+      f'{value:.{digits}f}; results do not change in silence: remove the lines that no longer hold, or rename the log '
+      'directory of another run of the same name'
     )
 
 
 def _direction(pairs: Mapping[str, float]) -> str | None:
   """The direction that all pairs have."""
-  found = {results.direction(*pair.split('-', 1)) for pair in pairs}
+  found = {results.direction(*languages) for languages in corpus.languages_of(pairs)}
   return found.pop() if len(found) == 1 else None
 
 

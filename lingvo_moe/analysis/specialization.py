@@ -33,8 +33,16 @@ class Information(NamedTuple):
   """Information on a token's expert, in nats."""
 
   entropy: float  # H(expert): log E where all experts are used alike
-  language: float  # I(expert; language), less what chance gives
-  token: float  # I(expert; token), less what chance gives
+  language: float  # I(expert; language), adjusted for chance
+  token: float  # I(expert; token), adjusted for chance
+
+
+class Neighbours(NamedTuple):
+  """How often the language with the most similar experts has the same label; nan where no language counts."""
+
+  same: float  # share of the languages whose nearest neighbour has their label
+  by_chance: float  # the same of a random neighbour
+  languages: int  # that count: those with a neighbour of their label
 
 
 def collect(routed: Mapping[str, Sequence[SentenceRouting]]) -> dict[str, LayerChoices]:
@@ -83,17 +91,21 @@ def mutual_information(joint: np.ndarray) -> float:
 def information(choices: LayerChoices, num_experts: int, seed: int = 1) -> Information:
   """Information that language and token give on a layer's experts.
 
-  A table of few counts has mutual information by chance, the more the more cells it has; so the same is computed once
-  with the tokens' labels shuffled, and subtracted.
+  A table of few counts has mutual information by chance, the more the more cells it has. So with C, that of shuffled
+  labels, and H, the entropy of experts, I becomes H * (I - C) / (H - C): 0 where labels tell nothing, H where they tell
+  all (Vinh et al., 2010, 'Information Theoretic Measures for Clusterings Comparison').
   """
   random = np.random.default_rng(seed)
+  all_tokens = counts(np.zeros(len(choices.languages), int), choices, num_experts)
+  most = entropy(all_tokens)
 
-  def beyond_chance(labels):
-    of = lambda labels: mutual_information(counts(labels, choices, num_experts))
-    return of(labels) - of(random.permutation(labels))
+  def adjusted(labels):
+    told, by_chance = (
+      mutual_information(counts(of, choices, num_experts)) for of in (labels, random.permutation(labels))
+    )
+    return most * (told - by_chance) / (most - by_chance) if most > by_chance else 0.0
 
-  used = counts(np.zeros(len(choices.languages), int), choices, num_experts)
-  return Information(entropy(used), beyond_chance(choices.languages), beyond_chance(choices.pieces))
+  return Information(most, adjusted(choices.languages), adjusted(choices.pieces))
 
 
 def distances(shares_of_layers: Sequence[np.ndarray]) -> np.ndarray:
@@ -112,17 +124,23 @@ def order(distances_PP: np.ndarray) -> list[int]:
   return hierarchy.leaves_list(hierarchy.linkage(flat, 'average', optimal_ordering=True)).tolist()
 
 
-def same_neighbour(distances_PP: np.ndarray, labels: Sequence[str]) -> tuple[float, float]:
-  """(share of languages whose nearest neighbour has their label, the same of a random other language).
+def same_neighbour(distances_PP: np.ndarray, labels: Sequence[str], within: Sequence[str] | None = None) -> Neighbours:
+  """Whether languages with similar experts have the same label.
 
-  Languages whose label no other has count in neither; nan where none is left.
+  Args:
+    distances_PP: between languages.
+    labels: of each language; '': not known.
+    within: other labels; the neighbours of a language are those that share it.
   """
-  names = np.array(labels)
-  same_PP = names[:, np.newaxis] == names
-  np.fill_diagonal(same_PP, False)
+  both = lambda names: (names[:, np.newaxis] == names) & (names != '')
+  others_PP = ~np.eye(len(labels), dtype=bool)
+  if within is not None:
+    others_PP &= both(np.array(within))
+  same_PP = both(np.array(labels)) & others_PP
   counted = same_PP.any(axis=1)
   if not counted.any():
-    return float('nan'), float('nan')
-  others = np.where(np.eye(len(names), dtype=bool), np.inf, distances_PP)
-  nearest = same_PP[np.arange(len(names)), others.argmin(axis=1)]
-  return float(nearest[counted].mean()), float(same_PP[counted].sum(axis=1).mean() / (len(names) - 1))
+    return Neighbours(float('nan'), float('nan'), 0)
+  nearest = np.where(others_PP, distances_PP, np.inf)[counted].argmin(axis=1)
+  same_PP, others_PP = same_PP[counted], others_PP[counted]
+  by_chance = same_PP.sum(axis=1) / others_PP.sum(axis=1)
+  return Neighbours(float(same_PP[np.arange(len(nearest)), nearest].mean()), float(by_chance.mean()), len(nearest))

@@ -37,7 +37,8 @@ def load_in_training(record: RunRecord, last_step: int) -> list[str]:
     ]
     rows.append([layer, f'{max(shares):.2f}', f'{shares.count(0)} of {len(shares)}', *percent])
   columns = ['layer', 'largest load over mean', 'dead', *(rank.replace('_', ' choices ') for rank in _RANKS)]
-  return [f'Loads of {record.name} over steps 1 to {spans[-1].step}.', markdown.table(columns, rows)]
+  recorded = sum(span.steps for span in spans)
+  return [f'Loads of {record.name}, of {recorded} of the first {spans[-1].step} steps.', markdown.table(columns, rows)]
 
 
 class Specialization:
@@ -65,7 +66,8 @@ class Specialization:
     self._names = {language: known.get('name', language) for language, known in about.items()}
     self._about = {l: {c: label for c, label in known.items() if c != 'name'} for l, known in about.items()}
     self._told = {name: specialization.information(layer, num_experts) for name, layer in choices.items()}
-    self._shares = {name: self._shares_of(layer) for name, layer in choices.items()}
+    self._served = {name: self._served_of(layer) for name, layer in choices.items()}
+    self._shares = {name: _shares(served) for name, served in self._served.items()}
 
   def information(self) -> list[str]:
     """Table of what language and token tell of a token's expert."""
@@ -75,31 +77,44 @@ class Specialization:
       rows.append([name, f'{len(self._choices[name].languages):,}', f'{found.entropy:.2f}', *parts])
     about = (
       f'Nats, and shares of the entropy; log {self._num_experts} = {math.log(self._num_experts):.2f} is the entropy where '
-      'all experts serve as much. What shuffled labels give is subtracted.'
+      'all experts serve as much. Adjusted for chance: 0 is what shuffled labels give.'
     )
     return [about, markdown.table(['layer', 'tokens', 'H(expert)', 'I(expert; language)', 'I(expert; token)'], rows)]
 
-  def neighbours(self) -> list[str]:
-    """Table of how often the language with the most similar experts is of the same family or script."""
+  def neighbours(self, within: str | None = None) -> list[str]:
+    """Table of how often the language with the most similar experts is of the same family or script.
+
+    Args:
+      within: a column; the neighbours of a language are those that share it.
+    """
     columns = list(dict.fromkeys(column for known in self._about.values() for column in known))
-    known = [place for place, language in enumerate(self._languages) if language in self._about]
-    if not columns or len(known) < 3:
+    if within and within not in columns:
+      raise UserError(f'the labels are {", ".join(columns) or "not given"}; saw {within!r}; {closest(within, columns)}')
+    columns = [column for column in columns if column != within]
+    if not columns:
       return []
     rows = []
-    for name, shares in {
-      **{n: [s] for n, s in self._shares.items()},
-      'all layers': list(self._shares.values()),
-    }.items():
-      distances = specialization.distances([share[known] for share in shares])
+    for name, layers in {**{n: [n] for n in self._served}, 'all layers': list(self._served)}.items():
+      known = [
+        place
+        for place, language in enumerate(self._languages)
+        if language in self._about and all(self._served[n][place].any() for n in layers)
+      ]
+      if len(known) < 3:
+        continue
+      labels = {c: [self._about[self._languages[place]].get(c, '') for place in known] for c in (*columns, within)}
+      distances = specialization.distances([self._shares[n][known] for n in layers])
       cells = []
       for column in columns:
-        labels = [self._about[self._languages[place]].get(column, '') for place in known]
-        same, chance = specialization.same_neighbour(distances, labels)
-        cells.append(f'{100 * same:.0f}% ({100 * chance:.0f}%)')
+        found = specialization.same_neighbour(distances, labels[column], labels[within] if within else None)
+        percent = f'{100 * found.same:.0f}% ({100 * found.by_chance:.0f}%) of {found.languages}'
+        cells.append(percent if found.languages else '-')
       rows.append([name, *cells])
+    if not rows:
+      return []
     about = (
-      'Languages whose nearest neighbour, by the experts they use, has the same label; in brackets a random language '
-      'in place of the nearest.'
+      f'Languages whose nearest neighbour{f" of the same {within}" if within else ""}, by the experts they use, has the '
+      'same label; in brackets a random neighbour. Languages count that have a neighbour of their label.'
     )
     return [about, markdown.table(['layer', *(f'same {column}' for column in columns)], rows)]
 
@@ -117,19 +132,24 @@ class Specialization:
     groups = [next(iter(self._about.get(self._languages[place], {}).values()), '') for place in rows]
     height = max(4.2, 0.125 * len(rows))
     with plots.page(os.path.join(folder, 'experts.png'), width=9, height=height) as (axes,):
-      plots.heat_map(axes, 100 * shares[np.ix_(rows, columns)], labels, groups, '% of the tokens of a language')
+      values = 100 * shares[np.ix_(rows, columns)]
+      plots.heat_map(axes, values, labels, groups, list(map(str, columns)), '% of the tokens of a language')
       axes.set_xlabel(f'{self._num_experts} experts of {layer}, those that serve similar languages side by side')
     return [markdown.image('experts')]
 
-  def _shares_of(self, choices: specialization.LayerChoices) -> np.ndarray:
-    """P(expert | language), [P, E]; languages without tokens use all experts alike."""
+  def _served_of(self, choices: specialization.LayerChoices) -> np.ndarray:
+    """Tokens of each language that each expert serves, [P, E]."""
     counted = specialization.counts(choices.languages, choices, self._num_experts)
-    counted = np.pad(counted, ((0, len(self._languages) - len(counted)), (0, 0)))
-    counted[counted.sum(axis=1) == 0] = 1.0
-    return counted / counted.sum(axis=1, keepdims=True)
+    return np.pad(counted, ((0, len(self._languages) - len(counted)), (0, 0)))
 
   def _label(self, language: str) -> str:
     return ' · '.join([self._names.get(language, language), *dict.fromkeys(self._about.get(language, {}).values())])
+
+
+def _shares(served: np.ndarray) -> np.ndarray:
+  """P(expert | language), [P, E]; languages without tokens use all experts alike."""
+  served = np.where(served.any(axis=1, keepdims=True), served, 1.0)
+  return served / served.sum(axis=1, keepdims=True)
 
 
 def read_labels(path: str) -> dict[str, dict[str, str]]:

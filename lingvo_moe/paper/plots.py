@@ -75,11 +75,12 @@ def line(axes, xs: Sequence[float], ys: Sequence[float], label: str, colour: str
   axes.plot(xs, ys, label=label, color=colour, **({'linestyle': style, 'linewidth': 1} if style else {'marker': 'o'}))
 
 
-def heat_map(axes, values: Any, rows: Sequence[str], groups: Sequence[str], label: str) -> None:
-  """Heat map with a name for each row, in the colour of the group that it is in; the commonest groups have one."""
+def heat_map(axes, values: Any, rows: Sequence[str], groups: Sequence[str], columns: Sequence[str], label: str) -> None:
+  """Heat map with names of rows and columns, rows in the colour of the group they are in; the commonest have one."""
   image = axes.imshow(values, aspect='auto', cmap='magma_r', interpolation='nearest')
   axes.grid(False)
   axes.set_yticks(range(len(rows)), rows, fontsize=6)
+  axes.set_xticks(range(len(columns)), columns, fontsize=min(6, 400 / len(columns)), rotation=90)
   common = [group for group, _ in collections.Counter(filter(None, groups)).most_common(len(COLOURS))]
   colours = dict(zip(common, COLOURS))
   for tick, group in zip(axes.get_yticklabels(), groups):

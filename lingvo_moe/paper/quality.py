@@ -21,6 +21,14 @@ WINDOW = 10  # languages of the moving average of Figure 6
 METRICS = ('chrF2', 'chrF++', 'BLEU')
 
 
+class Cost(NamedTuple):
+  """What training has cost up to a step."""
+
+  step: int
+  tokens: float  # target tokens
+  seconds: float
+
+
 class Evaluation(NamedTuple):
   """A point of a curve: the dev loss after a step."""
 
@@ -38,12 +46,14 @@ class RunResults(NamedTuple):
     curve: evaluations by step.
     scores: by metric and pair, of the last step that was translated.
     step: that step; None: none was.
+    cost: up to the last evaluation, or for a run without any, such as an average, up to `step`; None: not recorded.
   """
 
   name: str
   curve: list[Evaluation]
   scores: Mapping[str, Mapping[str, float]]
   step: int | None
+  cost: Cost | None
 
   def tokens_to(self, loss: float) -> float | None:
     """Target tokens at which the curve first falls to a loss, between evaluations by interpolation; None: it does not."""
@@ -76,8 +86,15 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
     tests = [r for r in own if r['kind'] == 'test' and r['split'] == split]
     step = max((r['step'] for r in tests), default=None)
     scores = {m: {r['pair']: r[m] for r in tests if r['step'] == step and m in r} for m in METRICS}
-    found[name] = RunResults(name, sorted(curve), scores, step)
+    found[name] = RunResults(name, sorted(curve), scores, step, _cost(max(curve, default=None), tests, step))
   return found
+
+
+def _cost(last: Evaluation | None, tests: Sequence[Mapping[str, Any]], step: int | None) -> Cost | None:
+  if last:
+    return Cost(last.step, last.tokens, last.seconds)
+  costs = [Cost(r['step'], r.get('target_tokens'), r.get('seconds')) for r in tests if r['step'] == step]
+  return next((cost for cost in costs if None not in cost), None)
 
 
 def moving_average(values: Sequence[float], window: int = WINDOW) -> tuple[np.ndarray, np.ndarray]:
@@ -134,13 +151,15 @@ class Quality:
     if not self._base.curve:
       return []
     last = self._base.curve[-1].tokens
+    millions = lambda tokens: f'{tokens / 1e6:.1f}M'
     losses = [_loss_at(self._base.curve, share * last) for share in (0.25, 0.5, 1.0)]
 
     def row(run):
       cells = []
       for loss in losses:
         tokens, of_base = run.tokens_to(loss), self._base.tokens_to(loss)
-        cells.append('not reached' if tokens is None else f'{tokens / 1e6:.1f}M ({tokens / of_base:.2f})')
+        missed = f'not in {millions(run.curve[-1].tokens)}'
+        cells.append(missed if tokens is None else f'{millions(tokens)} ({tokens / of_base:.2f})')
       return [run.name, *cells]
 
     columns = ['run', *(f'to {loss:.3f}' for loss in losses)]
@@ -154,20 +173,20 @@ class Quality:
     """Cost of training beside quality."""
     rows, points = [], []
     for run in self._runs.values():
-      last = run.curve[-1] if run.curve else None
+      cost = run.cost
       scores = run.scores[self._metric]
       mean = float(np.mean(list(scores.values()))) if scores else None
       rows.append(
         [
           run.name,
-          *([str(last.step), f'{last.tokens / 1e6:.1f}M', f'{last.seconds / 3600:.2f}'] if last else ['-'] * 3),
-          f'{1e6 * last.seconds / last.tokens:.1f}' if last else '-',
-          f'{last.loss:.4f}' if last else '-',
+          *([str(cost.step), f'{cost.tokens / 1e6:.1f}M', f'{cost.seconds / 3600:.2f}'] if cost else ['-'] * 3),
+          f'{1e6 * cost.seconds / cost.tokens:.1f}' if cost else '-',
+          f'{run.curve[-1].loss:.4f}' if run.curve else '-',
           f'{mean:.2f} ({len(scores)} pairs, step {run.step})' if scores else 'not translated',
         ]
       )
-      if last and scores:
-        points.append((run.name, last.seconds / 3600, mean))
+      if cost and scores:
+        points.append((run.name, cost.seconds / 3600, mean))
     columns = ['run', 'steps', 'target tokens', 'hours', 'seconds a million tokens', 'dev loss', f'mean {self._metric}']
     blocks = ['## Cost beside quality (Table 3, Figure 1)', markdown.table(columns, rows)]
     if points:
@@ -205,10 +224,13 @@ class Quality:
         axes.scatter(range(len(pairs)), differences, s=8, color=colour, alpha=0.5)
         plots.line(axes, *moving_average(differences), name, colour, style='-')
         gains = sum(difference > 0 for difference in differences)
+        means = [
+          f'{np.mean(some):+.2f} (median {np.median(some):+.2f})'
+          for some in (differences, differences[: (len(pairs) + 1) // 2], differences[len(pairs) // 2 :])
+        ]
         blocks.append(
-          f'{name}: {np.mean(differences):+.2f} in the mean of {len(pairs)} pairs, {gains} gain. Of the larger half of the '
-          f'training sets {np.mean(differences[: (len(pairs) + 1) // 2]):+.2f}, of the smaller '
-          f'{np.mean(differences[len(pairs) // 2 :]):+.2f}.'
+          f'{name}: {means[0]} in the mean of {len(pairs)} pairs, {gains} gain. Of the larger half of the training sets '
+          f'{means[1]}, of the smaller {means[2]}.'
         )
       axes.set_xlabel('pairs, the largest training set first')
       axes.set_ylabel(f'difference in {self._metric}')

@@ -15,10 +15,10 @@ from lingvo_moe.tasks.task import SentenceRouting
 
 
 def sentence(pieces, experts, weights=None):
-  """A sentence whose encoder and decoder read the same pieces and choose the same experts."""
+  """A sentence whose encoder and decoder choose the same experts; the encoder reads the same piece everywhere."""
   experts = np.array(experts, np.int32)
   routing = LayerRouting(experts, np.array(weights if weights is not None else experts == experts, np.float32))
-  return SentenceRouting(pieces, pieces, {'encoder/layer_01': routing, 'decoder/layer_01': routing})
+  return SentenceRouting(['s'] * len(pieces), pieces, {'encoder/layer_01': routing, 'decoder/layer_01': routing})
 
 
 def layer(languages, pieces, experts):
@@ -36,7 +36,8 @@ def test_tokens_of_all_sentences_are_collected_with_weights_that_sum_to_one():
   assert list(found) == ['encoder/layer_01', 'decoder/layer_01']
   choices = found['decoder/layer_01']
   np.testing.assert_array_equal(choices.languages, [0, 0, 1])
-  np.testing.assert_array_equal(choices.pieces, [0, 1, 1])
+  np.testing.assert_array_equal(choices.pieces == choices.pieces[1], [False, True, True])
+  assert len(set(found['encoder/layer_01'].pieces)) == 1
   np.testing.assert_allclose(choices.weights, [[0.75, 0.25], [0.5, 0.5], [1, 0]])
   by_language = specialization.counts(choices.languages, choices, 4)
   np.testing.assert_allclose(by_language, [[1.25, 0.25, 0.5, 0], [0, 1, 0, 0]])
@@ -48,7 +49,7 @@ def test_information_by_hand():
   assert specialization.entropy(np.array([1.0, 0.0, 1.0, 2.0])) == pytest.approx(1.5 * math.log(2))
 
 
-def test_what_chance_gives_is_subtracted():
+def test_what_chance_gives_does_not_count():
   """4000 tokens of 40 languages and 1000 pieces: experts by language tell of it, those by dice tell of nothing."""
   random = np.random.default_rng(0)
   languages, pieces = random.integers(0, 40, 4000), random.integers(0, 1000, 4000)
@@ -56,7 +57,13 @@ def test_what_chance_gives_is_subtracted():
   assert by_language.entropy == pytest.approx(math.log(4), abs=0.01)
   assert by_language.language == pytest.approx(math.log(4), abs=0.05) and abs(by_language.token) < 0.05
   by_token = specialization.information(layer(languages, pieces, pieces % 4), 4)
-  assert by_token.token > 0.9 and abs(by_token.language) < 0.02
+  assert by_token.token == pytest.approx(by_token.entropy) and abs(by_token.language) < 0.02
+  half = specialization.information(layer(languages, pieces, np.where(pieces % 2, 0, random.integers(0, 4, 4000))), 4)
+  # H of (5/8, 1/8, 1/8, 1/8) less half of log 4.
+  told = 0.625 * math.log(8 / 5) + 0.375 * math.log(8) - 0.5 * math.log(4)
+  assert half.token == pytest.approx(told, abs=0.1)
+  alone = specialization.information(layer(languages, pieces, languages * 0), 4)
+  assert alone == (0.0, 0.0, 0.0)
   dice = layer(languages, pieces, random.integers(0, 4, 4000))
   joint = specialization.counts(pieces, dice, 4)
   assert specialization.mutual_information(joint) > 0.3  # by chance alone
@@ -80,6 +87,16 @@ def test_neighbours_that_share_a_label():
   at = np.array([0.0, 1.0, 10.0, 11.5, 30.0])
   distances = np.abs(at[:, np.newaxis] - at)
   # The last one's label is its own: it counts as a neighbour alone.
-  assert specialization.same_neighbour(distances, ['a', 'a', 'b', 'b', 'c']) == (1.0, 0.25)
-  assert specialization.same_neighbour(distances, ['a', 'b', 'a', 'b', 'c']) == (0.0, 0.25)
-  assert all(map(math.isnan, specialization.same_neighbour(distances, list('abcde'))))
+  assert specialization.same_neighbour(distances, ['a', 'a', 'b', 'b', 'c']) == (1.0, 0.25, 4)
+  assert specialization.same_neighbour(distances, ['a', 'b', 'a', 'b', 'c']) == (0.0, 0.25, 4)
+  assert specialization.same_neighbour(distances, ['', 'a', '', 'a', '']) == (0.0, 0.25, 2)  # '' is not a label
+  none = specialization.same_neighbour(distances, list('abcde'))
+  assert math.isnan(none.same) and math.isnan(none.by_chance) and none.languages == 0
+
+
+def test_neighbours_within_a_label():
+  at = np.array([0.0, 1.0, 10.0, 11.5, 30.0])
+  distances = np.abs(at[:, np.newaxis] - at)
+  # Of script x are places 0, 2 and 4: the nearest of 0 and of 4 is 2, that of 2 is 0.
+  found = specialization.same_neighbour(distances, ['a', 'b', 'b', 'b', 'a'], ['x', 'y', 'x', 'y', 'x'])
+  assert found == (0.5, 0.75, 4)  # 0 and 4 are a pair but not nearest; 1 and 3 have no other choice

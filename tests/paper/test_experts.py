@@ -35,11 +35,11 @@ def test_loads_of_an_epoch_are_sums_over_its_steps(tmp_path):
   )
   (tmp_path / 'train.jsonl').write_text('\n'.join([line(1, 0.0, 0.1), line(2, 0.02, 0.3), line(3, 1.0, 1.0)]) + '\n')
   span = lambda step, choices: json.dumps({'step': step, 'steps': 1, 'choices': {'encoder/layer_01': choices}})
-  spans = [span(1, [4, 2, 0, 2]), span(2, [8, 0, 0, 0]), span(3, [0, 0, 9, 0])]
+  spans = [span(1, [2, 2, 0, 4]), span(2, [0, 0, 0, 8]), span(3, [0, 0, 9, 0])]
   (tmp_path / 'routing.jsonl').write_text('\n'.join(spans) + '\n')
   record = reading.read(str(tmp_path), 'dev')
   [about, table] = experts.load_in_training(record, 2)
-  assert about.endswith('over steps 1 to 2.')
+  assert about.endswith(', of 2 of the first 2 steps.')
   assert table.splitlines()[-1] == '| encoder/layer_01 | 3.00 | 1 of 4 | 1.00% | 20.00% | 25.00% |'
   assert experts.load_in_training(record, 0) == [f'{tmp_path.name} has no loads of its experts up to step 0.']
 
@@ -47,7 +47,7 @@ def test_loads_of_an_epoch_are_sums_over_its_steps(tmp_path):
 def by_language(chosen):
   """A token for each expert that a language chooses."""
   languages = np.repeat(np.arange(len(chosen)), [len(of) for of in chosen])
-  one = np.concatenate(chosen)[:, np.newaxis]
+  one = np.concatenate(chosen).astype(int)[:, np.newaxis]
   return LayerChoices(one, np.ones(one.shape), languages, np.arange(len(one)))
 
 
@@ -59,7 +59,7 @@ def test_neighbours_and_plot_of_three_languages(tmp_path):
   found = experts.Specialization(choices, ['de', 'nl', 'ru'], 4, ABOUT)
   [_, table] = found.neighbours()
   assert table.splitlines()[0] == '| layer | same script |'
-  assert '| decoder/layer_01 | 100% (50%) |' in table
+  assert '| decoder/layer_01 | 100% (50%) of 2 |' in table
   [about, table] = found.information()
   assert 'log 4 = 1.39' in about and '| decoder/layer_01 | 9 | ' in table
   assert found.plot(str(tmp_path)) == ['![experts](experts.png)']
@@ -69,6 +69,50 @@ def test_neighbours_and_plot_of_three_languages(tmp_path):
     experts.Specialization({}, [], 4, {})
   with pytest.raises(UserError, match="'decoder/layer_02'; closest: .*decoder/layer_01"):
     found.plot(str(tmp_path), 'decoder/layer_02')
+  with pytest.raises(UserError, match="the labels are script; saw 'scrip'; closest: script"):
+    found.neighbours('scrip')
+
+
+def test_information_is_in_its_columns():
+  """Language tells all of the expert; a token, which is in all of them, nothing."""
+  languages, pieces = np.repeat(np.arange(4), 1000), np.tile(np.arange(4), 1000)
+  one = languages[:, np.newaxis]
+  layer = LayerChoices(one, np.ones(one.shape), languages, pieces)
+  [_, table] = experts.Specialization({'decoder/layer_01': layer}, list('abcd'), 4, {}).information()
+  assert table.splitlines()[0].endswith('| I(expert; language) | I(expert; token) |')
+  told, by_token = table.splitlines()[-1].split(' | ')[3:]
+  assert told == '1.39 (100%)' and abs(float(by_token.split()[0])) < 0.05
+
+
+def test_languages_without_tokens_or_labels_are_no_neighbours():
+  languages = ['de', 'nl', 'ru', 'bg', 'la', 'tlh', 'qya']
+  about = {**ABOUT, 'bg': {'script': 'Cyrillic'}, 'la': {'script': 'Latin'}, 'tlh': {'name': 'K'}, 'qya': {'name': 'Q'}}
+  choices = by_language([[0, 0, 1], [0, 1, 1], [2, 3, 3], [2, 3], [], [1, 3], [1, 3]])
+  [_, table] = experts.Specialization({'decoder/layer_01': choices}, languages, 4, about).neighbours()
+  # Each of four has one of five others of its script; the two without a label choose alike, which counts for nothing.
+  assert '| decoder/layer_01 | 100% (20%) of 4 |' in table
+  nobody = experts.Specialization({'decoder/layer_01': by_language([[0], [], [1]])}, languages[:3], 4, about)
+  assert nobody.neighbours() == []
+
+
+def test_the_plot_has_languages_and_experts_side_by_side_that_are_alike(tmp_path, monkeypatch):
+  """Expert 2 is dead; language tells of the second layer's experts alone."""
+  drawn = []
+  monkeypatch.setattr(experts.plots, 'heat_map', lambda axes, *args: drawn.append(args))
+  choices = {
+    'encoder/layer_01': by_language([[0, 1, 3]] * 4),
+    'decoder/layer_01': by_language([[0] * 9 + [3], [1] * 10, [0] * 8 + [3] * 2, [1] * 9 + [3]]),
+  }
+  found = experts.Specialization(choices, ['de', 'ru', 'nl', 'bg'], 4, {**ABOUT, 'bg': {'script': 'Cyrillic'}})
+  found.plot(str(tmp_path))
+  [(values, labels, groups, columns, _)] = drawn
+  own = {'German · Latin': [90, 0, 0, 10], 'nl · Latin': [80, 0, 0, 20], 'ru · Cyrillic': [0, 100, 0, 0]}
+  own['bg · Cyrillic'] = [0, 90, 0, 10]
+  assert sorted(labels) == sorted(own) and sorted(columns) == ['0', '1', '2', '3']
+  assert groups in (['Latin'] * 2 + ['Cyrillic'] * 2, ['Cyrillic'] * 2 + ['Latin'] * 2)  # similar ones side by side
+  for row, label in zip(values, labels):
+    np.testing.assert_allclose(row, [own[label][int(column)] for column in columns])
+  assert abs(columns.index('0') - columns.index('1')) > 1  # they serve different languages
 
 
 def test_a_table_of_labels_is_read_by_the_names_of_its_columns(tmp_path):

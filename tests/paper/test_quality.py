@@ -25,7 +25,8 @@ def evaluation(run, step, loss):
 
 
 def test_of(run, step, pair, chrf):
-  return {'kind': 'test', 'run': run, 'step': step, 'split': 'test', 'pair': pair, 'chrF2': chrf, 'BLEU': chrf / 2}
+  what = {'kind': 'test', 'run': run, 'step': step, 'split': 'test', 'pair': pair}
+  return {**what, 'seconds': 1.5 * step, 'target_tokens': 90 * step, 'chrF2': chrf, 'BLEU': chrf / 2}
 
 
 RECORDS = [
@@ -61,11 +62,27 @@ def test_tables_by_hand(tmp_path):
   assert '| run | to 6.000 | to 5.000 | to 4.000 |' in blocks
   assert '| experts | 0.0M (1.00) | 0.0M (0.50) | 0.0M (0.50) |' in blocks
   assert '| experts | 40 | 0.0M | 0.02 | 20000.0 | 3.0000 | 21.00 (4 pairs, step 40) |' in blocks
-  assert 'experts: +1.00 in the mean of 4 pairs, 2 gain. Of the larger half of the training sets +2.50' in blocks
+  assert 'experts: +1.00 (median +1.00) in the mean of 4 pairs, 2 gain.' in blocks
+  assert 'Of the larger half of the training sets +2.50 (median +2.50), of the smaller -0.50 (median -0.50).' in blocks
   rows = [line for line in blocks.splitlines() if line.startswith('| en-')]
   assert [row.split(' | ')[0] for row in rows] == ['| en-a', '| en-b', '| en-c', '| en-d']  # the largest first
   assert rows[2] == '| en-c | 200 | 20.00 | -1.00 |'
   assert {path.name for path in tmp_path.iterdir()} == {'curves.png', 'figure1.png', 'figure6.png'}
+
+
+def test_an_average_has_the_cost_of_its_run_and_no_curve(tmp_path):
+  records = [*(test_of('average', 40, pair, 20.0) for pair in PAIRS), *RECORDS]
+  blocks = '\n\n'.join(quality.Quality(quality.by_run(records, 'test'), 'average', str(tmp_path), PAIRS).make())
+  assert '| average | 40 | 0.0M | 0.02 | 16666.7 | - | 20.00 (4 pairs, step 40) |' in blocks
+  assert (tmp_path / 'figure1.png').exists()
+  unknown = quality.by_run([{**record, 'seconds': None} for record in records], 'test')
+  assert unknown['average'].cost is None
+
+
+def test_a_run_that_stopped_before_a_loss_says_where(tmp_path):
+  records = [evaluation('short', 10, 6.5), *RECORDS]
+  [_, _, table] = quality.Quality(quality.by_run(records, 'test'), 'dense', str(tmp_path), PAIRS).table2()
+  assert '| short | not in 0.0M | not in 0.0M | not in 0.0M |' in table
 
 
 def test_what_is_not_known_is_told(tmp_path):

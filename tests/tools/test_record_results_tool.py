@@ -129,6 +129,18 @@ def test_a_recorded_score_does_not_change_in_silence(run, tmp_path):
   assert 'mine step 4, en-deu: chrF2' in done.stderr and out.read_text(encoding='utf-8') == before
 
 
+def test_nor_does_a_recorded_loss_where_another_run_takes_the_name(run, tmp_path):
+  out = tmp_path / 'out.jsonl'
+  tool(run, f'--out={out}')
+  before = out.read_text(encoding='utf-8')
+  write_lines(
+    run / 'train.jsonl', [log_line(2), evaluation(2, 9.0), log_line(4), evaluation(4, 8.0), evaluation(6, 7.0)]
+  )
+  done = tool(run, f'--out={out}')
+  assert done.returncode == 1 and 'mine step 2: dev_loss 5.0 is recorded, but the run has 9.00000' in done.stderr
+  assert out.read_text(encoding='utf-8') == before
+
+
 @pytest.mark.parametrize(
   ('flags', 'answer'),
   [

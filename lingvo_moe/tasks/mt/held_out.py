@@ -31,6 +31,7 @@ class HeldOut:
   """One pair's held-out lines."""
 
   name: str
+  source: str  # the languages
   target: str
   tag: str | None  # the target language, if the model's sources are tagged
   sources: list[str]
@@ -53,7 +54,14 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
     sources, targets = dev_lines.read_pair(config, pair)
     count = max_sentences or len(sources)
     sets.append(
-      HeldOut(pair.name, pair.target, pair.target if config.tag_target else None, sources[:count], targets[:count])
+      HeldOut(
+        pair.name,
+        pair.source,
+        pair.target,
+        pair.target if config.tag_target else None,
+        sources[:count],
+        targets[:count],
+      )
     )
   return sets
 
