@@ -111,7 +111,8 @@ class ManyToManyDense(Tiny):
 
   As many FLOPs a token as with experts; half of the width of 'tiny', so that capacity is short.
 
-  Result:  not yet run
+  Result:  test_2016_flickr, the average of steps 6500 to 8000: mean of 12 directions 27.4 and 28.2 BLEU with two
+           seeds; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0. docs/quality.md.
   """
 
   pairs: str = 'de-en,en-de,fr-en,en-fr,cs-en,en-cs,de-fr,fr-de,de-cs,cs-de,fr-cs,cs-fr'
@@ -137,7 +138,8 @@ class ManyToManyDense(Tiny):
 class ManyToManyMoE8E(ManyToManyDense):
   """All 12 directions, 8 experts in every other layer: 1.9M weights, 1.11M used by a token.
 
-  Result:  not yet run
+  Result:  test_2016_flickr, the average of steps 6500 to 8000: mean of 12 directions 28.7 and 29.2 BLEU with two
+           seeds; BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0. docs/quality.md.
   """
 
   ff_dim: int = 256
