@@ -77,6 +77,8 @@ def test_distances_and_the_order_of_their_tree():
   assert specialization.distances([halves])[0, 1] == pytest.approx(math.sqrt(0.5))
   apart = specialization.distances([np.eye(3), np.full((3, 3), 1 / 3)])
   np.testing.assert_allclose(apart, (1 - np.eye(3)) / 2)  # the mean of 1 and 0
+  rounded = np.array([[0.001, 0.999], [0.001, np.nextafter(0.999, 0)]])  # for which SciPy takes the root of less than 0
+  np.testing.assert_allclose(specialization.distances([rounded]), 0, atol=1e-6)
   at = np.array([0.0, 10.0, 1.0, 11.0])
   order = specialization.order(np.abs(at[:, np.newaxis] - at))
   assert order in ([0, 2, 1, 3], [3, 1, 2, 0])

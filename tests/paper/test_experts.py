@@ -84,13 +84,19 @@ def test_information_is_in_its_columns():
   assert told == '1.39 (100%)' and abs(float(by_token.split()[0])) < 0.05
 
 
-def test_languages_without_tokens_or_labels_are_no_neighbours():
+def test_languages_without_tokens_or_labels_are_no_neighbours(tmp_path, monkeypatch):
   languages = ['de', 'nl', 'ru', 'bg', 'la', 'tlh', 'qya']
   about = {**ABOUT, 'bg': {'script': 'Cyrillic'}, 'la': {'script': 'Latin'}, 'tlh': {'name': 'K'}, 'qya': {'name': 'Q'}}
   choices = by_language([[0, 0, 1], [0, 1, 1], [2, 3, 3], [2, 3], [], [1, 3], [1, 3]])
-  [_, table] = experts.Specialization({'decoder/layer_01': choices}, languages, 4, about).neighbours()
+  found = experts.Specialization({'decoder/layer_01': choices}, languages, 4, about)
+  [_, table] = found.neighbours()
   # Each of four has one of five others of its script; the two without a label choose alike, which counts for nothing.
   assert '| decoder/layer_01 | 100% (20%) of 4 |' in table
+  drawn = []
+  monkeypatch.setattr(experts.plots, 'heat_map', lambda axes, *args: drawn.append(args))
+  found.plot(str(tmp_path))
+  [(values, labels, *_)] = drawn
+  np.testing.assert_allclose(values[labels.index('la · Latin')], 25)
   nobody = experts.Specialization({'decoder/layer_01': by_language([[0], [], [1]])}, languages[:3], 4, about)
   assert nobody.neighbours() == []
 
