@@ -8,8 +8,8 @@ Size S has 4 + 4 layers, M=128 and experts of H=512 in every other layer. Two ex
 every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule has no horizon, so
 that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
 
-Size XS halves M, H and the batch and has no dropout, for runs of about an hour of a core and less than an epoch, in
-which few examples are seen twice.
+Size XS halves M, H and the batch, for runs of about an hour of a core and less than an epoch. Out of English it has no
+dropout, as few examples are seen twice; into English the same verses are the target of many pairs.
 """
 
 from __future__ import annotations
@@ -80,6 +80,34 @@ class MoE128E(Dense):
 
   ff_dim: int = 512
   num_experts: int = 128
+
+
+@registry.register
+class XsDense(Dense):
+  """Into English, size XS, without experts: 2.9M weights, 855k used by a token.
+
+  Result:  not yet run
+  """
+
+  batch_tokens: int = 4096
+  model_dim: int = 64
+  ff_dim: int = 384
+  head_dim: int = 16
+  warmup_steps: int = 500
+  max_steps: int = 6920  # one epoch
+  eval_every: int = 346
+  keep_every: int = 346
+
+
+@registry.register
+class XsMoE32E(XsDense):
+  """Into English, size XS, 32 experts in every other layer: 6.84M weights, 860k used by a token.
+
+  Result:  not yet run
+  """
+
+  ff_dim: int = 256
+  num_experts: int = 32
 
 
 @registry.register
