@@ -86,7 +86,7 @@ class MoE128E(Dense):
 class XsDense(Dense):
   """Into English, size XS, without experts: 2.9M weights, 855k used by a token.
 
-  Result:  not yet run
+  Result:  dev loss 3.482 after 6228 steps; mean BLEU 5.3, chrF2 20.7. docs/quality.md.
   """
 
   batch_tokens: int = 4096
@@ -103,9 +103,9 @@ class XsDense(Dense):
 class XsMoE32E(XsDense):
   """Into English, size XS, 32 experts in every other layer: 6.84M weights, 860k used by a token.
 
-  Dropout in experts and balance were chosen on dev; with 0 and 0.01 it learns the verses by heart.
+  Dropout in experts and balance were chosen on dev; with 0 and 0.01 its dev loss rises after a third of an epoch.
 
-  Result:  not yet run
+  Result:  dev loss 3.471 after 6228 steps; mean BLEU 4.7, chrF2 20.9. docs/quality.md.
   """
 
   ff_dim: int = 256
