@@ -43,11 +43,16 @@ def main(argv):
   progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
   known = recording.read(_OUT.value)
   options = (_SPLIT.value, _DATA_DIR.value, _COMMIT.value, _STEPS_PER_EPOCH.value)
-  found = recording.new_records(Run.read(argv[1]), known, *options, progress)
+  run = Run.read(argv[1])
+  found = recording.new_records(run, known, *options, progress)
   if found:
     recording.write(_OUT.value, [*known, *found])
   count = lambda kind: sum(record['kind'] == kind for record in found)
   print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {len(known)} lines')
+  if any(record['seconds'] is None for record in found):
+    print(
+      f'of some of them seconds and tokens are null: {run.train_log_path} does not have their steps', file=sys.stderr
+    )
 
 
 if __name__ == '__main__':

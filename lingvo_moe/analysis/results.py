@@ -90,14 +90,18 @@ class Run:
       )
     return found
 
+  @property
+  def train_log_path(self) -> str:
+    """Of train.jsonl; of an average, that of the run it is of."""
+    return os.path.join(self.path, self.averaged['of'] if self.averaged else '', 'train.jsonl')
+
   def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
     """The lines of train.jsonl; of an average, those of the run it is of; none where that is gone.
 
     Raises:
       UserError: a line is damaged, other than a last one that is cut short.
     """
-    logdir = os.path.join(self.path, self.averaged['of']) if self.averaged else self.path
-    return read_json_lines(os.path.join(logdir, 'train.jsonl'), **kinds)
+    return read_json_lines(self.train_log_path, **kinds)
 
   def configured(self) -> dict[str, Any]:
     """Model, values, contents of the vocabularies, and steps of an average: what another run may have otherwise."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import SPECIAL
+
+_ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu and others
 
 
 def check_output(output: str, overwrite: bool) -> None:
@@ -37,6 +41,9 @@ def train(
 ) -> str:
   """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
 
+  The rules nmt_nfkc and nmt_nfkc_cf put a space in the place of U+200C, a zero-width non-joiner, which parts words in two
+  (github.com/google/sentencepiece/issues/896): where the text has it, a line on stderr says so.
+
   Args:
     lines: the text.
     output: path without '.model'.
@@ -46,9 +53,9 @@ def train(
     symbols: pieces that are never split.
     exact_size: True to raise an error if the text gives fewer pieces; False to accept a smaller vocabulary.
   """
-  model = io.BytesIO()
+  model, counts = io.BytesIO(), collections.Counter()
   _run(
-    lines,
+    _counted(lines, counts),
     model,
     vocab_size,
     model_type='unigram',
@@ -59,8 +66,24 @@ def train(
     hard_vocab_limit=exact_size,
     **{f'{name}_id': i for name, i in SPECIAL.items()},
   )
-  _write(output, model.getvalue())
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+  _write(output, model.getvalue(), processor)
+  if counts['non-joiner'] and _ZWNJ not in processor.normalize(f'a{_ZWNJ}b'):
+    print(
+      f'{counts["non-joiner"]:,} of {counts["all"]:,} lines for {output}.model have U+200C, a zero-width non-joiner, '
+      f'within words; {normalization} makes it a space, so such words come out as two: tools/train_vocab.py '
+      '--normalization=nfkc keeps it',
+      file=sys.stderr,
+    )
   return output + '.model'
+
+
+def _counted(lines: Iterable[bytes], counts: collections.Counter) -> Iterator[bytes]:
+  mark = _ZWNJ.encode()
+  for line in lines:
+    counts['all'] += 1
+    counts['non-joiner'] += mark in line
+    yield line
 
 
 def _run(lines, model, vocab_size, **options) -> None:
@@ -106,8 +129,7 @@ def _explain(message: str, vocab_size: int) -> UserError:
   return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
 
 
-def _write(output: str, model: bytes) -> None:
-  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+def _write(output: str, model: bytes, processor: sentencepiece.SentencePieceProcessor) -> None:
   listing = ''.join(
     f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
   )

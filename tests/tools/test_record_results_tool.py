@@ -117,6 +117,11 @@ def test_runs_share_a_file_and_an_average_is_one_of_its_own(run, tmp_path):
   last = records(out)[-1]
   assert last['run'] == 'mine_average' and last['average_of'] == [2, 4]
   assert (last['seconds'], last['dev_loss']) == (8.2, None)  # the training is the other's; the loss is not
+  assert not done.stderr
+  run.rename(tmp_path / 'gone')
+  done = tool(average, f'--out={tmp_path / "null.jsonl"}')
+  assert done.returncode == 0 and done.stderr.count('\n') == 1 and 'mine/train.jsonl does not have' in done.stderr
+  assert records(tmp_path / 'null.jsonl')[-1]['seconds'] is None
 
 
 def test_a_recorded_score_does_not_change_in_silence(run, tmp_path):

@@ -198,6 +198,26 @@ def test_a_made_vocabulary_keeps_its_settings(tmp_path):
     ensure_vocabs(DataConfig(source_vocab_size=320, **shared), str(tmp_path), quiet=True)
 
 
+def test_a_non_joiner_that_becomes_a_space_is_said(tmp_path, capfd):
+  word = 'می\u200cخواهم'
+  folder = tmp_path / 'data' / 'fa-en'
+  folder.mkdir(parents=True)
+  (folder / 'train.fa').write_text(f'{word}\nمن\n' * 20, encoding='utf-8')
+  (folder / 'train.en').write_text('I want\nI\n' * 20)
+  pairs = corpus.find_pairs(str(tmp_path / 'data'))
+  make = lambda side, rule: train_vocab(
+    pairs, f'{tmp_path}/{side}_{rule}', SIZE, side=side, normalization=rule, exact_size=False, quiet=True
+  )
+  answer = lambda path: Vocab(path).detokenize(Vocab(path).tokenize([word]))
+  parted = make('source', 'nmt_nfkc')
+  said = capfd.readouterr().err
+  assert said.startswith(f'20 of 40 lines for {parted} have U+200C') and said.count('\n') == 1
+  assert '--normalization=nfkc keeps it' in said and answer(parted) == [word.replace('\u200c', ' ')]
+  assert answer(make('source', 'nfkc')) == [word]
+  make('target', 'nmt_nfkc')
+  assert capfd.readouterr().err == ''
+
+
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
   data = write_corpus(tmp_path / 'data')
   command = [sys.executable, os.path.join(os.path.dirname(__file__), '..', '..', '..', 'tools', 'train_vocab.py')]
