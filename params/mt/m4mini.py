@@ -86,7 +86,7 @@ class MoE128E(Dense):
 class XsDense(Dense):
   """Into English, size XS, without experts: 2.9M weights, 855k used by a token.
 
-  Result:  dev loss 3.482 after 6228 steps; mean BLEU 5.3, chrF2 20.7. docs/quality.md.
+  Result:  dev loss 3.432 after 10,380 steps; mean BLEU 6.4, chrF2 22.7. docs/quality.md.
   """
 
   batch_tokens: int = 4096
