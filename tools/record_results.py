@@ -50,9 +50,7 @@ def main(argv):
   count = lambda kind: sum(record['kind'] == kind for record in found)
   print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {len(known)} lines')
   if any(record['seconds'] is None for record in found):
-    print(
-      f'of some of them seconds and tokens are null: {run.train_log_path} does not have their steps', file=sys.stderr
-    )
+    print(f'of some of them seconds and tokens are null: {run.train_log_path} does not have those', file=sys.stderr)
 
 
 if __name__ == '__main__':

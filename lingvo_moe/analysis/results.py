@@ -92,7 +92,7 @@ class Run:
 
   @property
   def train_log_path(self) -> str:
-    """Of train.jsonl; of an average, that of the run it is of."""
+    """Path of train.jsonl; of an average, of the one of the run it is of."""
     return os.path.join(self.path, self.averaged['of'] if self.averaged else '', 'train.jsonl')
 
   def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:

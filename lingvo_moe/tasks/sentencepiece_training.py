@@ -42,7 +42,7 @@ def train(
   """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
 
   The rules nmt_nfkc and nmt_nfkc_cf put a space in the place of U+200C, a zero-width non-joiner, which parts words in two
-  (github.com/google/sentencepiece/issues/896): where the text has it, a line on stderr says so.
+  (github.com/google/sentencepiece/issues/896). Where the text has it, a line on stderr says so.
 
   Args:
     lines: the text.
@@ -72,7 +72,7 @@ def train(
     print(
       f'{counts["non-joiner"]:,} of {counts["all"]:,} lines for {output}.model have U+200C, a zero-width non-joiner, '
       f'within words; {normalization} makes it a space, so such words come out as two: tools/train_vocab.py '
-      '--normalization=nfkc keeps it',
+      f'--normalization={normalization.removeprefix("nmt_")} keeps it',
       file=sys.stderr,
     )
   return output + '.model'

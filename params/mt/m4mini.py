@@ -8,7 +8,7 @@ Size S has 4 + 4 layers, M=128 and experts of H=512 in every other layer. Two ex
 every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule has no horizon, so
 that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
 
-Size XS halves M, H and the batch, for runs of about an hour of a core and less than an epoch. Out of English it has no
+Size XS halves M, H and the batch, for runs of an hour or two of a core, about an epoch. Out of English it has no
 dropout, as every target is another one; into English the same verse is the target of many pairs.
 """
 
@@ -103,7 +103,7 @@ class XsDense(Dense):
 class XsMoE32E(XsDense):
   """Into English, size XS, 32 experts in every other layer of the encoder: 4.81M weights, 791k used by a token.
 
-  In the decoder too, experts learn the verses by heart that are targets of many pairs, and translate worse.
+  With experts in the decoder too it learns by heart the verses that are targets of many pairs, and translates worse.
 
   Result:  dev loss 3.406 after 10,380 steps; mean BLEU 6.7, chrF2 23.3. docs/quality.md.
   """

@@ -216,6 +216,8 @@ def test_a_non_joiner_that_becomes_a_space_is_said(tmp_path, capfd):
   assert answer(make('source', 'nfkc')) == [word]
   make('target', 'nmt_nfkc')
   assert capfd.readouterr().err == ''
+  make('source', 'nmt_nfkc_cf')
+  assert '--normalization=nfkc_cf keeps it' in capfd.readouterr().err
 
 
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
