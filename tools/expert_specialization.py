@@ -44,6 +44,7 @@ def main(argv):
 
   about = experts.read_labels(_LABELS.value) if _LABELS.value else {}
   record = reading.read(argv[1], _SPLIT.value)
+  experts.check_choices(record, about, _WITHIN.value, _LAYER.value)
   run = loaded.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')

@@ -19,6 +19,7 @@ from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.tasks import text
 
+_NAME = 'name'  # the column that is no label
 _RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
 
 
@@ -63,8 +64,8 @@ class Specialization:
     self._choices = choices
     self._languages = languages
     self._num_experts = num_experts
-    self._names = {language: known.get('name', language) for language, known in about.items()}
-    self._about = {l: {c: label for c, label in known.items() if c != 'name'} for l, known in about.items()}
+    self._names = {language: known.get(_NAME, language) for language, known in about.items()}
+    self._about = {l: {c: label for c, label in known.items() if c != _NAME} for l, known in about.items()}
     self._told = {name: specialization.information(layer, num_experts) for name, layer in choices.items()}
     self._served = {name: self._served_of(layer) for name, layer in choices.items()}
     self._shares = {name: _shares(served) for name, served in self._served.items()}
@@ -87,9 +88,8 @@ class Specialization:
     Args:
       within: a column; the neighbours of a language are those that share it.
     """
-    columns = list(dict.fromkeys(column for known in self._about.values() for column in known))
-    if within and within not in columns:
-      raise UserError(f'the labels are {", ".join(columns) or "not given"}; saw {within!r}; {closest(within, columns)}')
+    columns = _labels(self._about)
+    _check_known('labels', within, columns)
     columns = [column for column in columns if column != within]
     if not columns:
       return []
@@ -121,9 +121,7 @@ class Specialization:
   def plot(self, folder: str, layer: str | None = None) -> list[str]:
     """Draws P(expert | language) of the layer in which language tells most, languages in the order of their clusters."""
     layer = layer or max(self._told, key=lambda name: self._told[name].language)
-    if layer not in self._told:
-      known = list(self._told)
-      raise UserError(f'the layers with experts are {", ".join(known)}; saw {layer!r}; {closest(layer, known)}')
+    _check_known('layers with experts', layer, list(self._told))
     shares = self._shares[layer]
     by_expert = shares.T + 1e-12  # of a dead expert all languages alike
     by_expert /= by_expert.sum(axis=1, keepdims=True)
@@ -144,6 +142,32 @@ class Specialization:
 
   def _label(self, language: str) -> str:
     return ' · '.join([self._names.get(language, language), *dict.fromkeys(self._about.get(language, {}).values())])
+
+
+def check_choices(
+  record: RunRecord, about: Mapping[str, Mapping[str, str]], within: str | None, layer: str | None
+) -> None:
+  """Raises UserError for a label or a layer that there is not, before text is routed.
+
+  Args:
+    record: of the run; one without loads of its experts, such as an average, leaves the layer to Specialization.plot.
+    about: see Specialization.
+    within: see Specialization.neighbours.
+    layer: see Specialization.plot.
+  """
+  _check_known('labels', within, _labels(about))
+  if record.layers:
+    _check_known('layers with experts', layer, list(record.layers))
+
+
+def _labels(about: Mapping[str, Mapping[str, str]]) -> list[str]:
+  """Columns of what is known of languages, without their names."""
+  return list(dict.fromkeys(column for known in about.values() for column in known if column != _NAME))
+
+
+def _check_known(what: str, name: str | None, known: Sequence[str]) -> None:
+  if name is not None and name not in known:
+    raise UserError(f'the {what} are {", ".join(known) or "not given"}; saw {name!r}; {closest(name, known)}')
 
 
 def _shares(served: np.ndarray) -> np.ndarray:

@@ -73,6 +73,22 @@ def test_neighbours_and_plot_of_three_languages(tmp_path):
     found.neighbours('scrip')
 
 
+def test_labels_and_layers_are_checked_before_text_is_routed(tmp_path):
+  (tmp_path / 'config.json').write_text(json.dumps({'model': 'mt.cldr.Tiny', 'values': {'num_experts': 4}}))
+  (tmp_path / 'train.jsonl').write_text('')
+  nothing = reading.read(str(tmp_path), 'dev')
+  experts.check_choices(nothing, ABOUT, 'script', 'decoder/layer_07')  # an average has no log: the layer is seen later
+  (tmp_path / 'routing.jsonl').write_text('{"step": 1, "steps": 1, "choices": {"encoder/layer_01": [1, 3]}}\n')
+  record = reading.read(str(tmp_path), 'dev')
+  experts.check_choices(record, ABOUT, None, None)
+  experts.check_choices(record, ABOUT, 'script', 'encoder/layer_01')
+  with pytest.raises(UserError, match="are encoder/layer_01; saw 'encoder/layer_1'; closest: encoder/layer_01"):
+    experts.check_choices(record, ABOUT, None, 'encoder/layer_1')
+  for about, known in ((ABOUT, 'script'), ({}, 'not given')):
+    with pytest.raises(UserError, match=f"the labels are {known}; saw 'name'"):
+      experts.check_choices(record, about, 'name', None)
+
+
 def test_information_is_in_its_columns():
   """Language tells all of the expert; a token, which is in all of them, nothing."""
   languages, pieces = np.repeat(np.arange(4), 1000), np.tile(np.arange(4), 1000)
