@@ -86,7 +86,7 @@ class Perplexity:
     self.settings = {'lines': len(self._lines.lines)}
     self.texts = {}
 
-  def run(self, label, quiet=False):
+  def run(self, label, quiet=False, kept=None):
     return [float(self._loss({'ids': line})) for line in self._lines.lines]
 
   def finish(self, found):

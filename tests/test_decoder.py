@@ -26,6 +26,7 @@ from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.mt import decoding
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
@@ -198,6 +199,50 @@ def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
   assert capsys.readouterr().out == first
   decode(run, once=True, pairs='xx-en', overwrite=True)
   assert 'replacing' in capsys.readouterr().err
+
+
+def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
+  searched = []
+  search = decoding.Translator._read
+
+  def until(most):
+    def read(self, hypotheses, row):
+      if len(searched) == most:
+        raise KeyboardInterrupt
+      searched.append(row)
+      return search(self, hypotheses, row)
+
+    searched.clear()
+    monkeypatch.setattr(decoding.Translator, '_read', read)
+
+  options = {'once': True, 'batch_tokens': 32}  # the long lines fill a batch each
+  decode(run, **options)
+  expected = {name: read(run, 2, name) for name in (*(f'{pair}.hyp' for pair in PAIRS), 'scores.json')}
+  unfinished = run.file('decode', 'test', 'step_2', 'scores.unfinished.jsonl')
+  assert not os.path.exists(unfinished)
+  for most in (3, 4):
+    until(most)
+    with pytest.raises(KeyboardInterrupt):
+      decode(run, **options, overwrite=most == 3)
+    assert os.path.exists(unfinished) and not os.path.exists(run.file('decode', 'test', 'step_2', 'scores.json'))
+  capsys.readouterr()
+  until(99)
+  decode(run, **options)
+  assert len(searched) == 10 - 3 - 4  # of 14 lines 4 are empty
+  assert f'going on after 7 results in {unfinished}' in capsys.readouterr().err
+  assert {name: read(run, 2, name) for name in expected} == expected and not os.path.exists(unfinished)
+  until(3)
+  with pytest.raises(KeyboardInterrupt):
+    decode(run, **options, overwrite=True)
+  until(99)
+  decode(run, **options, beam_size=1)
+  assert len(searched) == 10 and 'with other settings, and is begun anew' in capsys.readouterr().err
+  until(3)
+  with pytest.raises(KeyboardInterrupt):
+    decode(run, **options, overwrite=True)
+  until(99)
+  decode(run, **options, overwrite=True)
+  assert len(searched) == 10
 
 
 def test_other_settings_replace_what_was_there_only_if_told(run, capsys):

@@ -7,12 +7,13 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import kept_parts
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.tasks.task import HeldOutJob
@@ -65,8 +66,12 @@ class Results:
       print(e, file=sys.stderr)
       return None
 
-  def begin(self, step: int) -> None:
-    """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files."""
+  def begin(self, step: int) -> dict[str, Any]:
+    """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
+
+    Returns:
+      The parts that an interrupted job with these settings has kept; none with `overwrite`.
+    """
     folder = self.folder(step)
     files.makedirs(folder)
     try:
@@ -88,8 +93,17 @@ class Results:
     stale = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
     stale = [os.path.join(folder, name) for name in (*stale, *((old or {}).get('beside') or ()))]
     for path in [self._path(step), *stale]:  # the summary first: without it nothing counts
-      with contextlib.suppress(FileNotFoundError):
-        files.remove(path)
+      _remove(path)
+    if self.overwrite:
+      return {}
+    kept = kept_parts.read(self._kept_path(step), self._settings(step))
+    if kept:
+      print(f'going on after {len(kept):,} results in {self._kept_path(step)}', file=sys.stderr)
+    return kept
+
+  def keep(self, step: int, parts: Mapping[str, Any]) -> kept_parts.KeptParts:
+    """Where the job keeps its parts until they are written as results; `parts` are those of `begin`."""
+    return kept_parts.KeptParts(self._kept_path(step), step, self._settings(step), parts)
 
   def write(self, step: int, outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
@@ -109,6 +123,7 @@ class Results:
     }
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
+    _remove(self._kept_path(step))
     return summary
 
   def _other_text(self, old: dict) -> str:
@@ -127,6 +142,9 @@ class Results:
 
   def _path(self, step: int) -> str:
     return os.path.join(self.folder(step), self.job.summary_file)
+
+  def _kept_path(self, step: int) -> str:
+    return os.path.join(self.folder(step), os.path.splitext(self.job.summary_file)[0] + '.unfinished.jsonl')
 
   def _read(self, step: int) -> dict[str, Any] | None:
     """The summary of a step; None if it is not there; UserError if it is damaged."""
@@ -149,6 +167,11 @@ class Results:
     except (KeyError, TypeError, ValueError, AttributeError) as e:
       what, way_out = _SUMMARY
       raise UserError(f'{self._path(step)} is not {what} ({type(e).__name__}: {e}): {way_out}') from None
+
+
+def _remove(path: str) -> None:
+  with contextlib.suppress(FileNotFoundError):
+    files.remove(path)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -109,12 +109,14 @@ class HeldOutJob(Protocol):
   settings: dict[str, Any]
   texts: dict[str, str]
 
-  def run(self, label: str, quiet: bool = False) -> Any:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
+      kept: parts of these results by name, values that JSON can hold, which an interrupted run has left. A job that
+        takes long goes on from them and adds its own as they are done; others leave it alone.
 
     Returns:
       What `finish` takes.

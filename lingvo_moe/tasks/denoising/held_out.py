@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -63,8 +63,9 @@ class DenoisingJob:
     self.settings = {name: getattr(config, name) for name in (() if options.score else _SEARCH)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False) -> Found:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Found:
     """Evaluates and fills in with the weights that the runtime holds."""
+    del kept  # one pass over the text is short
     nats, tokens = losses_by_file.sums(self._eval, self._input, len(self._input.subsets), label, quiet)
     filled = self._filler.fill([inputs[:-1] for _, inputs, _ in self._samples]) if self._filler else []
     return Found(nats, tokens, filled)

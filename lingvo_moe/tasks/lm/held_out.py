@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,8 +69,9 @@ class PerplexityJob:
     self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False) -> Found:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Found:
     """Evaluates and samples with the weights that the runtime holds."""
+    del kept  # one pass over the text is short
     nats, tokens = losses_by_file.sums(self._eval, self._input, len(self._input.subsets), label, quiet)
     samples = self._continuer.continue_texts([self._config.prompt])[0] if self._continuer else []
     return Found(nats, tokens, samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -132,24 +133,36 @@ class Translator:
     self._score = make(lambda weights, batch: model.score(program.theta(weights), batch))
 
   def translate(
-    self, sources: Sequence[str], target_language: str | None = None, progress: Progress | None = None
+    self,
+    sources: Sequence[str],
+    target_language: str | None = None,
+    progress: Progress | None = None,
+    known: Mapping[int, list[Translation]] = types.MappingProxyType({}),
+    keep: Callable[[int, list[Translation]], object] | None = None,
   ) -> Translated:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
     Args:
       sources: any number of sentences; they are batched by length.
       target_language: language whose tag is put before each; None: no tag.
-      progress: see Progress.
+      progress: see Progress; it does not count sentences that are known.
+      known: translations of sentences by their number, from an earlier call with the same sources. Batches are as they
+        were, and one whose sentences are all known is left out.
+      keep: called with the number and the translations of each further sentence, when its batch is done.
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language)
-    found = [[Translation('', 0.0, 0.0)] for _ in sources]
+    found = [known.get(i, [Translation('', 0.0, 0.0)]) for i in range(len(sources))]
     _report(progress, len(batches.empty))
     for index_B, batch in batches:
+      new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
+      if not new:
+        continue
       hypotheses = self._search(batch)
-      for row, sentence in enumerate(index_B):
-        if sentence >= 0:
-          found[sentence] = self._read(hypotheses, row)
-      _report(progress, int(np.sum(index_B >= 0)))
+      for sentence, row in new.items():
+        found[sentence] = self._read(hypotheses, row)
+        if keep is not None:
+          keep(sentence, found[sentence])
+      _report(progress, len(new))
     return Translated(found, batches.truncated)
 
   def score(

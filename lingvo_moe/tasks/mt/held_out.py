@@ -8,7 +8,7 @@ import functools
 import hashlib
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.mt.decoding import Translation
 from lingvo_moe.tasks.mt.decoding import Translator
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Outcome
@@ -95,13 +96,23 @@ class TranslateJob:
     self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False) -> Translations:
-    """Translates with the weights that the runtime holds; `quiet` without a progress bar."""
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Translations:
+    """Translates with the weights that the runtime holds.
+
+    Args:
+      label: heads the progress bar.
+      quiet: no progress bar.
+      kept: translations so far, each as decoding.Translation has it, by pair and line: 'de-en:17'.
+    """
+    kept = {} if kept is None else kept
     texts, truncated = {}, {}
-    with _progress(label, self._sets, quiet) as bar:
+    with _progress(label, self._sets, quiet, done=len(kept)) as bar:
       # Sets share batches: what a sentence is translated to does not depend on its neighbours.
       for tag, sets in _by_tag(self._sets):
-        translated = self._translator.translate(_lines(sets, 'sources'), tag, bar.update)
+        names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
+        known = {i: [Translation(*kept[name])] for i, name in enumerate(names) if name in kept}
+        keep = lambda i, hypotheses, names=names: kept.__setitem__(names[i], hypotheses[0])
+        translated = self._translator.translate(_lines(sets, 'sources'), tag, bar.update, known, keep)
         best = [hypotheses[0].text for hypotheses in translated.hypotheses]
         texts |= _split(sets, best)
         truncated |= _count_by_set(sets, translated.truncated)
@@ -158,8 +169,9 @@ class ScoreJob:
     self.settings = {'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False) -> LogProbs:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> LogProbs:
     """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
+    del kept  # one pass over the text is short
     log_probs, tokens, truncated = {}, {}, {}
     with _progress(label, self._sets, quiet) as bar:
       for tag, sets in _by_tag(self._sets):
@@ -239,9 +251,10 @@ def _fingerprint(sets: Sequence[HeldOut]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _progress(label: str, sets: Sequence[HeldOut], quiet: bool) -> Progress:
+def _progress(label: str, sets: Sequence[HeldOut], quiet: bool, done: int = 0) -> Progress:
   name = sets[0].name if len(sets) == 1 else f'{len(sets)} pairs'
-  return Progress(sum(len(s.sources) for s in sets), 'sentence', label=f'{label}, {name}', quiet=quiet)
+  total = sum(len(s.sources) for s in sets)
+  return Progress(total, 'sentence', initial=done, label=f'{label}, {name}', quiet=quiet)
 
 
 def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> None:

@@ -245,6 +245,23 @@ def test_lines_are_translated_in_order_empty_ones_to_nothing_and_long_ones_in_pa
   assert len({h[0].ids for h in translated.hypotheses}) > 5
 
 
+def test_known_translations_are_not_made_again_and_the_others_are_as_before(translator, monkeypatch):
+  kept = {}
+  everything = translator.translate(LINES, 'de', keep=kept.__setitem__).hypotheses
+  assert [kept.get(i, everything[1]) for i in range(len(LINES))] == everything and not {1, 5} & kept.keys()
+  searched, search = [], translator._search
+  monkeypatch.setattr(translator, '_search', lambda batch: searched.append(batch) or search(batch))
+  for known in ({}, dict(list(kept.items())[:9]), {20: kept[20]}, kept):
+    searched.clear()
+    done, new = [], {}
+    again = translator.translate(LINES, 'de', done.append, known, new.__setitem__)
+    assert again.hypotheses == everything  # to the last bit: batches are as they were
+    assert {**known, **new} == kept and not known.keys() & new.keys()
+    assert sum(done) == len(LINES) - len(known)
+    assert bool(searched) == (len(known) < len(kept))
+  assert translator.translate(LINES, 'de', known=kept).truncated == [3]
+
+
 def test_one_trace_serves_all_shapes(translator):
   for lines in (['1'], LINES, ['1 2 3 4 5 6 7 8'] * 9):
     translator.translate(lines, 'de')
