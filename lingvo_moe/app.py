@@ -18,6 +18,7 @@ from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import shown
 
 _HELP = {'help', 'h', 'helpshort'}
 # Flags whose values are paths, in any command.
@@ -25,6 +26,7 @@ _PATHS = {
   *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
   *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
 }
+_FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
 _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'path'), files.SCHEMES)
 
 
@@ -62,6 +64,12 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
       return 130
     except OSError as e:
       message = f'{e.filename or "input or output"}: {e.strerror or e}'
+    except (
+      UnicodeEncodeError
+    ) as e:  # of a name of a file, in which Python keeps such bytes as halves of surrogate pairs
+      message = (
+        f'names and text are written as {e.encoding}; saw {shown(e.object)}, which that does not have: rename it'
+      )
     # Out here the frames of the error are gone, and with them progress bars that would share its line.
     print(f'error: {_printable(message)}', file=sys.stderr)
     return 1
@@ -139,10 +147,12 @@ def _flags_of(argv: list[str]) -> list[str]:
 
 
 def _check_paths() -> None:
-  """Refuses paths of file systems that are not mounted; some commands would make folders named after their schemes."""
+  """Refuses paths of file systems that are not mounted, after whose schemes folders would be named, and folders for files."""
   for name in flags.FLAGS:
+    value = flags.FLAGS[name].value
+    if name in _FILES and isinstance(value, str) and os.path.isdir(value):
+      raise UserError(f'--{name} is a file to write; saw the folder {value}: add a name')
     if name in _PATHS:
-      value = flags.FLAGS[name].value
       for path in value if isinstance(value, list) else [value] * isinstance(value, str):
         paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
 

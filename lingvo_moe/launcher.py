@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from lingvo_moe.core.errors import UserError
+
 _GRACE_SECONDS = 100  # for the other processes to notice the loss themselves and end
 _SETTLE_SECONDS = 5  # within which processes that end for one mistake have all ended
 _POLL_SECONDS = 0.2
@@ -23,22 +25,27 @@ def launch(command: Sequence[str], count: int, silent: bool = False) -> int:
 
   Each gets --coordinator, --num_processes and --process_id. Process 0 has our stdin, stdout and stderr, the others only
   stderr. SIGTERM, SIGINT and SIGHUP are forwarded.
+
+  Raises:
+    UserError: there is no such command, or no room for so many processes; those that have begun are ended.
   """
   address = f'127.0.0.1:{free_port()}'
   output = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL if silent else None}
-  processes = [
-    subprocess.Popen(
-      [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}'],
-      **({} if index == 0 and not silent else output),
-    )
-    for index in range(count)
-  ]
+  processes: list[subprocess.Popen] = []
   previous = {}
   for number in _FORWARDED:
     if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
       previous[number] = signal.signal(number, lambda n, _: [p.send_signal(n) for p in processes if p.poll() is None])
   try:
+    for index in range(count):
+      own = [*command, f'--coordinator={address}', f'--num_processes={count}', f'--process_id={index}']
+      processes.append(subprocess.Popen(own, **({} if index == 0 and not silent else output)))
     return _wait(processes)
+  except OSError as e:
+    raise UserError(
+      f'process {len(processes)} of {count} could not be started by {command[0]!r} ({e.strerror}): what follows -- is a '
+      'command as typed in a shell'
+    ) from None
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
@@ -85,7 +92,9 @@ def _lost(statuses: Sequence[int | None]) -> tuple[int, int] | None:
 
 
 def _how(status: int) -> str:
-  return f'killed by {signal.Signals(-status).name}' if status < 0 else f'exit status {status}'
+  if status >= 0:
+    return f'exit status {status}'
+  return f'killed by {signal.Signals(-status).name if -status in list(signal.Signals) else f"signal {-status}"}'
 
 
 def free_port() -> int:

@@ -285,3 +285,26 @@ def test_what_is_made_on_mounted_file_systems_alone_is_refused_in_a_line(command
   assert done.returncode == 1 and done.stderr.count('\n') == 1
   assert re.match('error: .* mounted .*saw .*gs://b/.*: (copy|mount) ', done.stderr)
   assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('command', 'answer'),
+  [
+    ('lint --model=mt.cldr.Tiny --mesh=data:2 --limit_mib=inf', '--limit_mib is a size in MiB, such as 0.5; saw inf'),
+    ('vocab --data_dir=. --output=v --vocab_size=1000000000000', 'vocab_size=1000000000000'),
+    ('vocab --data_dir=. --output=folder/', '--output is a path without .model; saw the folder folder/'),
+    ('bench --what=', '--what names what is timed; saw none'),
+    (
+      'average --logdir=. --steps=' + '9' * 5000,
+      "--steps are numbers with commas between, e.g. --steps=1000,2000; saw '9",
+    ),
+    ('compare . . --metric=', '--metric must be of BLEU, chrF2, chrF++; saw none'),
+    ('compare . . --json=folder', '--json is a file to write; saw the folder folder: add a name'),
+    ('export . out --split=dev', 'say on what text experts are chosen: add --keep_experts'),
+  ],
+)
+def test_a_mistake_in_a_flag_gets_one_line_and_nothing_is_made(command, answer, tmp_path):
+  (tmp_path / 'folder').mkdir()
+  done = _moe(*command.split(), cwd=tmp_path)
+  assert done.returncode == 1 and done.stderr.count('\n') == 1 and answer in done.stderr
+  assert os.listdir(tmp_path) == ['folder'] and not os.listdir(tmp_path / 'folder')

@@ -328,6 +328,22 @@ def test_the_launcher_tells_who_was_lost_and_ends_the_rest(capfd):
   assert 'process 1 of 3 was lost (exit status 3)' in capfd.readouterr().err
 
 
+def test_a_command_that_cannot_be_started_gets_one_line(tmp_path):
+  (tmp_path / 'script').write_text('')  # which may not be executed
+  for command, answer in (('nosuchcommand', 'No such file'), (str(tmp_path / 'script'), 'Permission denied')):
+    done = subprocess.run([PYTHON, ROOT / 'tools' / 'launch.py', '2', '--', command], capture_output=True, text=True)
+    assert done.returncode == 1 and f"process 0 of 2 could not be started by '{command}' ({answer}" in done.stderr
+    assert done.stderr.count('\n') == 1
+  for count in ('0', '9' * 5000, '2.0'):
+    done = subprocess.run([PYTHON, ROOT / 'tools' / 'launch.py', count, '--', 'true'], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith('error: the form is N -- COMMAND')
+    assert len(done.stderr) < 300
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+  assert launcher._how(-35) == 'killed by signal 35' and launcher._how(-9) == 'killed by SIGKILL'
+
+
 def test_of_several_that_ended_the_one_that_a_signal_killed_is_blamed(capfd):
   # Process 0 ends first, for a peer that it cannot reach.
   script = 'import os, sys, time; sys.exit(1) if sys.argv[-1][-1] == "0" else (time.sleep(1), os.kill(os.getpid(), 9))'

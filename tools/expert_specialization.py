@@ -25,7 +25,9 @@ _SENTENCES = flags.DEFINE_integer('max_sentences', 50, 'Lines of each pair; 0: a
 _LABELS = flags.DEFINE_string('labels', None, 'A table with labels of the languages.')
 _DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus; in place of the run's.")
 _STEP = flags.DEFINE_integer('step', None, 'Step of the checkpoint; default: the best, or the newest.')
-_LAST_STEP = flags.DEFINE_integer('last_step', None, 'Step up to which loads in training are counted; default: all.')
+_LAST_STEP = flags.DEFINE_integer(
+  'last_step', None, 'Step up to which loads in training are counted; default: all.', lower_bound=1
+)
 _WITHIN = flags.DEFINE_string('within', None, 'A label, such as script, that neighbours of a language share with it.')
 _LAYER = flags.DEFINE_string('layer', None, "The layer to plot, such as 'decoder/layer_03'.")
 
@@ -48,8 +50,8 @@ def main(argv):
   run = loaded.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')
-  os.makedirs(_OUT.value, exist_ok=True)  # before the work, which is long
   sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, run.config.vocabs()[0])
+  os.makedirs(_OUT.value, exist_ok=True)  # before the work, which is long
   names = _languages(sets)
   routed = {name: run.routing(s.sources, s.targets, s.tag) for name, s in zip(names, sets)}
   found = experts.Specialization(specialization.collect(routed), names, run.config.num_experts, about)

@@ -15,7 +15,7 @@ from absl import flags
 from lingvo_moe import app
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
-_OUT = flags.DEFINE_string('out', None, 'Folder to write.', required=True)
+_OUT = flags.DEFINE_string('out', None, 'Folder to write; it must not exist.', required=True)
 _MESH = flags.DEFINE_string('mesh', 'data:1', "Devices by axis, such as 'data:2,expert:2'.")
 _SPLIT_DENSE = flags.DEFINE_bool('split_dense', False, 'Split the weights of dense layers over the devices too.')
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
@@ -25,12 +25,15 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eva
 def main(argv):
   del argv
   from lingvo_moe.core import configuration
+  from lingvo_moe.core import new_folder
   from lingvo_moe.runtime import export
   from lingvo_moe.xla_sharding import Mesh
 
+  new_folder.check(_OUT.value, 'an export')
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
-  export.save(_OUT.value, _MODEL.value, config.program(), mesh, config.random_batch(), _PROGRAM.value)
+  with new_folder.writing(_OUT.value) as folder:
+    export.save(folder, _MODEL.value, config.program(), mesh, config.random_batch(), _PROGRAM.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import collections
 import fnmatch
+import importlib.util
 import os
 import pathlib
 import random
@@ -41,6 +42,8 @@ def main() -> None:
   parser.add_argument('--count', type=int, default=120)
   parser.add_argument('--seed', type=int, default=1)
   args = parser.parse_args()
+  if importlib.util.find_spec('mutmut') is None:
+    sys.exit("mutmut is not installed: pip install 'mutmut>=3.8,<4'")
   # mutmut copies lingvo_moe/ alone, and params/ is a package in it.
   shutil.copytree(ROOT / 'params', ROOT / 'mutants/lingvo_moe/params', dirs_exist_ok=True)
   if not (ROOT / 'mutants/mutmut-stats.json').exists():
@@ -48,6 +51,10 @@ def main() -> None:
   everything = results()
   wanted = args.names or sample(everything, args.count, args.seed)
   chosen = [name for name in everything if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
+  if not chosen:
+    sys.exit(
+      f'no mutant has a name like {", ".join(wanted) or "any"}: mutants/mutmut-stats.json has those of functions'
+    )
   mutmut('run', '--max-children=1', *chosen)
   print(table(chosen, results()))
 

@@ -6,7 +6,8 @@ curves of the dev loss, target tokens until a loss is reached (Table 2), cost be
 differences from the run --base by language, the largest training sets first (Figure 6). It writes DIR/quality.md, which
 is printed too, and DIR/*.png.
 
---data_dir is the corpus of the runs, whose training examples are counted for Figure 6. --runs leaves out all others.
+--data_dir is the corpus of the runs, whose training examples are counted for Figure 6; it must be given where another run
+has translated a pair of the base's. --runs leaves out all others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
 
 _BASE = flags.DEFINE_string('base', None, 'The run that the others are compared with.', required=True)
 _OUT = flags.DEFINE_string('out', None, 'Folder for the page and its plots.', required=True)
@@ -39,12 +39,11 @@ def main(argv):
     raise UserError(f'there is no file {argv[1]}: tools/record_results.py makes one')
   if _METRIC.value not in quality.METRICS:
     raise UserError(f'--metric is one of {", ".join(quality.METRICS)}; saw {_METRIC.value!r}')
-  runs = quality.by_run(recording.read(argv[1]), _SPLIT.value)
-  for name in _RUNS.value:
-    if name not in runs:
-      raise UserError(f'--runs names recorded runs; saw {name!r}; {closest(name, list(runs))}')
-  if _RUNS.value:
-    runs = {name: runs[name] for name in dict.fromkeys([_BASE.value, *_RUNS.value]) if name in runs}
+  records = recording.read(argv[1])
+  splits = sorted({record['split'] for record in records if record['kind'] == 'test'})
+  if splits and _SPLIT.value not in splits:
+    raise UserError(f'--split is a recorded set, {", ".join(splits)}; saw {_SPLIT.value!r}: give one of them')
+  runs = quality.chosen(quality.by_run(records, _SPLIT.value), _BASE.value, _RUNS.value)
   pairs = sorted({pair for run in runs.values() for pair in run.scores[_METRIC.value]})
   sizes = _examples(_DATA_DIR.value, pairs) if _DATA_DIR.value and pairs else {}
   os.makedirs(_OUT.value, exist_ok=True)

@@ -11,6 +11,7 @@ the run, or of --data_dir. --commit is that of the checkout that trained, which 
 
 from __future__ import annotations
 
+import math
 import sys
 
 from absl import flags
@@ -32,8 +33,8 @@ def main(argv):
     raise UserError(
       f'one run is recorded: tools/record_results.py RUN --out=FILE; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  if _STEPS_PER_EPOCH.value is not None and not _STEPS_PER_EPOCH.value > 0:
-    raise UserError(f'--steps_per_epoch must be positive; saw {_STEPS_PER_EPOCH.value}')
+  if _STEPS_PER_EPOCH.value is not None and not 0 < _STEPS_PER_EPOCH.value < math.inf:
+    raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
   import tqdm
 
   from lingvo_moe.analysis import recording
@@ -44,9 +45,14 @@ def main(argv):
   known = recording.read(_OUT.value)
   options = (_SPLIT.value, _DATA_DIR.value, _COMMIT.value, _STEPS_PER_EPOCH.value)
   run = Run.read(argv[1])
+  for split in _SPLIT.value if flags.FLAGS['split'].present else ():
+    if not run.decoded_steps(split):
+      raise UserError(
+        f'--split names decoded sets; {run.path} has no translations of {split!r}: decode it, or leave it out'
+      )
   found = recording.new_records(run, known, *options, progress)
   if found:
-    recording.write(_OUT.value, [*known, *found])
+    recording.append(_OUT.value, found)
   count = lambda kind: sum(record['kind'] == kind for record in found)
   print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {len(known)} lines')
   if any(record['seconds'] is None for record in found):

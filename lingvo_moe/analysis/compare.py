@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
   parts = []
   for path in filter(None, (part.strip() for part in text.split(','))):
     before, at, step = path.rpartition('@')
-    chosen = int(step) if at and step.isdecimal() else None
+    chosen = int(step) if at and re.fullmatch(r'\d{1,18}', step) else None
     run = results.Run.read(path if chosen is None else before)
     if chosen is None:
       chosen = max(run.decoded_steps(split), default=None)

@@ -13,6 +13,7 @@ the commit that trained. null: not known.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,12 +30,25 @@ _SCORE_DIGITS = 4
 _LOSS_DIGITS = 5
 _SO_FAR = {'seconds': 1, 'source_tokens': 0, 'target_tokens': 0}  # and their decimals
 
+_AMOUNT = json_files.optional(
+  json_files.Kind('a positive number', lambda x: json_files.NUMBER.fits(x) and 0 < x < math.inf)
+)
 _KINDS = {
-  **dict.fromkeys(('kind', 'run'), json_files.TEXT),
-  **dict.fromkeys(('split', 'pair'), json_files.optional(json_files.TEXT)),
+  'run': json_files.TEXT,
   'step': json_files.INTEGER,
-  **dict.fromkeys(('dev_loss', 'chrF2'), json_files.optional(json_files.NUMBER)),
+  'seconds': json_files.optional(json_files.NUMBER),
+  'target_tokens': _AMOUNT,
 }
+_KINDS_OF = {
+  'eval': {**_KINDS, 'dev_loss': json_files.NUMBER},
+  'test': {
+    **_KINDS,
+    **dict.fromkeys(('split', 'pair'), json_files.TEXT),
+    'chrF2': json_files.NUMBER,
+    **dict.fromkeys(('chrF++', 'BLEU', 'dev_loss'), json_files.optional(json_files.NUMBER)),
+  },
+}
+_KIND = json_files.Kind(f'one of {", ".join(_KINDS_OF)}', lambda x: isinstance(x, str) and x in _KINDS_OF)
 
 _LOGGED = {
   **{name: json_files.optional(json_files.NUMBER) for name in ('dev_loss', *(f'{name}_so_far' for name in _SO_FAR))},
@@ -58,7 +72,7 @@ class Log(NamedTuple):
       log.so_far.setdefault(step, {name: line[f'{name}_so_far'] for name in _SO_FAR if f'{name}_so_far' in line})
       if 'dev_loss' in line:
         log.dev_loss[step] = line['dev_loss']
-        log.by_pair[step] = line.get('dev_loss_by_pair', {})
+        log.by_pair[step] = line.get('dev_loss_by_pair') or {}
     return log
 
 
@@ -66,17 +80,38 @@ def read(path: str) -> list[Record]:
   """The records of a file; none if it is not there."""
   try:
     with open(path, 'rb') as f:
-      return [json_files.parse(line, **_KINDS) for line in f]
+      return [_parsed(path, number, line) for number, line in enumerate(f, start=1)]
   except FileNotFoundError:
     return []
+  except OSError as e:
+    raise UserError(
+      f'results are lines of a file; {path} cannot be read ({e.strerror}): give the path of one'
+    ) from None
+
+
+def _parsed(path: str, number: int, line: bytes) -> Record:
+  try:
+    kind = json_files.parse(line, kind=_KIND)['kind']
+    return json_files.parse(line, **_KINDS_OF[kind])
   except ValueError as e:
-    raise UserError(f'{path} has a line that is not JSON, or no record ({e}): mend it, or take another --out') from None
+    raise UserError(
+      f'each line of {path} is a record of tools/record_results.py; line {number} is not ({e}; saw {line[:40]!r}): mend '
+      'or remove it'
+    ) from None
 
 
-def write(path: str, records: Iterable[Record]) -> None:
-  """Writes the file whole or not at all."""
+def append(path: str, records: Iterable[Record]) -> int:
+  """Adds records that are not there, and returns how many were; the file is written whole or not at all.
+
+  Several processes may add to one file at a time.
+  """
   os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-  files.write(path, ''.join(json.dumps(record, ensure_ascii=False) + '\n' for record in records))
+  with files.replacing(path) as f:
+    known = read(path)
+    there = set(map(_key, known))
+    lines = [*known, *(record for record in records if _key(record) not in there)]
+    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in lines)
+  return len(known)
 
 
 def new_records(

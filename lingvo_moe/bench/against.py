@@ -7,6 +7,7 @@ printed ('RESULT {...}', with 'peer', 'config' such as 'bench-S-E128', and 'meas
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ def read(path: str) -> list[Record]:
       lines = [line.removeprefix('RESULT ').strip() for line in f]
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(f'--against={path} cannot be read: {e}') from None
-  found = [_named(record) for line in lines if (record := _parsed(line)) and 'tokens_per_s' in record]
+  found = [_named(record) for line in lines if (record := _parsed(line)) and _is_speed(record.get('tokens_per_s'))]
   if not found:
     raise UserError(
       f'--against takes lines of JSON with tokens_per_s; {path} has none: give what --json wrote, or the output of peers'
@@ -83,11 +84,15 @@ def _parsed(line: str) -> dict | None:
     return None
 
 
+def _is_speed(value: Any) -> bool:
+  return json_files.NUMBER.fits(value) and 0 < value < math.inf
+
+
 def _named(record: dict) -> Record:
   """Record of another system with the field names and values of our own measurements."""
   if 'peer' not in record:
-    return {'label': record.get('model', ''), **record}
-  label = f'{record["peer"]} ({record["job"]})' if 'job' in record else record['peer']
+    return {**record, 'label': str(record.get('label', record.get('model', '')))}
+  label = f'{record["peer"]} ({record["job"]})' if 'job' in record else str(record['peer'])
   what = _MEASURES.get(record.get('measure'), record.get('measure'))
   return {**record, 'label': label, 'model': _MODELS.get(record.get('config')), 'what': what}
 

@@ -16,12 +16,14 @@ every checkpoint; --exponential takes that of the newest, or of --steps=1000.
 from __future__ import annotations
 
 import os
+import re
 
 from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import shown
 
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
 _LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)
@@ -37,8 +39,8 @@ def _steps() -> list[int]:
       raise UserError('--exponential takes one checkpoint, the newest or that of --steps=1000: leave --last out')
   elif bool(_STEPS.value) == (_LAST.value is not None):
     raise UserError('what to average is given either as --last=4 or as --steps=1000,2000: give one of them')
-  if wrong := [text for text in _STEPS.value if not text.strip().isdecimal()]:
-    raise UserError(f'--steps are numbers with commas between, e.g. --steps=1000,2000; saw {wrong[0]!r}')
+  if wrong := [text for text in _STEPS.value if not re.fullmatch(r'\d{1,18}', text.strip())]:
+    raise UserError(f'--steps are numbers with commas between, e.g. --steps=1000,2000; saw {shown(wrong[0])}')
   return [int(text) for text in _STEPS.value]
 
 
@@ -54,7 +56,8 @@ def main(argv):
   from lingvo_moe.run import averaging
   from lingvo_moe.run.rundir import RunDir
 
-  run = RunDir(os.path.normpath(files.plain(_LOGDIR.value)))
+  path = os.path.normpath(files.plain(_LOGDIR.value))
+  run = RunDir(os.path.abspath(path) if os.path.basename(path) in ('.', '..') else path)
   out = _OUT.value or run.path + '_average'
   steps = averaging.choose_steps(run, 1 if _EXPONENTIAL.value and not asked else _LAST.value, asked)
   if _EXPONENTIAL.value:

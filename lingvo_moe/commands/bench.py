@@ -106,6 +106,9 @@ def _plan() -> list[tuple]:
   from lingvo_moe.core import configuration
   from lingvo_moe.tasks.mt.config import MtConfig
 
+  for flag in (_MODEL, _WHAT):
+    if not flag.value:
+      raise UserError(f'--{flag.name} names what is timed; saw none: give one or several, with commas between')
   for binding in flags.FLAGS['gin_bindings'].value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')

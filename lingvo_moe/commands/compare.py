@@ -39,6 +39,8 @@ def main(argv):
     raise UserError(
       f'two runs are compared: {app.called(sys.modules[__name__])} BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}'
     )
+  if not _METRIC.value:
+    raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw none')
   if wrong := [metric for metric in _METRIC.value if metric not in _METRICS]:
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw {wrong[0]!r}')
   import tqdm

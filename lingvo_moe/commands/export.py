@@ -64,6 +64,11 @@ class Options(checkpoint_flags.Options):
       raise UserError(
         '--languages are those for which experts are kept: add --keep_experts, such as --keep_experts=0.5'
       )
+    if self.keep_experts is None and (self.data_dir or self.max_sentences or self.split != 'test'):
+      raise UserError(
+        '--data_dir, --split and --max_sentences say on what text experts are chosen: add --keep_experts, such as '
+        '--keep_experts=0.5, or leave them out'
+      )
     if self.format == 'ctranslate2' and self.stablehlo_rows:
       raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
 

@@ -7,21 +7,28 @@ forwarded to all.
 
 from __future__ import annotations
 
+import re
 import sys
 
 from lingvo_moe import app
 from lingvo_moe import launcher
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import shown
 
 
 def command() -> None:
   """The command as typed. It takes no flags of its own, as those of the command that it launches follow."""
-  if len(sys.argv) < 4 or not sys.argv[1].isdecimal() or int(sys.argv[1]) < 1 or sys.argv[2] != '--':
+  if len(sys.argv) < 4 or not re.fullmatch('[1-9][0-9]{0,3}', sys.argv[1]) or sys.argv[2] != '--':
     if any(argument in ('--help', '-h') for argument in sys.argv[1:2]):
       app.print_help(sys.modules[__name__])
       sys.exit(0)
-    print(f'error: the form is N -- COMMAND; saw {sys.argv[1:]} (see --help)', file=sys.stderr)
+    print(f'error: the form is N -- COMMAND, N up to 9999; saw {shown(sys.argv[1:])} (see --help)', file=sys.stderr)
     sys.exit(1)
-  status = launcher.launch(sys.argv[3:], int(sys.argv[1]))
+  try:
+    status = launcher.launch(sys.argv[3:], int(sys.argv[1]))
+  except UserError as e:
+    print(f'error: {e}', file=sys.stderr)
+    sys.exit(1)
   sys.exit(status if status >= 0 else 128 - status)
 
 

@@ -19,7 +19,9 @@ _PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en'
 _SPLIT = flags.DEFINE_string('split', 'train', 'Split, or file prefix, to read.')
 _SIDE = flags.DEFINE_enum('side', 'shared', ['source', 'target', 'shared'], 'Side of the pairs to read; shared: both.')
 _OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
-_VOCAB_SIZE = flags.DEFINE_integer('vocab_size', 8000, 'Pieces, including bytes and special ids.', lower_bound=1)
+_VOCAB_SIZE = flags.DEFINE_integer(
+  'vocab_size', 8000, 'Pieces, including bytes and special ids.', lower_bound=1, upper_bound=2**31 - 1
+)
 _TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Temperature of the sampling over pairs; 1: natural shares.')
 _COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all characters that get their own pieces.')
 _MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
@@ -35,6 +37,10 @@ def main(argv):
   del argv
   if not _OUTPUT.value:
     raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
+  if not os.path.basename(_OUTPUT.value):
+    raise UserError(
+      f'--output is a path without .model; saw the folder {_OUTPUT.value}: add a name, as in vocab/source'
+    )
   if not _DATA_DIR.value:
     raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
   if not _TEMPERATURE.value > 0:
@@ -44,7 +50,9 @@ def main(argv):
   from lingvo_moe.tasks.mt import corpus
   from lingvo_moe.tasks.mt import vocab_training
 
-  pairs = [p for folder in _DATA_DIR.value for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)]
+  pairs = [
+    p for folder in dict.fromkeys(_DATA_DIR.value) for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)
+  ]
   start = time.time()
   path = vocab_training.train_vocab(
     pairs,

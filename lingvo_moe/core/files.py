@@ -127,12 +127,15 @@ def replacing(path: str, binary: bool = False) -> Iterator[IO]:
 
   Raises:
     OSError: as of a full disk; it names the file.
+    UserError: there is something other than a file.
   """
   if is_remote(path):
     with io.BytesIO() if binary else io.StringIO() as f:
       yield f
       remote_files.write(path, f.getvalue())
     return
+  if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    raise UserError(f'{path} must be a file; saw a pipe or a device, which would be replaced: give another path')
   partial = path + '.partial'
   try:
     fd = _claimed(partial)

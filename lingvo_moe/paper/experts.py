@@ -182,7 +182,12 @@ def read_labels(path: str) -> dict[str, dict[str, str]]:
   Args:
     path: of a table with tabs between columns and their names in the first line: `language`, perhaps `name`, and labels.
   """
-  rows = list(csv.DictReader(text.read_lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))
+  try:
+    rows = list(csv.DictReader(text.read_lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))
+  except csv.Error as e:
+    raise UserError(
+      f'{path} must be a table with tabs and a line for each language ({e}): mend its line ends'
+    ) from None
   if not rows or 'language' not in rows[0]:
     raise UserError(f'{path} must be a table with tabs, whose first line names its columns, one of them language')
   return {row['language']: {k: v for k, v in row.items() if k not in (None, 'language') and v} for row in rows}

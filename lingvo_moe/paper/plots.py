@@ -27,6 +27,7 @@ _STYLE = {
   'font.size': 10,
   'grid.color': '#dddddd',
   'savefig.dpi': 150,
+  'text.parse_math': False,  # names of runs may have a dollar sign
 }
 
 

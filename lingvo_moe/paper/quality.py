@@ -90,6 +90,14 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
   return found
 
 
+def chosen(runs: Mapping[str, RunResults], base: str, names: Sequence[str]) -> dict[str, RunResults]:
+  """The base and the runs of those names, in that order; without names all runs. UserError for one that is not there."""
+  for flag, name in [('--base', base), *(('--runs', name) for name in names)]:
+    if name not in runs:
+      raise UserError(f'{flag} names a recorded run; saw {name!r}; {closest(name, list(runs))}')
+  return {name: runs[name] for name in dict.fromkeys([base, *names])} if names else dict(runs)
+
+
 def _cost(last: Evaluation | None, tests: Sequence[Mapping[str, Any]], step: int | None) -> Cost | None:
   if last:
     return Cost(last.step, last.tokens, last.seconds)
@@ -118,8 +126,6 @@ class Quality:
   def __init__(
     self, runs: Mapping[str, RunResults], base: str, folder: str, sizes: Mapping[str, int], metric: str = 'chrF2'
   ) -> None:
-    if base not in runs:
-      raise UserError(f'--base names a recorded run; saw {base!r}; {closest(base, list(runs))}')
     self._runs = runs
     self._base = runs[base]
     self._folder = folder
@@ -128,6 +134,7 @@ class Quality:
 
   def make(self) -> list[str]:
     """All blocks."""
+    self._compared()  # raises UserError before anything is drawn
     return [*self.curves(), *self.table2(), *self.table3(), *self.figure6()]
 
   def curves(self) -> list[str]:
@@ -202,19 +209,9 @@ class Quality:
   def figure6(self) -> list[str]:
     """Difference of each language from the base, sorted by size of the training set, with a moving average."""
     title = f'## {self._metric} by language, minus {self._base.name} (Figure 6)'
-    base = self._base.scores[self._metric]
-    others = {
-      run.name: run.scores[self._metric]
-      for run in self._runs.values()
-      if run is not self._base and run.scores[self._metric].keys() & base.keys()
-    }
+    base, others = self._base.scores[self._metric], self._compared()
     if not others:
       return [title, f'No other run has translations of pairs that {self._base.name} has.']
-    if missing := sorted(base.keys() - self._sizes.keys()):
-      raise UserError(
-        f'languages are sorted by the size of their training sets; that of {", ".join(missing[:5])} is not known: '
-        '--data_dir=CORPUS is where it is counted'
-      )
     blocks = [title]
     with plots.page(self._path('figure6'), width=9) as (axes,):
       axes.axhline(0, color='#555555', linewidth=1)
@@ -239,6 +236,21 @@ class Quality:
     cell = lambda scores, pair: f'{scores[pair] - base[pair]:+.2f}' if pair in scores else '-'
     rows = [[p, str(self._sizes[p]), f'{base[p]:.2f}', *(cell(s, p) for s in others.values())] for p in pairs]
     return [*blocks, markdown.image('figure6'), markdown.table(['pair', 'examples', self._base.name, *others], rows)]
+
+  def _compared(self) -> dict[str, Mapping[str, float]]:
+    """Scores of the runs that have translations of the base's pairs; UserError if sizes are needed and not known."""
+    base = self._base.scores[self._metric]
+    found = {
+      run.name: run.scores[self._metric]
+      for run in self._runs.values()
+      if run is not self._base and run.scores[self._metric].keys() & base.keys()
+    }
+    if found and (missing := sorted(base.keys() - self._sizes.keys())):
+      raise UserError(
+        f'languages are sorted by the size of their training sets; that of {", ".join(missing[:5])} is not known: '
+        '--data_dir=CORPUS is where it is counted'
+      )
+    return found
 
   def _path(self, name: str) -> str:
     return os.path.join(self._folder, f'{name}.png')

@@ -21,6 +21,8 @@ _ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu
 def check_output(output: str, overwrite: bool) -> None:
   """Makes the folder of `output`.model; UserError if the file exists, unless `overwrite`, or the folder cannot be made."""
   for path in (output + '.model', output + '.vocab'):
+    if os.path.isdir(path):
+      raise UserError(f'a vocabulary is two files, and {path} is a folder: give another output')
     if os.path.exists(path) and not overwrite:
       raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
   try:

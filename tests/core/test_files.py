@@ -12,6 +12,7 @@ import tensorflow as tf
 from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files
 from lingvo_moe.core import remote_files
+from lingvo_moe.core.errors import UserError
 
 
 def test_a_file_is_replaced_when_the_block_ends_and_not_before(tmp_path):
@@ -33,6 +34,14 @@ def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path):
       raise OSError(errno.ENOSPC, 'No space left on device')  # as a write to a full disk, which names no file
   assert caught.value.filename == str(path) and caught.value.strerror == 'No space left on device'
   assert path.read_bytes() == b'old' and os.listdir(tmp_path) == ['file']
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+  path = tmp_path / 'pipe'
+  os.mkfifo(path)
+  with pytest.raises(UserError, match='pipe must be a file; saw a pipe or a device, which would be replaced'):
+    files.write(str(path), 'text')
+  assert path.is_fifo() and os.listdir(tmp_path) == ['pipe']
 
 
 def test_what_a_killed_writer_left_is_written_over(tmp_path):

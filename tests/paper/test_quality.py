@@ -88,16 +88,21 @@ def test_a_run_that_stopped_before_a_loss_says_where(tmp_path):
 def test_what_is_not_known_is_told(tmp_path):
   runs = quality.by_run(RECORDS, 'test')
   with pytest.raises(UserError, match="--base names a recorded run; saw 'dens'; closest: dense"):
-    quality.Quality(runs, 'dens', str(tmp_path), PAIRS)
+    quality.chosen(runs, 'dens', [])
+  assert [*quality.chosen(runs, 'experts', [])] == ['dense', 'experts']
+  assert [*quality.chosen(runs, 'experts', ['dense', 'experts'])] == ['experts', 'dense']
   with pytest.raises(UserError, match='that of en-a, en-b, en-c, en-d is not known: --data_dir='):
     quality.Quality(runs, 'dense', str(tmp_path), {}).make()
+  assert not list(tmp_path.iterdir())  # before anything is drawn
   nothing_translated = quality.Quality(quality.by_run(RECORDS, 'dev'), 'dense', str(tmp_path), {}).make()
   assert nothing_translated[-1] == 'No other run has translations of pairs that dense has.'
 
 
 def test_the_tool_counts_examples_and_writes_a_page(tmp_path):
   results = tmp_path / 'results.jsonl'
-  results.write_text(''.join(json.dumps(record) + '\n' for record in RECORDS))
+  odd = '$\\frac$'  # a name that matplotlib might take for TeX
+  records = [*RECORDS, *({**record, 'run': odd} for record in RECORDS if record['run'] == 'experts')]
+  results.write_text(''.join(json.dumps(record) + '\n' for record in records))
   for pair, lines in PAIRS.items():
     folder = tmp_path / 'corpus' / f'{pair[3:]}-en'
     folder.mkdir(parents=True)
@@ -108,5 +113,6 @@ def test_the_tool_counts_examples_and_writes_a_page(tmp_path):
   assert done.returncode == 0, done.stderr
   assert '| en-b | 300 | 20.00 | +2.00 |' in done.stdout
   assert (tmp_path / 'out' / 'quality.md').read_text() == done.stdout
-  done = subprocess.run([*command, '--runs=expert'], capture_output=True, text=True)
-  assert done.returncode == 1 and "saw 'expert'; closest: experts" in done.stderr
+  for flag, answer in (('--runs=expert', "saw 'expert'; closest: experts"), ('--split=dev', "set, test; saw 'dev'")):
+    done = subprocess.run([*command, flag], capture_output=True, text=True)
+    assert done.returncode == 1 and answer in done.stderr and done.stderr.count('\n') == 1

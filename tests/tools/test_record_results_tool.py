@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -11,6 +13,9 @@ import sys
 import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
+
+from lingvo_moe.analysis import recording
+from lingvo_moe.core.errors import UserError
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'record_results.py'
 REFERENCES = {'en-deu': ['der hund schläft im haus .', 'das haus'], 'en-mya': ['သူသည်အိမ်သို့သွားသည်', 'အိမ်']}
@@ -150,7 +155,9 @@ def test_nor_does_a_recorded_loss_where_another_run_takes_the_name(run, tmp_path
   ('flags', 'answer'),
   [
     (['more'], 'one run is recorded: tools/record_results.py RUN --out=FILE; saw'),
-    (['--steps_per_epoch=0'], '--steps_per_epoch must be positive; saw 0.0'),
+    (['--steps_per_epoch=0'], '--steps_per_epoch must be a positive number; saw 0.0'),
+    (['--steps_per_epoch=inf'], '--steps_per_epoch must be a positive number; saw inf'),
+    (['--split=test,tset'], "mine has no translations of 'tset': decode it, or leave it out"),
     (['--data_dir=/gone'], "'/gone' is not there: --data_dir=..."),
   ],
 )
@@ -163,5 +170,40 @@ def test_a_mistake_gets_one_line_and_status_1(run, tmp_path, flags, answer):
 def test_a_file_of_something_else_is_left_alone(run, tmp_path):
   (tmp_path / 'out').write_text('no JSON\n')
   done = tool(run, f'--out={tmp_path}/out')
-  assert done.returncode == 1 and 'has a line that is not JSON' in done.stderr
-  assert (tmp_path / 'out').read_text() == 'no JSON\n'
+  assert done.returncode == 1 and f'each line of {tmp_path}/out is a record' in done.stderr
+  assert 'line 1 is not (' in done.stderr and (tmp_path / 'out').read_text() == 'no JSON\n'
+  done = tool(run, f'--out={tmp_path}')
+  assert done.returncode == 1 and f'{tmp_path} cannot be read (Is a directory)' in done.stderr
+
+
+GOOD = {
+  'eval': {'kind': 'eval', 'run': 'r', 'step': 1, 'dev_loss': 2.0, 'seconds': None, 'target_tokens': 3},
+  'test': {'kind': 'test', 'run': 'r', 'step': 1, 'split': 'test', 'pair': 'a-b', 'chrF2': 1.0, 'BLEU': None},
+}
+
+
+@pytest.mark.parametrize(
+  ('kind', 'name', 'value'),
+  [
+    *(('eval', name, None) for name in ('kind', 'run', 'step', 'dev_loss')),
+    *(('eval', 'target_tokens', value) for value in (0, math.inf, math.nan, '3')),
+    ('eval', 'kind', ['eval']),
+    ('eval', 'seconds', '3'),
+    *(('test', name, None) for name in ('split', 'pair', 'chrF2')),
+    ('test', 'BLEU', '1'),
+  ],
+)
+def test_a_line_that_lacks_what_a_record_has_is_named_by_its_number(tmp_path, kind, name, value):
+  write_lines(tmp_path / 'results', [json.dumps(record) for record in GOOD.values()])
+  assert recording.read(str(tmp_path / 'results')) == list(GOOD.values())
+  write_lines(tmp_path / 'results', [json.dumps(record) for record in (*GOOD.values(), {**GOOD[kind], name: value})])
+  with pytest.raises(UserError, match=f"results is a record .*line 3 is not \\('{name}' must be .*mend or remove it"):
+    recording.read(str(tmp_path / 'results'))
+
+
+def test_processes_that_add_to_one_file_lose_nothing(tmp_path):
+  path = str(tmp_path / 'results')
+  adding = lambda run: recording.append(path, [{**GOOD['eval'], 'run': str(run)}, GOOD['test']])
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    assert sorted(pool.map(adding, range(30))) == [0, *range(2, 31)]
+  assert len(recording.read(path)) == 31  # the second record is there once
