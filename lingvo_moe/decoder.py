@@ -14,13 +14,12 @@ to OUT/step_<N>/ with --out=OUT,
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
 it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
 same, with windows of the text filled in. Results that are
-there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings. A decoder
-that was interrupted in the midst of a step goes on after the sentences it has translated.
+there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings. A translation
+that was interrupted goes on where it was, within some seconds, unless --overwrite is given.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -134,9 +133,12 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
 
 def evaluate(results: Results, step: int, choice: runtime_flags.Choice) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
-  parts = choice.lead(lambda: results.begin(step))
-  with results.keep(step, parts) if choice.leads else contextlib.nullcontext(parts) as kept:
-    found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, kept))
+  choice.lead(lambda: results.begin(step))
+  kept = results.kept(step) if choice.leads else {}
+  done = choice.lead(lambda: list(kept))
+  if not choice.leads:
+    kept = dict.fromkeys(done, '')
+  found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, kept))
   return choice.lead(lambda: results.write(step, results.job.finish(found)))
 
 

@@ -22,6 +22,7 @@ from lingvo_moe import decoder
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import inference
+from lingvo_moe.run import kept_texts
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -202,6 +203,7 @@ def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
 
 
 def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
+  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
   searched = []
   search = decoding.Translator._read
 
@@ -229,20 +231,23 @@ def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run
   until(99)
   decode(run, **options)
   assert len(searched) == 10 - 3 - 4  # of 14 lines 4 are empty
-  assert f'going on after 7 results in {unfinished}' in capsys.readouterr().err
+  assert f'going on after 7 lines that are in {unfinished}' in capsys.readouterr().err
   assert {name: read(run, 2, name) for name in expected} == expected and not os.path.exists(unfinished)
   until(3)
   with pytest.raises(KeyboardInterrupt):
     decode(run, **options, overwrite=True)
   until(99)
   decode(run, **options, beam_size=1)
-  assert len(searched) == 10 and 'with other settings, and is begun anew' in capsys.readouterr().err
+  assert len(searched) == 10 and 'of no use: its settings are others' in capsys.readouterr().err
   until(3)
   with pytest.raises(KeyboardInterrupt):
     decode(run, **options, overwrite=True)
+  until(0)
+  with pytest.raises(KeyboardInterrupt):
+    decode(run, **options, overwrite=True)
   until(99)
-  decode(run, **options, overwrite=True)
-  assert len(searched) == 10
+  decode(run, **options)  # --overwrite has put away what was kept before
+  assert len(searched) == 10 and {name: read(run, 2, name) for name in expected} == expected
 
 
 def test_other_settings_replace_what_was_there_only_if_told(run, capsys):

@@ -23,6 +23,7 @@ from lingvo_moe import decoder
 from lingvo_moe import launcher
 from lingvo_moe import translate
 from lingvo_moe.core import configuration
+from lingvo_moe.run import kept_texts
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
 
@@ -259,7 +260,7 @@ MESH = ('--runtime=spmd', '--mesh=expert:2')
 
 
 @pytest.mark.slow
-def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path):
+def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path, monkeypatch):
   shutil.copytree(run.path, tmp_path / 'two')
   decoder.decode(decoder.Options(run.path, poll_seconds=0.1))
   command = ['-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/two', *MESH]
@@ -276,6 +277,19 @@ def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path
   again = launched(2, *command, '--once')
   assert again.returncode == 0 and again.stdout == done.stdout
   assert again.stderr.count('was made with the same settings; --overwrite makes it again') == 1
+
+  summary = files[1].with_name('scores.json')
+  settings = json.loads(summary.read_text())['settings']
+  summary.unlink()  # as if it had been interrupted after two lines
+  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
+  kept_texts.KeptTexts(str(files[1].with_name('scores.unfinished.jsonl')), 1, settings).update(
+    {'xx-en:1': 'kept one', 'xx-en:3': 'kept three'}
+  )
+  resumed = launched(2, *command, '--once')
+  assert resumed.returncode == 0, resumed.stderr
+  assert resumed.stderr.count('going on after 2 lines that are in') == 1
+  kept = [b'kept one', *one.splitlines()[1:2], b'kept three', *one.splitlines()[3:]]
+  assert files[1].read_bytes().splitlines() == kept
 
   refused = launched(2, *command, '--once', '--beam_size=1')
   assert refused.returncode == 1 and refused.stdout == '' and 'Traceback' not in refused.stderr

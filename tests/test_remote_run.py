@@ -27,7 +27,7 @@ from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
-from lingvo_moe.run import kept_parts
+from lingvo_moe.run import kept_texts
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
@@ -130,12 +130,12 @@ def test_a_remote_log_is_written_now_and_then_and_when_it_is_closed(remote, monk
   assert files.read(path, 5) == b'one\nt' and files.read(path).endswith(b'three\n')
 
 
-def test_parts_of_results_on_a_remote_file_system_are_whole_when_the_job_ends(remote):
+def test_texts_are_kept_on_a_remote_file_system(remote, monkeypatch):
   path, settings = f'{remote}/scores.unfinished.jsonl', {'beam_size': 4}
+  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
   for more in ('abc', 'de'):
-    with kept_parts.KeptParts(path, 7, settings, kept_parts.read(path, settings)) as kept:
-      kept.update(dict.fromkeys(more, 1))
-  assert kept_parts.read(path, settings) == dict.fromkeys('abcde', 1)
+    kept_texts.KeptTexts(path, 7, settings).update(dict.fromkeys(more, 'text'))
+  assert kept_texts.KeptTexts(path, 7, settings) == dict.fromkeys('abcde', 'text')
 
 
 def test_files_of_a_remote_folder(remote):

@@ -150,7 +150,7 @@ def check_choices(
   """Raises UserError for a label or a layer that there is not, before text is routed.
 
   Args:
-    record: of the run; one without loads of its experts, such as an average, leaves the layer to Specialization.plot.
+    record: of the run; one without logs of its training leaves the layer to Specialization.plot.
     about: see Specialization.
     within: see Specialization.neighbours.
     layer: see Specialization.plot.

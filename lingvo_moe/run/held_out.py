@@ -7,15 +7,15 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import kept_parts
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.event_file import EventFile
+from lingvo_moe.run.kept_texts import KeptTexts
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import Outcome
 
@@ -36,7 +36,7 @@ class Results:
   """The folder step_<N> of each step that was decoded.
 
   The summary is written last and holds the settings of the job and the checkpoint's fingerprint. Where there is one,
-  the files beside it are complete and belong to these settings.
+  the files beside it are complete and belong to these settings. Before, <summary>.unfinished.jsonl has what is done.
 
   Attributes:
     root: where the folders are.
@@ -66,11 +66,10 @@ class Results:
       print(e, file=sys.stderr)
       return None
 
-  def begin(self, step: int) -> dict[str, Any]:
+  def begin(self, step: int) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
 
-    Returns:
-      The parts that an interrupted job with these settings has kept; none with `overwrite`.
+    What an interrupted job has kept stays, unless `overwrite` is set.
     """
     folder = self.folder(step)
     files.makedirs(folder)
@@ -92,18 +91,17 @@ class Results:
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
     stale = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
     stale = [os.path.join(folder, name) for name in (*stale, *((old or {}).get('beside') or ()))]
-    for path in [self._path(step), *stale]:  # the summary first: without it nothing counts
+    kept = self._kept_path(step)
+    # The summary first: without it nothing counts.
+    for path in [self._path(step), *(path for path in stale if path != kept), *([kept] if self.overwrite else ())]:
       _remove(path)
-    if self.overwrite:
-      return {}
-    kept = kept_parts.read(self._kept_path(step), self._settings(step))
-    if kept:
-      print(f'going on after {len(kept):,} results in {self._kept_path(step)}', file=sys.stderr)
-    return kept
 
-  def keep(self, step: int, parts: Mapping[str, Any]) -> kept_parts.KeptParts:
-    """Where the job keeps its parts until they are written as results; `parts` are those of `begin`."""
-    return kept_parts.KeptParts(self._kept_path(step), step, self._settings(step), parts)
+  def kept(self, step: int) -> KeptTexts:
+    """Where the job keeps its lines until they are written as results; prints a line if an interrupted job has left some."""
+    found = KeptTexts(self._kept_path(step), step, self._settings(step))
+    if found:
+      print(f'going on after {len(found):,} lines that are in {self._kept_path(step)}', file=sys.stderr)
+    return found
 
   def write(self, step: int, outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""

@@ -109,14 +109,15 @@ class HeldOutJob(Protocol):
   settings: dict[str, Any]
   texts: dict[str, str]
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Any:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: parts of these results by name, values that JSON can hold, which an interrupted run has left. A job that
-        takes long goes on from them and adds its own as they are done; others leave it alone.
+      kept: lines of these results by name, which an interrupted run has left; in processes other than the one that calls
+        `finish` the names alone. A job that takes long leaves those out, and adds its own lines as they are done; others
+        leave it alone.
 
     Returns:
       What `finish` takes.

@@ -77,7 +77,7 @@ def test_labels_and_layers_are_checked_before_text_is_routed(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'model': 'mt.cldr.Tiny', 'values': {'num_experts': 4}}))
   (tmp_path / 'train.jsonl').write_text('')
   nothing = reading.read(str(tmp_path), 'dev')
-  experts.check_choices(nothing, ABOUT, 'script', 'decoder/layer_07')  # an average has no log: the layer is seen later
+  experts.check_choices(nothing, ABOUT, 'script', 'decoder/layer_07')  # no log is there: the layer is seen later
   (tmp_path / 'routing.jsonl').write_text('{"step": 1, "steps": 1, "choices": {"encoder/layer_01": [1, 3]}}\n')
   record = reading.read(str(tmp_path), 'dev')
   experts.check_choices(record, ABOUT, None, None)

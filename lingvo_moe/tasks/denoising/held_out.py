@@ -63,7 +63,7 @@ class DenoisingJob:
     self.settings = {name: getattr(config, name) for name in (() if options.score else _SEARCH)}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Found:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Found:
     """Evaluates and fills in with the weights that the runtime holds."""
     del kept  # one pass over the text is short
     nats, tokens = losses_by_file.sums(self._eval, self._input, len(self._input.subsets), label, quiet)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +136,7 @@ class Translator:
     sources: Sequence[str],
     target_language: str | None = None,
     progress: Progress | None = None,
-    known: Mapping[int, list[Translation]] = types.MappingProxyType({}),
+    known: Collection[int] = (),
     keep: Callable[[int, list[Translation]], object] | None = None,
   ) -> Translated:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
@@ -146,12 +145,13 @@ class Translator:
       sources: any number of sentences; they are batched by length.
       target_language: language whose tag is put before each; None: no tag.
       progress: see Progress; it does not count sentences that are known.
-      known: translations of sentences by their number, from an earlier call with the same sources. Batches are as they
-        were, and one whose sentences are all known is left out.
+      known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is as
+        of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last bit, if
+        batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language)
-    found = [known.get(i, [Translation('', 0.0, 0.0)]) for i in range(len(sources))]
+    found = [[Translation('', 0.0, 0.0)] for _ in sources]
     _report(progress, len(batches.empty))
     for index_B, batch in batches:
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}

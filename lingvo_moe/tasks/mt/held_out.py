@@ -18,7 +18,6 @@ from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.decoding import Translation
 from lingvo_moe.tasks.mt.decoding import Translator
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Outcome
@@ -96,13 +95,13 @@ class TranslateJob:
     self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> Translations:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Translations:
     """Translates with the weights that the runtime holds.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: translations so far, each as decoding.Translation has it, by pair and line: 'de-en:17'.
+      kept: translations so far, by pair and line: 'de-en:17'.
     """
     kept = {} if kept is None else kept
     texts, truncated = {}, {}
@@ -110,10 +109,10 @@ class TranslateJob:
       # Sets share batches: what a sentence is translated to does not depend on its neighbours.
       for tag, sets in _by_tag(self._sets):
         names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
-        known = {i: [Translation(*kept[name])] for i, name in enumerate(names) if name in kept}
-        keep = lambda i, hypotheses, names=names: kept.__setitem__(names[i], hypotheses[0])
+        known = {i for i, name in enumerate(names) if name in kept}
+        keep = lambda i, hypotheses, names=names: kept.__setitem__(names[i], hypotheses[0].text)
         translated = self._translator.translate(_lines(sets, 'sources'), tag, bar.update, known, keep)
-        best = [hypotheses[0].text for hypotheses in translated.hypotheses]
+        best = [kept.get(name, '') for name in names]  # a sentence without tokens has none
         texts |= _split(sets, best)
         truncated |= _count_by_set(sets, translated.truncated)
     return Translations(texts, truncated)
@@ -169,7 +168,7 @@ class ScoreJob:
     self.settings = {'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, Any] | None = None) -> LogProbs:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> LogProbs:
     """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
     del kept  # one pass over the text is short
     log_probs, tokens, truncated = {}, {}, {}

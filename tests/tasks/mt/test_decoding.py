@@ -251,12 +251,12 @@ def test_known_translations_are_not_made_again_and_the_others_are_as_before(tran
   assert [kept.get(i, everything[1]) for i in range(len(LINES))] == everything and not {1, 5} & kept.keys()
   searched, search = [], translator._search
   monkeypatch.setattr(translator, '_search', lambda batch: searched.append(batch) or search(batch))
-  for known in ({}, dict(list(kept.items())[:9]), {20: kept[20]}, kept):
+  for known in (set(), set(list(kept)[:9]), {20}, set(kept)):
     searched.clear()
     done, new = [], {}
     again = translator.translate(LINES, 'de', done.append, known, new.__setitem__)
-    assert again.hypotheses == everything  # to the last bit: batches are as they were
-    assert {**known, **new} == kept and not known.keys() & new.keys()
+    assert new == {i: kept[i] for i in kept if i not in known}  # to the last bit: batches are as they were
+    assert again.hypotheses == [new.get(i, everything[1]) for i in range(len(LINES))]
     assert sum(done) == len(LINES) - len(known)
     assert bool(searched) == (len(known) < len(kept))
   assert translator.translate(LINES, 'de', known=kept).truncated == [3]
