@@ -378,5 +378,7 @@ def test_the_command_answers_a_mistake_with_one_line(tmp_path):
   command = [sys.executable, '-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/nowhere', '--once']
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert done.returncode == 1 and done.stdout == ''
-  assert done.stderr.splitlines()[-1] == f'error: --logdir={tmp_path}/nowhere: there is no such directory'
+  assert done.stderr.splitlines()[-1] == (
+    f'error: {tmp_path}/nowhere: there is no such directory; give the log directory of a run'
+  )
   assert 'Traceback' not in done.stderr

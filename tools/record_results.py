@@ -51,11 +51,10 @@ def main(argv):
         f'--split names decoded sets; {run.path} has no translations of {split!r}: decode it, or leave it out'
       )
   found = recording.new_records(run, known, *options, progress)
-  if found:
-    recording.append(_OUT.value, found)
-  count = lambda kind: sum(record['kind'] == kind for record in found)
-  print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {len(known)} lines')
-  if any(record['seconds'] is None for record in found):
+  added, there = recording.append(_OUT.value, found) if found else ([], len(known))
+  count = lambda kind: sum(record['kind'] == kind for record in added)
+  print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {there} lines')
+  if any(record['seconds'] is None for record in added):
     print(f'of some of them seconds and tokens are null: {run.train_log_path} does not have those', file=sys.stderr)
 
 

@@ -8,6 +8,7 @@ before they go on, against one that is written beside them. Prints tokens a seco
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 import time
@@ -40,7 +41,8 @@ def main(argv):
   whole = config.random_batch()
   rows = lambda x: x[(size := len(x) // runtime.feed_count) * runtime.feed_index :][:size]
   batch = {name: rows(x) for name, x in whole.items()}
-  checkpoints = checkpoint.Checkpoints(choice.lead(tempfile.mkdtemp), keep=1)
+  folder = choice.lead(tempfile.mkdtemp)
+  checkpoints = checkpoint.Checkpoints(folder, keep=1)
   saver = checkpoint.Saver(checkpoints, runtime)
   training = types.SimpleNamespace(runtime=runtime, saver=saver)
 
@@ -77,6 +79,7 @@ def main(argv):
   for name, pace in found.items():
     spread = f'{min(pace):.0f} to {max(pace):.0f}'
     choice.say(f'{name:28}{statistics.median(pace):10.0f} tokens/s   ({spread})')
+  choice.lead(lambda: shutil.rmtree(folder))
 
 
 if __name__ == '__main__':

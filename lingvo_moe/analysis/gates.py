@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.analysis.results import Run
+from lingvo_moe.core import json_files
+from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
 
 _LAST = 100  # lines of the training log over which statistics are averaged
@@ -68,9 +70,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
       else str(value)
     )
 
-  lines = [list(COLUMNS.values()), ['---', '---', *(['--:'] * (len(COLUMNS) - 2))]]
-  lines += [[cell(row[name]) for name in COLUMNS] for row in rows]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  return markdown.table(list(COLUMNS.values()), [[cell(row[name]) for name in COLUMNS] for row in rows])
 
 
 def _mean_over_layers(log, pattern, summed: bool = False) -> float | None:
@@ -86,6 +86,6 @@ def _mean_over_layers(log, pattern, summed: bool = False) -> float | None:
 
 
 def _seconds_a_step(log) -> float | None:
-  times = [line.get('seconds_so_far') for line in log]
-  gaps = [b - a for a, b in zip(times, times[1:]) if a is not None and b is not None]
-  return statistics.median(gaps) if gaps else None
+  times = [(line['step'], line['seconds_so_far']) for line in log if json_files.NUMBER.fits(line.get('seconds_so_far'))]
+  found = [(then - now) / (later - step) for (step, now), (later, then) in zip(times, times[1:]) if later > step]
+  return statistics.median(found) if found else None

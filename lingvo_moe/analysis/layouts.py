@@ -19,7 +19,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
 NAMES = {
@@ -120,7 +120,7 @@ def _factorisations(n: int, count: int) -> Iterator[tuple[int, ...]]:
 
 def choose(
   name: str,
-  config: MtConfig,
+  config: ModelConfig,
   candidates: Sequence[Layout],
   topology: chips.Topology | None = None,
   program: str = 'train',
@@ -187,16 +187,16 @@ def asynchronous_exchanges(report: cost.Report) -> list[cost.CollectiveCost]:
   return [c for c in report.collectives if c.asynchronous and (c.kind, c.part) == ('all-to-all', 'dispatch/combine')]
 
 
-def _may_chunk(config: MtConfig, program: str, candidate: Candidate) -> bool:
+def _may_chunk(config: ModelConfig, program: str, candidate: Candidate) -> bool:
   """Whether chunks of slots are worth a try: in training with a capacity, where AllToAlls can overlap."""
   trains = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
   return trains and bool(asynchronous_exchanges(candidate.report))
 
 
-def _check(config: MtConfig, mesh: Mesh, topology: chips.Topology | None, program: str) -> None:
+def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, program: str) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the batch or its devices hold too little."""
-  batcher = config.batcher(training=program == 'train')
-  mesh.check((batcher.rows(config.max_length) // config.micro_batches,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
+  rows = len(next(iter(config.batch_shapes(training=program == 'train').values())))
+  mesh.check((rows // config.micro_batches,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
   if topology:
     held, room = _stored_bytes(config.program(), mesh, program), topology.chip.usable * 2**30
     if held > room:

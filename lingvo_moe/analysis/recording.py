@@ -100,18 +100,19 @@ def _parsed(path: str, number: int, line: bytes) -> Record:
     ) from None
 
 
-def append(path: str, records: Iterable[Record]) -> int:
-  """Adds records that are not there, and returns how many were; the file is written whole or not at all.
+def append(path: str, records: Iterable[Record]) -> tuple[list[Record], int]:
+  """Adds records that are not there; the file is written whole or not at all, by one process at a time.
 
-  Several processes may add to one file at a time.
+  Returns:
+    The records that were added, and how many were there.
   """
   os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
   with files.replacing(path) as f:
     known = read(path)
     there = set(map(_key, known))
-    lines = [*known, *(record for record in records if _key(record) not in there)]
-    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in lines)
-  return len(known)
+    added = [record for record in records if _key(record) not in there]
+    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in (*known, *added))
+  return added, len(known)
 
 
 def new_records(

@@ -32,9 +32,9 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.commands import values
+from lingvo_moe.core import markdown as markdown_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import Working
-from lingvo_moe.paper import markdown as markdown_lib
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.analysis import specialization
+from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.paper import markdown
 from lingvo_moe.paper import plots
 from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord

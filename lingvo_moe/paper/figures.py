@@ -15,14 +15,14 @@ import numpy as np
 
 from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.parts import PHASES
+from lingvo_moe.core.markdown import image
+from lingvo_moe.core.markdown import table
 from lingvo_moe.paper import claims
 from lingvo_moe.paper import operator_tables
 from lingvo_moe.paper import plots
 from lingvo_moe.paper import programs
 from lingvo_moe.paper.claims import Case
 from lingvo_moe.paper.claims import Row
-from lingvo_moe.paper.markdown import image
-from lingvo_moe.paper.markdown import table
 from lingvo_moe.paper.report_cache import ReportCache
 from lingvo_moe.paper.report_cache import configured
 from lingvo_moe.runtime.chips import Topology

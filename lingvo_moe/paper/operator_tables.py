@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.markdown import table
 from lingvo_moe.paper import partitioned
-from lingvo_moe.paper.markdown import table
 from lingvo_moe.paper.operators import COMMUNICATION
 from lingvo_moe.paper.operators import TABLE_4
 from lingvo_moe.paper.operators import UNEVEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from lingvo_moe.core.progress import duration
 from lingvo_moe.report import experts
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
@@ -83,17 +84,10 @@ def _facts(record: RunRecord) -> dict[str, str]:
     'mean BLEU': f'{statistics.mean(mean("bleu")):.1f}{scored}' if mean('bleu') else '',
     'mean chrF': f'{statistics.mean(mean("chrf")):.1f}{scored}' if mean('chrf') else '',
     'tokens a second': f'{text(round(statistics.median(paces)))} (median)' if paces else '',
-    'time of training': _duration(seconds),
+    'time of training': duration(seconds) if seconds is not None else '',
     'tokens': text(tokens) if tokens else '',
     'MoE layers': str(len(record.layers) or ''),
   }
-
-
-def _duration(seconds: float | None) -> str:
-  if seconds is None:
-    return ''
-  minutes, hours = int(seconds // 60), int(seconds // 3600)
-  return f'{hours} h {minutes % 60} min' if hours else f'{minutes} min {int(seconds % 60)} s'
 
 
 # Colours of curves are by Okabe and Ito, darker or lighter where the background asks for more contrast. Those of heat

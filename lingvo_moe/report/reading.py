@@ -180,7 +180,7 @@ def read_all(paths: list[str], split: str) -> list[RunRecord]:
 
 def hypotheses(record: RunRecord, pair: str) -> list[str]:
   """Translations of a pair, where sources and references are not at hand; none if the file is lost."""
-  path = record.file('decode', record.split, f'step_{record.decoded_step}', pair + '.hyp')
+  path = os.path.join(record.run.path, 'decode', record.split, f'step_{record.decoded_step}', pair + '.hyp')
   try:
     return text.read_lines([path])
   except UserError:

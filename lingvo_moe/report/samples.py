@@ -43,7 +43,7 @@ def _translations(records: Sequence[RunRecord]) -> Markup:
   shown = [names[i] for i in chosen(len(names), _PAIRS)]
   whole = [record.translations for record in records]
   sentences = [figures.absent(f'Sources and references are not shown. {why}') for found, why in whole if not found]
-  known = next((found for found, _ in whole if found), {})
+  known = {name: translations for found, _ in reversed(whole) for name, translations in found.items()}
   lines = [
     {name: found[name].lines if name in found else reading.hypotheses(record, name) for name in shown}
     for record, (found, _) in zip(records, whole, strict=True)
@@ -52,7 +52,8 @@ def _translations(records: Sequence[RunRecord]) -> Markup:
   for name in shown:
     count = min(len(of[name]) for of in lines if of[name]) if any(of[name] for of in lines) else 0
     for i in chosen(count, _LINES + 1)[:_LINES]:
-      rows.append(_row(name, i, known.get(name), [of[name][i] if i < len(of[name]) else '' for of in lines]))
+      translations = [of[name][i] if i < len(of[name]) else '' for of in lines]
+      rows.append(_row(name, i, known.get(name), translations, beside_text=bool(known)))
   head = ['language', 'line', *(['source', 'reference'] if known else []), *(record.name for record in records)]
   if len(records) == 1:
     head[-1] = 'translation'
@@ -62,7 +63,7 @@ def _translations(records: Sequence[RunRecord]) -> Markup:
   return join([*sentences, note, figures.table(head, rows, 'Sample translations')])
 
 
-def _row(name, i, known, translations):
+def _row(name, i, known, translations, beside_text):
   source, _, target = name.partition('-')
   cells = [name, str(i + 1)]
   reference = None
@@ -70,6 +71,8 @@ def _row(name, i, known, translations):
     source, target = known.pair.source, known.pair.target
     reference = known.references[i]
     cells += [_said(known.sources[i], source), _said(reference, target)]
+  elif beside_text:
+    cells += ['', '']
   for line in translations:
     cells.append(_said(line, target, mark='= ' if line == reference else ''))
   return cells

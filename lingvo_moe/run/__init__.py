@@ -1,9 +1,10 @@
 """Parts of the jobs around a run's log directory.
 
-rundir.py      the directory                       training.py, hooks.py  the training loop's steps and what follows each
-checkpoint.py  saving and restoring                reporting.py           the log and the dev loss
-inference.py   loading a run for decoding          held_out.py            files of results on held-out text
-warm_start.py  the first state of a training run   event_file.py          TensorBoard files
+the directory        rundir.py; what it keeps of where a run began: corpus_record.py, environment.py
+training             warm_start.py, the first state; training.py and hooks.py, the steps and what follows each; advice.py
+logs                 reporting.py, with the dev loss; routing_log.py; event_file.py, for TensorBoard
+checkpoints          checkpoint.py; averaging.py; pruning.py, without the experts that are used least
+decoding             inference.py; held_out.py, files of results; kept_texts.py, of what is done so far; loaded.py, a run in Python
 
 Imports the protocol of tasks (tasks/task.py), no task by name, and runtimes; the jobs (trainer, decoder, translate)
 import it.

@@ -172,6 +172,8 @@ class NoLog:
 def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict[str, float]:
   """Drops later lines of a log, and a last one that a crash cut short; returns the totals that the last line kept has.
 
+  At step 0 the whole log becomes PATH.old, in place of an earlier one: it is of a run whose checkpoints are gone.
+
   Args:
     path: of the log.
     step: the last one whose lines are kept.
@@ -183,7 +185,7 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
   if not files.exists(path):
     return {}
   if step == 0 and (old := files.read(path)):
-    files.write(path + '.old', old)  # of a run whose checkpoints are gone
+    files.write(path + '.old', old)
     files.remove(path)
     return {}
   last = {}

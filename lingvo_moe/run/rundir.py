@@ -153,7 +153,7 @@ class RunDir:
   def load(self) -> tuple[str, TaskConfig]:
     """(model name, configuration) of the run that is here, its files with full paths."""
     if not files.isdir(self.path):
-      raise UserError(f'--logdir={self.path}: there is no such directory')
+      raise UserError(f'{self.path}: there is no such directory; give the log directory of a run')
     name, config = configuration.load(self.config_file)
     self._fetch()
     config = config.with_files(self._own)

@@ -180,3 +180,9 @@ def test_the_command_chooses(tmp_path):
   assert first['bytes'] < second['bytes'] and refused['layout'] == 'EP'
   # Gradients are summed in either; ZeRO-3 gathers weights besides.
   assert set(first['collective_counts']) == {'all-reduce'} and second['collective_counts']['all-gather'] > 0
+
+
+def test_a_language_model_has_layouts_too():
+  config = registry.get('lm.shakespeare.Dense')(batch_tokens=256, window=64, num_layers=1)
+  found = layouts.choose('lm.shakespeare.Dense', config, layouts.layouts(2, False), None)
+  assert [c.layout.flags for c in found if not c.refused]

@@ -217,6 +217,17 @@ def test_samples_are_beside_source_and_reference_in_their_own_direction(run):
   assert '<td lang="en" dir="auto">two' in text
 
 
+def test_samples_of_two_runs_are_in_their_columns_where_one_has_a_pair_more(run, tmp_path):
+  fewer, without_text = write_run(tmp_path / 'fewer', pairs=PAIRS[:1]), write_run(tmp_path / 'without_text')
+  write_corpus(fewer / 'corpus', PAIRS[:1])
+  for other, empty in ((run, 0), (without_text, 2)):
+    text = made(fewer, other)
+    (table,) = re.findall(r'<table>(?:(?!<table>).)*?<th[^>]*>reference.*?</table>', text, flags=re.DOTALL)
+    head, *rows = re.findall(r'<tr>(.*?)(?=<tr>|</table>|</tbody>)', table, flags=re.DOTALL)
+    assert {len(re.findall(r'<t[hd]', row)) for row in (head, *rows)} == {6}
+    assert [row.count('<td><td>') for row in rows if 'bb-en' in row] == [empty // 2] * 2
+
+
 def test_versions_commit_and_machine_are_those_of_the_last_start(run):
   text = made(run)
   assert '<th scope="row">software commit<td>abc123' in text and '<th scope="row">machine cores<td>2' in text

@@ -205,5 +205,6 @@ def test_processes_that_add_to_one_file_lose_nothing(tmp_path):
   path = str(tmp_path / 'results')
   adding = lambda run: recording.append(path, [{**GOOD['eval'], 'run': str(run)}, GOOD['test']])
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    assert sorted(pool.map(adding, range(30))) == [0, *range(2, 31)]
+    found = sorted((there, len(added)) for added, there in pool.map(adding, range(30)))
+    assert found == [(0, 2), *((there, 1) for there in range(2, 31))]
   assert len(recording.read(path)) == 31  # the second record is there once
