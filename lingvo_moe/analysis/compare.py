@@ -100,7 +100,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
         f'{run.path} has no translations of {split}: make them with '
         f'python -m lingvo_moe.decoder --logdir={run.path} --split={split} --once'
       )
-    settings = run.summary(split, chosen).get('settings', {})
+    settings = run.summary(split, chosen).get('settings') or {}
     parts.append(Part(run, chosen, results.translations(run, split, chosen, data_dir), settings))
   if not parts:
     raise UserError(f'a system is a log directory or several, with commas between; saw {text!r}')

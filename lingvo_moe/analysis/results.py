@@ -76,12 +76,12 @@ class Run:
   def summary(self, split: str, step: int) -> dict[str, Any]:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
     path = os.path.join(self.path, 'decode', split, f'step_{step}', 'scores.json')
-    scored = lambda scores: isinstance(scores, dict) and {'sentences', 'chrf'} <= scores.keys()
-    hashes = json_files.optional(json_files.by_name(json_files.TEXT))
-    pairs = json_files.by_name(json_files.Kind('an object with sentences and chrf', scored))
-    found = read_json(
-      path, 'what the decoder writes', 'decode the step again (--overwrite)', pairs=pairs, hashes=hashes
-    )
+    kinds = {
+      'pairs': json_files.Kind('an object, each value one with numbers sentences, bleu and chrf', _are_scores),
+      'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
+      'settings': json_files.optional(json_files.OBJECT),
+    }
+    found = read_json(path, 'what the decoder writes', 'decode the step again (--overwrite)', **kinds)
     if found is None:
       there = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
@@ -171,10 +171,10 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   """
   summary = run.summary(split, step)
   scored, hashes = summary['pairs'], summary.get('hashes') or {}
-  data_dir = data_dir or run.values.get('data_dir', '')
+  data_dir = data_dir or run.values.get('data_dir') or ''
   if not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
-  split_files = [tuple(p) for p in run.values.get('split_files', ())]
+  split_files = [tuple(p) for p in run.values.get('split_files') or ()]
   found = {}
   for pair in corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = os.path.join(run.path, 'decode', split, f'step_{step}', pair.name + '.hyp')
@@ -192,6 +192,13 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   if lost := sorted(set(scored) - set(found)):
     raise UserError(f'{data_dir} has no {split} of {", ".join(lost)}: give the corpus that was decoded, --data_dir=...')
   return found
+
+
+def _are_scores(pairs: Any) -> bool:
+  numbers = lambda scores: (
+    isinstance(scores, dict) and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
+  )
+  return isinstance(pairs, dict) and bool(pairs) and all(map(numbers, pairs.values()))
 
 
 def _fingerprint(path: str) -> str:

@@ -25,7 +25,7 @@ _RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
 
 def load_in_training(record: RunRecord, last_step: int) -> list[str]:
   """Table of the load of experts over the steps up to one: the fullest, dead ones, choices without a slot."""
-  spans = [span for span in record.loads if span.step <= last_step]
+  spans = [span for span in record.loads if span.step <= last_step and record.layers.keys() <= span.choices.keys()]
   lines = [line for line in record.steps if spans and line['step'] <= spans[-1].step]
   if not spans or not lines:
     return [f'{record.name} has no loads of its experts up to step {last_step}.']

@@ -50,8 +50,14 @@ def test_a_row_by_hand(run):
   assert found.pop('dropped') == pytest.approx((0.1 + 0.4 + 0.4 + 0.7 + 4 * 0.0) / 8)  # a layer's are summed
   # The median of 20 / 49, 100 / 50 and 100 / 50: seconds between two lines, by the steps between them.
   assert found == {
-    'model': 'm.Gate', 'gate': 'switch', 'step': 200, 'bleu': 15.0, 'dev_loss': 4.25, 'seconds': 2.0,
-    'largest_load': 2.0, 'entropy': 1.0,
+    'model': 'm.Gate',
+    'gate': 'switch',
+    'step': 200,
+    'bleu': 15.0,
+    'dev_loss': 4.25,
+    'seconds': 2.0,
+    'largest_load': 2.0,
+    'entropy': 1.0,
   }
   with pytest.raises(UserError, match='has no translations of dev: decode it'):
     gates.row(Run.read(str(run)), 'dev')

@@ -209,7 +209,11 @@ CONFIG = json.loads((OLD / 'config.json').read_text())
 LINE = {'step': 3, 'time': 'T', 'seconds_so_far': 1.5, 'target_tokens_so_far': 7, 'loss': 2.5, 'dev_loss': 2.0}
 LINE['dev_loss_by_pair'] = {'xx-en': 2.0}
 SCORES = {'step': 1, 'settings': {'beam_size': 4, 'text': 'ab', 'checkpoint': 'cd'}, 'texts': {'xx-en': 'ab'}}
-SCORES |= {'beside': ['xx-en.src'], 'pairs': {'xx-en': {'sentences': 2, 'chrf': 10.0}}, 'mean': {'chrf': 10.0}}
+SCORES |= {
+  'beside': ['xx-en.src'],
+  'pairs': {'xx-en': {'sentences': 2, 'bleu': 5.0, 'chrf': 10.0}},
+  'mean': {'chrf': 10.0},
+}
 
 
 @given(mutated(CONFIG))
