@@ -64,12 +64,9 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
       return 130
     except OSError as e:
       message = f'{e.filename or "input or output"}: {e.strerror or e}'
-    except (
-      UnicodeEncodeError
-    ) as e:  # of a name of a file, in which Python keeps such bytes as halves of surrogate pairs
-      message = (
-        f'names and text are written as {e.encoding}; saw {shown(e.object)}, which that does not have: rename it'
-      )
+    except UnicodeEncodeError as e:
+      # Python keeps bytes of a file's name that are no UTF-8 as halves of surrogate pairs.
+      message = f'names and text are written as {e.encoding}; saw {shown(e.object)}, which it cannot hold: rename it'
     # Out here the frames of the error are gone, and with them progress bars that would share its line.
     print(f'error: {_printable(message)}', file=sys.stderr)
     return 1

@@ -13,9 +13,10 @@ to OUT/step_<N>/ with --out=OUT,
 
 or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
 it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
-same, with windows of the text filled in. Results that are
-there with the same settings are shown and not made again; --overwrite replaces them, whatever their settings. A translation
-that was interrupted goes on where it was, within some seconds, unless --overwrite is given.
+same, with windows of the text filled in.
+
+Results that are there with the same settings are shown and not made again; --overwrite replaces them, whatever their
+settings. A translation that was interrupted goes on where it was, within some seconds, unless --overwrite is given.
 """
 
 from __future__ import annotations

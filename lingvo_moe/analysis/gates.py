@@ -70,7 +70,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
       else str(value)
     )
 
-  return markdown.table(list(COLUMNS.values()), [[cell(row[name]) for name in COLUMNS] for row in rows])
+  return markdown.table(list(COLUMNS.values()), [[cell(row[name]) for name in COLUMNS] for row in rows], names=2)
 
 
 def _mean_over_layers(log, pattern, summed: bool = False) -> float | None:

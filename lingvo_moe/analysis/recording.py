@@ -91,8 +91,9 @@ def read(path: str) -> list[Record]:
 
 def _parsed(path: str, number: int, line: bytes) -> Record:
   try:
-    kind = json_files.parse(line, kind=_KIND)['kind']
-    return json_files.parse(line, **_KINDS_OF[kind])
+    record = json_files.parse(line, kind=_KIND)
+    json_files.check(record, **_KINDS_OF[record['kind']])
+    return record
   except ValueError as e:
     raise UserError(
       f'each line of {path} is a record of tools/record_results.py; line {number} is not ({e}; saw {line[:40]!r}): mend '

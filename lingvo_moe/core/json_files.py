@@ -96,10 +96,15 @@ def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
     raise ValueError(
       f'it was changed since it was written: its {_CHECKSUM} is {_checksum(found)}, not {_shown(checksum)}'
     )
+  check(found, **kinds)
+  return found
+
+
+def check(found: Mapping[str, Any], **kinds: Kind) -> None:
+  """Raises ValueError for a key whose value is not of its kind."""
   for name, kind in kinds.items():
     if not kind.fits(found.get(name)):
       raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(found[name]) if name in found else "none"}')
-  return found
 
 
 def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:

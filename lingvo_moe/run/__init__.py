@@ -4,7 +4,7 @@ the directory        rundir.py; what it keeps of where a run began: corpus_recor
 training             warm_start.py, the first state; training.py and hooks.py, the steps and what follows each; advice.py
 logs                 reporting.py, with the dev loss; routing_log.py; event_file.py, for TensorBoard
 checkpoints          checkpoint.py; averaging.py; pruning.py, without the experts that are used least
-decoding             inference.py; held_out.py, files of results; kept_texts.py, of what is done so far; loaded.py, a run in Python
+decoding             inference.py; held_out.py, files of results; kept_texts.py, what is done so far; loaded.py, from Python
 
 Imports the protocol of tasks (tasks/task.py), no task by name, and runtimes; the jobs (trainer, decoder, translate)
 import it.

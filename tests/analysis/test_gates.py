@@ -66,7 +66,8 @@ def test_a_row_by_hand(run):
 def test_the_tool_prints_a_table(run):
   done = subprocess.run([sys.executable, TOOL, str(run), str(run)], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  head, _, one, two = done.stdout.splitlines()
+  head, rule, one, two = done.stdout.splitlines()
+  assert rule == '| --- | --- |' + ' --: |' * 7
   assert head == '| model | gate | step | BLEU | dev loss | dropped | largest load | entropy | s/step |'
   assert one == two == '| m.Gate | switch | 200 | 15.0 | 4.25 | 0.2 | 2 | 1 | 2 |'
   done = subprocess.run([sys.executable, TOOL], capture_output=True, text=True)
