@@ -302,7 +302,7 @@ def test_it_waits_for_a_run_and_its_checkpoints_and_ends_with_the_trainer(begun,
   job = threading.Thread(target=decode, args=(run,), kwargs={'pairs': 'xx-en', 'max_sentences': 2}, daemon=True)
   job.start()
   written = lambda step: os.path.exists(run.file('decode', 'test', f'step_{step}', 'scores.json'))
-  wait = lambda condition: [time.sleep(0.02) for _ in range(1500) if not condition()]
+  wait = lambda condition: [time.sleep(0.02) for _ in range(6000) if not condition()]
   time.sleep(0.1)
   shutil.copytree(begun.file('vocab'), run.vocab_dir)
   shutil.copyfile(begun.config_file, run.file('config.partial'))
@@ -317,7 +317,7 @@ def test_it_waits_for_a_run_and_its_checkpoints_and_ends_with_the_trainer(begun,
     if step == 1:
       wait(lambda: written(1))
       assert written(1)
-  job.join(60)
+  job.join(120)
   assert not job.is_alive() and written(2)
   err = capsys.readouterr().err
   assert err.count('waiting for a trainer to begin a run') == 1

@@ -391,7 +391,7 @@ def test_the_launcher_hands_sigterm_on(tmp_path):
     'time.sleep(60)\n'
   )
   launch = subprocess.Popen([PYTHON, ROOT / 'tools' / 'launch.py', '2', '--', PYTHON, '-c', script])
-  deadline = time.monotonic() + 30
+  deadline = time.monotonic() + 120
   while len(os.listdir(tmp_path)) < 2:
     assert time.monotonic() < deadline
     time.sleep(0.05)

@@ -12,13 +12,14 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lingvo_moe.core.errors import UserError
 
 _FIRST_WORD_SECONDS = 3  # of waiting before that is said
 _WORD_SECONDS = 30  # between two lines that say so
 _RETRY_SECONDS = 0.2
+_PATIENCE_SECONDS = 5  # more, for those that process 0 knows of: it gives up first, and names who is missing
 _GO = b'lingvo_moe: go'
 _ERROR = b'lingvo_moe: error: '  # another answer is that of JAX's coordinator, in a run that a process has left
 _HELLO = 'lingvo_moe: process {} of {}\n'
@@ -58,13 +59,17 @@ class _Wait:
     self._begun = time.monotonic()
     self._next_word = self._begun + _FIRST_WORD_SECONDS
 
-  def left(self, whom: str) -> float:
+  def left(self, whom: str, patience: float = 0) -> float:
     """Seconds to wait at most before the next call; says for whom this process waits, where that is due.
+
+    Args:
+      whom: processes that are waited for.
+      patience: seconds to wait beyond those of the run.
 
     Raises:
       UserError: the time is over.
     """
-    now, end = time.monotonic(), self._begun + self._seconds
+    now, end = time.monotonic(), self._begun + self._seconds + patience
     if now >= end:
       raise UserError(
         f'process {self.index} of {self.count} waited {self._seconds:g} s for {whom}, at {self.address}: start all '
@@ -85,7 +90,12 @@ def _lead(wait: _Wait) -> None:
     while len(there) < wait.count - 1:
       missing = [str(index) for index in range(1, wait.count) if index not in there]
       whom = f'process {missing[0]}' if len(missing) == 1 else f'processes {_few(missing)}'
-      for key, _ in selector.select(wait.left(whom)):
+      try:
+        seconds = wait.left(whom)
+      except UserError as e:
+        _tell(there.values(), e)
+        raise
+      for key, _ in selector.select(seconds):
         if key.fileobj is server:
           connection = stack.enter_context(server.accept()[0])
           selector.register(connection, selectors.EVENT_READ)
@@ -121,12 +131,18 @@ def _index_of(word: bytes, connection: socket.socket, there: dict[int, socket.so
   index, count = int(hello[1]), int(hello[2])
   if count == wait.count and 0 < index < count and index not in there:
     return index
-  error = f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
-  error += f'process {index} of {count}' + (' twice' if index in there else '') + f' at {wait.address}'
-  for other in (connection, *there.values()):
+  error = UserError(
+    f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
+    f'process {index} of {count}' + (' twice' if index in there else '') + f' at {wait.address}'
+  )
+  _tell((connection, *there.values()), error)
+  raise error
+
+
+def _tell(others: Iterable[socket.socket], error: UserError) -> None:
+  for other in others:
     with contextlib.suppress(OSError):
-      other.sendall(_ERROR + error.encode())
-  raise UserError(error)
+      other.sendall(_ERROR + str(error).encode())
 
 
 def _follow(wait: _Wait) -> None:
@@ -146,7 +162,7 @@ def _follow(wait: _Wait) -> None:
 def _word(connection: socket.socket, wait: _Wait) -> bytes:
   """What process 0 sends; empty when it is gone."""
   while True:
-    connection.settimeout(wait.left('processes that process 0 names'))
+    connection.settimeout(wait.left('processes that process 0 names', _PATIENCE_SECONDS))
     with contextlib.suppress(TimeoutError):
       return connection.recv(1024)
 

@@ -16,20 +16,23 @@ from lingvo_moe.core import progress
 from lingvo_moe.core.progress import Progress
 
 
-def test_a_log_file_gets_a_line_first_now_and_then_and_last():
-  file = io.StringIO()
-  with Progress(4, 'step', every=0.2, file=file) as found:
+def test_a_log_file_gets_a_line_first_now_and_then_and_last(monkeypatch):
+  file, now = io.StringIO(), [100.0]
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
+  with Progress(4, 'step', every=20, file=file) as found:
+    now[0] += 5
     found.show(loss='2.5')
     found.update()
+    now[0] += 19
     found.update()  # too soon for a line
-    time.sleep(0.25)
+    now[0] += 1
     found.update()
     found.write('a word')
     found.update()
   first, later, word, last = file.getvalue().splitlines()
-  assert first == 'step 1 of 4, 0 s so far, loss 2.5'
-  assert later == 'step 3 of 4, 0 s so far, 0 s left, loss 2.5'
-  assert (word, last) == ('a word', 'step 4 of 4, 0 s so far, loss 2.5')
+  assert first == 'step 1 of 4, 5 s so far, loss 2.5'
+  assert later == 'step 3 of 4, 25 s so far, 10 s left, loss 2.5'
+  assert (word, last) == ('a word', 'step 4 of 4, 25 s so far, loss 2.5')
 
 
 def test_what_was_done_before_counts_and_the_last_line_is_printed_once():
@@ -48,7 +51,8 @@ def test_quiet_work_prints_nothing():
 
 
 @pytest.mark.parametrize('columns', [0, 100])
-def test_a_bar_moves_while_nothing_is_done(columns):
+def test_a_bar_moves_while_nothing_is_done(columns, monkeypatch):
+  monkeypatch.setattr(progress, '_TICK_SECONDS', 0.1)
   ours, theirs = pty.openpty()
   fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
   with os.fdopen(theirs, 'w') as terminal, Progress(3, 'step', file=terminal) as found:
@@ -72,5 +76,5 @@ def test_work_that_is_not_counted_is_said_at_once_and_now_and_then():
   file = io.StringIO()
   with progress.Working('compiling', every=0.05, file=file):
     assert file.getvalue() == 'compiling ...\n'
-    time.sleep(0.2)
+    time.sleep(0.5)
   assert 'compiling ... 0 s so far' in file.getvalue().splitlines()[1]
