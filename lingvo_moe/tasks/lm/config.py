@@ -75,6 +75,7 @@ class LmConfig(TransformerConfig, LanguageConfig):
   def _check_together(self) -> None:
     super()._check_together()
     self._check_blocks('num_layers')
+    self._check_experts(self.num_layers)
     self._attention()  # refuses heads that do not divide
 
   def task(self) -> LanguageModel:

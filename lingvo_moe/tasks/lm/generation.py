@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,20 +47,25 @@ class Continued(NamedTuple):
   truncated: list[int]  # none: prompts may be of any length
 
 
+def width_of(config: LanguageConfig, n_best: int) -> int:
+  """W: continuations of a prompt that are computed side by side."""
+  return config.beam_size if config.search == 'beam' else n_best
+
+
 def prompt_arrays(
-  prompts: Sequence[np.ndarray], config: LanguageConfig, rows: int = 0, first: int = 0
+  prompts: Sequence[np.ndarray], config: LanguageConfig, width: int, rows: int = 0, first: int = 0
 ) -> dict[str, np.ndarray]:
   """Batch of prompts that begin with bos: all symbols but the last of each, padded, the last ones, and lengths.
 
   Args:
     prompts: ids.
-    config: its beam_size divides the padded length, as static shapes need.
+    config: its max_new_tokens is the limit of each.
+    width: W, from `width_of`; it divides the padded length, as static shapes need.
     rows: B; rows without a prompt get no continuation.
     first: number of the first prompt, for its random key.
   """
   rows = rows or len(prompts)
-  unit = int(np.lcm(_ROUND, config.beam_size))
-  length = max(1, -(-max(len(p) - 1 for p in prompts) // unit)) * unit
+  length = _padded(max(len(p) - 1 for p in prompts), width)
   ids_BT = np.zeros([rows, length], np.int32)
   batch = {name: np.zeros([rows], np.int32) for name in ('last', 'lengths', 'limits', 'numbers')}
   for row, prompt in enumerate(prompts):
@@ -69,13 +75,17 @@ def prompt_arrays(
   return {'ids': ids_BT, **batch}
 
 
-def prompt_shapes(config: LanguageConfig) -> dict[str, np.ndarray]:
-  """Batch with the shapes of one of prompts as long as a window."""
+def _padded(length: int, width: int) -> int:
+  unit = math.lcm(_ROUND, width)
+  return max(1, -(-length // unit)) * unit
+
+
+def prompt_shapes(config: LanguageConfig, width: int) -> dict[str, np.ndarray]:
+  """Batch with the shapes of one of prompts as long as a window, to be continued `width` times each."""
   rows = config.rows_of_batch(training=False)
-  unit = int(np.lcm(_ROUND, config.beam_size))
   zeros = lambda *shape: np.broadcast_to(np.zeros([], np.int32), shape)
   return {
-    'ids': zeros(rows, -(-config.window // unit) * unit),
+    'ids': zeros(rows, _padded(config.window, width)),
     **dict.fromkeys(('last', 'lengths', 'limits', 'numbers'), zeros(rows)),
   }
 
@@ -93,7 +103,7 @@ def go_on(
     n_best: continuations of each prompt: independent samples, or the best of a beam; 1 if greedy.
   """
   max_steps = ops.loop_bound(batch['limits'], config.max_new_tokens)
-  width = config.beam_size if config.search == 'beam' else n_best
+  width = width_of(config, n_best)
 
   def search_rows(batch):
     lengths_B = batch['lengths']
@@ -157,6 +167,7 @@ class Continuer:
       self._config = dataclasses.replace(self._config, batch_tokens=tokens)
     self._vocab = vocab
     self._rows = -(-_ROWS // groups) * groups
+    self._width = width_of(config, n_best)
     self._done = 0
     program = self._config.program()
     self._go_on = runner.function(
@@ -187,7 +198,7 @@ class Continuer:
     for begin in range(0, len(ids), self._rows):
       part = ids[begin : begin + self._rows]
       rows = self._rows if len(ids) > 1 or self._config.num_groups > 1 else 1
-      hypotheses = self._go_on(prompt_arrays(part, self._config, rows, first + begin))
+      hypotheses = self._go_on(prompt_arrays(part, self._config, self._width, rows, first + begin))
       found += [self._read(hypotheses, row) for row in range(len(part))]
       if progress is not None:
         progress(len(part))

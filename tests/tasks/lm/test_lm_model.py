@@ -84,7 +84,8 @@ BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference':
 
 
 def go_on(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
-  batch = generation.prompt_arrays(prompts, config, len(prompts) + 1, first)
+  width = generation.width_of(config, n_best)
+  batch = generation.prompt_arrays(prompts, config, width, len(prompts) + 1, first)
   batch = {name: tf.constant(value) for name, value in batch.items()}
 
   @tf.function(autograph=False, jit_compile=kind == 'xla')
@@ -121,6 +122,19 @@ def test_backends_go_on_alike(kind, search):
   width = ours.ids_BWT.shape[2]
   np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, :width])
   np.testing.assert_allclose(ours.log_probs_BW[:-1], theirs.log_probs_BW[:-1], rtol=1e-4)
+
+
+def test_under_xla_a_prompt_has_room_for_any_number_of_samples():
+  config = dataclasses.replace(CONFIG, search='sample', beam_size=4)  # 3 does not divide 16
+  batch = generation.prompt_arrays(PROMPTS, config, generation.width_of(config, 3))
+
+  @tf.function(autograph=False)
+  def run(batch):
+    with backend.use(xla.BACKEND):
+      return generation.go_on(MODEL, THETA, batch, config, 3)
+
+  shapes = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+  assert run.get_concrete_function(shapes).structured_outputs.ids_BWT.shape[:2] == [len(PROMPTS), 3]
 
 
 def test_a_scanned_stack_goes_on_as_an_unrolled_one_does():

@@ -88,7 +88,8 @@ def log_p_of(prompt, ids):
 
 
 def go_on(config, n_best, kind='cpu'):
-  batch = generation.prompt_arrays(PROMPTS, config, len(PROMPTS) + 1)
+  width = generation.width_of(config, n_best)
+  batch = generation.prompt_arrays(PROMPTS, config, width, len(PROMPTS) + 1)
   batch = {name: tf.constant(value) for name, value in batch.items()}
 
   @tf.function(autograph=False, jit_compile=kind == 'xla')
