@@ -33,7 +33,8 @@ def main(argv):
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   with new_folder.writing(_OUT.value) as folder:
-    export.save(folder, _MODEL.value, config.program(), mesh, config.random_batch(), _PROGRAM.value)
+    program, batch = config.program(), config.random_batch()
+    export.save(folder, _MODEL.value, program, mesh, batch, config.token_counts, _PROGRAM.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

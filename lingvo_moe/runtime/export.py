@@ -41,7 +41,13 @@ PROGRAMS = ('train', 'eval')
 
 
 def save(
-  folder: str, name: str, program: Program, mesh: Mesh, batch: Mapping[str, np.ndarray], kind: str = 'train'
+  folder: str,
+  name: str,
+  program: Program,
+  mesh: Mesh,
+  batch: Mapping[str, np.ndarray],
+  token_counts: Sequence[str],
+  kind: str = 'train',
 ) -> None:
   """Writes the folder. The devices of the mesh need not exist.
 
@@ -51,6 +57,7 @@ def save(
     program: program with the step.
     mesh: mesh that the step is to run on.
     batch: batch to write, whose shapes are the step's.
+    token_counts: metrics whose sum is the tokens of a step; see task.Config.
     kind: 'train', or 'eval', which leaves the state unchanged.
 
   Raises:
@@ -67,6 +74,7 @@ def save(
   spec = {
     'model': name,
     'program': kind,
+    'tokens': list(token_counts),
     'mesh': mesh.axes,
     'state': {
       'step': _described(mesh, (), np.int32, ()),

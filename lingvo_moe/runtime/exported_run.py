@@ -51,7 +51,7 @@ def main(steps: int) -> None:
     state, metrics = step(state, batch)
     metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
     seconds.append(time.perf_counter() - begun)
-    tokens = metrics['source_tokens'] + metrics['target_tokens']
+    tokens = sum(metrics[name] for name in spec['tokens'])
     print(f'step {number}: loss {metrics["loss"]:.8g}, {tokens / seconds[-1]:.1f} tokens/s', flush=True)
   usual = statistics.median(seconds)
   print(f'median: {tokens / usual:.1f} tokens/s, {flops / usual / 1e12:.4g} TFLOP/s a device')

@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
   """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
   mesh = Mesh.parse('data:2,expert:2')
-  export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG))
+  export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), CONFIG.token_counts)
   return folder
 
 
@@ -85,9 +85,18 @@ def test_a_step_for_a_mesh_trains_to_the_same_losses(folder, expected):
   np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
 
 
+def test_the_command_exports_a_language_model(tmp_path):
+  sizes = {'vocab_size': 40, 'window': 16, 'batch_tokens': 64, 'num_layers': 2}
+  bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in sizes.items()]
+  command = [sys.executable, TOOL, '--model=lm.shakespeare.Tiny', f'--out={tmp_path}/step', *bindings]
+  subprocess.run(command, check=True, capture_output=True, timeout=300)
+  done = run(tmp_path / 'step', '2')
+  assert done.returncode == 0 and len(losses(done.stdout)) == 2, done.stderr
+
+
 def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
   runtime, batch = one_device(), random_batch(CONFIG)
-  export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, 'eval')
+  export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, CONFIG.token_counts, 'eval')
   loss = float(runtime.eval_step(batch)['loss'])
   done = run(tmp_path, '2')
   np.testing.assert_allclose(losses(done.stdout), [loss, loss], rtol=1e-5, err_msg=done.stderr)
@@ -109,7 +118,7 @@ def test_too_few_devices_are_told(folder):
 
 def test_mistakes_are_told(tmp_path):
   save = lambda mesh, kind: export.save(
-    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse(mesh), random_batch(CONFIG), kind
+    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse(mesh), random_batch(CONFIG), CONFIG.token_counts, kind
   )
   with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
     save('data:1', 'tran')
