@@ -61,7 +61,7 @@ class _Step:
     self._theta = {**weights_lib.initialize(self._layer.weights(), 0), 'gate': gate}
     self._key_B = prng.fold(prng.key(config.seed, 'train'), tf.range(rows)) if training else None
     group_size = self.num_tokens // config.num_groups
-    self._slots = min(group_size, expert_capacity(group_size, layer.num_experts, slots))
+    self._slots = expert_capacity(group_size, layer.num_experts, slots)
     self._function = tf.function(self._forward_backward, autograph=False, jit_compile=True)
     self._stats = None
 

@@ -115,7 +115,7 @@ def rounds_of(case: Case, skew: float) -> int | None:
 
 def _rounds(config: MtConfig, tokens: int, skew: float) -> int:
   group = tokens // config.num_groups
-  capacity = min(group, expert_capacity(group, config.num_experts, config.round_capacity_factor))
+  capacity = expert_capacity(group, config.num_experts, config.round_capacity_factor)
   queues = config.num_groups * (config.num_experts if skew == 1 else 1)
   longest = longest_queue(group, min(1.0, 2 * skew / config.num_experts), queues)
   if skew != 1:

@@ -315,11 +315,13 @@ def test_no_slot_is_refused():
     (1, 64, 2.0, 1),
     (10, 3, 1.25, 5),
     (100, 2, 1.1, 55),
-    (100, 1, 1.23, 123),
+    (1000, 10, 1.23, 123),
     (10_000, 2, 1.2346, 6173),  # a factor counts to its fourth decimal
+    (10, 2, 4.0, 10),  # of one expert a token takes one slot
+    (4096, 8, 4.5e6, 4096),
   ],
 )
-def test_capacity_rounds_up_and_is_one_at_least(size, experts, factor, slots):
+def test_capacity_rounds_up_and_is_from_one_to_all_tokens(size, experts, factor, slots):
   assert gate_lib.expert_capacity(size, experts, factor) == slots
   assert int(gate_lib.expert_capacity(tf.constant(size), experts, factor)) == slots
 

@@ -51,14 +51,13 @@ class ExpertChoice(gate.LinearGate):
     kept_GSE = tf.cast(taken_GSE, tf.float32)
     stats = gate.statistics(logits_GSE, gates_GSE, real_GS)
     unserved = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
-    most = lambda size: gate.expert_capacity(size, num_experts, self.capacity_factor)
     return Routing(
       expert_GSR=tf.broadcast_to(tf.range(num_experts), [groups, size, num_experts]),
       slot_GSR=tf.cast(tf.cumsum(kept_GSE, axis=1, exclusive=True), tf.int32),
       weight_GSR=gates_GSE * kept_GSE,
       margin_GS=tf.stop_gradient(_margin(gates_GSE, taken_GSE, real_GS)),
       num_experts=num_experts,
-      capacity=min(size, most(size)) if isinstance(size, int) else tf.minimum(size, most(size)),
+      capacity=gate.expert_capacity(size, num_experts, self.capacity_factor),
       stats=stats._replace(dropped_R=unserved[tf.newaxis], tokens_E=tf.reduce_sum(kept_GSE, axis=[0, 1])),
       every_expert=True,
     )

@@ -87,13 +87,17 @@ def gate_logits(weight_ME: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
 
 
 def expert_capacity(group_size: Size | tf.Tensor, num_experts: int, capacity_factor: float) -> Size:
-  """Capacity C = max(1, ceil(capacity_factor * S / E)): a Python int if S is one, else an int32 tensor."""
+  """Capacity C = ceil(capacity_factor * S / E), from 1 to S: a Python int if S is one, else an int32 tensor.
+
+  More than S slots would stay empty, as a token takes one slot of an expert at most.
+  """
   # In whole numbers: 1.1 * 100 / 2 is 55, but 55.00000000000001 in floating point, and 56 slots.
   factor = fractions.Fraction(capacity_factor).limit_denominator(10_000)
   slots = lambda size: -(-size * factor.numerator // (factor.denominator * num_experts))
   if isinstance(group_size, int):
-    return max(1, slots(group_size))
-  return tf.maximum(1, tf.cast(slots(tf.cast(group_size, tf.int64)), tf.int32))
+    return max(1, min(group_size, slots(group_size)))
+  size = tf.cast(group_size, tf.int64)
+  return tf.cast(tf.maximum(tf.constant(1, tf.int64), tf.minimum(size, slots(size))), tf.int32)
 
 
 def top_choices(logits_GSE: tf.Tensor, k: int) -> tf.Tensor:
