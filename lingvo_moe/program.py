@@ -60,7 +60,8 @@ class Program:
     seed: seed of initial weights and of random numbers in training.
     num_groups: number of groups of rows of a batch; the rows of a group stay together.
     micro_batches: number of parts of a batch that are computed one after the other, with their gradients added up:
-      equal results to rounding, in less memory. It divides num_groups.
+      equal results to rounding, in less memory, but for balance losses that are of what is given at once (noisy top-k
+      and hierarchical gates). It divides num_groups.
     frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.of_parts.
   """
 

@@ -23,6 +23,7 @@ AXES = {
   'P': 'language pairs of an evaluation',
   'L': 'layers of a scanned stack',
   'D': 'devices',
+  'F': 'tokens or choices of a whole batch, in one row',
   '1': 'an axis of length one',
 }
 

@@ -137,7 +137,7 @@ class DeepExperts(Experts):
 
   def weights(self) -> Specs:
     e, h = self.num_experts, self.hidden_dim
-    # Features of the first hidden layer are axis V, which is not split: only one axis of a weight can be.
+    # Features of the first hidden layer are axis J, which is not split: only one axis of a weight can be.
     middle = WeightSpec((e, h, h), 'EJH', glorot_uniform(h, h), factored='JH')
     return {'wi': dataclasses.replace(_inwards(self), dims='EMJ', factored='MJ'), 'wh': middle, 'wo': _outwards(self)}
 

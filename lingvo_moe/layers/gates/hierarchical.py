@@ -33,35 +33,40 @@ class Hierarchical:
   possible. Each group has a second gate of its own, which gets the tokens that chose it as an expert gets its tokens,
   through a dispatcher and without drops. On a mesh, groups of experts are split as experts are.
 
-  The loss is CV(importance)^2 + CV(load)^2 over all experts (equations 13 and 14), over the whole batch. Entropy and
-  z-loss are those of the first gate.
+  The loss is CV(importance)^2 + CV(load)^2 over all experts (equations 13 and 14), over the whole batch; with
+  micro-batches, over each. Entropy and z-loss are those of the first gate.
 
   Attributes:
-    num_groups: groups of experts; it divides the number of experts.
+    groups_of_experts: groups of experts; it divides the number of experts.
     k: choices of each level; a token visits k * k experts.
     dispatch: dispatcher to the second gates; see dispatch.DISPATCHERS.
   """
 
-  num_groups: int
+  groups_of_experts: int
   k: int = 2
   dispatch: str = 'auto'
   experts_choose: ClassVar[bool] = False
 
   def check(self, num_experts: int) -> None:
     """Raises ValueError unless both levels have more than k candidates."""
-    if self.k < 2 or self.num_groups <= self.k or num_experts % self.num_groups or self.within(num_experts) <= self.k:
+    if (
+      self.k < 2
+      or self.groups_of_experts <= self.k
+      or num_experts % self.groups_of_experts
+      or self.within(num_experts) <= self.k
+    ):
       raise ValueError(
         f'a hierarchical gate needs k of 2 or more, more than k groups, and more than k experts in each of them; saw '
-        f'k={self.k}, {self.num_groups} groups of {num_experts} experts: choose a number of groups that divides the experts'
+        f'k={self.k}, {self.groups_of_experts} groups of {num_experts} experts: choose a number of groups that divides the experts'
       )
 
   def within(self, num_experts: int) -> int:
     """Experts of a group."""
-    return num_experts // self.num_groups
+    return num_experts // self.groups_of_experts
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
     self.check(num_experts)
-    zero, groups, within = Constant(0.0), self.num_groups, self.within(num_experts)
+    zero, groups, within = Constant(0.0), self.groups_of_experts, self.within(num_experts)
     first = WeightSpec((model_dim, groups), 'MJ', zero, factored='MJ')
     return {'gate': first, 'gate_noise': first, **self._second_weights((groups, model_dim, within))}
 
@@ -83,7 +88,7 @@ class Hierarchical:
   ) -> Routing:
     """Chooses k experts in each of k groups for each token; see Gate. Expert j of group i has number i * within + j."""
     within, real_GS = theta['gate_within'].shape[-1], gate.real_tokens(paddings_GS)
-    num_experts = self.num_groups * within
+    num_experts = self.groups_of_experts * within
     gate.check_choices('hierarchical', self.k**2, num_experts, capacity)
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)
@@ -100,7 +105,7 @@ class Hierarchical:
       weights.append(weight_GS[..., tf.newaxis] * second.weight_GSR)
       margins.append(second.margin_GS)
       # By group and expert of the group: sums over tokens.
-      hot_GSE = tf.one_hot(group_GS, self.num_groups) * real_GS[..., tf.newaxis]
+      hot_GSE = tf.one_hot(group_GS, self.groups_of_experts) * real_GS[..., tf.newaxis]
       importance += tf.einsum('GSE,GSJ->EJ', hot_GSE * weight_GS[..., tf.newaxis], second.gates_GSE)
       load += tf.einsum('GSE,GSJ->EJ', hot_GSE, second.load_GSE)
       visits += tf.reduce_sum(hot_GSE, axis=[0, 1])
@@ -123,17 +128,19 @@ class Hierarchical:
     names = ['gate_within', 'gate_within_noise'] if training else ['gate_within']
     specs = {name: spec for name, spec in self._second_weights(theta['gate_within'].shape).items() if name in names}
     second, within = LinearExperts(specs), theta['gate_within'].shape[-1]
-    slot_GS1, length_GE = ops.queue_positions(group_GS[..., tf.newaxis], real_GS[..., tf.newaxis] > 0, self.num_groups)
+    slot_GS1, length_GE = ops.queue_positions(
+      group_GS[..., tf.newaxis], real_GS[..., tf.newaxis] > 0, self.groups_of_experts
+    )
 
     def serve(inputs, weight_GSR, slot_GSR, capacity):
       x_GSM, theta = inputs
-      routing = Routing(group_GS[..., tf.newaxis], slot_GSR, weight_GSR, self.num_groups, capacity, stats=None)
+      routing = Routing(group_GS[..., tf.newaxis], slot_GSR, weight_GSR, self.groups_of_experts, capacity, stats=None)
       dispatcher = dispatch.make(self.dispatch, routing)
       return dispatcher.combine(experts.apply(second, theta, dispatcher.dispatch(x_GSM)))
 
     inputs = x_GSM, {name: tf.cast(theta[name], tf.float32) for name in names}
     longest = tf.maximum(1, tf.reduce_max(length_GE))
-    slots = gate.expert_capacity(sizes(x_GSM)[1], self.num_groups, 2.0)
+    slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
     y_GSJ, _ = ops.serve_all(
       serve, inputs, real_GS[..., tf.newaxis], slot_GS1, longest, slots, width=len(names) * within
     )

@@ -113,8 +113,7 @@ def noisy_top_k(logits_GSE: tf.Tensor, raw_noise_GSE: tf.Tensor | None, keys_GS:
     # kth_excluding(H(x), k, i): the k-th largest of the others is the k-th of all, or the next one if i is kept itself.
     threshold_GSE = tf.where(kept_GSE > 0, value_GSR[..., k, tf.newaxis], value_GSR[..., k - 1, tf.newaxis])
     load_GSE = _normal_cdf((logits_GSE - threshold_GSE) / stddev_GSE)
-  gap_GSR = value_GSR[..., :-1] - value_GSR[..., 1:]
-  return Noisy(expert_GSR, weight_GSR, gates_GSE, load_GSE, tf.reduce_min(gap_GSR, axis=-1))
+  return Noisy(expert_GSR, weight_GSR, gates_GSE, load_GSE, gate.margin(tf.nn.softmax(noisy_GSE), expert_GSR))
 
 
 def squared_variation(x: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 
-GATE = Hierarchical(num_groups=4)
+GATE = Hierarchical(groups_of_experts=4)
 NAMES = {'gate': [6, 4], 'gate_noise': [6, 4], 'gate_within': [4, 6, 3], 'gate_within_noise': [4, 6, 3]}
 THETA = {name: tf.random.stateless_normal(shape, [7, i]) for i, (name, shape) in enumerate(NAMES.items())}
 X_GSM = tf.random.stateless_normal([2, 8, 6], [0, 1])
@@ -90,7 +90,7 @@ def test_gradients_reach_the_gates_of_both_levels():
 
 
 def test_131072_experts_take_a_gate_whose_cost_a_token_is_that_of_their_groups():
-  specs = Hierarchical(num_groups=256).weights(512, 131_072)
+  specs = Hierarchical(groups_of_experts=256).weights(512, 131_072)
   assert specs['gate'].shape == (512, 256) and specs['gate_within'].shape == (256, 512, 512)
   assert specs['gate_within'].dims.startswith('E')  # groups of experts are split over devices as experts are
   assert weights.count(specs) == 2 * 512 * (256 + 131_072)
