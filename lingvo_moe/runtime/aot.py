@@ -30,6 +30,7 @@ except ImportError as e:
   raise extras.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import lowering
+from lingvo_moe.runtime import placement
 from lingvo_moe.runtime import spmd
 from lingvo_moe.runtime.lowering import Lowering
 
@@ -82,11 +83,8 @@ class AotRuntime:
   """
 
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
-    if topology and topology.num_devices != mesh.num_devices:
-      raise UserError(
-        f'a mesh has as many devices as the topology; saw --mesh={mesh} of {mesh.num_devices} for {topology} of '
-        f'{topology.num_devices}: change either'
-      )
+    if topology:
+      placement.check_size(mesh, topology)
     self.program = program
     self.mesh = mesh
     self._topology = topology

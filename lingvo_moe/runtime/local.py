@@ -157,9 +157,9 @@ class LocalRuntime:
       variable = lambda value, name: tf.Variable(value, trainable=False, name=name)
       self._step = variable(tf.cast(state['step'], tf.int64), 'step')
       self._weights = {name: variable(value, name) for name, value in state['weights'].items()}
-      self._slots = {name: variable(value, f'slots/{name}') for name, value in state.get('slots', {}).items()}
+      self._slots = {name: variable(value, f'slots/{name}') for name, value in state['slots'].items()}
     else:
-      self._assign({'slots': {}, **state})
+      self._assign(state)
 
   def _assign(self, state):
     self._step.assign(tf.cast(state['step'], tf.int64))

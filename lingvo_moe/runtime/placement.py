@@ -30,12 +30,17 @@ def place(mesh: Mesh, topology: Topology, text: str) -> Mesh:
   Raises:
     UserError: the text is no placement of this mesh on this slice.
   """
+  check_size(mesh, topology)
+  return _placed(mesh, topology, _with_rest(mesh, topology, parse(text))) if text else mesh
+
+
+def check_size(mesh: Mesh, topology: Topology) -> None:
+  """Raises a UserError unless the mesh has as many devices as the slice."""
   if topology.num_devices != mesh.num_devices:
     raise UserError(
       f'a mesh has as many devices as the topology; saw --mesh={mesh} of {mesh.num_devices} for {topology} of '
       f'{topology.num_devices}: change either'
     )
-  return _placed(mesh, topology, _with_rest(mesh, topology, parse(text))) if text else mesh
 
 
 def parse(text: str) -> dict[str, tuple[int, ...]]:

@@ -41,6 +41,9 @@ class Runtime(Protocol):
   def load(self, state: Mapping) -> None:
     """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing."""
 
+  def state(self) -> Mapping:
+    """Current state, {'step', 'weights', 'slots'}; values have a shape and can be sliced."""
+
   def pieces(self) -> Iterable[Piece]:
     """Pieces of the state that this process saves."""
 
