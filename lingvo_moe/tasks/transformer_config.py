@@ -127,7 +127,11 @@ class ModelConfig(BatchConfig):
     choices=('float32', 'bfloat16'),
   )
   micro_batches: int = field(
-    1, 'Parts of a batch that are computed one after another, their gradients summed.', at_least=1, may_change=True
+    1,
+    'Parts of a batch that are computed one after another, their gradients summed; the balance losses of the gates '
+    'noisy_top_k and hierarchical are then of each part.',
+    at_least=1,
+    may_change=True,
   )
   input_dropout: float = field(0.1, 'Dropout of the embedded input.', at_least=0, below=1)
   residual_dropout: float = field(0.1, 'Dropout of every residual branch.', at_least=0, below=1)
@@ -220,14 +224,14 @@ class ModelConfig(BatchConfig):
 
   def _check_together(self) -> None:
     super()._check_together()
+    if self.num_experts == 1:
+      fields.refuse(self, 'num_experts', '2 or more, or 0 for a dense model')
     if self.num_experts:
       self._check_gate()
     if self.optimizer != 'adafactor' and self.beta2_cap != type(self).beta2_cap:
       fields.refuse(
         self, 'beta2_cap', f'left as it is with optimizer = {self.optimizer!r}', 'it is for Adafactor alone'
       )
-    if self.num_experts == 1:
-      fields.refuse(self, 'num_experts', '2 or more (each token visits two), or 0 for a dense model')
     if self.capacity_chunks > 1 and self.capacity_factor is None:
       fields.refuse(self, 'capacity_chunks', '1 with capacity_factor = None, which takes slots in rounds')
     if self.num_groups % self.micro_batches:
@@ -363,6 +367,12 @@ class TransformerConfig(ModelConfig):
         f'keep a share of {least / self.num_experts:.3g} or more'
       )
     return dataclasses.replace(self, num_experts=count, scan_layers=False)
+
+  def _check_experts(self, *stacks: int) -> None:
+    """Refuses a moe_every that no stack of so many layers reaches, so that a model with experts would be dense."""
+    if self.num_experts and self.moe_every > max(stacks):
+      rule = f'at most {max(stacks)}, the layers of the deepest stack that is to have experts'
+      fields.refuse(self, 'moe_every', rule, 'num_experts = 0 makes a dense model')
 
   def _check_blocks(self, name: str) -> None:
     """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""

@@ -49,6 +49,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
     super()._check_together()
     for name in ('encoder_layers', 'decoder_layers'):
       self._check_blocks(name)
+    self._check_experts(self.encoder_layers, self.decoder_layers)
     for bidirectional in (True, False):
       self._positions(bidirectional)  # refuses a distance that is too short
     needed = spans.counts(self.lengths.window, self.noise_density, self.mean_span).spans
