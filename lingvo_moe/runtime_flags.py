@@ -163,9 +163,13 @@ class Choice:
       local.check_fits(program())
 
   def connect(self) -> None:
-    """Finds the devices, and the other processes; before anything else is computed."""
-    if self.runtime != 'local':
-      _ = self._mesh_and_devices  # found once
+    """Finds the devices, and says which, and the other processes; before anything else is computed."""
+    if self.runtime == 'local':
+      return
+    mesh, devices = self._mesh_and_devices  # found once
+    if self.runtime == 'spmd':
+      kind = 'virtual devices of the CPU' if devices[0].platform == 'cpu' else f'devices, {devices[0].device_kind}'
+      self.say(f'--mesh={mesh} on {len(devices)} {kind}')
 
   def together(self, f: Callable[[], T]) -> T:
     """Calls f in every process; returns its value here, when all are done.

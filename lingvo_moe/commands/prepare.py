@@ -57,7 +57,9 @@ def main(argv):
     preparation.write(texts, found.fates, folder, sides, bar.update)
   print(preparation.table(found, rules))
   print(f'\nwritten to {folder}; next:\n')
-  print(f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} --data_dir={_OUT.value} --logdir=runs/{name}')
+  print(
+    f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} --set eval_sentences=0 --data_dir={_OUT.value} --logdir=runs/{name}'
+  )
 
 
 def command() -> None:

@@ -1,7 +1,7 @@
-"""A model for every gate, on the default corpus; a token costs as many FLOPs in each as in mt.cldr.MoE8E, but in
+"""Models for gates other than top-2, on the default corpus; a token costs as many FLOPs in each as in mt.cldr.MoE8E, but in
 ExpertChoice's decoder.
 
-tools/compare_gates.py trains them all and compares them; docs/gates.md has what came out.
+tools/compare_gates.py compares runs of them; docs/gates.md has what came out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Size S has 4 + 4 layers, M=128 and experts of H=512 in every other layer. Two ex
 every layer, so their dense twin has H=768, and a token costs the same FLOPs in both. The schedule has no horizon, so
 that any two runs compare at equal steps. One group: loads are balanced over the whole batch.
 
-Size XS halves M, H and the batch, for runs of one to three hours of a core, an epoch or two. Out of English it has no
+Size XS halves M, H and the batch, for runs of one to four hours of a core, an epoch or two. Out of English it has no
 dropout, as every target is another one; into English the same verse is the target of many pairs.
 """
 
