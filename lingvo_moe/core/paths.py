@@ -35,3 +35,21 @@ def check(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> 
       f'{what} is a path of a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
       'it and give its folder'
     )
+
+
+def check_for_tensorflow(what: str, path: str | os.PathLike) -> None:
+  """Refuses a folder in which TensorFlow would write files that it cannot read again.
+
+  Args:
+    what: whose path it is, for the message.
+    path: of a folder; also the folders above it count.
+
+  Raises:
+    UserError: its name has a bracket or a backslash, which TensorFlow reads as a pattern, or is not UTF-8.
+  """
+  text = os.fspath(path) if scheme(path) else os.path.abspath(path)
+  if re.search(r'[\[\\]', text) or any('\ud800' <= c <= '\udfff' for c in text):
+    raise UserError(
+      f'TensorFlow cannot read files in a folder with [ or \\ in its path, or a name that is not UTF-8; saw {what}='
+      f'{shown(text)}: choose another name, or rename the folder'
+    )

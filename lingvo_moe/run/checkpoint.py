@@ -30,6 +30,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import paths
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.pieces import Piece
@@ -121,8 +122,11 @@ class Checkpoints:
     return os.path.join(self.directory, f'step_{step:08d}', _STATE)
 
   def steps(self) -> list[int]:
-    """Steps with a committed checkpoint, oldest first."""
+    """Steps with a committed checkpoint, oldest first; UserError if something else than a folder is in its place."""
     if not files.isdir(self.directory):
+      if not self._is_remote and os.path.lexists(self.directory):
+        kind = 'a link to what is not there: mount it' if os.path.islink(self.directory) else 'no folder: move it away'
+        raise UserError(f'checkpoints are in {self.directory}, which is {kind}')
       return []
     found = (int(m[1]) for m in map(_STEP.match, files.listdir(self.directory)) if m)
     return sorted(step for step in found if not self._is_remote or files.exists(self._marker(step)))
@@ -420,6 +424,7 @@ def _write(prefix: str, pieces: Iterable[Piece]) -> str:
 def _reader(prefix: str):
   if not files.exists(prefix + '.index'):
     raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
+  paths.check_for_tensorflow('checkpoint', prefix)
   try:
     return tf.compat.v1.train.NewCheckpointReader(prefix)
   except _READ_ERRORS as e:

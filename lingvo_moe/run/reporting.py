@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import math
 import os
+import sys
 import time
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -172,7 +174,7 @@ class NoLog:
 def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict[str, float]:
   """Drops later lines of a log, and a last one that a crash cut short; returns the totals that the last line kept has.
 
-  At step 0 the whole log becomes PATH.old, in place of an earlier one: it is of a run whose checkpoints are gone.
+  At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
 
   Args:
     path: of the log.
@@ -185,8 +187,11 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
   if not files.exists(path):
     return {}
   if step == 0 and (old := files.read(path)):
-    files.write(path + '.old', old)
+    names = itertools.chain([f'{path}.old'], (f'{path}.old.{number}' for number in itertools.count(2)))
+    kept = next(name for name in names if not files.exists(name))
+    files.write(kept, old)
     files.remove(path)
+    print(f'there is no checkpoint, so step 1 is next; {path} is kept as {kept}', file=sys.stderr)
     return {}
   last = {}
   so_far = {f'{name}_so_far': json_files.optional(json_files.NUMBER) for name in totals}

@@ -85,6 +85,7 @@ class RunDir:
 
     A remote directory cannot be locked: there it is for the scheduler to start one trainer.
     """
+    paths.check_for_tensorflow('--logdir', self.path)
     self._make_writable()
     if files.is_remote(self.path):
       return open(os.devnull, 'w')
@@ -130,6 +131,11 @@ class RunDir:
       UserError: the run that is here is another, or one of its files is not what it was.
     """
     begun = self.exists
+    if not begun and self.checkpoints().steps():
+      raise UserError(
+        f'{self.path} has checkpoints and no config.json, which says what they were trained with: restore it from a '
+        'copy, or choose another --logdir'
+      )
     if begun:
       self._check_same_model(name)
       self.check_files()

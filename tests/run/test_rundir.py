@@ -11,6 +11,8 @@ import pytest
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import environment
+from lingvo_moe.run import reporting
+from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
@@ -141,3 +143,39 @@ def test_a_first_run_that_cannot_begin_leaves_no_log_directory(tmp_path, error):
       run.lock_and_begin(MODEL, Unready(error))
 
   assert not os.path.exists(new.path) and os.path.exists(there.path)
+
+
+@pytest.mark.parametrize('name', ['lr[1e-3]', 'a\\b', 'x\udcff'])
+def test_a_name_under_which_tensorflow_could_not_read_is_refused_before_anything_is_made(tmp_path, name):
+  with pytest.raises(UserError, match='choose another name'):
+    RunDir(str(tmp_path / name)).lock()
+  assert not os.listdir(tmp_path)
+
+
+def test_checkpoints_without_the_configuration_they_are_of_are_not_gone_on_from(run):
+  os.makedirs(run.file('checkpoints', 'step_00000003'))
+  with pytest.raises(UserError, match=r'has checkpoints and no config\.json'):
+    run.begin(MODEL, configuration.resolve(MODEL))
+
+
+def test_a_folder_of_checkpoints_that_is_not_mounted_is_not_taken_for_none(run, tmp_path):
+  os.symlink(tmp_path / 'gone', run.file('checkpoints'))
+  with pytest.raises(UserError, match='a link to what is not there: mount it'):
+    run.checkpoints().latest()
+
+
+def test_logs_of_lost_checkpoints_are_all_kept(run, capsys):
+  for number in range(3):
+    with open(run.file('train.jsonl'), 'w') as f:
+      f.write(f'{{"step": {number + 1}}}\n')
+    reporting.keep_lines_up_to(run.file('train.jsonl'), 0)
+    assert 'train.jsonl is kept as ' in capsys.readouterr().err
+  kept = sorted(name for name in os.listdir(run.path) if '.old' in name)
+  assert kept == ['train.jsonl.old', 'train.jsonl.old.2', 'train.jsonl.old.3']
+
+
+def test_an_event_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(OSError, match='.') as raised:
+    EventFile(str(tmp_path / 'file' / 'events')).write(1, {'loss': 1.0})
+  assert raised.value.filename == str(tmp_path / 'file' / 'events')

@@ -189,6 +189,15 @@ def test_missing_vocabularies_are_made_once(tmp_path):
   assert ensure_vocabs(given, str(tmp_path / 'elsewhere')) == (source, target)
 
 
+def test_a_vocabulary_that_was_not_made_for_a_run_is_kept(tmp_path, capsys):
+  (tmp_path / 'vocab').mkdir()
+  (tmp_path / 'vocab' / 'source.model').write_text('mine')
+  config = DataConfig(data_dir=write_corpus(tmp_path / 'data'), source_vocab_size=SIZE, target_vocab_size=300)
+  source, _ = ensure_vocabs(config, str(tmp_path / 'vocab'), quiet=True)
+  assert Vocab(source).size == SIZE and (tmp_path / 'vocab' / 'source.model.old').read_text() == 'mine'
+  assert f'{source} was not made for this run; it is kept as {source}.old' in capsys.readouterr().err
+
+
 def test_a_made_vocabulary_keeps_its_settings(tmp_path):
   data = write_corpus(tmp_path / 'data')
   shared = dict(data_dir=data, shared_vocab=True)
