@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -59,6 +60,12 @@ class Options(checkpoint_flags.Options):
   poll_seconds: float = 5.0
   out: str | None = None
 
+  def __post_init__(self):
+    if not self.split or os.path.isabs(self.split) or '..' in self.split.split('/'):
+      raise UserError(
+        f'--split is the prefix of files in --data_dir, such as test; saw {self.split!r}: give their folder as --data_dir'
+      )
+
   @property
   def of_task(self) -> dict[str, str | int | None]:
     """Fields of the configuration that flags of this job give."""
@@ -85,7 +92,7 @@ def define_flags() -> None:
   flags.DEFINE_string('prompt', None, 'What the samples of a language model continue; default: as configured.')
   flags.DEFINE_integer('num_samples', None, 'Samples of a language model; default: as configured.', lower_bound=0)
   runtime_flags.define()
-  flags.DEFINE_float('poll_seconds', 5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01)
+  flags.DEFINE_float('poll_seconds', 5.0, 'Seconds between two looks for a new checkpoint.', 0.01, 1e6)
   for shared in (checkpoint_flags, runtime_flags):
     flags.adopt_module_key_flags(shared)  # so that --help shows them
 
@@ -129,7 +136,7 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens)
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
   root = options.out or run.file('decode', options.split)
-  return runtime, Results(root, job, run.checkpoints(), options.overwrite)
+  return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 
 
 def evaluate(results: Results, step: int, choice: runtime_flags.Choice) -> dict:

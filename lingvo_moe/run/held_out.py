@@ -43,12 +43,14 @@ class Results:
     job: what is computed; it names the files and says what they depend on.
     checkpoints: of the run; a step's files also depend on its checkpoint.
     overwrite: whether files made with other settings may be replaced.
+    given: whether a user named the root, where results of other runs and other files may be.
   """
 
   root: str
   job: HeldOutJob
   checkpoints: Checkpoints
   overwrite: bool = False
+  given: bool = False
 
   def folder(self, step: int) -> str:
     return os.path.join(self.root, f'step_{step}')
@@ -80,7 +82,7 @@ class Results:
     if old:
       changed = [
         self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
-        for name, value in self.job.settings.items()
+        for name, value in (self._settings(step) if self.given else self.job.settings).items()
         if old['settings'].get(name) != value
       ]
       if changed and not self.overwrite:
@@ -89,7 +91,8 @@ class Results:
           '--out=FOLDER for a folder of their own'
         )
       print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
-    stale = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
+    there = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
+    stale = [name for name in there if not self.given or name in ((old or {}).get('hashes') or {})]
     stale = [os.path.join(folder, name) for name in (*stale, *((old or {}).get('beside') or ()))]
     kept = self._kept_path(step)
     # The summary first: without it nothing counts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import pathlib
@@ -37,7 +38,9 @@ from lingvo_moe.tasks.task import Outcome
 
 MODEL = 'mt.cldr.Tiny'
 OLD = pathlib.Path(__file__).resolve().parent.parent / 'data' / 'run_of_3fe42dc' / 'log'
-SIZES = dict(source_vocab_size=282, target_vocab_size=280, max_length=32, encoder_layers=1, decoder_layers=1)
+SIZES = dict(
+  source_vocab_size=282, target_vocab_size=280, max_length=32, encoder_layers=1, decoder_layers=1, moe_every=1
+)
 
 
 @pytest.fixture(scope='module')
@@ -259,6 +262,20 @@ def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
     assert f'{name} is not as the decoder wrote it: the step is decoded again' in capsys.readouterr().err
     flip(os.path.join(found.folder(1), name), 1)
   assert found.done(1) is not None
+
+
+def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_checkpoints(tmp_path, monkeypatch):
+  monkeypatch.setattr(Checkpoints, 'fingerprint', lambda self, step: os.path.basename(self.directory))
+  of = lambda run: held_out.Results(str(tmp_path / 'out'), Job(), Checkpoints(str(tmp_path / run)), given=True)
+  (tmp_path / 'out' / 'step_1').mkdir(parents=True)
+  (tmp_path / 'out' / 'step_1' / 'mine.hyp').write_text('mine')
+  summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
+  of('a').begin(1)
+  of('a').write(1, Outcome({'xx-en': ['one']}, {}, summary))
+  with pytest.raises(UserError, match="holds results made with checkpoint='a', now 'b': give --overwrite"):
+    of('b').begin(1)
+  dataclasses.replace(of('b'), overwrite=True).begin(1)
+  assert os.listdir(tmp_path / 'out' / 'step_1') == ['mine.hyp']
 
 
 @given(mutated(SCORES))
