@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import itertools
@@ -102,10 +103,14 @@ def _check_utf8(batch: list[bytes], path: str, number: int) -> None:
     try:
       line.decode('utf-8')
     except UnicodeDecodeError as e:
-      raise UserError(
-        f'text must be UTF-8; line {number + i + 1} of {path} is not (byte {e.start + 1}: '
-        f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
-      ) from None
+      where = f'line {number + i + 1} of {path} is not (byte {e.start + 1}: {line[e.start : e.start + 4]!r})'
+      raise UserError(f'text must be UTF-8; {where}: {way_out(line)}') from None
+
+
+def way_out(line: bytes) -> str:
+  """How a text that is not UTF-8 is converted, by one of its lines, the first if that is not."""
+  encoding = 'utf-16' if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else 'latin1'
+  return f'convert it, e.g. with iconv -f {encoding} -t utf-8'
 
 
 def read_lines(files: Iterable[str]) -> list[str]:

@@ -54,8 +54,7 @@ def read(path: str) -> str:
   except UnicodeDecodeError as e:
     line = raw.count(b'\n', 0, e.start) + 1
     raise UserError(
-      f'text must be UTF-8; line {line} of {path} is not ({raw[e.start : e.start + 4]!r}): convert it, e.g. with '
-      'iconv -f latin1 -t utf-8'
+      f'text must be UTF-8; line {line} of {path} is not ({raw[e.start : e.start + 4]!r}): {text.way_out(raw)}'
     ) from None
 
 

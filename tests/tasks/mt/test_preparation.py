@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import preparation
 from lingvo_moe.tasks.mt.preparation import Fate
@@ -52,6 +53,15 @@ def read(folder, split, sides):
 
 
 GOOD = [(f'der Hund {i}', f'the dog {i}') for i in range(6)]
+
+
+@pytest.mark.parametrize('encoding', ['utf-16-le', 'utf-16-be'])
+def test_utf_16_is_told_with_the_command_that_converts_it(tmp_path, encoding):
+  texts = texts_of(tmp_path, [(('\ufeff' + a).encode(encoding), b) for a, b in GOOD])
+  with pytest.raises(UserError, match=r'a\.de begins as UTF-16 does: convert it, e\.g\. with iconv -f utf-16 -t utf-8'):
+    preparation.examine(texts, RULES)
+  with pytest.raises(UserError, match=r'line 1 of .*a\.de is not .*: convert it, e\.g\. with iconv -f utf-16 -t utf-8'):
+    list(text.line_batches(texts.paths[0]))
 
 
 def test_every_reason_by_hand(tmp_path):
@@ -271,7 +281,7 @@ def test_the_command(tmp_path):
   done = run('--dev=5', '--test=7')
   assert done.returncode == 0 and not done.stderr, done.stderr
   assert done.stdout.splitlines()[0].split() == ['lines', 'read', '60']
-  assert '--set pairs=de-en --data_dir=DATA' in done.stdout.splitlines()[-1]
+  assert '--set pairs=de-en --set eval_sentences=0 --data_dir=DATA' in done.stdout.splitlines()[-1]
   assert len(read(tmp_path / 'DATA' / 'de-en', 'test', ('de', 'en'))) == 7
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
