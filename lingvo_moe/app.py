@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import sys
@@ -48,7 +49,10 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
 
   def shielded(argv):
     try:
-      return guarded(argv)
+      status = guarded(argv)
+      if sys.stdout is not None:
+        _flush_stdout()
+      return status
     except ProcessLostError as e:
       print(f'error: {_printable(str(e))}', file=sys.stderr, flush=True)
       os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
@@ -79,7 +83,7 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
       return app.parse_flags_with_usage(argv)
     try:
       positional = flags.FLAGS(argv)
-      _check_paths()
+      _check_values()
       return positional
     except (flags.Error, UserError) as e:
       print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
@@ -98,10 +102,19 @@ def print_help(module: types.ModuleType) -> None:
   ):
     text = re.sub(re.escape(name) + r'(?![\w.])', called(module), text)
   own = flags.FLAGS.module_help(module).strip().partition('\n')[2]  # without the line that names the module
+  print_whole(f'{text}\n\nflags:\n\n{own}' if own else text)
+
+
+def print_whole(text: str) -> None:
+  """Prints a text, of which a reader may close the pipe before its end; exits with an error where it cannot be written."""
   try:
-    print(f'{text}\n\nflags:\n\n{own}' if own else text, flush=True)
+    print(text, flush=True)
   except BrokenPipeError:
     _drop_stdout()
+  except OSError as e:
+    _drop_stdout()
+    print(f'error: standard output: {e.strerror}', file=sys.stderr)
+    sys.exit(1)
 
 
 def called(module: types.ModuleType) -> str:
@@ -121,6 +134,8 @@ def _module_called(module: types.ModuleType) -> str:
 
 def claim_stdout() -> None:
   """Reserves stdout for what Python prints; what native code writes to it, such as Gloo's messages, goes to stderr."""
+  if sys.stdout is None:
+    raise UserError('what is translated goes to standard output, which is closed: give it a file or a pipe')
   sys.stdout.flush()
   own = os.dup(1)
   os.dup2(2, 1)
@@ -143,12 +158,18 @@ def _flags_of(argv: list[str]) -> list[str]:
   return [a for a in words[: words.index('--') if '--' in words else None] if a.startswith('-')]
 
 
-def _check_paths() -> None:
-  """Refuses paths of file systems that are not mounted, after whose schemes folders would be named, and folders for files."""
+def _check_values() -> None:
+  """Refuses numbers that are not finite, paths of file systems that are not mounted, and files to write that cannot be."""
   for name in flags.FLAGS:
     value = flags.FLAGS[name].value
+    if isinstance(value, float) and not math.isfinite(value):
+      raise UserError(f'--{name} must be a finite number; saw {value}')
     if name in _FILES and isinstance(value, str) and os.path.isdir(value):
       raise UserError(f'--{name} is a file to write; saw the folder {value}: add a name')
+    if name in _FILES and isinstance(value, str) and not paths.scheme(value):
+      folder = os.path.dirname(value) or '.'
+      if not os.path.isdir(folder):
+        raise UserError(f'--{name} is a file to write in a folder that is there; saw {value}: make {folder}')
     if name in _PATHS:
       for path in value if isinstance(value, list) else [value] * isinstance(value, str):
         paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
@@ -161,6 +182,17 @@ def _explained(e: flags.Error) -> str:
     return str(e)
   meaning = flags.FLAGS[lacking[1]].help
   return f'--{lacking[1]} must be given. {meaning}'
+
+
+def _flush_stdout() -> None:
+  """Writes what is buffered now, as an error at the interpreter's end would be a stack trace."""
+  try:
+    sys.stdout.flush()
+  except BrokenPipeError:
+    raise
+  except OSError as e:
+    _drop_stdout()
+    raise OSError(e.errno, e.strerror, 'standard output') from None
 
 
 def _drop_stdout() -> None:

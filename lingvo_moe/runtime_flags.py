@@ -49,7 +49,7 @@ def define() -> None:
   flags.DEFINE_string('coordinator', '', 'HOST:PORT where process 0 listens; for several processes.')
   flags.DEFINE_integer('num_processes', 1, 'Number of processes of the run.', lower_bound=1)
   flags.DEFINE_integer('process_id', 0, 'Number of this process, from 0.', lower_bound=0)
-  flags.DEFINE_float('connect_seconds', 300.0, 'Seconds to wait for the other processes.', lower_bound=1.0)
+  flags.DEFINE_float('connect_seconds', 300.0, 'Seconds to wait for the other processes.', 1.0, 1e6)
   flags.DEFINE_string('tpu', '', "For --runtime=tpu: a TPU's name or address, or 'local' on a TPU VM.")
 
 

@@ -54,10 +54,10 @@ def define_flags() -> None:
   flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
   flags.DEFINE_integer('port', 5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
   flags.DEFINE_integer('max_batch_lines', 64, 'Lines that are translated together.', lower_bound=1)
-  flags.DEFINE_float('batch_wait_ms', 5.0, 'Milliseconds that a line waits for others to join it.', lower_bound=0)
+  flags.DEFINE_float('batch_wait_ms', 5.0, 'Milliseconds that a line waits for others to join it.', 0, 1e6)
   flags.DEFINE_integer('max_waiting_lines', 1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
   flags.DEFINE_integer('max_body_bytes', 1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
-  flags.DEFINE_float('drain_seconds', 30.0, 'Seconds to answer accepted requests after SIGTERM.', lower_bound=0)
+  flags.DEFINE_float('drain_seconds', 30.0, 'Seconds to answer accepted requests after SIGTERM.', 0, 1e6)
   flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
 
 

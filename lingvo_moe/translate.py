@@ -61,6 +61,8 @@ def define_flags() -> None:
 def main(argv) -> None:
   del argv
   options = Options.from_flags()
+  if sys.stdin is None:
+    raise UserError('what is to be translated comes from standard input, which is closed: give it a file or a pipe')
   app.claim_stdout()
   translate(options, sys.stdin.buffer, sys.stdout, runtime_flags.Choice.from_flags())
 

@@ -157,7 +157,7 @@ def _logdir(command: str, checkout: pathlib.Path) -> list[str]:
 def _moe(*words: str, **options) -> subprocess.CompletedProcess:
   """lingvo-moe, as its entry point runs it."""
   command = [sys.executable, '-m', 'lingvo_moe.commands.main', *words]
-  return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+  return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
 # Modules that take seconds to import.
@@ -288,9 +288,33 @@ def test_what_is_made_on_mounted_file_systems_alone_is_refused_in_a_line(command
 
 
 @pytest.mark.parametrize(
+  ('words', 'closed', 'answer'),
+  [
+    ('--help', '>/dev/full', 'error: .*put: No space left on device\n'),
+    ('models', '>/dev/full', 'error: .*put: No space left on device\n'),
+    ('translate --logdir=.', '<&-', 'error: what is to be translated comes from standard input, which is closed'),
+    ('translate --logdir=.', '>&-', 'error: what is translated goes to standard output, which is closed'),
+  ],
+)
+def test_streams_that_are_closed_or_full_are_told_in_one_line(words, closed, answer, tmp_path):
+  command = f'{sys.executable} -m lingvo_moe.commands.main {words} {closed}'
+  done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=300)
+  assert done.returncode == 1 and re.match(answer, done.stderr) and done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize(
   ('command', 'answer'),
   [
-    ('lint --model=mt.cldr.Tiny --mesh=data:2 --limit_mib=inf', '--limit_mib is a size in MiB, such as 0.5; saw inf'),
+    ('lint --model=mt.cldr.Tiny --mesh=data:2 --limit_mib=inf', '--limit_mib must be a finite number; saw inf'),
+    ('decode --logdir=. --poll_seconds=nan', '--poll_seconds must be a finite number; saw nan'),
+    ('decode --logdir=. --poll_seconds=1e30', 'poll_seconds'),
+    ('decode --logdir=. --split=/etc/a', "--split is the prefix of files in --data_dir, such as test; saw '/etc/a'"),
+    ('serve . --batch_wait_ms=nan', '--batch_wait_ms must be a finite number; saw nan'),
+    ('prepare --tsv=a --pair=a-b --out=d --columns=1,' + '1' * 5000, '--columns are two numbers'),
+    (
+      'compare . . --json=none/a.json',
+      '--json is a file to write in a folder that is there; saw none/a.json: make none',
+    ),
     ('vocab --data_dir=. --output=v --vocab_size=1000000000000', 'vocab_size=1000000000000'),
     ('vocab --data_dir=. --output=folder/', '--output is a path without .model; saw the folder folder/'),
     ('bench --what=', '--what names what is timed; saw none'),

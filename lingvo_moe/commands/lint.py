@@ -34,8 +34,6 @@ def main(argv):
   from lingvo_moe.core import configuration
   from lingvo_moe.xla_sharding import Mesh
 
-  if _LIMIT.value is not None and not _LIMIT.value < math.inf:
-    raise UserError(f'--limit_mib is a size in MiB, such as 0.5; saw {_LIMIT.value}')
   config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value))
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   if mesh.num_devices < 2:

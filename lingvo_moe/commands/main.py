@@ -12,6 +12,7 @@ import sys
 from typing import NamedTuple
 
 import lingvo_moe
+from lingvo_moe import app
 from lingvo_moe.core.errors import closest
 
 
@@ -52,7 +53,7 @@ def main() -> None:
   arguments = sys.argv[1:]
   name = arguments[0] if arguments else '--help'
   if name in ('--help', '-h', 'help'):
-    print(usage())
+    app.print_whole(usage())
     sys.exit(0 if arguments else 1)
   if name == '--version':
     print(f'lingvo-moe {lingvo_moe.__version__}')

@@ -51,7 +51,7 @@ class _Wait:
 
   def __init__(self, address: str, count: int, index: int, seconds: float, say: Callable[[str], None]):
     host, _, port = address.rpartition(':')
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not _is_host(host) or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
       raise UserError(f'--coordinator is HOST:PORT, such as node0:7000; saw {address!r}')
     self.host, self.port = host.strip('[]'), int(port)
     self.address, self.count, self.index = address, count, index
@@ -165,6 +165,13 @@ def _word(connection: socket.socket, wait: _Wait) -> bytes:
     connection.settimeout(wait.left('processes that process 0 names', _PATIENCE_SECONDS))
     with contextlib.suppress(TimeoutError):
       return connection.recv(1024)
+
+
+def _is_host(name: str) -> bool:
+  try:
+    return bool(name.encode('idna'))
+  except UnicodeError:
+    return False
 
 
 def _received(connection: socket.socket) -> bytes:

@@ -31,12 +31,14 @@ def bind(host: str, port: int) -> socket.socket:
     bound.bind(address)
     bound.listen(0)  # only now is a port taken that another listens on
     return bound
-  except OSError as e:
+  except (OSError, UnicodeError) as e:  # the latter of a name that is no host's
     reasons = {
       errno.EADDRINUSE: f'port {port} of {host} is taken: use another --port, or end the program that has it',
       errno.EACCES: f'port {port} may not be used by this user: use a --port from 1024 on',
     }
-    raise UserError(reasons.get(e.errno, f'cannot listen on --host={host} --port={port}: {e.strerror or e}')) from None
+    reason = getattr(e, 'strerror', None) or e
+    told = reasons.get(getattr(e, 'errno', None), f'cannot listen on --host={host} --port={port}: {reason}')
+    raise UserError(told) from None
 
 
 def url(bound: socket.socket) -> str:
