@@ -71,6 +71,7 @@ VALUES = st.recursive(
 KEYS = st.sampled_from(MODELS).flatmap(lambda name: st.sampled_from(sorted(fields.specs(registry.get(name)))))
 LINES = (
   st.builds('Tiny.{} = {}'.format, KEYS, VALUES)
+  | st.sampled_from(['Tiny.seed = 7', 'Tiny.learning_rate = 1e-3', "Tiny.dispatch = 'gather'", 'Tiny.num_experts = 0'])
   | st.builds('{} = {}'.format, st.sampled_from(['x', 'y', 'Tiny.x', 'a/Tiny.ff_dim', 'Dense.ff_dim', '']), VALUES)
   | st.sampled_from(
     ['import this', 'from os import path', "include '/dev/null'", "include 'x.gin'", 'Tiny:', '  seed = 1']
@@ -104,7 +105,9 @@ def test_any_gin_file_is_taken_or_refused_in_one_line(folder, data):
 
 @given(
   st.text(max_size=30)
-  | st.sampled_from(MODELS).flatmap(lambda name: st.sampled_from([f'{name}.{name}', f' {name}', name + '\0']))
+  | st.sampled_from(registry.names()).flatmap(
+    lambda name: st.sampled_from([name, f'{name}.{name}', f' {name}', name + '\0'])
+  )
 )
 def test_any_model_name_is_found_or_refused_in_one_line(name):
   with refused_in_one_line():
@@ -114,7 +117,12 @@ def test_any_model_name_is_found_or_refused_in_one_line(name):
 SIZES = INTEGERS.map(shown) | st.sampled_from(['', '٣', '0x2', '9' * 5000, '1e3', '-0', '+2', '2_0'])
 AXES = st.sampled_from(['data', 'expert', 'node', 'model', 'Data', '', 'e xpert', 'data:2'])
 MESHES = (
-  st.lists(st.builds('{}:{}'.format, AXES, SIZES), max_size=4).map(','.join)
+  st.lists(
+    st.tuples(st.sampled_from(['data', 'expert', 'node', 'model']), st.sampled_from([1, 2, 4, 300])),
+    unique_by=lambda part: part[0],
+    max_size=4,
+  ).map(lambda parts: ','.join(f'{axis}:{size}' for axis, size in parts))
+  | st.lists(st.builds('{}:{}'.format, AXES, SIZES), max_size=4).map(','.join)
   | st.text(',: 0123dataexpert', max_size=20)
   | st.text(max_size=10)
 )
@@ -131,11 +139,20 @@ def test_any_mesh_is_taken_or_refused_in_one_line(text):
 GRIDS = st.lists(SIZES, max_size=4).map('x'.join)
 
 
-@given(st.sampled_from([*chips.CHIPS, 'v9', '']), GRIDS, AXES, GRIDS)
-def test_any_placement_is_taken_or_refused_in_one_line(chip, sides, axis, box):
+SLICES = st.sampled_from(['v3:4x4', 'v5e:4x4', 'v4:2x2x4']) | st.builds(
+  '{}:{}'.format, st.sampled_from([*chips.CHIPS, 'v9', '']), GRIDS
+)
+BOXES = st.sampled_from(['expert:4x4', 'expert:2x8', 'expert:2x2x4', 'expert:4x2']) | st.builds(
+  '{}:{}'.format, AXES, GRIDS
+)
+
+
+@given(SLICES, BOXES)
+def test_any_placement_is_taken_or_refused_in_one_line(of_slice, box):
   with refused_in_one_line():
-    topology = chips.Topology.parse(f'{chip}:{sides}')
-    placement.place(Mesh((('expert', min(topology.num_devices, 64)),)), topology, f'{axis}:{box}')
+    topology = chips.Topology.parse(of_slice)
+    placed = placement.place(Mesh((('expert', topology.num_devices),)), topology, box)
+    assert placed.num_devices == topology.num_devices
 
 
 SIDES = st.binary(max_size=80) | st.lists(st.text(max_size=12), max_size=6).map(

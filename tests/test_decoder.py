@@ -75,6 +75,7 @@ def begun(corpus, tmp_path_factory):
     length_norm_alpha=2.0,
     encoder_layers=1,
     decoder_layers=1,
+    moe_every=1,
   )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):
@@ -302,8 +303,17 @@ def test_it_waits_for_a_run_and_its_checkpoints_and_ends_with_the_trainer(begun,
   job = threading.Thread(target=decode, args=(run,), kwargs={'pairs': 'xx-en', 'max_sentences': 2}, daemon=True)
   job.start()
   written = lambda step: os.path.exists(run.file('decode', 'test', f'step_{step}', 'scores.json'))
-  wait = lambda condition: [time.sleep(0.02) for _ in range(6000) if not condition()]
-  time.sleep(0.1)
+  err = ''
+
+  def wait(condition):
+    nonlocal err
+    until = time.monotonic() + 120
+    while not condition():
+      assert time.monotonic() < until
+      time.sleep(0.02)
+      err += capsys.readouterr().err
+
+  wait(lambda: 'waiting for a trainer to begin a run' in err)
   shutil.copytree(begun.file('vocab'), run.vocab_dir)
   shutil.copyfile(begun.config_file, run.file('config.partial'))
   os.rename(run.file('config.partial'), run.config_file)
@@ -311,17 +321,13 @@ def test_it_waits_for_a_run_and_its_checkpoints_and_ends_with_the_trainer(begun,
   os.makedirs(checkpoints.directory)
   for step in (1, 2):
     shutil.copytree(begun.file('checkpoints', f'step_{step:08d}'), run.file('copy'))
-    if step == 2:
-      run.finish(2, 'max_steps')
     os.rename(run.file('copy'), os.path.dirname(checkpoints.path(step)))
     if step == 1:
-      wait(lambda: written(1))
-      assert written(1)
+      wait(lambda: written(1) and 'waiting for a new checkpoint' in err)
+  run.finish(2, 'max_steps')
   job.join(120)
   assert not job.is_alive() and written(2)
-  err = capsys.readouterr().err
   assert err.count('waiting for a trainer to begin a run') == 1
-  assert 'waiting for a new checkpoint' in err
 
 
 def test_a_checkpoint_that_is_dropped_before_it_is_read_is_passed_over(run, monkeypatch, capsys):

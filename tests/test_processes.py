@@ -358,7 +358,8 @@ def test_a_signal_without_a_name_is_told_by_its_number():
   assert launcher._how(-35) == 'killed by signal 35' and launcher._how(-9) == 'killed by SIGKILL'
 
 
-def test_of_several_that_ended_the_one_that_a_signal_killed_is_blamed(capfd):
+def test_of_several_that_ended_the_one_that_a_signal_killed_is_blamed(capfd, monkeypatch):
+  monkeypatch.setattr(launcher, '_SETTLE_SECONDS', 60)
   # Process 0 ends first, for a peer that it cannot reach.
   script = 'import os, sys, time; sys.exit(1) if sys.argv[-1][-1] == "0" else (time.sleep(1), os.kill(os.getpid(), 9))'
   assert launcher.launch([PYTHON, '-c', script], 2) == -signal.SIGKILL
@@ -369,7 +370,8 @@ def test_of_several_that_ended_the_one_that_a_signal_killed_is_blamed(capfd):
   assert launcher._lost([0, None, 0]) is None
 
 
-def test_a_mistake_is_no_loss(capfd):
+def test_a_mistake_is_no_loss(capfd, monkeypatch):
+  monkeypatch.setattr(launcher, '_SETTLE_SECONDS', 60)
   assert launcher.launch([PYTHON, '-c', 'import sys; sys.exit(1)'], 2) == 1
   assert capfd.readouterr().err == ''
   script = 'import sys; sys.exit(int(sys.argv[-1][-1]))'  # process 1 alone

@@ -47,6 +47,7 @@ def make_run(folder, pairs):
     length_norm_alpha=2.0,
     encoder_layers=1,
     decoder_layers=1,
+    moe_every=1,
   )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):

@@ -126,7 +126,7 @@ def test_beams_are_timed_at_every_length():
   found = beam.measure(TINY, ONCE, lengths=(4, 8))
   assert [(f['length'], f['sentences'], f['layers']) for f in found] == [(4, 32, 2), (8, 16, 2)]
   for f in found:
-    assert f['flat_over_reordering'] == pytest.approx(f['median_s'] / f['reordering_s'], rel=1e-2)
+    assert f['flat_over_reordering'] == pytest.approx(f['median_s'] / f['reordering_s'], rel=1e-2, abs=6e-4)
     assert f['tokens_per_s'] == pytest.approx(128 / f['median_s'], rel=1e-3)
 
 

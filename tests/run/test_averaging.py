@@ -213,7 +213,9 @@ def trained(tmp_path_factory):
   write_lines(root / 'xx-en' / 'test.en', targets[:3])
   write_lines(root / 'xx-en' / 'test.xx', [line[::-1] for line in targets[:3]])
   run = RunDir(str(tmp_path_factory.mktemp('run') / 'log'))
-  sizes = dict(source_vocab_size=275, target_vocab_size=272, max_length=16, encoder_layers=1, decoder_layers=1)
+  sizes = dict(
+    source_vocab_size=275, target_vocab_size=272, max_length=16, encoder_layers=1, decoder_layers=1, moe_every=1
+  )
   config = run.begin(MODEL, configuration.resolve(MODEL, data_dir=str(root), **sizes))
   for step in (1, 2):
     program = LocalRuntime(config.program()).program

@@ -60,7 +60,8 @@ def test_all_go_on_when_the_last_has_come(order):
 
 
 def test_a_wait_says_for_whom_and_where_and_ends_in_one_line(monkeypatch):
-  monkeypatch.setattr(rendezvous, '_FIRST_WORD_SECONDS', 1.0)
+  monkeypatch.setattr(rendezvous, '_FIRST_WORD_SECONDS', 0)
+  monkeypatch.setattr(rendezvous, '_WORD_SECONDS', 0.1)
   meeting = Meeting(seconds=2.0)
   meeting.join(0, 4)
   meeting.join(2, 4)
@@ -137,14 +138,14 @@ def test_a_port_that_is_taken_and_an_address_that_is_none():
       rendezvous.meet(address, 2, 1, 1.0, print)
 
 
-def test_a_signal_ends_a_wait_at_once():
+def test_a_signal_ends_a_wait_at_once(monkeypatch):
+  monkeypatch.setattr(rendezvous, '_FIRST_WORD_SECONDS', 0)
   previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
   begun = time.monotonic()
   timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  timer.start()
   try:
     with pytest.raises(SystemExit) as ended:
-      rendezvous.meet(f'127.0.0.1:{launcher.free_port()}', 2, 0, 60.0, print)
+      rendezvous.meet(f'127.0.0.1:{launcher.free_port()}', 2, 0, 60.0, lambda line: timer.start())
   finally:
     timer.join()
     signal.signal(signal.SIGTERM, previous)

@@ -250,6 +250,7 @@ def test_a_failure_tells_nothing_and_the_log_all(capsys):
 def test_health_languages_metrics_and_errors_of_paths():
   async def test(client, run, app):
     await client.post('/translate', json={'q': ['ab', '0123456789abc']})
+    await asyncio.to_thread(app.batcher.close)  # which has then counted the batch
     found = {path: await client.get(path) for path in ('/health', '/languages', '/metrics', '/nothing', '/translate')}
     read = {path: (r.status, await (r.text() if path == '/metrics' else r.json())) for path, r in found.items()}
     app.draining = True

@@ -94,7 +94,7 @@ def test_sigterm_answers_what_was_accepted_and_accepts_no_more():
 
 def test_draining_ends_after_its_seconds_and_says_so(monkeypatch):
   monkeypatch.setattr(server, '_SEND_SECONDS', 0.1)
-  ended, answers = drained(release_after=2.0, drain_seconds=0.1)
+  ended, answers = drained(release_after=20.0, drain_seconds=0.1)
   assert not ended and all(isinstance(answer, aiohttp.ClientError) for answer in answers)
 
 
