@@ -39,6 +39,8 @@ def main(argv):
     raise UserError(
       f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
     )
+  if files.isfile(out) and not files.read(out, 15).lower().startswith(b'<!doctype html>'):
+    raise UserError(f'a report replaces reports only; {out} is another file: choose another --out')
   data = page.page(records).encode()
   files.write(out, data)
   print(f'{out}: {len(data) / 1000:.0f} kB; open it in a browser')

@@ -481,3 +481,7 @@ def test_the_command_answers_mistakes(run, tmp_path):
     command(tmp_path / 'nowhere')
   with pytest.raises(UserError, match='is a directory'):
     command(run, out=str(tmp_path))
+  (tmp_path / 'mine.json').write_text('{}')
+  with pytest.raises(UserError, match='replaces reports only; .*mine.json is another file'):
+    command(run, out=str(tmp_path / 'mine.json'))
+  assert (tmp_path / 'mine.json').read_text() == '{}'
