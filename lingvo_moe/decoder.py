@@ -61,6 +61,7 @@ class Options(checkpoint_flags.Options):
   out: str | None = None
 
   def __post_init__(self):
+    super().__post_init__()
     if not self.split or os.path.isabs(self.split) or '..' in self.split.split('/'):
       raise UserError(
         f'--split is the prefix of files in --data_dir, such as test; saw {self.split!r}: give their folder as --data_dir'

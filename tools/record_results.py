@@ -11,7 +11,6 @@ the run, or of --data_dir. --commit is that of the checkout that trained, which 
 
 from __future__ import annotations
 
-import math
 import sys
 
 from absl import flags
@@ -33,7 +32,7 @@ def main(argv):
     raise UserError(
       f'one run is recorded: tools/record_results.py RUN --out=FILE; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  if _STEPS_PER_EPOCH.value is not None and not 0 < _STEPS_PER_EPOCH.value < math.inf:
+  if _STEPS_PER_EPOCH.value is not None and _STEPS_PER_EPOCH.value <= 0:
     raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
   import tqdm
 

@@ -224,7 +224,7 @@ def test_what_goes_wrong_beside_training_is_told_when_it_is_waited_for(tmp_path)
   (tmp_path / 'file').write_text('')
   saver = Saver(Checkpoints(str(tmp_path / 'file')), state_at(1))
   saver.save()
-  with pytest.raises(OSError, match='file'):
+  with pytest.raises(UserError, match='checkpoints are in .*file, which is no folder: move it away'):
     saver.wait()
   saver.wait()  # told once
 

@@ -156,7 +156,7 @@ def test_nor_does_a_recorded_loss_where_another_run_takes_the_name(run, tmp_path
   [
     (['more'], 'one run is recorded: tools/record_results.py RUN --out=FILE; saw'),
     (['--steps_per_epoch=0'], '--steps_per_epoch must be a positive number; saw 0.0'),
-    (['--steps_per_epoch=inf'], '--steps_per_epoch must be a positive number; saw inf'),
+    (['--steps_per_epoch=inf'], '--steps_per_epoch must be a finite number; saw inf'),
     (['--split=test,tset'], "mine has no translations of 'tset': decode it, or leave it out"),
     (['--data_dir=/gone'], "'/gone' is not there: --data_dir=..."),
   ],
