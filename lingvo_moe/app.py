@@ -169,7 +169,7 @@ def _check_values() -> None:
     if name in _FILES and isinstance(value, str) and not paths.scheme(value):
       folder = os.path.dirname(value) or '.'
       if not os.path.isdir(folder):
-        raise UserError(f'--{name} is a file to write in a folder that is there; saw {value}: make {folder}')
+        raise UserError(f'--{name} is a file to write in a folder that is there; saw {value}: make the folder {folder}')
     if name in _PATHS:
       for path in value if isinstance(value, list) else [value] * isinstance(value, str):
         paths.check(f'--{name}', path, _SCHEMES.get(name, ()))

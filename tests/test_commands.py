@@ -313,7 +313,7 @@ def test_streams_that_are_closed_or_full_are_told_in_one_line(words, closed, ans
     ('prepare --tsv=a --pair=a-b --out=d --columns=1,' + '1' * 5000, '--columns are two numbers'),
     (
       'compare . . --json=none/a.json',
-      '--json is a file to write in a folder that is there; saw none/a.json: make none',
+      '--json is a file to write in a folder that is there; saw none/a.json: make the folder none',
     ),
     ('vocab --data_dir=. --output=v --vocab_size=1000000000000', 'vocab_size=1000000000000'),
     ('vocab --data_dir=. --output=folder/', '--output is a path without .model; saw the folder folder/'),

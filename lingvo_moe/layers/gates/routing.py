@@ -42,9 +42,7 @@ class Routing(NamedTuple):
   num_experts: int
   capacity: Size  # C, slots of an expert for each group
   stats: RoutingStats
-  margin_GS: tf.Tensor | None = (
-    None  # float32; difference in probability of the closest decision on the token, of its level if there are two
-  )
+  margin_GS: tf.Tensor | None = None  # float32; difference in probability of the token's closest decision, in its level
   every_expert: bool = False  # whether R = E and choice r is of expert r
 
   @property
