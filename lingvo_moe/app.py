@@ -164,15 +164,19 @@ def _check_values() -> None:
     value = flags.FLAGS[name].value
     if isinstance(value, float) and not math.isfinite(value):
       raise UserError(f'--{name} must be a finite number; saw {value}')
-    if name in _FILES and isinstance(value, str) and os.path.isdir(value):
-      raise UserError(f'--{name} is a file to write; saw the folder {value}: add a name')
-    if name in _FILES and isinstance(value, str) and not paths.scheme(value):
-      folder = os.path.dirname(value) or '.'
-      if not os.path.isdir(folder):
-        raise UserError(f'--{name} is a file to write in a folder that is there; saw {value}: make the folder {folder}')
+    if name in _FILES and isinstance(value, str):
+      _check_file(name, value)
     if name in _PATHS:
       for path in value if isinstance(value, list) else [value] * isinstance(value, str):
         paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
+
+
+def _check_file(name: str, path: str) -> None:
+  if os.path.isdir(path):
+    raise UserError(f'--{name} is a file to write; saw the folder {path}: add a name')
+  folder = os.path.dirname(path) or '.'
+  if not paths.scheme(path) and not os.path.isdir(folder):
+    raise UserError(f'--{name} is a file to write in a folder that is there; saw {path}: make the folder {folder}')
 
 
 def _explained(e: flags.Error) -> str:

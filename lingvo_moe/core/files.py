@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -96,6 +97,18 @@ def makedirs(path: str) -> None:
 
 def remove(path: str) -> None:
   (remote_files.remove if is_remote(path) else os.remove)(path)
+
+
+def set_aside(path: str) -> str:
+  """Renames a file to the first of path.old, path.old.2 and so on that is not there, which is returned."""
+  names = itertools.chain([f'{path}.old'], (f'{path}.old.{number}' for number in itertools.count(2)))
+  kept = next(name for name in names if not exists(name))
+  if is_remote(path):
+    write(kept, read(path))
+    remove(path)
+  else:
+    os.rename(path, kept)
+  return kept
 
 
 def rmtree(path: str) -> None:

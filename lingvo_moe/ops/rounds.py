@@ -31,7 +31,6 @@ def serve_all(
   rounds is that of the longest queue on any device, so all devices run as many. The gradient is a second loop, which
   runs each round again and differentiates it.
   """
-  slots = min(slots, position_GSR.shape[1])  # a token takes at most one slot of an expert
   rounds = (longest + slots - 1) // slots
   scope = tf.get_current_name_scope()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import math
 import os
 import sys
@@ -186,12 +185,8 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
   """
   if not files.exists(path):
     return {}
-  if step == 0 and (old := files.read(path)):
-    names = itertools.chain([f'{path}.old'], (f'{path}.old.{number}' for number in itertools.count(2)))
-    kept = next(name for name in names if not files.exists(name))
-    files.write(kept, old)
-    files.remove(path)
-    print(f'there is no checkpoint, so step 1 is next; {path} is kept as {kept}', file=sys.stderr)
+  if step == 0 and files.size(path):
+    print(f'there is no checkpoint, so step 1 is next; {path} is kept as {files.set_aside(path)}', file=sys.stderr)
     return {}
   last = {}
   so_far = {f'{name}_so_far': json_files.optional(json_files.NUMBER) for name in totals}

@@ -107,9 +107,14 @@ def _check_utf8(batch: list[bytes], path: str, number: int) -> None:
       raise UserError(f'text must be UTF-8; {where}: {way_out(line)}') from None
 
 
+def is_utf_16(first: bytes) -> bool:
+  """Whether a text begins with the byte order mark of UTF-16."""
+  return first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
 def way_out(line: bytes) -> str:
-  """How a text that is not UTF-8 is converted, by one of its lines, the first if that is not."""
-  encoding = 'utf-16' if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else 'latin1'
+  """Command that converts a text that is not UTF-8, for an error; `line` is its first line that is not."""
+  encoding = 'utf-16' if is_utf_16(line) else 'latin1'
   return f'convert it, e.g. with iconv -f {encoding} -t utf-8'
 
 

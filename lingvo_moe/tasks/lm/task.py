@@ -111,7 +111,7 @@ class LanguageTask:
     from lingvo_moe.tasks.lm import generation
 
     shapes = self.batch_shapes(training=False)
-    prompts = generation.prompt_shapes(self, generation.width_of(self, self.beam_size))
+    prompts = generation.prompt_shapes(self, self.beam_size)
     search = lambda model, theta, batch: generation.go_on(model, theta, batch, self, self.beam_size)
     return {
       'eval': InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], shapes),
@@ -126,7 +126,7 @@ class LanguageTask:
     config = dataclasses.replace(self, search='beam')
     ids_BT = self.random_batch(full=True)['inputs'][: self.num_groups]
     prompts = [row[: 1 + i % (self.window // 2)] for i, row in enumerate(ids_BT)]
-    batch = generation.prompt_arrays(prompts, config, generation.width_of(config, self.beam_size))
+    batch = generation.prompt_arrays(prompts, config, self.beam_size)
     steps = min(self.max_new_tokens, self.window)
     config = dataclasses.replace(config, max_new_tokens=steps)
     search = lambda model, theta, batch: generation.go_on(model, theta, batch, config, self.beam_size)

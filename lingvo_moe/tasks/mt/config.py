@@ -41,8 +41,8 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
     super()._check_together()
     for name in ('encoder_layers', 'decoder_layers'):
       self._check_blocks(name)
-    layers = {'encoder': (self.encoder_layers,), 'decoder': (self.decoder_layers,)}
-    self._check_experts(*layers.get(self.experts_in, (self.encoder_layers, self.decoder_layers)))
+    stacks = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}
+    self._check_experts(*(layers for name, layers in stacks.items() if self.experts_in in ('both', name)))
 
   def task(self) -> EncoderDecoder:
     """The model that these values describe."""

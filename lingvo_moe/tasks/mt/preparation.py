@@ -134,7 +134,7 @@ def _batches(path: str, progress: Progress | None) -> Iterator[list[bytes]]:
   """Lines of a file in lists, without a byte order mark."""
   batches = text.line_batches(path, progress=progress, check_utf8=False)
   for first in batches:
-    if first[0].startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if text.is_utf_16(first[0]):
       raise UserError(f'text must be UTF-8; {path} begins as UTF-16 does: {text.way_out(first[0])}')
     first[0] = first[0].removeprefix(codecs.BOM_UTF8)
     yield first

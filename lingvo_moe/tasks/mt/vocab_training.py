@@ -159,8 +159,8 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
           )
       return output + '.model'
     if made is None and os.path.exists(output + '.model'):  # a user's, or of a trainer that was killed here
-      os.replace(output + '.model', output + '.model.old')
-      print(f'{output}.model was not made for this run; it is kept as {output}.model.old', file=sys.stderr)
+      kept = files.set_aside(output + '.model')
+      print(f'{output}.model was not made for this run; it is kept as {kept}', file=sys.stderr)
     pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
     tags = config.tags({pair.target for pair in pairs}) and side != 'target'
     train_vocab(
