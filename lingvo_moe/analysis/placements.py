@@ -32,12 +32,6 @@ class PlacementCost(NamedTuple):
     return sum(side > 1 for side in self.chips)
 
 
-class _Place(NamedTuple):
-  """Device with the one attribute that torus.seconds reads."""
-
-  coords: tuple[int, ...]
-
-
 def costs(
   collectives: Sequence[Collective], mesh: Mesh, topology: Topology, devices: Sequence[Any]
 ) -> list[PlacementCost]:
@@ -63,10 +57,10 @@ def costs(
   return [_cost('as compiled', collectives, mesh, topology, devices), *(best[axes] for axes in sorted(best))]
 
 
-def places(mesh: Mesh, topology: Topology) -> list[_Place]:
+def places(mesh: Mesh, topology: Topology) -> list[torus.Place]:
   """Places of the devices of a placed mesh, in the order in which a program numbers them."""
-  chips = [_Place(chip) for chip in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
-  return [chips[i] for i in mesh.device_ids().flat]
+  placed = torus.places(topology)
+  return [placed[i] for i in mesh.device_ids().flat]
 
 
 def _cost(text, collectives, mesh, topology, devices) -> PlacementCost:

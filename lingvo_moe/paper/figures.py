@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -437,15 +437,9 @@ class Figures:
     return os.path.join(self._folder, f'{name}.png')
 
 
-class _Place(NamedTuple):
-  """Device with the one attribute that torus.seconds reads."""
-
-  coords: tuple[int, ...]
-
-
 def _seconds(kind: str, size: int, topology: Topology) -> float:
   """Seconds of a collective among all devices of a slice."""
-  places = [_Place(place) for place in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
+  places = torus.places(topology)
   return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
 
 

@@ -10,6 +10,7 @@ import pytest
 from lingvo_moe.analysis import torus
 from lingvo_moe.runtime.chips import CHIPS
 from lingvo_moe.runtime.chips import HOP_SECONDS
+from lingvo_moe.runtime.chips import Topology
 
 
 class Device(NamedTuple):
@@ -24,6 +25,11 @@ def seconds(kind, size, shape, groups=None):
   devices = slice_of(shape)
   groups = np.arange(len(devices))[None] if groups is None else np.array(groups)
   return torus.seconds(kind, size, groups, devices, CHIPS['v3'])
+
+
+def seconds_v5p(kind, size, shape, groups):
+  topology = Topology(CHIPS['v5p'], shape)
+  return torus.seconds(kind, size, np.array(groups), torus.places(topology), topology.chip)
 
 
 def test_an_all_to_all_grows_with_the_root_of_the_devices_and_an_all_reduce_does_not():
@@ -43,3 +49,25 @@ def test_rings_by_hand():
 
 def test_cores_of_a_chip_need_no_link():
   assert seconds('all-reduce', 450, (4, 4), groups=[[0, 1], [2, 3]]) == pytest.approx(1e-9)
+
+
+def test_groups_of_one_core_a_chip_share_links_with_those_of_the_other_core():
+  together = np.arange(32)[None]
+  of_a_core = [range(0, 32, 2), range(1, 32, 2)]
+  assert seconds('all-gather', 10**9, (4, 4), of_a_core) == pytest.approx(
+    2 * seconds('all-gather', 10**9, (4, 4), together), rel=1e-3
+  )
+
+
+def test_the_ends_of_part_of_an_axis_are_not_linked():
+  # Four chips: the whole of an axis of 4, or half of one of 8, with one link from each to the next in place of two.
+  ring = seconds_v5p('all-gather', 10**9, (4, 1, 1), [range(4)])
+  line = seconds_v5p('all-gather', 10**9, (8, 1, 1), [range(4), range(4, 8)])
+  assert ring == pytest.approx(1e9 * 3 / 4 / (2 * 100e9) + 2 * HOP_SECONDS)
+  assert line == pytest.approx(1e9 * 3 / 4 / 100e9 + 3 * HOP_SECONDS)
+
+
+def test_of_the_pairs_of_a_permute_the_farthest_counts():
+  pairs = [[0, 1], [1, 7], [2, 3]]  # cores of one chip; one end of a line of four chips to the other; cores of one
+  for order in (pairs, pairs[::-1], [pairs[1], pairs[0]]):
+    assert seconds('collective-permute', 10**9, (4, 1), order) == pytest.approx(1e9 / 82e9 + 3 * HOP_SECONDS)
