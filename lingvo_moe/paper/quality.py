@@ -20,6 +20,8 @@ from lingvo_moe.paper import plots
 WINDOW = 10  # languages of the moving average of Figure 6
 METRICS = ('chrF2', 'chrF++', 'BLEU')
 
+_SHARES = {'a quarter': 0.25, 'a half': 0.5, 'all': 1.0}  # of the base's tokens, in Table 2
+
 
 class Cost(NamedTuple):
   """What training has cost up to a step."""
@@ -46,7 +48,8 @@ class RunResults(NamedTuple):
     curve: evaluations by step.
     scores: by metric and pair, of the last step that was translated.
     step: that step; None: none was.
-    cost: up to the last evaluation, or for a run without any, such as an average, up to `step`; None: not recorded.
+    cost: up to `step`, between evaluations by interpolation, or where nothing was translated up to the last one; None:
+      not recorded.
   """
 
   name: str
@@ -56,7 +59,7 @@ class RunResults(NamedTuple):
   cost: Cost | None
 
   def tokens_to(self, loss: float) -> float | None:
-    """Target tokens at which the curve first falls to a loss, between evaluations by interpolation; None: it does not."""
+    """Target tokens at which the running minimum falls to a loss, between evaluations by interpolation; None: never."""
     before = None
     for point in self.curve:
       if point.loss <= loss:
@@ -64,8 +67,12 @@ class RunResults(NamedTuple):
           return point.tokens
         share = (before.loss - loss) / (before.loss - point.loss)
         return before.tokens + share * (point.tokens - before.tokens)
-      before = point
+      before = point if before is None else point._replace(loss=min(before.loss, point.loss))
     return None
+
+  def loss_at(self, step: int) -> float | None:
+    """Dev loss of the last evaluation up to a step; None: there was none."""
+    return next((point.loss for point in reversed(self.curve) if point.step <= step), None)
 
 
 def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunResults]:
@@ -85,8 +92,9 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
     ]
     tests = [r for r in own if r['kind'] == 'test' and r['split'] == split]
     step = max((r['step'] for r in tests), default=None)
-    scores = {m: {r['pair']: r[m] for r in tests if r['step'] == step and m in r} for m in METRICS}
-    found[name] = RunResults(name, sorted(curve), scores, step, _cost(max(curve, default=None), tests, step))
+    scores = {m: {r['pair']: r[m] for r in tests if r['step'] == step and r.get(m) is not None} for m in METRICS}
+    at_step = [record for record in tests if record['step'] == step]
+    found[name] = RunResults(name, sorted(curve), scores, step, _cost(sorted(curve), at_step, step))
   return found
 
 
@@ -98,11 +106,17 @@ def chosen(runs: Mapping[str, RunResults], base: str, names: Sequence[str]) -> d
   return {name: runs[name] for name in dict.fromkeys([base, *names])} if names else dict(runs)
 
 
-def _cost(last: Evaluation | None, tests: Sequence[Mapping[str, Any]], step: int | None) -> Cost | None:
-  if last:
-    return Cost(last.step, last.tokens, last.seconds)
-  costs = [Cost(r['step'], r.get('target_tokens'), r.get('seconds')) for r in tests if r['step'] == step]
-  return next((cost for cost in costs if None not in cost), None)
+def _cost(curve: Sequence[Evaluation], tests: Sequence[Mapping[str, Any]], step: int | None) -> Cost | None:
+  """Cost up to a step, from the scores recorded there or else from the curve; step None: of the whole curve."""
+  recorded = (Cost(r['step'], r.get('target_tokens'), r.get('seconds')) for r in tests)
+  if found := next((cost for cost in recorded if None not in cost), None):
+    return found
+  step = curve[-1].step if curve and step is None else step
+  if not curve or not curve[0].step <= step <= curve[-1].step:
+    return None
+  steps = [point.step for point in curve]
+  tokens, seconds = (np.interp(step, steps, values) for values in list(zip(*curve))[1:3])
+  return Cost(step, float(tokens), float(seconds))
 
 
 def moving_average(values: Sequence[float], window: int = WINDOW) -> tuple[np.ndarray, np.ndarray]:
@@ -154,12 +168,16 @@ class Quality:
     return ['## Dev loss over tokens and time', markdown.image('curves')]
 
   def table2(self) -> list[str]:
-    """Target tokens until the base's losses after a quarter, a half and all of its tokens are reached."""
+    """Target tokens until the base's losses after a quarter, a half and all of its tokens are reached.
+
+    A share of the tokens before the base's first evaluation is left out.
+    """
     if not self._base.curve:
       return []
     last = self._base.curve[-1].tokens
     millions = lambda tokens: f'{tokens / 1e6:.1f}M'
-    losses = [_loss_at(self._base.curve, share * last) for share in (0.25, 0.5, 1.0)]
+    shares = {words: share for words, share in _SHARES.items() if share * last >= self._base.curve[0].tokens}
+    losses = [_loss_at(self._base.curve, share * last) for share in shares.values()]
 
     def row(run):
       cells = []
@@ -171,9 +189,9 @@ class Quality:
 
     columns = ['run', *(f'to {loss:.3f}' for loss in losses)]
     rows = [row(run) for run in self._runs.values() if run.curve]
-    about = (
-      f'Losses of {self._base.name} after a quarter, a half and all of its tokens; in brackets the share of its tokens.'
-    )
+    *first, end = shares
+    reached = f'{", ".join(first)} and {end}' if first else end
+    about = f'Losses of {self._base.name} after {reached} of its tokens; in brackets the share of its tokens.'
     return ['## Target tokens to a dev loss (Table 2)', about, markdown.table(columns, rows)]
 
   def table3(self) -> list[str]:
@@ -183,12 +201,13 @@ class Quality:
       cost = run.cost
       scores = run.scores[self._metric]
       mean = float(np.mean(list(scores.values()))) if scores else None
+      loss = run.loss_at(cost.step) if cost else None
       rows.append(
         [
           run.name,
           *([str(cost.step), f'{cost.tokens / 1e6:.1f}M', f'{cost.seconds / 3600:.2f}'] if cost else ['-'] * 3),
           f'{1e6 * cost.seconds / cost.tokens:.1f}' if cost else '-',
-          f'{run.curve[-1].loss:.4f}' if run.curve else '-',
+          '-' if loss is None else f'{loss:.4f}',
           f'{mean:.2f} ({len(scores)} pairs, step {run.step})' if scores else 'not translated',
         ]
       )

@@ -46,6 +46,8 @@ def test_tokens_to_a_loss_are_interpolated_at_its_first_crossing():
   assert run.tokens_to(3.9) is None
   rising = run._replace(curve=[*run.curve, quality.Evaluation(80, 8000, 160.0, 9.0)])
   assert rising.tokens_to(5.0) == 2000
+  points = (quality.Evaluation(n, 1000 * n, 2.0 * n, loss) for n, loss in enumerate((5.0, 3.0, 4.0, 2.0), start=1))
+  assert run._replace(curve=[*points]).tokens_to(2.5) == 3500  # from the minimum so far, 3 at 3000, not from 4
 
 
 def test_moving_average_is_of_whole_windows_at_their_middles():
@@ -61,7 +63,7 @@ def test_tables_by_hand(tmp_path):
   # dense has seen 1000 tokens at a quarter of its 4000, at loss 6; 2000 at a half, at loss 5.
   assert '| run | to 6.000 | to 5.000 | to 4.000 |' in blocks
   assert '| experts | 0.0M (1.00) | 0.0M (0.50) | 0.0M (0.50) |' in blocks
-  assert '| experts | 40 | 0.0M | 0.02 | 20000.0 | 3.0000 | 21.00 (4 pairs, step 40) |' in blocks
+  assert '| experts | 40 | 0.0M | 0.02 | 16666.7 | 3.0000 | 21.00 (4 pairs, step 40) |' in blocks
   assert 'experts: +1.00 (median +1.00) in the mean of 4 pairs, 2 gain.' in blocks
   assert 'Of the larger half of the training sets +2.50 (median +2.50), of the smaller -0.50 (median -0.50).' in blocks
   rows = [line for line in blocks.splitlines() if line.startswith('| en-')]
@@ -77,6 +79,29 @@ def test_an_average_has_the_cost_of_its_run_and_no_curve(tmp_path):
   assert (tmp_path / 'figure1.png').exists()
   unknown = quality.by_run([{**record, 'seconds': None} for record in records], 'test')
   assert unknown['average'].cost is None
+
+
+def test_cost_is_of_the_step_that_was_translated(tmp_path):
+  curve = [record for record in RECORDS if record['kind'] == 'eval']
+  cost_of = lambda *tests: quality.by_run([*curve, *tests], 'test')['dense'].cost
+  at_30 = test_of('dense', 30, 'en-a', 20.0)
+  assert cost_of() == (40, 4000, 80.0)
+  assert cost_of(at_30) == (30, 2700, 45.0)  # as its score has it
+  assert cost_of(at_30 | {'seconds': None}) == (30, 3000, 60.0)  # between evaluations
+  assert cost_of(at_30 | {'seconds': None, 'step': 41}) is None
+  blocks = quality.Quality(quality.by_run([*curve, at_30], 'test'), 'dense', str(tmp_path), PAIRS).table3()
+  assert '| dense | 30 | 0.0M | 0.01 | 16666.7 | 5.0000 | 20.00 (1 pairs, step 30) |' in blocks[1]
+
+
+def test_a_share_before_the_first_evaluation_has_no_loss(tmp_path):
+  records = [evaluation('late', step, loss) for step, loss in ((60, 5.0), (100, 3.0))]
+  [_, about, table] = quality.Quality(quality.by_run(records, 'test'), 'late', str(tmp_path), {}).table2()
+  assert about.startswith('Losses of late after all of its tokens;') and '| run | to 3.000 |' in table
+
+
+def test_a_score_that_is_null_is_left_out(tmp_path):
+  records = [record | {'BLEU': None} if record.get('pair') == 'en-a' else record for record in RECORDS]
+  assert 'en-a' not in quality.by_run(records, 'test')['dense'].scores['BLEU']
 
 
 def test_a_run_that_stopped_before_a_loss_says_where(tmp_path):
