@@ -13,7 +13,6 @@ from lingvo_moe.analysis import significance
 from lingvo_moe.analysis.significance import Difference
 from lingvo_moe.core.errors import UserError
 
-_LEVEL = 0.05
 _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
 _NONE = '(none)'
 
@@ -74,15 +73,17 @@ class Comparison:
   left_out: list[str]
 
   def gains(self, metric: str) -> dict[str, int]:
-    """Pairs in which the system is better, worse and equal, and where that is significant by itself."""
+    """Pairs in which the system is better, worse and equal; significantly so where the pair's own interval excludes 0.
+
+    p of a pair is no measure of it: sacreBLEU's is of the upper tail alone (see significance).
+    """
     found = [result.differences[metric] for result in self.pairs.values()]
-    sure = [d for d in found if d.p < _LEVEL]
     return {
       'better': sum(d.difference > 0 for d in found),
       'worse': sum(d.difference < 0 for d in found),
       'equal': sum(d.difference == 0 for d in found),
-      'significantly_better': sum(d.difference > 0 for d in sure),
-      'significantly_worse': sum(d.difference < 0 for d in sure),
+      'significantly_better': sum(d.low > 0 for d in found),
+      'significantly_worse': sum(d.high < 0 for d in found),
     }
 
 
@@ -242,7 +243,7 @@ def table(comparison: Comparison, metrics: Sequence[str]) -> str:
     gains = comparison.gains(metric)
     lines.append(
       f'{metric}: {gains["better"]} of {len(comparison.pairs)} pairs gain ({gains["significantly_better"]} with '
-      f'p < {_LEVEL}), {gains["worse"]} lose ({gains["significantly_worse"]})'
+      f'an interval above 0), {gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
     )
   if 'BLEU' in metrics:
     lines.append(f'BLEU splits words by {_tokenizers(comparison.pairs)}')

@@ -1,8 +1,11 @@
 """lingvo-moe compare BASELINE RUN [--split=test] [--metric=BLEU,chrF2,chrF++] [--json=FILE]
 
 Compares the translations of two runs, as the decoder has left them: BLEU, chrF2 and chrF++ of every pair that both have
-translated, the difference (RUN minus BASELINE), its 95% interval and p by paired bootstrap as sacreBLEU does it; the
-same of the mean over pairs; how many pairs gain; and what differs in the configurations.
+translated, the difference (RUN minus BASELINE), its 95% interval and p by paired bootstrap; the same of the mean over
+pairs; how many pairs gain, and of how many the interval excludes 0; and what differs in the configurations.
+
+p of a pair is sacreBLEU's. It counts resamples whose difference is far above its mean, not those far below, and is often
+about half of a two-sided p: of equal systems more than 5% have p < 0.05. p of the mean over pairs is two-sided.
 
 BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several with
 commas between count as one system: runs/de_en,runs/fr_en beside one run for all.
