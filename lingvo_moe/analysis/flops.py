@@ -12,6 +12,7 @@ from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.layers.gates.gate import expert_capacity
+from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
@@ -75,11 +76,17 @@ def _add_recurrent(parts: Parts, config: ModelConfig, stack: RecurrentStack, tok
 
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
-  """FLOPs of one MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
-  layer = next(layer.ffn for layer, _ in _layers(config.task().encoder) if layer.is_moe)
+  """FLOPs of the first MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
+  layer = first_moe(config)
   parts = dict.fromkeys(PARTS, 0)
   _add_experts(parts, config, layer, _tokens(config), dispatch, again=False)
   return parts
+
+
+def first_moe(config: MtConfig) -> MoE:
+  """The first MoE layer of the encoder, or of the decoder where the encoder has none; a model of experts has one."""
+  task = config.task()
+  return next(layer.ffn for stack in (task.encoder, task.decoder) for layer, _ in _layers(stack) if layer.is_moe)
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
@@ -140,7 +147,10 @@ def _scores(config: ModelConfig, tokens: int) -> int:
 def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> None:
   """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
-  capacity = expert_capacity(tokens // config.num_groups, config.num_experts, factor)
+  group_size = tokens // config.num_groups
+  capacity = expert_capacity(group_size, config.num_experts, factor)
+  if isinstance(layer.gate, SoftMixture):
+    capacity = group_size
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)

@@ -148,9 +148,9 @@ def choose(
   def estimated(layout: Layout, chunks: int) -> Candidate:
     progress(f'{layout.name} {layout.flags}' + (f' in {chunks} chunks' if chunks > 1 else ''))
     here = dataclasses.replace(config, capacity_chunks=chunks) if chunks > 1 else config
-    if program != 'train':
-      here = cost.at_inference(here, layout.mesh, program, batch_tokens)
     try:
+      if program != 'train':
+        here = cost.at_inference(here, layout.mesh, program, batch_tokens)
       _check(here, layout.mesh, topology, program)
       report = cost.estimate(name, here, layout.mesh, topology, program, rounds)
     except UserError as e:

@@ -44,8 +44,7 @@ class Step:
   """Forward and backward pass of a MoE layer with one dispatcher, on random tokens."""
 
   def __init__(self, config: MtConfig, kind: str, jit: bool):
-    layers = config.task().encoder.layers.values()
-    layer = next(layer.ffn for layer in layers if layer.is_moe)
+    layer = flops.first_moe(config)
     self._layer = dataclasses.replace(layer, dispatch=kind, num_groups=config.num_groups)  # of the whole batch at once
     self._aux_loss_weight = config.aux_loss_weight
     rows = config.batcher().rows(config.max_length)

@@ -113,6 +113,14 @@ def test_a_layout_that_does_not_divide_the_batch_is_refused_before_it_is_compile
   assert 'axis B (rows of a batch) has size 6, which cannot be split over the 4 devices' in found[1].refused
 
 
+def test_a_batch_of_another_program_that_a_mesh_cannot_split_refuses_that_layout_alone(monkeypatch):
+  compiled = fake(of_bytes, monkeypatch)
+  candidates = layouts.layouts(4, True, ['DP', 'MP'])
+  found = layouts.choose('m', CONFIG, candidates, program='score', batch_tokens=CONFIG.max_length)
+  assert compiled == [('model:4', 1)] and [c.layout.name for c in found] == ['MP', 'DP']
+  assert found[1].refused.startswith('eval_batch_tokens must hold num_groups rows')
+
+
 def test_a_model_that_does_not_divide_is_refused_with_the_reason():
   odd = dataclasses.replace(CONFIG, num_experts=6, num_heads=6)
   found = layouts.choose('m', odd, layouts.layouts(4, True, ['EP', 'MP']))

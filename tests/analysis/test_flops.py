@@ -89,6 +89,18 @@ def test_one_layer_with_experts():
   }
 
 
+def test_the_first_layer_with_experts_may_be_the_decoders():
+  assert flops.first_moe(TINY) == TINY.task().encoder.layers['layer_01'].ffn
+  in_decoder = dataclasses.replace(TINY, experts_in='decoder')
+  assert flops.first_moe(in_decoder) == in_decoder.task().decoder.layers['layer_01'].ffn
+  assert flops.moe_layer(in_decoder, 'gather')['experts'] == 3 * (2 * 2 * SLOTS * 32 * 64)
+
+
+def test_every_token_visits_every_expert_of_a_soft_mixture():
+  soft = dataclasses.replace(TINY, gate='soft')
+  assert flops.moe_layer(soft, 'gather')['experts'] == 3 * 2 * 2 * TOKENS * 16 * 32 * 64
+
+
 def test_decoding_step_by_step():
   rows, width = 3, 4
   found = flops.decode(TINY, rows)
