@@ -33,7 +33,8 @@ def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
 
   BLEU is the mean over pairs. Of the last 100 logged steps: `dropped` is the number of choices without room per token
   (for expert choice the share of tokens that no expert took), `largest_load` the largest over the mean load of an
-  expert, `entropy` that of the gate in nats, each a mean over MoE layers; `seconds` is the median of a step.
+  expert, `entropy` that of the gate in nats, each a mean over MoE layers; `seconds` is the median of a step. An average
+  of checkpoints has no dev loss, and of training what its run had.
   """
   steps = run.decoded_steps(split)
   if step is None and not steps:
@@ -48,7 +49,7 @@ def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
     'gate': run.values.get('gate', 'top2') if run.values.get('num_experts') else 'none (dense)',
     'step': step,
     'bleu': statistics.fmean(scores['bleu'] for scores in pairs),
-    'dev_loss': dev[-1] if dev else None,
+    'dev_loss': dev[-1] if dev and not run.averaged else None,
     'dropped': _mean_over_layers(trained, _DROPPED, summed=True),
     'largest_load': _mean_over_layers(trained, re.compile(r'moe/.*/largest_load$')),
     'entropy': _mean_over_layers(trained, re.compile(r'moe/.*/entropy$')),

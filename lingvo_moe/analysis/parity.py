@@ -186,14 +186,19 @@ class _Updates:
     of_weight = difference / max(np.max(np.abs(self._last)), floor)
     explained = (self._gradient > 0) & (difference <= 2 * self._sum)
     of_gradient = np.where(explained, difference * self._gradient / max(self._sum, np.finfo(float).tiny), np.inf)
-    return float(np.max(np.minimum(of_weight, of_gradient)))
+    return _or_inf(np.max(np.minimum(of_weight, of_gradient)))
 
 
 def _difference(a, b, floor: float) -> float:
   a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
   if not a.size:
     return 0.0
-  return float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), floor))
+  return _or_inf(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), floor))
+
+
+def _or_inf(difference: np.floating) -> float:
+  """The difference; infinite where it is NaN, which is no agreement and which max() would pass over."""
+  return float('inf') if np.isnan(difference) else float(difference)
 
 
 def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:

@@ -111,9 +111,9 @@ def append(path: str, records: Iterable[Record]) -> tuple[list[Record], int]:
   with files.replacing(path) as f:
     known = read(path)
     there = set(map(_key, known))
-    added = [record for record in records if _key(record) not in there]
-    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in (*known, *added))
-  return added, len(known)
+    added = {_key(record): record for record in records if _key(record) not in there}
+    f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in (*known, *added.values()))
+  return list(added.values()), len(known)
 
 
 def new_records(

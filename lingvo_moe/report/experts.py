@@ -130,10 +130,13 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
 
 
 def _dead(record: RunRecord, layer: str) -> Curve:
-  kept = [load for load in record.loads if layer in load.choices]
-  kept = [kept[i] for i in chosen(len(kept), _COLUMNS)]
-  xs = [float(load.step) for load in kept]
-  ys = [float(sum(n <= 0 for n in load.choices[layer])) for load in kept]
+  loads = [load for load in record.loads if layer in load.choices]
+  xs, ys, begin = [], [], 0
+  for end in (i + 1 for i in chosen(len(loads), _COLUMNS)):  # each point is of all records since the point before
+    choices = zip(*(load.choices[layer] for load in loads[begin:end]))
+    xs.append(float(loads[end - 1].step))
+    ys.append(float(sum(not any(n > 0 for n in of_expert) for of_expert in choices)))
+    begin = end
   return Curve(record.label('dead', sole=True), Series(xs, ys, ys, ys), record.place, record.place)
 
 

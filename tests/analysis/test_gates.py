@@ -63,6 +63,16 @@ def test_a_row_by_hand(run):
     gates.row(Run.read(str(run)), 'dev')
 
 
+def test_an_average_has_no_dev_loss(run, tmp_path):
+  average = tmp_path / 'average'
+  average.mkdir()
+  (run / 'decode').rename(average / 'decode')
+  (average / 'config.json').write_text((run / 'config.json').read_text())
+  (average / 'averaged.json').write_text(json.dumps({'steps': [100, 200], 'of': '..'}))
+  found = gates.row(Run.read(str(average)), 'test')
+  assert found['dev_loss'] is None and found['seconds'] == 2.0
+
+
 def test_the_tool_prints_a_table(run):
   done = subprocess.run([sys.executable, TOOL, str(run), str(run)], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr

@@ -297,5 +297,21 @@ def test_what_a_token_that_went_elsewhere_changes_in_later_layers_and_steps_is_n
   assert parity.compare(a, later).flip_margin == far
 
 
+@pytest.mark.parametrize('kind', ['loss', 'grads', 'weights', 'slots'])
+def test_nan_agrees_with_nothing(kind):
+  """Of either side or of both; max() would pass over it."""
+
+  def with_nan():
+    found = an_observation()
+    (step,) = found.steps
+    nan = float('nan') if kind == 'loss' else {name: np.full_like(x, np.nan) for name, x in step[kind].items()}
+    return found._replace(steps=[step | {kind: nan}])
+
+  for pair in ((with_nan(), an_observation()), (an_observation(), with_nan()), (with_nan(), with_nan())):
+    row = parity.compare(*pair)
+    assert not row.agrees(1e9)
+    assert row.loss == np.inf if kind == 'loss' else row.worst
+
+
 def test_other_symbols_do_not_agree():
   assert not parity.compare(an_observation(), an_observation(ids=4)).agrees(1)

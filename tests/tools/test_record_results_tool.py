@@ -110,6 +110,12 @@ def test_again_it_adds_nothing_and_later_only_what_is_new(run, tmp_path):
   assert (scored['kind'], scored['step'], scored['pair'], scored['dev_loss']) == ('test', 5, 'en-deu', 3.75)
 
 
+def test_a_split_that_is_named_twice_is_recorded_once(run, tmp_path):
+  done = tool(run, f'--out={tmp_path / "out.jsonl"}', '--split=test,test')
+  assert done.stdout.endswith(': 2 evaluations and 2 scores added to 0 lines\n'), done.stderr
+  assert len(records(tmp_path / 'out.jsonl')) == 4
+
+
 def test_runs_share_a_file_and_an_average_is_one_of_its_own(run, tmp_path):
   out, average = tmp_path / 'out.jsonl', tmp_path / 'mine_average'
   average.mkdir()
