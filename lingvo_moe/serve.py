@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ def require_extra() -> None:
 
 
 def serve(options: Options) -> int:
-  """Serves until a signal; returns the exit status."""
+  """Serves until a signal; returns the exit status, or ends the process with 1 where requests were not answered."""
   from lingvo_moe.serving import server
 
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
@@ -106,7 +107,8 @@ def serve(options: Options) -> int:
   if asyncio.run(server.serve(http_app, bound, options.drain_seconds, started)):
     return 0
   say(f'ended after --drain_seconds={options.drain_seconds:g} with requests that were not answered')
-  return 1
+  sys.stdout.flush()
+  os._exit(1)  # the thread of the batch is still in TensorFlow, which crashes where Python ends around it
 
 
 def load(options: Options) -> LoadedRun:

@@ -170,7 +170,8 @@ class Batcher:
       alike = [request for request in alike if request.waiting]
     served = {id(request) for request, _ in batch}
     others = [r for r in self._requests if id(r) not in served]  # they were there before, and come first next time
-    self._requests = collections.deque([*others, *alike])
+    again = [r for r in alike if id(r) in served]
+    self._requests = collections.deque([*others, *again])
     self._first_arrival = 0.0  # what is left has waited
     return batch
 

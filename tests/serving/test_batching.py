@@ -101,6 +101,24 @@ def test_truncated_lines_are_numbered_within_their_request(echo, batcher):
   assert (first.result(30).truncated, second.result(30).truncated) == ([1], [0])
 
 
+def test_requests_beyond_a_batch_wait_once_and_come_next():
+  waiting, echo = [], Echo()
+
+  def answer(lines, key):
+    found = echo(lines, key)
+    waiting.append(batcher.waiting)
+    return found
+
+  batcher = Batcher(answer, max_lines=4, wait=0.0, max_waiting=10)
+  begin(batcher, echo)
+  asked = [batcher.submit([word], 'en') for word in 'abcdefghij']
+  echo.go.set()
+  assert [one.result(30).hypotheses for one in asked] == [[[word]] for word in 'ABCDEFGHIJ']
+  batcher.close()
+  assert waiting == [10, 6, 2, 0]
+  assert [lines for lines, _ in echo.batches[1:]] == [list('abcd'), list('efgh'), list('ij')]
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_back(echo, batcher):
   begin(batcher, echo)
   batcher.submit(['x'] * 8, 'en')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -96,6 +97,56 @@ def test_draining_ends_after_its_seconds_and_says_so(monkeypatch):
   monkeypatch.setattr(server, '_SEND_SECONDS', 0.1)
   ended, answers = drained(release_after=20.0, drain_seconds=0.1)
   assert not ended and all(isinstance(answer, aiohttp.ClientError) for answer in answers)
+
+
+BUSY = """
+import sys, types
+from lingvo_moe import serve
+
+def load(options):
+  import tensorflow as tf
+  print('loaded', flush=True)
+
+  @tf.function
+  def work():
+    return tf.while_loop(lambda i, x: i < 10**6, lambda i, x: (i + 1, tf.nn.softmax(x @ x)), (0, tf.ones([200, 200])))
+
+  class Run:
+    path = model = checkpoint = over_the_length = 'stub'
+    config = types.SimpleNamespace(beam_size=1)
+    pairs = lambda self: []
+    choose_target = lambda self, requested: None
+
+    def answer(self, lines, target, n_best):
+      print('working', flush=True)
+      work()
+
+  return Run()
+
+serve.load = load
+serve.command()
+"""
+
+
+def test_a_server_whose_time_to_drain_is_over_ends_with_1_while_tensorflow_computes():
+  with server.bind('127.0.0.1', 0) as free:
+    port = free.getsockname()[1]
+  command = [sys.executable, '-c', BUSY, 'runs/stub', f'--port={port}', '--drain_seconds=0.2']
+  with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    assert process.stdout.readline() == 'loaded\n' and 'serving' in process.stderr.readline()
+    request = urllib.request.Request(
+      f'http://127.0.0.1:{port}/translate', b'{"q": "1"}', {'Content-Type': 'application/json'}
+    )
+    threading.Thread(target=_quietly, args=[request], daemon=True).start()
+    assert process.stdout.readline() == 'working\n'
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    assert process.stderr.read().endswith('ended after --drain_seconds=0.2 with requests that were not answered\n')
+
+
+def _quietly(request):
+  with contextlib.suppress(OSError):
+    urllib.request.urlopen(request, timeout=60)
 
 
 def test_a_taken_port_is_one_clear_line():
