@@ -24,6 +24,10 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.tasks import text
 
 
+class NotThereError(UserError):
+  """Split or pair without any file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
   """Language pair in one split, with the files of its two sides: line i of one file translates line i of the other."""
@@ -53,7 +57,8 @@ def find_pairs(
     split_files: other prefixes for splits, e.g. {'dev': 'val'}.
 
   Raises:
-    UserError: there are no files, no pair matches, or a side or shard has no partner.
+    NotThereError: there are no files, or no pair matches.
+    UserError: a side or shard has no partner, or plain files have no pair named.
   """
   data_dir = text.corpus_folder(data_dir)
   prefix = dict(split_files).get(split, split)
@@ -84,13 +89,13 @@ def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
-  """Known names that match any of the patterns; UserError for a pattern without a match."""
+  """Known names that match any of the patterns; NotThereError for a pattern without a match."""
   known = sorted(known)
   if not patterns:
     return known
   for pattern in patterns:
     if not fnmatch.filter(known, pattern):
-      raise UserError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
+      raise NotThereError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
   return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 
@@ -164,10 +169,10 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
   return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
 
-def _no_such_file(folder, prefix, languages) -> UserError:
+def _no_such_file(folder, prefix, languages) -> NotThereError:
   stems = {stem for stem, _, _ in _files(folder)}
   wanted = ' and '.join(f'{prefix}.{language}[.gz]' for language in languages)
-  return UserError(
+  return NotThereError(
     f'no file {wanted} in {folder}; of the splits there, {closest(prefix, stems)} '
     f'(name one, or map the split to its prefix with split_files)'
   )

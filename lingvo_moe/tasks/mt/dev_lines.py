@@ -1,12 +1,15 @@
 """Dev text taken from train, where a corpus has none (dev_lines): which lines, and which others go with them.
 
-The lines are a function of the pair, its number of lines and the seed. Training leaves them out, with every line that is
-the same as one of them on either side.
+A pair's lines are chosen by the text of its side in the language that most pairs of the run have, so that pairs of the
+same sentences, the two directions of one text among them, choose the same ones; of lines equal there, one. Training
+leaves them out, in every pair, with every line that is the same as one of them on either side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import collections
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,12 +32,11 @@ def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
   Raises:
     UserError: as corpus.find_pairs; of dev that is lacking, with the offer of dev_lines.
   """
-  find = lambda split: corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
   if split != 'dev':
-    return find(split)
+    return _find(config, split)
   try:
-    found = find('dev')
-  except UserError as e:
+    found = _find(config, 'dev')
+  except corpus.NotThereError as e:
     if not config.dev_lines:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
     found = []
@@ -42,11 +44,15 @@ def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
     return found
   names = {pair.name for pair in found}
   try:
-    found += [pair for pair in find('train') if pair.name not in names]
-  except UserError:
+    found += [pair for pair in _find(config, 'train') if pair.name not in names]
+  except corpus.NotThereError:
     if not found:
       raise
   return sorted(found, key=lambda pair: pair.name)
+
+
+def _find(config: DataConfig, split: str) -> list[corpus.Pair]:
+  return corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
 
 
 def taken(config: DataConfig) -> set[str]:
@@ -54,31 +60,70 @@ def taken(config: DataConfig) -> set[str]:
   return {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else set()
 
 
-def numbers(config: DataConfig, name: str, size: int) -> np.ndarray:
-  """Numbers of the lines that are taken of a pair's `size` lines, ascending."""
-  if config.dev_lines * 2 > size:
-    raise UserError(
-      f'dev_lines must leave half of the lines to train on; saw dev_lines={config.dev_lines}, and {name} has {size} '
-      f'lines: use at most {size // 2}'
+class Choice:
+  """Which lines of the pairs of train are dev text."""
+
+  def __init__(self, config: DataConfig):
+    self._seed, self._dev_lines = config.seed, config.dev_lines
+    self._pairs_with = collections.Counter(
+      lang for pair in _find(config, 'train') for lang in (pair.source, pair.target)
     )
-  places = sampling.permute(np.arange(size), size, sampling.fold(config.seed, 'dev_lines', name))
-  return np.flatnonzero(places < config.dev_lines)
+
+  def numbers(self, pair: corpus.Pair, size: int) -> np.ndarray:
+    """Numbers of the lines that are taken of a pair's `size` lines of train, ascending."""
+    if self._dev_lines * 2 > size:
+      raise UserError(
+        f'dev_lines must leave half of the lines to train on; saw dev_lines={self._dev_lines}, and {pair.name} has '
+        f'{size} lines: use at most {size // 2}'
+      )
+    shared = min((pair.source, pair.target), key=lambda language: (-self._pairs_with[language], language))
+    files = pair.source_files if shared == pair.source else pair.target_files
+    lines = (line for path in files for batch in text.line_batches(path) for line in batch)
+    checksums = np.fromiter((zlib.crc32(line.strip()) for line in lines), np.uint64, size)
+    places = sampling.fold(self._seed, 'dev_lines', checksums)
+    _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
+    again = np.ones(size, bool)
+    again[first] = False
+    return np.sort(np.concatenate([first, np.flatnonzero(again)])[: self._dev_lines])
+
+  def read(self, pair: corpus.Pair) -> tuple[list[str], list[str]]:
+    """(source lines, target lines) of dev."""
+    counts = [[text.count_lines(path) for path in files] for files in (pair.source_files, pair.target_files)]
+    chosen = self.numbers(pair, corpus.check_counts(pair, *counts))
+    return _chosen_lines(pair.source_files, chosen), _chosen_lines(pair.target_files, chosen)
 
 
-def left_out(sides: Sequence[TokenCache], chosen: np.ndarray) -> np.ndarray:
-  """Whether each line of a pair is one of the chosen, or has the same tokens as one of them on either side."""
-  out = np.zeros(len(sides[0]), bool)
-  out[chosen] = True
-  for side in sides:
-    hashes = np.concatenate([*_hashes(side), np.zeros(0, np.uint64)])
-    out |= np.isin(hashes, hashes[chosen])
+def left_out(
+  caches: Sequence[tuple[TokenCache, TokenCache]], chosen: Mapping[int, np.ndarray], *, shared_vocab: bool
+) -> list[np.ndarray]:
+  """Whether each line of each pair is chosen, or has the same tokens as a chosen one, of any pair, on either side.
+
+  Args:
+    caches: source and target side of every pair of train.
+    chosen: numbers of the chosen lines, by the number of their pair.
+    shared_vocab: whether tokens of a source and of a target compare.
+  """
+  held = [
+    np.concatenate(
+      [np.zeros(0, np.uint64), *(h for i, lines in chosen.items() for h in _hashes(caches[i][side], lines))]
+    )
+    for side in (0, 1)
+  ]
+  if shared_vocab:
+    held = [np.concatenate(held)] * 2
+  out = [np.zeros(len(source), bool) for source, _ in caches]
+  for number, sides in enumerate(caches):
+    out[number][chosen.get(number, [])] = True
+    for side, of_dev in zip(sides, map(np.unique, held)):
+      if hashes := list(_hashes(side, np.arange(len(side)))):
+        out[number] |= np.isin(np.concatenate(hashes), of_dev)
   return out
 
 
-def _hashes(side: TokenCache) -> Iterator[np.ndarray]:
+def _hashes(side: TokenCache, lines: np.ndarray) -> Iterator[np.ndarray]:
   """A hash of the tokens of each line, for some lines at a time."""
-  for begin in range(0, len(side), _CHUNK):
-    tokens, lengths = side.gather(np.arange(begin, min(begin + _CHUNK, len(side))))
+  for begin in range(0, len(lines), _CHUNK):
+    tokens, lengths = side.gather(lines[begin : begin + _CHUNK])
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(tokens)) - np.repeat(starts, lengths)
     sums = np.concatenate([[np.uint64(0)], np.cumsum(sampling.fold(tokens, places), dtype=np.uint64)])
@@ -102,13 +147,12 @@ class Lines:
     return self._side.gather(self._chosen[lines])
 
 
-def read_pair(config: DataConfig, pair: corpus.Pair) -> tuple[list[str], list[str]]:
-  """(source lines, target lines) of a held-out set that find_pairs gave."""
-  if pair.split != 'train' or not config.dev_lines:
-    return corpus.read_pair(pair)
-  counts = [[text.count_lines(path) for path in files] for files in (pair.source_files, pair.target_files)]
-  chosen = numbers(config, pair.name, corpus.check_counts(pair, *counts))
-  return _chosen_lines(pair.source_files, chosen), _chosen_lines(pair.target_files, chosen)
+def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[corpus.Pair, list[str], list[str]]]:
+  """Yields (pair, source lines, target lines) of every pair of a held-out set."""
+  pairs = find_pairs(config, split)
+  choice = Choice(config) if split == 'dev' and any(pair.split == 'train' for pair in pairs) else None
+  for pair in pairs:
+    yield pair, *(choice.read(pair) if choice and pair.split == 'train' else corpus.read_pair(pair))
 
 
 def _chosen_lines(files: Sequence[str], chosen: np.ndarray) -> list[str]:

@@ -48,6 +48,7 @@ class Stats:
     return sum(getattr(p, field) for p in self.pairs)
 
   def __str__(self) -> str:
+    none = ', '.join(pair.name for pair in self.pairs if not pair.kept)
     dropped = ', '.join(
       f'{n:,} {what}'
       for n, what in (
@@ -59,7 +60,9 @@ class Stats:
     )
     return (
       f'{len(self.pairs)} pairs, {self.total("kept"):,} examples, {self.total("source_tokens"):,} source and '
-      f'{self.total("target_tokens"):,} target tokens' + (f'; left out: {dropped}' if dropped else '')
+      f'{self.total("target_tokens"):,} target tokens'
+      + (f'; left out: {dropped}' if dropped else '')
+      + (f'; without an example: {none}' if none else '')
     )
 
 
@@ -104,21 +107,25 @@ class Examples:
     self._max_length = config.max_length
     self._tags = tag_ids(config, self.pairs, source_vocab)
     self._caches = cache.open_pairs(self.pairs, source_vocab, target_vocab, cache_dir, quiet=quiet)
-    self._left_out: dict[int, np.ndarray] = {}  # by the number of a pair: whether a line is dev text
+    self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     taken = dev_lines.taken(config) if split in ('train', 'dev') else set()
-    for number in (i for i, pair in enumerate(self.pairs) if pair.name in taken):
-      sides = self._caches[number]
-      chosen = dev_lines.numbers(config, self.pairs[number].name, len(sides[0]))
-      if split == 'train':
-        self._left_out[number] = dev_lines.left_out(sides, chosen)
-      else:
-        self._caches[number] = tuple(dev_lines.Lines(side, chosen) for side in sides)
+    choice = dev_lines.Choice(config) if taken else None
+    chosen = {
+      number: choice.numbers(pair, len(self._caches[number][0]))
+      for number, pair in enumerate(self.pairs)
+      if pair.name in taken
+    }
+    if split == 'train' and chosen:
+      self._left_out = dev_lines.left_out(self._caches, chosen, shared_vocab=source_vocab is target_vocab)
+    elif split == 'dev':
+      for number, lines in chosen.items():
+        self._caches[number] = tuple(dev_lines.Lines(side, lines) for side in self._caches[number])
     self.sizes = [len(source) for source, _ in self._caches]
     self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
     key = repr((folders, self._tags is not None, self._max_length))
     if taken:
-      key += repr((config.dev_lines, config.seed, sorted(taken)))
+      key += repr(('by text', config.dev_lines, config.seed, sorted(taken)))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
   def _scan(self, pair: int) -> PairStats:
@@ -140,7 +147,7 @@ class Examples:
     return source * kept, target * kept, empty
 
   def _is_left_out(self, pair: int, lines: np.ndarray | slice) -> np.ndarray | bool:
-    return self._left_out[pair][lines] if pair in self._left_out else np.bool_(False)
+    return self._left_out[pair][lines] if self._left_out else np.bool_(False)
 
   def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths (source, target) with eos and tag; both are 0 for an example that is empty or too long."""

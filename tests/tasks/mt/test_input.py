@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import socket
 import threading
 
@@ -19,6 +20,8 @@ from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import input as mt_input
 from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.examples import Examples
+from lingvo_moe.tasks.mt.examples import load_vocabs
 from lingvo_moe.tasks.mt.input import EvalInput
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.input import TrainInput
@@ -317,7 +320,7 @@ def test_dev_is_offered_from_train_and_shares_no_side_with_it(without_dev):
   assert not {source for source, _ in evaluated} & trained['src']
   assert not {target for _, target in evaluated} & trained['tgt']
   stats = train.stats.pairs[0]
-  dev_sources, dev_targets = dev_lines.read_pair(config, *dev_lines.find_pairs(config, 'dev'))
+  [(_, dev_sources, dev_targets)] = dev_lines.read_pairs(config, 'dev')
   kept = [(s, t) for s, t in zip(sources, targets) if s not in dev_sources and t not in dev_targets]
   assert (stats.kept, stats.held_out) == (len(kept), 120 - len(kept)) and stats.held_out > 12
   assert f'left out: {stats.held_out} for dev' in str(train.stats)
@@ -326,12 +329,60 @@ def test_dev_is_offered_from_train_and_shares_no_side_with_it(without_dev):
 def test_dev_from_train_is_the_same_text_as_for_the_decoder_and_must_leave_half(without_dev):
   config, cache_dir, sources, targets = without_dev
   config = dataclasses.replace(config, dev_lines=12)
-  (pair,) = dev_lines.find_pairs(config, 'dev')
-  read = dev_lines.read_pair(config, pair)
-  chosen = dev_lines.numbers(config, 'aa-zz', 120)
-  assert read == ([sources[i] for i in chosen], [targets[i] for i in chosen]) and len(chosen) == 12
+  [(pair, *read)] = dev_lines.read_pairs(config, 'dev')
+  chosen = dev_lines.Choice(config).numbers(pair, 120)
+  assert read == [[sources[i] for i in chosen], [targets[i] for i in chosen]] and len(chosen) == 12
+  assert len(set(read[0])) == 12  # of equal lines, one
+  [(_, *whole)] = dev_lines.read_pairs(config, 'train')  # of which a user asks the score
+  assert whole == [sources, targets]
   with pytest.raises(UserError, match='must leave half .*saw dev_lines=70, and aa-zz has 120 lines: use at most 60'):
     TrainInput(dataclasses.replace(config, dev_lines=70), cache_dir, quiet=True)
+
+
+@pytest.fixture
+def three_pairs(tmp_path, world):
+  """Two languages with the same English text, one of them in both directions, without dev."""
+  english = [sentence('en', i) for i in range(300)]
+  write_pair(tmp_path / 'data', 'de-en', 'train', [sentence('de', i) for i in range(300)], english)
+  write_pair(tmp_path / 'data', 'fr-en', 'train', [sentence('fr', i) for i in range(100)], english[50:150])
+  values = {'data_dir': str(tmp_path / 'data'), 'pairs': 'de-en,en-de,fr-en', 'dev_lines': 10, 'tag_target': False}
+  return dataclasses.replace(world[0], **values), str(tmp_path / 'cache')
+
+
+def test_no_pair_trains_on_dev_text_of_another(three_pairs):
+  config, cache_dir = three_pairs
+  dev = {pair.name: (sources, targets) for pair, sources, targets in dev_lines.read_pairs(config, 'dev')}
+  assert dev['en-de'] == dev['de-en'][::-1]
+  examples = Examples(config, 'train', cache_dir, load_vocabs(config), quiet=True)
+  held = {side: set().union(*(dev[pair][side] for pair in dev)) for side in (0, 1)}
+  held = held[0] | held[1]  # the vocabulary is shared
+  for number, pair in enumerate(examples.pairs):
+    source, _ = examples.lengths(np.full(examples.sizes[number], number), np.arange(examples.sizes[number]))
+    for length, *texts in zip(source, *corpus.read_pair(pair), strict=True):
+      assert (length == 0) == bool(held & set(texts))
+  # Lines are chosen by their English text: a sentence in the dev text of fr-en is in that of de-en as a rule.
+  assert len(held & {sentence('en', i) for i in range(300)}) < 17
+
+
+def test_broken_dev_files_are_no_lack_of_dev(three_pairs):
+  config, _ = three_pairs
+  config = dataclasses.replace(config, pairs='de-en,fr-en')
+  folder = pathlib.Path(config.data_dir) / 'fr-en'
+  (folder / 'dev.fr').write_text('fr\n')
+  for number in (0, 10):
+    with pytest.raises(UserError, match='both sides of a pair must be there') as e:
+      dev_lines.find_pairs(dataclasses.replace(config, dev_lines=number), 'dev')
+    assert 'take dev text' not in str(e.value)
+  (folder / 'dev.en').write_text('en\n')
+  assert [(p.name, p.split) for p in dev_lines.find_pairs(config, 'dev')] == [('de-en', 'train'), ('fr-en', 'dev')]
+
+
+def test_a_pair_without_an_example_is_named(tmp_path, world):
+  write_pair(tmp_path / 'data', 'de-en', 'dev', ['de 1'], ['en 1'])
+  write_pair(tmp_path / 'data', 'fr-en', 'dev', [''], ['en 1'])
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path / 'data'), tag_target=False)
+  dev = EvalInput(config, str(tmp_path / 'cache'), quiet=True)
+  assert str(dev.stats).endswith('; left out: 1 empty; without an example: fr-en')
 
 
 def test_a_pair_that_has_dev_keeps_it(world):
