@@ -38,10 +38,10 @@ class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
     choices=('sample', 'greedy', 'beam'),
     may_change=True,
   )
-  sample_temperature: float = field(1.0, 'Divides the logits of a sample.', above=0, may_change=True)
+  sample_temperature: float = field(1.0, 'Divides the logits of a sample.', at_least=1e-6, may_change=True)
   top_k: int = field(0, 'Samples draw from the k likeliest symbols; 0: from all.', at_least=0, may_change=True)
   top_p: float = field(
-    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', above=0, at_most=1, may_change=True
+    1.0, 'Samples draw from the fewest symbols whose probabilities sum to p.', at_least=1e-6, at_most=1, may_change=True
   )
   sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
   num_samples: int = field(3, 'Continuations of the prompt by the decoder.', at_least=0, may_change=True)

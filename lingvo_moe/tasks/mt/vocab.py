@@ -1,7 +1,7 @@
 """Vocabulary of a translation model: SentencePiece, with tags.
 
 The target language of a sentence is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put before
-the ids of the sentence; it is never part of the text.
+the ids of the sentence. A sentence that has these characters has the symbol too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain text in a folder, which may be remote (core/files.py): the files of a split, and the documents in them.
 
 A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be shards, `train-000.txt`, `train-001.txt`,
-..., read in the order of their names. Text is UTF-8.
+..., read in the order of their names. If `x.txt` and `x.txt.gz` both exist, the first is read. Text is UTF-8.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def find_files(data_dir: str, split: str) -> list[str]:
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
     )
-  return [os.path.join(folder, name) for name in found]
+  once = {name_of(name): name for name in reversed(found)}  # 'x.txt' sorts before 'x.txt.gz'
+  return [os.path.join(folder, name) for name in found if name in once.values()]
 
 
 def name_of(path: str) -> str:
