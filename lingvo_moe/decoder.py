@@ -25,8 +25,8 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -120,8 +120,10 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
     summary = None if options.overwrite else choice.lead(functools.partial(results.done, step))
     if summary:
       choice.say(f'{results.folder(step)} was made with the same settings; --overwrite makes it again')
-    elif load(runtime, run, step, options, choice):
-      summary = evaluate(results, step, choice)
+    else:
+      settings = choice.lead(functools.partial(results.settings, step))  # a trainer may drop the checkpoint meanwhile
+      if load(runtime, run, step, options, choice):
+        summary = evaluate(results, step, settings, choice)
     if summary:
       report = f'step {step}, {options.split}\n{results.job.report(summary)}'
       choice.lead(functools.partial(print, report, flush=True))
@@ -140,15 +142,15 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 
 
-def evaluate(results: Results, step: int, choice: runtime_flags.Choice) -> dict:
+def evaluate(results: Results, step: int, settings: Mapping[str, Any], choice: runtime_flags.Choice) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
-  choice.lead(lambda: results.begin(step))
-  kept = results.kept(step) if choice.leads else {}
+  choice.lead(lambda: results.begin(step, settings))
+  kept = results.kept(step, settings) if choice.leads else {}
   done = choice.lead(lambda: list(kept))
   if not choice.leads:
     kept = dict.fromkeys(done, '')
   found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, kept))
-  return choice.lead(lambda: results.write(step, results.job.finish(found)))
+  return choice.lead(lambda: results.write(step, settings, results.job.finish(found)))
 
 
 def wait_for_run(run: RunDir, options: Options, choice: runtime_flags.Choice) -> None:

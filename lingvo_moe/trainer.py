@@ -108,6 +108,8 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   run = RunDir(FLAGS.logdir)
   name, config = requested_config(run, choice)
   config, lock = begin(run, name, config, choice)
+  if choice.leads:
+    run.unfinish()  # before what takes long, or a decoder would take the checkpoints that are there for the last
   vocabs = config.vocabs()
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
   feed = Feed(runtime.feed_index, runtime.feed_count, quiet=not choice.leads)
@@ -117,7 +119,6 @@ def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   checkpoints = run.checkpoints(config.keep_checkpoints, config.keep_every)
   resumed = restore(runtime, checkpoints, config, vocabs, choice)
   if choice.leads:
-    run.unfinish()
     note_environment(run, runtime.step, train_input, choice)
   log = reporting.TrainLog(run.path, config, runtime.step) if choice.leads else reporting.NoLog()
   saver = checkpoint.Saver(checkpoints, runtime)

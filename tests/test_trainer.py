@@ -248,9 +248,14 @@ def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_pat
   assert losses(tmp_path) == losses(whole)
 
 
-def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys):
+def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys, monkeypatch):
+  restore, finished = trainer.restore, []
+  note = lambda *args: finished.append((whole / 'finished.json').exists()) or restore(*args)
+  monkeypatch.setattr(trainer, 'restore', note)
   assert train(corpus, whole, 8) is None
   assert 'step 8 of 8: nothing left to do' in capsys.readouterr().err
+  # Meanwhile a decoder waits.
+  assert finished == [False] and (whole / 'finished.json').exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_path):

@@ -20,9 +20,9 @@ import glob
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -227,7 +227,11 @@ class Checkpoints:
 
   def note_dev_loss(self, step: int, dev_loss: float) -> None:
     """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
+    best = self.best()
     self._write_dev_loss(self._folder(step), dev_loss)
+    if best and best[0] < step and not dev_loss < best[1]:
+      later = sorted({*(self.evaluated_after_best() or ()), step})
+      self._write_dev_loss(self._folder(best[0]), best[1], later)  # there, since that checkpoint is always kept
     self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
@@ -251,17 +255,30 @@ class Checkpoints:
     """Folder of a checkpoint that is being written or removed."""
     return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
-  def _write_dev_loss(self, folder: str, dev_loss: float | None):
+  def _write_dev_loss(self, folder: str, dev_loss: float | None, later: Sequence[int] = ()):
     if dev_loss is None or not math.isfinite(dev_loss):
       return
-    files.write(os.path.join(folder, _DEV_LOSS), json_files.dump({'dev_loss': dev_loss}))
+    files.write(os.path.join(folder, _DEV_LOSS), json_files.dump({'dev_loss': dev_loss, 'evaluated_after': [*later]}))
 
   def dev_loss(self, step: int) -> float | None:
     """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
+    found = self._evaluation(step)
+    return None if found is None else float(found['dev_loss'])
+
+  def evaluated_after_best(self) -> list[int] | None:
+    """Steps that were evaluated after the best one, so without gain; None: an earlier version did not note them."""
+    best = self.best()
+    return (self._evaluation(best[0]) or {}).get('evaluated_after') if best else []
+
+  def _evaluation(self, step: int) -> dict[str, Any] | None:
     path = os.path.join(self._folder(step), _DEV_LOSS)
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
+    kinds = {
+      'dev_loss': json_files.NUMBER,
+      'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
+    }
     try:
-      return float(json_files.read(path, 'a dev loss', way_out, dev_loss=json_files.NUMBER)['dev_loss'])
+      return json_files.read(path, 'a dev loss', way_out, **kinds)
     except FileNotFoundError:
       return None
 

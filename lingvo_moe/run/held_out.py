@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lingvo_moe.core import files
@@ -59,7 +59,7 @@ class Results:
     """The summary of a step, if that was made with these settings; one that is damaged counts as none, with a line."""
     try:
       summary = self._read(step)
-      if summary is None or summary['settings'] != self._settings(step):
+      if summary is None or summary['settings'] != self.settings(step):
         return None
       self._check_shown(summary, step)
       self._check_lines(summary, step)
@@ -68,7 +68,11 @@ class Results:
       print(e, file=sys.stderr)
       return None
 
-  def begin(self, step: int) -> None:
+  def settings(self, step: int) -> dict[str, Any]:
+    """Settings on which a step's files depend: those of the job, and the checkpoint's fingerprint."""
+    return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
+
+  def begin(self, step: int, settings: Mapping[str, Any]) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
 
     What an interrupted job has kept stays, unless `overwrite` is set.
@@ -82,7 +86,7 @@ class Results:
     if old:
       changed = [
         self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
-        for name, value in (self._settings(step) if self.given else self.job.settings).items()
+        for name, value in (settings if self.given else self.job.settings).items()
         if old['settings'].get(name) != value
       ]
       if changed and not self.overwrite:
@@ -99,14 +103,14 @@ class Results:
     for path in [self._path(step), *(path for path in stale if path != kept), *([kept] if self.overwrite else ())]:
       _remove(path)
 
-  def kept(self, step: int) -> KeptTexts:
+  def kept(self, step: int, settings: Mapping[str, Any]) -> KeptTexts:
     """Where the job keeps its lines until they are written as results; prints a line if an interrupted job has left some."""
-    found = KeptTexts(self._kept_path(step), step, self._settings(step))
+    found = KeptTexts(self._kept_path(step), step, settings)
     if found:
       print(f'going on after {len(found):,} lines that are in {self._kept_path(step)}', file=sys.stderr)
     return found
 
-  def write(self, step: int, outcome: Outcome) -> dict:
+  def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     hashes = {}
     for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.beside}.items():
@@ -117,7 +121,7 @@ class Results:
     events.write(step, outcome.scalars)
     events.close()
     own = {
-      'settings': self._settings(step),
+      'settings': dict(settings),
       'texts': self.job.texts,
       'beside': sorted(outcome.beside),
       'hashes': hashes,
@@ -137,9 +141,6 @@ class Results:
       return f'text of {_names(before)}, now {_names(now)}'
     differ = [name for name in now if before[name] not in (None, now[name])]
     return f'other lines of {_names(differ or now)}'
-
-  def _settings(self, step: int) -> dict[str, Any]:
-    return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
 
   def _path(self, step: int) -> str:
     return os.path.join(self.folder(step), self.job.summary_file)

@@ -93,18 +93,24 @@ class SaveAndEvaluate:
       self._evaluate(step.number)
 
   def catch_up(self, resumed: bool) -> None:
-    """Does what is due before the first step: the checkpoint of a run of no steps; a dev loss that was interrupted."""
+    """Does what is due before the first step: the checkpoint of a run of no steps; a dev loss that was interrupted.
+
+    Raises:
+      StoppedBySignal: that was interrupted again.
+    """
     training = self._training
     step = training.runtime.step
     if not resumed and step == training.config.max_steps:
       self.save(wait=True)
     if resumed and training.is_evaluated(step) and training.checkpoints.dev_loss(step) is None:
       self._evaluate(step)
+      if training.checkpoints.dev_loss(step) is None and self._signals.received:
+        raise StoppedBySignal(self._signals.received, step)
 
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`."""
     self._check.check_weights()
-    self._training.log.flush()
+    self._training.log.flush(self._training.runtime.step)
     self._training.saver.save()
     if wait:
       self._training.saver.wait()
@@ -117,7 +123,7 @@ class SaveAndEvaluate:
     dev_loss = reporting.evaluate(training.config, training.runtime, training.dev_input, give_up)
     training.saver.wait()
     if dev_loss is not None and training.leads:
-      routing_log.write_dev(training.run.path, step, list(dev_loss.by_subset), dev_loss.choices)
+      routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), dev_loss.choices)
       training.checkpoints.note_dev_loss(step, training.log.evaluation(step, dev_loss))
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
 

@@ -29,7 +29,7 @@ class DevLoss(NamedTuple):
   """Mean cross-entropy in nats a target token."""
 
   mean: float  # over all tokens
-  by_subset: dict[str, float]
+  by_subset: dict[str, float]  # of those with any
   by_unit: Mapping[str, float] = types.MappingProxyType(
     {}
   )  # perplexity a word and bits a byte, where the text's words and bytes are counted
@@ -53,7 +53,11 @@ def evaluate(
     tokens_P += metrics[f'target_tokens_by_{config.subset}']
     for layer, choices_PE in metrics.get(f'choices_by_{config.subset}', {}).items():
       choices[layer] = choices.get(layer, 0.0) + np.asarray(choices_PE, np.float64)
-  by_subset = dict(zip(dev.subsets, (xent_P / np.maximum(tokens_P, 1.0)).tolist(), strict=True))
+  by_subset = {
+    name: float(of_subset / count)
+    for name, of_subset, count in zip(dev.subsets, xent_P, tokens_P, strict=True)
+    if count
+  }
   units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
   return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices)
 
@@ -63,7 +67,8 @@ class TrainLog:
 
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
   steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training (config.token_counts) since the
-  run began, over all restarts; time between them is not counted, nor are steps that were lost.
+  run began, over all restarts; time between them is not counted, nor are steps that were lost. A checkpoint of a step that
+  was not logged has a line of these alone.
   """
 
   def __init__(self, logdir: str, config: TaskConfig, first_step: int):
@@ -76,6 +81,7 @@ class TrainLog:
     self._events = EventFile(logdir)
     self._progress = Progress(config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
+    self._unlogged = False  # whether steps were made since the last line
     self._reset()
 
   @contextlib.contextmanager
@@ -91,6 +97,7 @@ class TrainLog:
       self._tokens += float(metrics[name])
       self._totals[name] += float(metrics[name])
     if not write:
+      self._unlogged = True
       self._progress.update()
       return
     elapsed = time.perf_counter() - self._since
@@ -110,8 +117,10 @@ class TrainLog:
     self._reset()
     return loss.mean
 
-  def flush(self) -> None:
-    """Makes sure that what was logged up to a checkpoint is not lost."""
+  def flush(self, step: int) -> None:
+    """Makes sure that neither what was logged up to the checkpoint of a step is lost nor the totals so far."""
+    if self._unlogged:
+      self._write(step, {})
     files.sync(self._file)
 
   def say(self, text: str) -> None:
@@ -137,7 +146,9 @@ class TrainLog:
       self._file.flush()
     except OSError as e:
       raise OSError(e.errno, e.strerror, self._path) from None  # a write that fails does not say to which file
-    self._events.write(step, values)
+    self._unlogged = False
+    if values:
+      self._events.write(step, values)
 
   def _reset(self):
     self._tokens = 0.0
@@ -157,7 +168,7 @@ class NoLog:
   def evaluation(self, step: int, loss: DevLoss) -> float:
     return loss.mean
 
-  def flush(self) -> None:
+  def flush(self, step: int) -> None:
     """Nothing."""
 
   def say(self, text: str) -> None:

@@ -49,12 +49,17 @@ class Training:
 
   def reason_to_end(self) -> str:
     """'' while training goes on. Depends on the checkpoints alone, so that an interruption changes nothing."""
-    step, best = self.runtime.step, self.checkpoints.best()
-    if step >= self.config.max_steps:
+    if self.runtime.step >= self.config.max_steps:
       return 'max_steps'
-    if self.config.patience and best and step - best[0] >= self.config.patience * self.config.eval_every:
+    if self.config.patience and self._evaluations_without_gain() >= self.config.patience:
       return f'no gain on dev in {self.config.patience} evaluations'
     return ''
+
+  def _evaluations_without_gain(self) -> int:
+    best, later = self.checkpoints.best(), self.checkpoints.evaluated_after_best()
+    if later is not None:
+      return sum(step <= self.runtime.step for step in later)
+    return (self.runtime.step - best[0]) // self.config.eval_every
 
   def is_evaluated(self, step: int) -> bool:
     """Whether the dev loss is computed after a step."""

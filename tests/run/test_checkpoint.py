@@ -113,6 +113,22 @@ def test_checkpoints_of_round_steps_are_kept_for_good(tmp_path):
   assert kept.steps() == [3, 4, 8, 10]  # the best, those kept for good, the newest
 
 
+def test_evaluations_after_the_best_are_counted_though_their_checkpoints_are_dropped(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=1)
+  assert kept.evaluated_after_best() == []
+  for step, dev_loss in enumerate((3.0, 2.0, None, 2.5, None, 2.0), start=1):
+    kept.save(state_at(step))
+    if dev_loss:
+      kept.note_dev_loss(step, dev_loss)
+      kept.note_dev_loss(step, dev_loss)  # once more, as after a crash
+  assert kept.steps() == [2, 6] and kept.best() == (2, 2.0) and kept.evaluated_after_best() == [4, 6]
+  kept.save(state_at(7))
+  kept.note_dev_loss(7, 1.0)
+  assert kept.best() == (7, 1.0) and kept.evaluated_after_best() == []
+  (tmp_path / 'step_00000007' / 'dev_loss.json').write_text('{"dev_loss": 1.0}')  # of an earlier version
+  assert kept.evaluated_after_best() is None
+
+
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
 def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   kept = Checkpoints(str(tmp_path))

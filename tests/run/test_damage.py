@@ -254,7 +254,7 @@ def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
   found = held_out.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
   os.mkdir(found.folder(1))
-  found.write(1, Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
+  found.write(1, found.settings(1), Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
   assert found.done(1)['pairs'] == summary['pairs']
   for name in ('xx-en.hyp', 'xx-en.src'):
     flip(os.path.join(found.folder(1), name), 1)
@@ -270,11 +270,11 @@ def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_check
   (tmp_path / 'out' / 'step_1').mkdir(parents=True)
   (tmp_path / 'out' / 'step_1' / 'mine.hyp').write_text('mine')
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
-  of('a').begin(1)
-  of('a').write(1, Outcome({'xx-en': ['one']}, {}, summary))
+  of('a').begin(1, of('a').settings(1))
+  of('a').write(1, of('a').settings(1), Outcome({'xx-en': ['one']}, {}, summary))
   with pytest.raises(UserError, match="holds results made with checkpoint='a', now 'b': give --overwrite"):
-    of('b').begin(1)
-  dataclasses.replace(of('b'), overwrite=True).begin(1)
+    of('b').begin(1, of('b').settings(1))
+  dataclasses.replace(of('b'), overwrite=True).begin(1, of('b').settings(1))
   assert os.listdir(tmp_path / 'out' / 'step_1') == ['mine.hyp']
 
 
@@ -288,7 +288,7 @@ def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
   (folder / 'step_1' / 'scores.json').write_bytes(text)
   with open(os.devnull, 'w') as null, contextlib.redirect_stderr(null):
     one_line(lambda: (summary := found.done(1)) and found.job.report(summary))
-    one_line(lambda: found.begin(1))
+    one_line(lambda: found.begin(1, found.settings(1)))
   one_line(lambda: results.Run(str(folder), 'm', {}).summary('test', 1))
   assert (folder / 'keep').exists()
 

@@ -6,10 +6,12 @@ import os
 import pty
 import signal
 import sys
+import types
 
 import pytest
 
 from lingvo_moe.run import hooks
+from lingvo_moe.run import reporting
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -45,6 +47,42 @@ def test_a_hangup_that_is_ignored_as_under_nohup_stays_ignored():
   os.kill(os.getpid(), signal.SIGHUP)
 
   assert signals.received is None
+
+
+def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(monkeypatch):
+  noted = {}
+
+  class Checkpoints:
+    dev_loss = lambda self, step: noted.get(step)
+    note_dev_loss = lambda self, step, loss: noted.update({step: loss})
+
+  training = types.SimpleNamespace(
+    runtime=types.SimpleNamespace(step=3, process_count=1, agree=bool),
+    config=types.SimpleNamespace(max_steps=3),
+    checkpoints=Checkpoints(),
+    saver=types.SimpleNamespace(wait=lambda: None),
+    log=types.SimpleNamespace(evaluation=lambda step, loss: loss.mean),
+    dev_input=types.SimpleNamespace(subsets=[]),
+    run=types.SimpleNamespace(path=''),
+    leads=True,
+    is_evaluated=lambda step: True,
+  )
+  signals = hooks.Signals()
+  signals.in_loop = True
+  save = hooks.SaveAndEvaluate(training, check=None, signals=signals)
+
+  def interrupted(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(reporting, 'evaluate', interrupted)
+  with pytest.raises(hooks.StoppedBySignal, match='SIGTERM: saved step 3') as stopped:
+    save.catch_up(resumed=True)
+  assert stopped.value.exit_status == 143 and not noted
+  signals.received = None
+  monkeypatch.setattr(hooks.routing_log, 'write_dev', lambda *args: None)
+  monkeypatch.setattr(reporting, 'evaluate', lambda *args: reporting.DevLoss(2.0, {}))
+  save.catch_up(resumed=True)
+  assert noted == {3: 2.0}
 
 
 SCRIPT = """
