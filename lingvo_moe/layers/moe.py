@@ -51,9 +51,9 @@ class MoE:
     round_capacity_factor: slots of a round = round_capacity_factor * S / E.
     gate: chooses the experts of each token.
     expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
-    expert_dropout: dropout of the experts' hidden layer.
-    output_masking: share of tokens that get no output of experts in training, while the others get 1 / (1 - share)
-      times theirs (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2).
+    expert_dropout: dropout of the hidden layer of experts, shared ones too.
+    output_masking: share of tokens that get no output of chosen experts in training, while the others get 1 / (1 - share)
+      times theirs (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not masked.
     shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so many
       times H (DeepSeekMoE, Dai et al., arXiv 2401.06066).
   """
@@ -83,7 +83,9 @@ class MoE:
     if not self.shared_experts:
       return None
     activation = self.expert if self.expert in ACTIVATIONS else 'relu'
-    return FeedForward(self.model_dim, self.shared_experts * self.hidden_dim, activation=activation, bias=False)
+    return FeedForward(
+      self.model_dim, self.shared_experts * self.hidden_dim, self.expert_dropout, activation=activation, bias=False
+    )
 
   def weights(self) -> Specs:
     shared = {'shared': self.shared.weights()} if self.shared else {}
@@ -101,7 +103,8 @@ class MoE:
       key: random key in training, for the gate and for dropout; None at inference.
 
     Returns:
-      ([B, T, M] of x's type, zeros where a token is padding or found no room; the Routing).
+      ([B, T, M] of x's type; the Routing). Where a token is padding or found no room, there are zeros, or the output of
+      shared experts alone.
 
     Raises:
       ValueError: in training, B is static and num_groups does not divide it.
@@ -123,7 +126,9 @@ class MoE:
       y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
     y_BTM = self._masked(shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), key)
-    return y_BTM + self.shared(theta['shared'], x_BTM) if self.shared else y_BTM, routing
+    if self.shared:
+      y_BTM += self.shared(theta['shared'], x_BTM, None if key is None else prng.fold(key, 'shared'))
+    return y_BTM, routing
 
   def _serve(
     self,

@@ -41,7 +41,8 @@ from lingvo_moe.xla_sharding import shard
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
 # Weights always used in float32: lower precision makes gates tie, and norms sum over many terms.
-_FLOAT32 = ('gate', 'gate_noise', 'gate_within', 'gate_within_noise', 'scale', 'bias')
+_GATES = ('gate', 'gate_noise', 'gate_within', 'gate_within_noise')
+_NORMS = ('norm', 'post_norm')
 
 
 class Routed(NamedTuple):
@@ -354,10 +355,13 @@ class Stack:
 
 
 def cast_weights(theta: Theta, dtype: tf.DType) -> Theta:
-  """Casts a layer's weights to the type of its activations, except for _FLOAT32."""
-  flat = weights_lib.flatten(theta)
-  cast = {n: w if n.rpartition('/')[2] in _FLOAT32 else tf.cast(w, dtype) for n, w in flat.items()}
-  return weights_lib.unflatten(cast)
+  """Casts a layer's weights to the type of its activations, except for those of gates and norms."""
+
+  def cast(name, weight):
+    *_, parent, leaf = '', *name.split('/')
+    return weight if leaf in _GATES or parent in _NORMS else tf.cast(weight, dtype)
+
+  return weights_lib.unflatten({name: cast(name, weight) for name, weight in weights_lib.flatten(theta).items()})
 
 
 def _routed(name: str, routing: Routing | None) -> Mapping[str, Routed]:

@@ -38,7 +38,8 @@ class WithMovingAverage(Optimizer):
   ) -> Update:
     own = {name: slots[name] for name in self.inner.slots(spec)}
     updated = self.inner.update(grad, own, weight, spec, step, rate)
-    average = self.decay * slots[SLOT] + (1.0 - self.decay) * tf.cast(updated.weight, tf.float32)
+    # In this form, as decay and 1 - decay in float32 do not sum to 1, which scales the average of many steps.
+    average = slots[SLOT] + (1.0 - self.decay) * (tf.cast(updated.weight, tf.float32) - slots[SLOT])
     return updated._replace(slots={**updated.slots, SLOT: average})
 
 

@@ -41,8 +41,9 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
 
   Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
   other rows keep their initial values. A MoE layer begins as the dense feed-forward layer that is in its place there, with
-  every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055); experts have no biases, so those of
-  the dense layer are not taken.
+  every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055), where experts are of its kind; shared
+  experts then begin with outputs of 0. Experts have no biases, so those of the dense layer are not taken. With a gate
+  whose weights do not sum to 1 for each token, such as Switch's or expert choice, the layer begins as a scaled one.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
@@ -63,6 +64,10 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   rows = config.shared_rows(vocabs, other) if other and isinstance(config, SharesRows) else {}
   tables, counts = _shared_rows(runtime, prefix, there, {part: rows[part] for part in foreign if part in rows})
   copies = _copies_of_dense(prefix, specs, taken, is_there)
+  expert, dense = getattr(config, 'expert', 'relu'), getattr(other or config, 'activation', 'relu')
+  other_kind = bool(copies) and expert != dense
+  if other_kind:
+    copies = {}
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
@@ -73,6 +78,8 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   if copies:
     lines.append(f'  upcycled: {len(copies)} weights of MoE layers copied from dense layers in their places')
+  if other_kind:
+    lines.append(f'  not upcycled: experts are {expert!r}, and the dense layers in their places {dense!r}')
   missing = {name: spec.shape for name, spec in specs.items() if name not in taken and name not in copies}
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
@@ -102,6 +109,10 @@ def _copies_of_dense(
       if 'E' in spec.dims:
         value = np.expand_dims(value, spec.dims.index('E'))
       copies[name] = np.broadcast_to(value, spec.shape)
+  for name in specs:
+    layer, found, _ = name.rpartition('/shared/wo')
+    if found and f'{layer}/wo' in copies:
+      copies[name] = np.broadcast_to(np.float32(0), specs[name].shape)
   return copies
 
 

@@ -30,11 +30,15 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 RANKS = ('first', 'second', 'third', 'fourth', 'fifth', 'sixth', 'seventh', 'eighth')  # choices of a token
 
 
+def _rank(r: int) -> str:
+  return RANKS[r] if r < len(RANKS) else f'choice_{r + 1}'
+
+
 def _routing_scalars(stats) -> dict[str, float]:
   routed = max(float(stats.tokens), 1.0)
   return {
     'aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
-    **{f'{rank}_dropped': dropped / routed for rank, dropped in zip(RANKS, stats.dropped_R)},
+    **{f'{_rank(r)}_dropped': dropped / routed for r, dropped in enumerate(stats.dropped_R)},
     'second_skipped': stats.skipped / routed,
     'entropy': stats.entropy / routed,
     'z_loss': stats.z_loss / routed,

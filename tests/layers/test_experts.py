@@ -14,6 +14,7 @@ from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates import by_name
 from lingvo_moe.layers.gates.top_k import TopK
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.stack import cast_weights
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
@@ -109,6 +110,24 @@ def test_a_shared_expert_is_a_dense_layer_beside_the_routed_ones():
   dense = tf.nn.relu(X_BTM @ theta['shared']['wi']) @ theta['shared']['wo']
   expected = routed(theta, X_BTM, PADDINGS_BT)[0] + dense
   np.testing.assert_allclose(both(theta, X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
+
+
+def test_shared_experts_have_the_dropout_of_experts_and_draw_it_for_themselves():
+  layer = dataclasses.replace(LAYER, shared_experts=1, expert_dropout=0.5)
+  theta = theta_of(layer)
+  theta |= {'wo': tf.zeros_like(theta['wo'])}
+  inference = layer(theta, X_BTM, PADDINGS_BT)[0]
+  trained = [layer(theta, X_BTM, PADDINGS_BT, prng.key(i))[0] for i in range(300)]
+  assert np.abs(trained[0] - trained[1]).max() > 0.1
+  np.testing.assert_allclose(np.mean(trained, axis=0), inference, atol=0.3)
+  none = dataclasses.replace(layer, expert_dropout=0.0)
+  np.testing.assert_array_equal(none(theta, X_BTM, PADDINGS_BT, prng.key(1))[0], none(theta, X_BTM, PADDINGS_BT)[0])
+
+
+def test_only_weights_of_gates_and_norms_stay_float32():
+  names = ('gate', 'gate_noise', 'norm/scale', 'norm/bias', 'post_norm/scale', 'scale', 'bias', 'moe/scale', 'self/bo')
+  cast = weights.flatten(cast_weights(weights.unflatten({name: tf.zeros([2]) for name in names}), tf.bfloat16))
+  assert [name for name in names if cast[name].dtype == tf.float32] == list(names[:5])
 
 
 def test_experts_of_bfloat16_keep_their_type():

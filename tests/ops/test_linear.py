@@ -39,6 +39,14 @@ def test_two_features_by_hand(linear):
   np.testing.assert_array_equal(linear(x, weight, bias, tf.nn.relu), [[[5.0, 0.0]]])
 
 
+def test_the_gradient_of_a_bias_in_bfloat16_is_not_summed_in_bfloat16():
+  x, weight = tf.ones([4096, 2], tf.bfloat16), tf.ones([2, 3], tf.bfloat16)
+  with tf.GradientTape() as tape:
+    tape.watch(bias := tf.zeros([3], tf.bfloat16))
+    total = tf.reduce_sum(tf.cast(linear(x, weight, bias), tf.float32))
+  np.testing.assert_array_equal(tf.cast(tape.gradient(total, bias), tf.float32), [4096.0] * 3)
+
+
 @pytest.mark.parametrize('experts, products', [(6, 3), (5, 1)])  # three parts; or one, as 3 does not divide 5
 def test_parts_of_the_experts_are_computed_side_by_side(experts, products):
   x, weight = tf.random.normal([experts, 1, 4, 2]), tf.random.normal([experts, 2, 3])

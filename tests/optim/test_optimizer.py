@@ -230,3 +230,16 @@ def test_moving_average_follows_the_weights_and_leaves_the_updates_alone(inner):
   expected = np.average(after, axis=0, weights=shares)
   np.testing.assert_allclose(slots['average'] / bias(decay, 6), expected, rtol=1e-5)
   assert slots.keys() == inner.slots(MATRIX).keys() | {'average'}
+
+
+def test_moving_average_over_many_steps_keeps_its_scale():
+  optimizer, decay, steps = WithMovingAverage(Adam(), 0.9999), 0.9999, 20_000
+  spec = WeightSpec((1,), 'M', Constant(1.0))
+
+  @tf.function
+  def average():
+    slots = {name: tf.zeros(own.shape) for name, own in optimizer.slots(spec).items()}
+    still = lambda slots: optimizer.update(tf.zeros([1]), slots, tf.ones([1]), spec, tf.constant(0), tf.constant(0.0))
+    return tf.while_loop(lambda i, _: i < steps, lambda i, slots: (i + 1, still(slots).slots), (0, slots))[1]['average']
+
+  np.testing.assert_allclose(average() / bias(decay, steps), 1.0, atol=2e-5)

@@ -57,3 +57,26 @@ def test_layers_of_other_sizes_are_not_copied(dense):
   told = warm_start.take_weights(runtime, run.path, config, None)
   np.testing.assert_array_equal(runtime.state()['weights']['encoder/layer_01/moe/wi'], before)
   assert 'not taken: encoder/layer_01/moe/wi is not there' in told
+
+
+def test_shared_experts_begin_at_zero(dense):
+  run, loss = dense
+  config = dataclasses.replace(MOE, shared_experts=1)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  told = warm_start.take_weights(runtime, run.path, config, None)
+  upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
+  assert upcycled == pytest.approx(loss, rel=1e-6) and 'moe/shared/wo' not in told
+
+
+@pytest.mark.parametrize('expert', ['gelu', 'geglu', 'deep'])
+def test_experts_that_compute_something_else_are_no_copies(dense, expert):
+  run, _ = dense
+  config = dataclasses.replace(MOE, expert=expert)
+  runtime = LocalRuntime(config.program())
+  runtime.init()
+  before = np.array(runtime.state()['weights']['encoder/layer_01/moe/wi'])
+  told = warm_start.take_weights(runtime, run.path, config, None).splitlines()
+  assert f"  not upcycled: experts are '{expert}', and the dense layers in their places 'relu'" in told
+  assert not any('upcycled:' in line and 'copied' in line for line in told)
+  np.testing.assert_array_equal(runtime.state()['weights']['encoder/layer_01/moe/wi'], before)

@@ -23,14 +23,15 @@ def linear(
 ) -> tf.Tensor:
   """Matmul of two matrices with bias_add, which TensorFlow fuses with a ReLU into one kernel.
 
-  The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes. XLA keeps the einsum
-  of the reference: it would copy a matrix that is reshaped.
+  The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes. In bfloat16 the bias is
+  added: BiasAddGrad would sum in bfloat16, in which 256 + 1 is 256. XLA keeps the einsum of the reference: it would copy a
+  matrix that is reshaped.
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
   lead = sizes(x)[: x.shape.rank - inputs]
   y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
   if bias is not None:
-    y = tf.nn.bias_add(y, tf.reshape(bias, [-1]))
+    y = (tf.nn.bias_add if y.dtype == tf.float32 else tf.add)(y, tf.reshape(bias, [-1]))
   return tf.reshape(activation(y), [*lead, *outer])
 
 
