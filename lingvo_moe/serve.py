@@ -107,7 +107,8 @@ def serve(options: Options) -> int:
   if asyncio.run(server.serve(http_app, bound, options.drain_seconds, started)):
     return 0
   say(f'ended after --drain_seconds={options.drain_seconds:g} with requests that were not answered')
-  sys.stdout.flush()
+  if sys.stdout is not None:
+    sys.stdout.flush()
   os._exit(1)  # the thread of the batch is still in TensorFlow, which crashes where Python ends around it
 
 

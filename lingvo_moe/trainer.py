@@ -10,6 +10,7 @@ status is 0 where training has ended, 143 after SIGTERM, 129 after SIGHUP and 13
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import IO, TYPE_CHECKING
@@ -99,17 +100,25 @@ def main(argv) -> int | None:
 
 def set_up(choice: runtime_flags.Choice) -> tuple[Training, bool]:
   """Opens the log directory and the corpus, and restores or initialises the state; also returns whether it restored."""
-  from lingvo_moe.run import checkpoint
-  from lingvo_moe.run import reporting
   from lingvo_moe.run.rundir import RunDir
-  from lingvo_moe.run.training import Training
-  from lingvo_moe.tasks.task import Feed
 
   run = RunDir(FLAGS.logdir)
   name, config = requested_config(run, choice)
   config, lock = begin(run, name, config, choice)
-  if choice.leads:
-    run.unfinish()  # before what takes long, or a decoder would take the checkpoints that are there for the last
+  # Before what takes long: a decoder would take the checkpoints that are there for the last.
+  with run.unfinished() if choice.leads else contextlib.nullcontext():
+    return open_and_restore(run, config, lock, choice)
+
+
+def open_and_restore(
+  run: RunDir, config: TaskConfig, lock: IO | None, choice: runtime_flags.Choice
+) -> tuple[Training, bool]:
+  """Opens the corpus of a run that has begun, and restores or initialises the state; also returns whether it restored."""
+  from lingvo_moe.run import checkpoint
+  from lingvo_moe.run import reporting
+  from lingvo_moe.run.training import Training
+  from lingvo_moe.tasks.task import Feed
+
   vocabs = config.vocabs()
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
   feed = Feed(runtime.feed_index, runtime.feed_count, quiet=not choice.leads)

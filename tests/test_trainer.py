@@ -257,6 +257,14 @@ def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys, monkeypatc
   # Meanwhile a decoder waits.
   assert finished == [False] and (whole / 'finished.json').exists()
 
+  def fail(*args):
+    raise UserError('a damaged checkpoint')
+
+  monkeypatch.setattr(trainer, 'restore', fail)
+  with pytest.raises(UserError, match='a damaged checkpoint'):
+    train(corpus, whole, 8)
+  assert (whole / 'finished.json').exists()
+
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(corpus, tmp_path):
   bindings = ["Tiny.schedule = 'constant'", 'Tiny.learning_rate = 1e30']

@@ -52,7 +52,7 @@ _KIND = json_files.Kind(f'one of {", ".join(_KINDS_OF)}', lambda x: isinstance(x
 
 _LOGGED = {
   **{name: json_files.optional(json_files.NUMBER) for name in ('dev_loss', *(f'{name}_so_far' for name in _SO_FAR))},
-  'dev_loss_by_pair': json_files.optional(json_files.by_name(json_files.NUMBER)),
+  'dev_loss_by_pair': json_files.optional(json_files.by_name(json_files.optional(json_files.NUMBER))),
 }
 
 

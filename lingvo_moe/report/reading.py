@@ -16,7 +16,7 @@ from lingvo_moe.report.series import number
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 
-_DROPPED = re.compile(r'moe/(.+)/(aux_loss|[a-z]+_dropped|second_skipped|entropy|largest_load)$')
+_DROPPED = re.compile(r'moe/(.+)/(aux_loss|[a-z\d_]+_dropped|second_skipped|entropy|largest_load)$')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ and every optimizer slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint`
 - A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before. On a remote file
   system (core/files.py), where that is not one operation, it is written in its place, and an empty file `committed`, the
   last to be written, makes it one.
-- `dev_loss.json` in the folder holds the dev loss, where the step was evaluated.
+- `dev_loss.json` in the folder holds the dev loss, where the step was evaluated, and of the best one the steps that were
+  evaluated since.
 """
 
 from __future__ import annotations
@@ -227,11 +228,11 @@ class Checkpoints:
 
   def note_dev_loss(self, step: int, dev_loss: float) -> None:
     """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
-    best = self.best()
-    self._write_dev_loss(self._folder(step), dev_loss)
-    if best and best[0] < step and not dev_loss < best[1]:
-      later = sorted({*(self.evaluated_after_best() or ()), step})
+    best, later = self.best(), self.evaluated_after_best()
+    if best and later is not None and best[0] < step and not dev_loss < best[1]:
+      later = sorted({*later, step})
       self._write_dev_loss(self._folder(best[0]), best[1], later)  # there, since that checkpoint is always kept
+    self._write_dev_loss(self._folder(step), dev_loss)
     self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:

@@ -103,8 +103,7 @@ class SaveAndEvaluate:
     if not resumed and step == training.config.max_steps:
       self.save(wait=True)
     if resumed and training.is_evaluated(step) and training.checkpoints.dev_loss(step) is None:
-      self._evaluate(step)
-      if training.checkpoints.dev_loss(step) is None and self._signals.received:
+      if not self._evaluate(step):
         raise StoppedBySignal(self._signals.received, step)
 
   def save(self, wait: bool = False) -> None:
@@ -115,7 +114,8 @@ class SaveAndEvaluate:
     if wait:
       self._training.saver.wait()
 
-  def _evaluate(self, step: int) -> None:
+  def _evaluate(self, step: int) -> bool:
+    """Computes and notes the dev loss; False if a signal came first."""
     training = self._training
     # Several processes evaluate to the end together: they could not give up at the same batch.
     alone = training.runtime.process_count == 1
@@ -126,6 +126,7 @@ class SaveAndEvaluate:
       routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), dev_loss.choices)
       training.checkpoints.note_dev_loss(step, training.log.evaluation(step, dev_loss))
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
+    return dev_loss is not None
 
 
 class StoppedBySignal(Exception):

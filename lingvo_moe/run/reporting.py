@@ -29,7 +29,7 @@ class DevLoss(NamedTuple):
   """Mean cross-entropy in nats a target token."""
 
   mean: float  # over all tokens
-  by_subset: dict[str, float]  # of those with any
+  by_subset: dict[str, float | None]  # None: no token
   by_unit: Mapping[str, float] = types.MappingProxyType(
     {}
   )  # perplexity a word and bits a byte, where the text's words and bytes are counted
@@ -54,9 +54,8 @@ def evaluate(
     for layer, choices_PE in metrics.get(f'choices_by_{config.subset}', {}).items():
       choices[layer] = choices.get(layer, 0.0) + np.asarray(choices_PE, np.float64)
   by_subset = {
-    name: float(of_subset / count)
+    name: float(of_subset / count) if count else None
     for name, of_subset, count in zip(dev.subsets, xent_P, tokens_P, strict=True)
-    if count
   }
   units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
   return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices)

@@ -5,7 +5,7 @@ vocab/             the task's own files, such as SentencePiece models
 checkpoints/       see checkpoint.py
 corpus.json        hashes of the files of the corpus (corpus_record.py)
 cache/             tokenised text (may be deleted)
-train.jsonl        the scalars of every logged step; the event files beside it hold the same
+train.jsonl        the scalars of every logged step, which event files hold too; totals of other steps with a checkpoint
 routing.jsonl      loads of all experts, at intervals; dev_routing.json: by part of the dev text (routing_log.py)
 environment.jsonl  versions, commit and machine of each start (environment.py)
 decode/            translations and scores
@@ -14,11 +14,12 @@ finished.json      written when training has ended
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from lingvo_moe.core import configuration
@@ -194,9 +195,19 @@ class RunDir:
   def finish(self, step: int, reason: str) -> None:
     files.write(self.file('finished.json'), json_files.dump({'step': step, 'reason': reason}))
 
-  def unfinish(self) -> None:
-    if self.finished:
-      files.remove(self.file('finished.json'))
+  @contextlib.contextmanager
+  def unfinished(self) -> Iterator[None]:
+    """Removes the mark of a finished run, for which decoders end; puts it back where what is done within fails."""
+    path = self.file('finished.json')
+    mark = files.read(path) if self.finished else None
+    if mark is not None:
+      files.remove(path)
+    try:
+      yield
+    except BaseException:
+      if mark is not None:
+        files.write(path, mark)
+      raise
 
   @property
   def finished(self) -> bool:

@@ -68,19 +68,24 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   other_kind = bool(copies) and expert != dense
   if other_kind:
     copies = {}
+  silent = _outputs_of_shared(specs, copies)
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
       'give a checkpoint of a model that shares some'
     )
   state = runtime.state()
-  runtime.load({**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables, **copies}})
+  runtime.load(
+    {**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables, **copies, **silent}}
+  )
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   if copies:
     lines.append(f'  upcycled: {len(copies)} weights of MoE layers copied from dense layers in their places')
+  if silent:
+    lines.append(f'  shared experts of {len(silent)} layers begin with outputs of 0')
   if other_kind:
     lines.append(f'  not upcycled: experts are {expert!r}, and the dense layers in their places {dense!r}')
-  missing = {name: spec.shape for name, spec in specs.items() if name not in taken and name not in copies}
+  missing = {name: spec.shape for name, spec in specs.items() if name not in {*taken, *copies, *silent}}
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
     if name in there:
@@ -109,11 +114,13 @@ def _copies_of_dense(
       if 'E' in spec.dims:
         value = np.expand_dims(value, spec.dims.index('E'))
       copies[name] = np.broadcast_to(value, spec.shape)
-  for name in specs:
-    layer, found, _ = name.rpartition('/shared/wo')
-    if found and f'{layer}/wo' in copies:
-      copies[name] = np.broadcast_to(np.float32(0), specs[name].shape)
   return copies
+
+
+def _outputs_of_shared(specs: Mapping[str, WeightSpec], copies: Collection[str]) -> dict[str, np.ndarray]:
+  """Zeros for the output weights of shared experts beside copies of a dense layer."""
+  names = [name for name in specs if name.endswith('/shared/wo') and name.replace('/shared/wo', '/wo') in copies]
+  return {name: np.broadcast_to(np.float32(0), specs[name].shape) for name in names}
 
 
 def _in_dense(name: str) -> str:

@@ -175,7 +175,12 @@ class ModelConfig(BatchConfig):
   )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
   max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
-  log_every: int = field(1, 'Steps between lines of train.jsonl and of the event file.', at_least=1, may_change=True)
+  log_every: int = field(
+    1,
+    'Steps between lines of train.jsonl and of the event file; a checkpoint between has a line of totals in the first.',
+    at_least=1,
+    may_change=True,
+  )
   eval_every: int = field(
     1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
   )

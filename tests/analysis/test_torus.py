@@ -67,6 +67,13 @@ def test_the_ends_of_part_of_an_axis_are_not_linked():
   assert line == pytest.approx(1e9 * 3 / 4 / 100e9 + 3 * HOP_SECONDS)
 
 
+def test_an_all_to_all_is_limited_by_the_axis_whose_ends_are_not_linked():
+  # A box of 4 x 4 chips in one of 4 x 8: rings along the first axis, lines along the second, with 4 links across a cut.
+  box = [8 * a + b for a in range(4) for b in range(4)]
+  found = seconds_v5p('all-to-all', 10**9, (4, 8, 1), [box])
+  assert found == pytest.approx(16 * 1e9 / 4 / (4 * 100e9) + (2 + 3) * HOP_SECONDS)
+
+
 def test_of_the_pairs_of_a_permute_the_farthest_counts():
   pairs = [[0, 1], [1, 7], [2, 3]]  # cores of one chip; one end of a line of four chips to the other; cores of one
   for order in (pairs, pairs[::-1], [pairs[1], pairs[0]]):

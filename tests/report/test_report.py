@@ -40,7 +40,7 @@ def write_lines(path, lines):
 def step_line(step, layers=LAYERS):
   routing = {}
   for layer in layers:
-    named = {'aux_loss': 1.1, 'first_dropped': 0.1 / step, 'second_dropped': 0.2, 'second_skipped': 0.3}
+    named = {'aux_loss': 1.1, 'first_dropped': 0.1 / step, 'second_dropped': 0.2, 'second_skipped': 0.3, 'choice_9_dropped': 0.4}
     named |= {'entropy': 1.5, 'z_loss': 2.0, 'rounds': 1.0, 'largest_load': 1.7}
     routing |= {f'moe/{layer}/{name}': value for name, value in named.items()}
   values = {'loss': 8 / step, 'xent': 7 / step, 'grad_norm': 1.0, 'learning_rate': 1e-3, 'target_tokens': 90.0}
@@ -191,6 +191,10 @@ def test_sizes_that_the_run_recorded_come_before_those_of_the_corpus(run, tmp_pa
   write_lines(tmp_path / 'environment.jsonl', [json.dumps({'step': 0, 'examples': examples})])
   assert reading.read(str(tmp_path), 'test').sizes == (examples, 'examples')
   assert reading.read(str(run), 'test').sizes[1] == 'bytes'
+
+
+def test_drops_of_every_choice_are_drawn(run):
+  assert made(run).count('choice 9 dropped: ') == 2
 
 
 def test_a_heat_map_has_the_dead_expert_and_the_share_of_each_other(run):

@@ -56,4 +56,4 @@ def test_a_part_of_dev_text_without_tokens_has_no_dev_loss():
 
   runtime = types.SimpleNamespace(eval_step=lambda batch: metrics)
   found = reporting.evaluate(CONFIG, runtime, Dev())
-  assert (found.mean, found.by_subset) == (2.0, {'de-en': 2.0})
+  assert (found.mean, found.by_subset) == (2.0, {'de-en': 2.0, 'xx-en': None})

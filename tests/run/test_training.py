@@ -40,3 +40,6 @@ def test_patience_counts_evaluations_whatever_eval_every_was(checkpoints):
 def test_a_run_of_an_earlier_version_counts_by_steps(checkpoints, tmp_path):
   (tmp_path / 'step_00001000' / 'dev_loss.json').write_text('{"dev_loss": 2.0}')
   assert reason(checkpoints, patience=1) and not reason(checkpoints, patience=2)
+  (tmp_path / 'step_00003000').mkdir()
+  checkpoints.note_dev_loss(3000, 2.5)
+  assert reason(checkpoints, step=3000, patience=2) and not reason(checkpoints, step=3000, patience=3)

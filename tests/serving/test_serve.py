@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,7 +106,6 @@ from lingvo_moe import serve
 
 def load(options):
   import tensorflow as tf
-  print('loaded', flush=True)
 
   @tf.function
   def work():
@@ -129,19 +129,22 @@ serve.command()
 
 
 def test_a_server_whose_time_to_drain_is_over_ends_with_1_while_tensorflow_computes():
-  with server.bind('127.0.0.1', 0) as free:
-    port = free.getsockname()[1]
-  command = [sys.executable, '-c', BUSY, 'runs/stub', f'--port={port}', '--drain_seconds=0.2']
-  with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-    assert process.stdout.readline() == 'loaded\n' and 'serving' in process.stderr.readline()
-    request = urllib.request.Request(
-      f'http://127.0.0.1:{port}/translate', b'{"q": "1"}', {'Content-Type': 'application/json'}
-    )
+  command = [sys.executable, '-c', BUSY, 'runs/stub', '--port=0', '--drain_seconds=0.2']
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  end = threading.Timer(120, process.kill)  # lets a test that would wait for ever fail
+  end.start()
+  try:
+    url = re.search(r'serving .* on (http://\S+)', process.stderr.readline())[1]
+    request = urllib.request.Request(f'{url}/translate', b'{"q": "1"}', {'Content-Type': 'application/json'})
     threading.Thread(target=_quietly, args=[request], daemon=True).start()
     assert process.stdout.readline() == 'working\n'
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 1
-    assert process.stderr.read().endswith('ended after --drain_seconds=0.2 with requests that were not answered\n')
+    said = process.stderr.read()
+    assert (process.wait(), said) == (1, 'ended after --drain_seconds=0.2 with requests that were not answered\n')
+  finally:
+    end.cancel()
+    process.kill()
+    process.communicate()
 
 
 def _quietly(request):

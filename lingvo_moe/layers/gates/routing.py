@@ -22,7 +22,8 @@ class RoutingStats(NamedTuple):
   tokens_E: tf.Tensor  # choices with a slot, of each expert
   entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform
   z_loss: tf.Tensor  # router z-loss: square of log sum exp of the logits, summed over tokens
-  rounds: tf.Tensor  # passes over the experts: 1, but under XLA as many as no token dropped takes (ops.serve_all); summed over micro-batches
+  # Passes over the experts, summed over micro-batches: 1, but under XLA as many as no token dropped takes (ops.serve_all).
+  rounds: tf.Tensor
 
 
 class Decisions(NamedTuple):

@@ -28,6 +28,10 @@ class NotThereError(UserError):
   """Split or pair without any file."""
 
 
+class NoPairError(NotThereError):
+  """Pattern that matches no pair."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
   """Language pair in one split, with the files of its two sides: line i of one file translates line i of the other."""
@@ -57,7 +61,7 @@ def find_pairs(
     split_files: other prefixes for splits, e.g. {'dev': 'val'}.
 
   Raises:
-    NotThereError: there are no files, or no pair matches.
+    NotThereError: there are no files, or (NoPairError) no pair matches.
     UserError: a side or shard has no partner, or plain files have no pair named.
   """
   data_dir = text.corpus_folder(data_dir)
@@ -80,6 +84,11 @@ def find_pairs(
   return found
 
 
+def pair_folders(data_dir: str) -> list[tuple[str, str]]:
+  """(source, target) of every pair folder; none where files are plain."""
+  return [(source, target) for _, source, target in _pair_folders(text.corpus_folder(data_dir)).values()]
+
+
 def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
   """(source, target) of each name of a pair. One with several hyphens is cut beside a language of the other names."""
   cut = {name: [(name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == '-'] for name in sorted(names)}
@@ -89,13 +98,13 @@ def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
-  """Known names that match any of the patterns; NotThereError for a pattern without a match."""
+  """Known names that match any of the patterns; NoPairError for a pattern without a match."""
   known = sorted(known)
   if not patterns:
     return known
   for pattern in patterns:
     if not fnmatch.filter(known, pattern):
-      raise NotThereError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
+      raise NoPairError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
   return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 

@@ -1,13 +1,16 @@
 """Dev text taken from train, where a corpus has none (dev_lines): which lines, and which others go with them.
 
-A pair's lines are chosen by the text of its side in the language that most pairs of the run have, so that pairs of the
-same sentences, the two directions of one text among them, choose the same ones; of lines equal there, one. Training
-leaves them out, in every pair, with every line that is the same as one of them on either side.
+A pair's lines are chosen by the text of one side, so that pairs of the same sentences, the two directions of one text
+among them, choose the same ones: the side in the language that most pair folders of the corpus have. They depend on no
+other pair of the run, so a decoder of one pair finds them too. Of lines equal there, one is chosen. Training leaves them
+out, in every pair, with every line that is the same as one of them on either side.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -36,6 +39,10 @@ def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
     return _find(config, split)
   try:
     found = _find(config, 'dev')
+  except corpus.NoPairError:  # of plain files some have dev
+    if not config.dev_lines:
+      raise
+    found = list(_with_dev(config))
   except corpus.NotThereError as e:
     if not config.dev_lines:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
@@ -55,6 +62,12 @@ def _find(config: DataConfig, split: str) -> list[corpus.Pair]:
   return corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
 
 
+def _with_dev(config: DataConfig) -> Iterator[corpus.Pair]:
+  for pair in _find(config, 'train'):
+    with contextlib.suppress(corpus.NotThereError):
+      yield from corpus.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
+
+
 def taken(config: DataConfig) -> set[str]:
   """Names of the pairs whose dev text is taken from train."""
   return {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else set()
@@ -65,9 +78,7 @@ class Choice:
 
   def __init__(self, config: DataConfig):
     self._seed, self._dev_lines = config.seed, config.dev_lines
-    self._pairs_with = collections.Counter(
-      lang for pair in _find(config, 'train') for lang in (pair.source, pair.target)
-    )
+    self._folders_with = collections.Counter(itertools.chain(*corpus.pair_folders(config.data_dir)))
 
   def numbers(self, pair: corpus.Pair, size: int) -> np.ndarray:
     """Numbers of the lines that are taken of a pair's `size` lines of train, ascending."""
@@ -76,7 +87,7 @@ class Choice:
         f'dev_lines must leave half of the lines to train on; saw dev_lines={self._dev_lines}, and {pair.name} has '
         f'{size} lines: use at most {size // 2}'
       )
-    shared = min((pair.source, pair.target), key=lambda language: (-self._pairs_with[language], language))
+    shared = min((pair.source, pair.target), key=lambda language: (-self._folders_with[language], language))
     files = pair.source_files if shared == pair.source else pair.target_files
     lines = (line for path in files for batch in text.line_batches(path) for line in batch)
     checksums = np.fromiter((zlib.crc32(line.strip()) for line in lines), np.uint64, size)

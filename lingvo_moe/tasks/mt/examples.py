@@ -84,7 +84,7 @@ def tag_ids(config: DataConfig, pairs: list[corpus.Pair], source_vocab: Vocab) -
   if config.tag_target is None:
     try:
       targets |= {p.target for p in corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
-    except UserError:
+    except corpus.NotThereError:
       pass  # there are only held-out sets
   if not config.tags(targets):
     return None

@@ -48,9 +48,9 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
     source_vocab: must know the tags.
   """
   sets = []
+  for pair in dev_lines.find_pairs(config, split) if config.tag_target else ():
+    source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
   for pair, sources, targets in dev_lines.read_pairs(config, split):
-    if config.tag_target:
-      source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
     count = max_sentences or len(sources)
     sets.append(
       HeldOut(

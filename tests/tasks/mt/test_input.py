@@ -353,6 +353,9 @@ def test_no_pair_trains_on_dev_text_of_another(three_pairs):
   config, cache_dir = three_pairs
   dev = {pair.name: (sources, targets) for pair, sources, targets in dev_lines.read_pairs(config, 'dev')}
   assert dev['en-de'] == dev['de-en'][::-1]
+  for name in dev:  # a decoder of one pair finds the same
+    [(_, *alone)] = dev_lines.read_pairs(dataclasses.replace(config, pairs=name), 'dev')
+    assert tuple(alone) == dev[name]
   examples = Examples(config, 'train', cache_dir, load_vocabs(config), quiet=True)
   held = {side: set().union(*(dev[pair][side] for pair in dev)) for side in (0, 1)}
   held = held[0] | held[1]  # the vocabulary is shared
@@ -375,6 +378,17 @@ def test_broken_dev_files_are_no_lack_of_dev(three_pairs):
     assert 'take dev text' not in str(e.value)
   (folder / 'dev.en').write_text('en\n')
   assert [(p.name, p.split) for p in dev_lines.find_pairs(config, 'dev')] == [('de-en', 'train'), ('fr-en', 'dev')]
+
+
+def test_of_plain_files_pairs_that_have_dev_keep_it(tmp_path, world):
+  (tmp_path / 'data').mkdir()
+  for name in ('train.de', 'train.en', 'train.fr', 'dev.de', 'dev.en'):
+    (tmp_path / 'data' / name).write_text(''.join(f'{name} {i}\n' for i in range(40)))
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path / 'data'), pairs='de-en,fr-de', dev_lines=10)
+  found = dev_lines.find_pairs(config, 'dev')
+  assert [(pair.name, pair.split) for pair in found] == [('de-en', 'dev'), ('fr-de', 'train')]
+  with pytest.raises(UserError, match="no pair of .* matches 'fr-de'"):
+    dev_lines.find_pairs(dataclasses.replace(config, dev_lines=0), 'dev')
 
 
 def test_a_pair_without_an_example_is_named(tmp_path, world):
