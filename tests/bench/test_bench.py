@@ -272,6 +272,7 @@ def checkout(tmp_path, monkeypatch):
     (root / 'tools' / 'bench.py').write_text(FAKE_TOOL)
   (root / 'lingvo_moe' / '__init__.py').write_text('SPEED = 300.0\n')
   monkeypatch.setenv('LOG', str(tmp_path / 'log'))
+  monkeypatch.setenv('PYTHONDONTWRITEBYTECODE', '1')  # what Python writes is no remnant of a comparison
   return str(root)
 
 
