@@ -41,15 +41,15 @@ def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], ch
     devices: all devices of the slice, with the `coords` of their chip.
     chip: generation of the devices.
   """
-  places_DX = np.array([device.coords for device in devices])
+  coordinates = np.array([device.coords for device in devices])
   if kind == 'collective-permute':
-    return max(_seconds(kind, size, pair, places_DX, chip) for pair in groups)
-  return _seconds(kind, size, groups[0], places_DX, chip)
+    return max(_seconds(kind, size, pair, coordinates, chip) for pair in groups)
+  return _seconds(kind, size, groups[0], coordinates, chip)
 
 
-def _seconds(kind: str, size: int, group: np.ndarray, places_DX: np.ndarray, chip: Chip) -> float:
-  """Seconds of one group; places_DX: coordinates of all devices."""
-  coords, slice_shape = places_DX[group], np.ptp(places_DX, axis=0) + 1
+def _seconds(kind: str, size: int, group: np.ndarray, coordinates: np.ndarray, chip: Chip) -> float:
+  """Seconds of one group; `coordinates` [devices, axes] are of all devices."""
+  coords, slice_shape = coordinates[group], np.ptp(coordinates, axis=0) + 1
   box = np.ptp(coords, axis=0) + 1
   n, members = len(group), len({tuple(c) for c in coords.tolist()})
   if n == 1 or not size:

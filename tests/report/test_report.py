@@ -40,7 +40,13 @@ def write_lines(path, lines):
 def step_line(step, layers=LAYERS):
   routing = {}
   for layer in layers:
-    named = {'aux_loss': 1.1, 'first_dropped': 0.1 / step, 'second_dropped': 0.2, 'second_skipped': 0.3, 'choice_9_dropped': 0.4}
+    named = {
+      'aux_loss': 1.1,
+      'first_dropped': 0.1 / step,
+      'second_dropped': 0.2,
+      'second_skipped': 0.3,
+      'choice_9_dropped': 0.4,
+    }
     named |= {'entropy': 1.5, 'z_loss': 2.0, 'rounds': 1.0, 'largest_load': 1.7}
     routing |= {f'moe/{layer}/{name}': value for name, value in named.items()}
   values = {'loss': 8 / step, 'xent': 7 / step, 'grad_norm': 1.0, 'learning_rate': 1e-3, 'target_tokens': 90.0}
