@@ -148,9 +148,8 @@ def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dis
   """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   group_size = tokens // config.num_groups
-  capacity = expert_capacity(group_size, config.num_experts, factor)
-  if isinstance(layer.gate, SoftMixture):
-    capacity = group_size
+  every_expert = isinstance(layer.gate, SoftMixture)
+  capacity = group_size if every_expert else expert_capacity(group_size, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)

@@ -4,8 +4,8 @@ Scores are sacreBLEU's. They follow from n-gram counts summed over lines, so the
 once, and a resample of lines is a vector of multiplicities times a matrix: all resamples are one product.
 
 One pair of languages: paired bootstrap (Koehn 2004) as sacreBLEU does it, after Moses'
-bootstrap-hypothesis-difference-significance.pl, with its random numbers and its float32, to the same p. That p is of one tail:
-the share of resamples whose |difference| is above the mean |difference| by more than the observed one.
+bootstrap-hypothesis-difference-significance.pl, with its random numbers and its float32, to the same p. That p is of
+one tail: the share of resamples whose |difference| is above the mean |difference| by more than the observed one.
 
 The mean over pairs: where the test sets of several languages are translations of the same sentences, their lines are no
 independent draws, as a sentence that is easy is so in every language, and the interval of independent resampling would

@@ -29,10 +29,10 @@ def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], ch
 
   The devices of a group lie in a box of chips, which all groups inside it share. An AllReduce uses rings along every
   axis of the box, in both directions at once; AllGather and ReduceScatter take half its time. Half of the bytes of an
-  AllToAll cross the middle of the box's axis with most chips to a link, limited by the bandwidth of all links there: in a square box its
-  time grows with the square root of the number of devices. The ends of an axis are linked where it spans the pod
-  (`Chip.wraps`), for groups that span all of it; elsewhere a cut has half as many links. Of the pairs of a
-  CollectivePermute the farthest counts.
+  AllToAll cross the middle of the box's axis with most chips to a link, limited by the bandwidth of all links there: in
+  a square box its time grows with the square root of the number of devices. The ends of an axis are linked where it
+  spans the pod (`Chip.wraps`), for groups that span all of it; elsewhere a cut has half as many links. Of the pairs of
+  a CollectivePermute the farthest counts.
 
   Args:
     kind: one of hlo.COLLECTIVES.

@@ -85,16 +85,16 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
   found = {}
   for name in dict.fromkeys(record['run'] for record in records):
     own = [record for record in records if record['run'] == name]
-    curve = [
+    curve = sorted(
       Evaluation(r['step'], r['target_tokens'], r['seconds'], r['dev_loss'])
       for r in own
       if r['kind'] == 'eval' and None not in (r['target_tokens'], r['seconds'])
-    ]
+    )
     tests = [r for r in own if r['kind'] == 'test' and r['split'] == split]
     step = max((r['step'] for r in tests), default=None)
-    scores = {m: {r['pair']: r[m] for r in tests if r['step'] == step and r.get(m) is not None} for m in METRICS}
     at_step = [record for record in tests if record['step'] == step]
-    found[name] = RunResults(name, sorted(curve), scores, step, _cost(sorted(curve), at_step, step))
+    scores = {m: {r['pair']: r[m] for r in at_step if r.get(m) is not None} for m in METRICS}
+    found[name] = RunResults(name, curve, scores, step, _cost(curve, at_step, step))
   return found
 
 

@@ -56,10 +56,11 @@ class Training:
     return ''
 
   def _evaluations_without_gain(self) -> int:
-    best, later = self.checkpoints.best(), self.checkpoints.evaluated_after_best()
+    later = self.checkpoints.evaluated_after_best()
     if later is not None:
       return sum(step <= self.runtime.step for step in later)
-    return (self.runtime.step - best[0]) // self.config.eval_every
+    best, _ = self.checkpoints.best()
+    return (self.runtime.step - best) // self.config.eval_every
 
   def is_evaluated(self, step: int) -> bool:
     """Whether the dev loss is computed after a step."""
