@@ -122,10 +122,11 @@ def left_out(
   ]
   if shared_vocab:
     held = [np.concatenate(held)] * 2
+  held = [np.unique(hashes) for hashes in held]
   out = [np.zeros(len(source), bool) for source, _ in caches]
   for number, sides in enumerate(caches):
     out[number][chosen.get(number, [])] = True
-    for side, of_dev in zip(sides, map(np.unique, held)):
+    for side, of_dev in zip(sides, held):
       if hashes := list(_hashes(side, np.arange(len(side)))):
         out[number] |= np.isin(np.concatenate(hashes), of_dev)
   return out

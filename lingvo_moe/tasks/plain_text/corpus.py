@@ -32,8 +32,8 @@ def find_files(data_dir: str, split: str) -> list[str]:
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
     )
-  once = {name_of(name): name for name in reversed(found)}  # 'x.txt' sorts before 'x.txt.gz'
-  return [os.path.join(folder, name) for name in found if name in once.values()]
+  there = set(found)
+  return [os.path.join(folder, name) for name in found if not (name.endswith('.gz') and name[:-3] in there)]
 
 
 def name_of(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import dataclasses
 import gzip
 
@@ -128,6 +129,13 @@ def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_lea
 def test_paragraphs_are_between_empty_lines(tmp_path):
   (tmp_path / 'train.txt').write_text('\na\nb\n\n \nc\n\n\n')
   assert list(corpus.documents(str(tmp_path / 'train.txt'), 'paragraph')) == ['a\nb', 'c']
+
+
+def test_a_file_beside_its_gzipped_copy_is_read_once(tmp_path):
+  for name in ('dev.txt', 'dev.txt.gz', 'dev-1.txt.gz', 'dev-2.txt'):
+    (tmp_path / name).touch()
+  found = [os.path.basename(path) for path in corpus.find_files(str(tmp_path), 'dev')]
+  assert found == ['dev-1.txt.gz', 'dev-2.txt', 'dev.txt']
 
 
 def test_mistakes_are_answered(tmp_path, config):
