@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import dataclasses
 import gzip
+import os
 
 import numpy as np
 import pytest
