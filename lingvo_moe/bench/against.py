@@ -27,6 +27,8 @@ _MODELS = {
 _MEASURES = {'moe_layer_fwd_bwd': 'moe_layer'}
 # Further fields that must be equal for two results of a measurement to be compared, where both have them.
 _EQUAL_FIELDS = {'moe_layer': ('dispatch',), 'rounds': ('mode', 'serving', 'load'), 'beam': ('length',)}
+_TEXT, _NUMBER = json_files.optional(json_files.TEXT), json_files.optional(json_files.NUMBER)
+_KINDS = {'config': _TEXT, 'measure': _TEXT, 'other_cores': _NUMBER, 'peak_rss_mib': _NUMBER}
 
 
 class Figure(NamedTuple):
@@ -79,7 +81,7 @@ def _parsed(line: str) -> dict | None:
   if not line.startswith('{'):
     return None
   try:
-    return json_files.parse(line)
+    return json_files.parse(line, **_KINDS)
   except ValueError:
     return None
 
@@ -104,8 +106,8 @@ def _same(record: Record, other: Record) -> bool:
 
 
 def _figure(label: str, runs: Sequence[Record]) -> Figure:
-  quiet = [run for run in runs if run.get('other_cores', 0) <= MAX_OTHER_CORES]
+  quiet = [run for run in runs if (run.get('other_cores') or 0) <= MAX_OTHER_CORES]
   counted = quiet or runs
   tokens = statistics.median(run['tokens_per_s'] for run in counted)
-  peak = max(run.get('peak_rss_mib', 0) for run in counted)
+  peak = max(run.get('peak_rss_mib') or 0 for run in counted)
   return Figure(label, tokens, peak, not quiet)

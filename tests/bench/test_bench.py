@@ -108,6 +108,17 @@ def test_a_file_without_figures_is_told(tmp_path, text, message):
     against.read(str(tmp_path / 'f'))
 
 
+@pytest.mark.parametrize(
+  'damage', [{'config': ['bench-S']}, {'measure': {}}, {'other_cores': 'none'}, {'peak_rss_mib': [1]}]
+)
+def test_a_line_with_a_value_of_a_wrong_type_is_skipped(tmp_path, damage):
+  peer = {'peer': 'lingvo', 'config': 'bench-S', 'measure': 'train', 'tokens_per_s': 1.0}
+  lines = [{**peer, **damage}, {**peer, 'peer': 'unknown load', 'other_cores': None, 'peak_rss_mib': None}]
+  (tmp_path / 'results').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  figures = against.comparable(record(), against.read(str(tmp_path / 'results')))
+  assert [f.label for f in figures] == ['unknown load']
+
+
 @pytest.mark.parametrize('rows, width, length', [(3, 4, 9), (1, 1, 5), (2, 3, 1)])
 def test_both_forms_of_a_beam_answer_the_same(rows, width, length):
   config = dataclasses.replace(TINY, beam_size=width)
