@@ -7,9 +7,9 @@ The checkpoint with the lowest dev loss is used, and named; --step=N and --check
 Each line is answered at once; --batch_lines=1000 is much faster for a file. An empty line gives an empty line. With
 --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
 
-With a run of a language model each line is a prompt, and the answer its continuation, as --search says; a line break
-within either is written as a backslash and an n. With a run of span corruption each line is answered by itself, with
-<extra_id_0>, <extra_id_1>, ... in it filled in.
+With a run of a language model each line is a prompt, and the answer its continuation, as --search says. With a run of
+span corruption each line is answered by itself, with <extra_id_0>, <extra_id_1>, ... in it filled in. With both, a line
+break within a line or its answer is written as a backslash and an n, and a backslash as two.
 """
 
 from __future__ import annotations

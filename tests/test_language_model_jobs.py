@@ -114,6 +114,8 @@ def test_the_library_continues_prompts_as_translate_does(run):
   assert model.generate(prompts) == texts  # the same call gives the same samples
   (scored,) = model.generate(prompts[:1], scores=True)
   assert scored.text == texts[0] and scored.log_prob < 0
+  with pytest.raises(UserError, match='n_best must be at least 1, or None .*; saw 0'):
+    model.generate(prompts, n_best=0)
   for call in (lambda: model.translate(['1 and']), lambda: model.score([('a', 'b')]), lambda: model.routing(['a'])):
     with pytest.raises(UserError, match='holds a (language model|run of lm.shakespeare.Tiny)'):
       call()

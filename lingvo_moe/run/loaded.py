@@ -115,7 +115,7 @@ class LoadedRun:
     self._check_texts('sentences', sentences)
     if isinstance(self.config, Generates):
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    translated = self.answer(sentences, self.choose_target(target), 1 if n_best is None else n_best)
+    translated = self.answer(sentences, self.choose_target(target), _wanted(n_best))
     for i in translated.truncated:
       warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
     return _shaped(translated.hypotheses, n_best, scores)
@@ -183,8 +183,9 @@ class LoadedRun:
     self._check_texts('prompts', prompts)
     if not isinstance(self.config, Generates):
       raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
-    make = lambda: self.config.continuer(self._vocabs, self._runner, n_best=n_best or 1)
-    continuer = self._kept(('continuer', n_best or 1), make)
+    wanted = _wanted(n_best)
+    make = lambda: self.config.continuer(self._vocabs, self._runner, n_best=wanted)
+    continuer = self._kept(('continuer', wanted), make)
     return _shaped(continuer.continue_texts(prompts, first=0), n_best, scores)
 
   # What the jobs translate and serve use.
@@ -282,6 +283,13 @@ class _OneAtATime:
         return compiled(batch)
 
     return call
+
+
+def _wanted(n_best: int | None) -> int:
+  """Hypotheses of each text; UserError if fewer than one are asked for."""
+  if n_best is not None and n_best < 1:
+    raise UserError(f'n_best must be at least 1, or None for one that is not in a list; saw {n_best}')
+  return 1 if n_best is None else n_best
 
 
 def _shaped(hypotheses: Sequence[Sequence[Any]], n_best: int | None, scores: bool) -> list:

@@ -134,7 +134,7 @@ def _without_experts(spec: WeightSpec) -> tuple[int, ...]:
 
 def _config_of(prefix: str) -> TaskConfig | None:
   """The configuration of the run around a checkpoint, if there is one."""
-  run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(prefix))))
+  run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(files.absolute(prefix)))))
   return run.load()[1] if run.exists else None
 
 

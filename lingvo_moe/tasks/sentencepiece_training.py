@@ -15,6 +15,7 @@ from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import SPECIAL
 
+LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
 _ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu and others
 
 
@@ -40,6 +41,7 @@ def train(
   normalization: str = 'nmt_nfkc',
   symbols: Sequence[str] = (),
   exact_size: bool = True,
+  max_line_bytes: int = LINE_BYTES,
 ) -> str:
   """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
 
@@ -54,10 +56,11 @@ def train(
     normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
     symbols: pieces that are never split.
     exact_size: True to raise an error if the text gives fewer pieces; False to accept a smaller vocabulary.
+    max_line_bytes: longer lines are left out, and a line on stderr says how many.
   """
   model, counts = io.BytesIO(), collections.Counter()
   _run(
-    _counted(lines, counts),
+    _counted(lines, counts, max_line_bytes),
     model,
     vocab_size,
     model_type='unigram',
@@ -66,10 +69,17 @@ def train(
     normalization_rule_name=normalization,
     user_defined_symbols=list(symbols),
     hard_vocab_limit=exact_size,
+    max_sentence_length=max_line_bytes,
     **{f'{name}_id': i for name, i in SPECIAL.items()},
   )
   processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
   _write(output, model.getvalue(), processor)
+  if counts['long']:
+    print(
+      f'{counts["long"]:,} of {counts["all"]:,} lines for {output}.model are over {max_line_bytes:,} bytes and were left '
+      'out',
+      file=sys.stderr,
+    )
   if counts['non-joiner'] and _ZWNJ not in processor.normalize(f'a{_ZWNJ}b'):
     print(
       f'{counts["non-joiner"]:,} of {counts["all"]:,} lines for {output}.model have U+200C, a zero-width non-joiner, '
@@ -80,11 +90,12 @@ def train(
   return output + '.model'
 
 
-def _counted(lines: Iterable[bytes], counts: collections.Counter) -> Iterator[bytes]:
+def _counted(lines: Iterable[bytes], counts: collections.Counter, max_line_bytes: int) -> Iterator[bytes]:
   mark = _ZWNJ.encode()
   for line in lines:
     counts['all'] += 1
     counts['non-joiner'] += mark in line
+    counts['long'] += len(line) > max_line_bytes
     yield line
 
 
@@ -127,7 +138,9 @@ def _explain(message: str, vocab_size: int) -> UserError:
       f'them: use a larger vocabulary, or a lower character_coverage'
     )
   if 'sentences_.empty()' in message or 'Input corpus' in message:
-    return UserError('a vocabulary needs text; every line that was read is empty: check the corpus')
+    return UserError(
+      'a vocabulary needs text; every line that was read is empty, or too long to be a sentence: check the corpus'
+    )
   return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
 
 

@@ -48,6 +48,21 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   assert [line for line in told if 'not used' in line] == left
 
 
+@pytest.mark.parametrize(
+  'folder, source', [('', '.'), ('', 'checkpoints/step_00000000'), ('checkpoints/step_00000000', 'state')]
+)
+def test_a_relative_path_finds_the_configuration_beside_the_checkpoint(dense, monkeypatch, folder, source):
+  run, _ = dense
+  seen = []
+  monkeypatch.setattr(RunDir, 'exists', True)
+  monkeypatch.setattr(RunDir, 'load', lambda self: (seen.append(self.path), ('name', None))[1])
+  runtime = LocalRuntime(MOE.program())
+  runtime.init()
+  monkeypatch.chdir(run.file(folder))
+  warm_start.take_weights(runtime, source, MOE, None)
+  assert seen == [run.path]
+
+
 def test_layers_of_other_sizes_are_not_copied(dense):
   run, _ = dense
   config = dataclasses.replace(MOE, ff_dim=MOE.ff_dim // 2, moe_every=1)

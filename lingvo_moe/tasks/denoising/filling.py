@@ -16,6 +16,7 @@ from lingvo_moe.tasks import encoder_decoder_search
 from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.plain_text import escapes
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import EOS
 
@@ -86,14 +87,17 @@ class Filler:
   def translate(
     self, lines: Sequence[str], target: str | None = None, progress: Callable[[int], object] | None = None
   ) -> FilledLines:
-    """Lines with their sentinels filled in; a line without any stays as it is."""
+    """Lines with their sentinels filled in; a line without any stays as it is.
+
+    A line break within a line is written as a backslash and an n, and so it is in the results.
+    """
     del target
-    ids = [self._vocab.encode(line) for line in lines]
+    ids = [self._vocab.encode(escapes.unescaped(line)) for line in lines]
     found = [[Filled(line, 0.0, 0.0)] for line in lines]
     wanted = [i for i, row in enumerate(ids) if any(map(self._vocab.is_sentinel, row))]
     room = self._config.inputs_length - 1
     for line, of_line in zip(wanted, self.fill([ids[i][:room] for i in wanted], progress), strict=True):
-      found[line] = of_line
+      found[line] = [filled._replace(text=escapes.escaped(filled.text)) for filled in of_line]
     if progress is not None:
       progress(len(lines) - len(wanted))
     return FilledLines(found, [i for i in wanted if len(ids[i]) > room])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.batch_keys import TARGET_KEYS
@@ -122,6 +123,8 @@ class HeldOutInput:
       (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
     ]
     total = sum(len(text.tokens) for text in texts)
+    if not self.examples:
+      raise UserError(f'held-out text needs 2 tokens or more to corrupt; {paths[0]} has {total}: give a longer one')
     self.stats = f'{len(paths)} files, {total:,} tokens, {len(self.examples):,} windows'
 
   def __len__(self) -> int:

@@ -12,7 +12,7 @@ from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.vocab import EOS
 
-_SENTINEL = re.compile(r'<extra_id_(\d+)>')
+_SENTINEL = re.compile(r'<extra_id_([0-9]{1,9})>')
 
 
 class SentinelVocab:
@@ -73,9 +73,12 @@ class SentinelVocab:
       if i != EOS and not self.is_sentinel(i):
         plain.append(i)
         continue
-      whole = self.text.decode(plain)  # of all so far, as the first of pieces loses its space
-      parts.append(whole[len(done) :])
-      done = whole
+      text = self.text.decode(plain)
+      parts.append(text[len(done) :])
+      if isinstance(self.text, Pieces):  # the first of which loses its space, so they are decoded from the beginning
+        done = text
+      else:
+        plain = []
       if i == EOS:
         break
       parts.append(f'<extra_id_{self.first_sentinel - i}>')

@@ -18,6 +18,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
 from lingvo_moe.tasks.lm.model import LanguageModel
+from lingvo_moe.tasks.plain_text import escapes
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
@@ -162,9 +163,13 @@ class Continuer:
       )
     groups = runner.row_multiple
     tokens = max(config.eval_batch_tokens or config.batch_tokens, config.window * groups)
-    self._config = dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
-    if tokens > config.batch_tokens:
-      self._config = dataclasses.replace(self._config, batch_tokens=tokens)
+    self._config = dataclasses.replace(
+      config,
+      num_groups=groups,
+      micro_batches=1,
+      eval_batch_tokens=tokens,
+      batch_tokens=max(tokens, config.batch_tokens),
+    )
     self._vocab = vocab
     self._rows = -(-_ROWS // groups) * groups
     self._width = width_of(config, n_best)
@@ -179,8 +184,8 @@ class Continuer:
   ) -> Continued:
     """Continuations of lines in which a line break is written as a backslash and an n, and so it is in the results."""
     del target
-    found = self.continue_texts([_unescaped(prompt) for prompt in prompts], progress)
-    return Continued([[c._replace(text=_escaped(c.text)) for c in of_prompt] for of_prompt in found], [])
+    found = self.continue_texts([escapes.unescaped(prompt) for prompt in prompts], progress)
+    return Continued([[c._replace(text=escapes.escaped(c.text)) for c in of_prompt] for of_prompt in found], [])
 
   def continue_texts(
     self, prompts: Sequence[str], progress: Callable[[int], object] | None = None, first: int | None = None
@@ -218,11 +223,3 @@ class Continuer:
         )
       found.append(Continuation(self._vocab.decode(ids), log_prob, score, tuple(ids)))
     return found
-
-
-def _escaped(text: str) -> str:
-  return text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r')
-
-
-def _unescaped(line: str) -> str:
-  return '\\'.join(part.replace('\\n', '\n').replace('\\r', '\r') for part in line.split('\\\\'))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _Config = TypeVar('_Config', bound='PlainTextConfig')
 _PIECES = 8000  # pieces of a vocabulary whose size is not given
 _MOST_LINES = 1_000_000  # of those that train pieces
+_MOST_LINE_BYTES = 16 << 20  # a line may be a whole document
 
 
 def prepare(config: _Config, folder: str, begun: bool) -> _Config:
@@ -79,11 +80,19 @@ def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
       return path
     files = corpus.find_files(config.data_dir, 'train')
     if config.vocab == 'char':
-      Characters.of(map(corpus.read, files)).save(path)
+      characters = Characters.of(map(corpus.read, files))
+      if not characters.characters:
+        raise UserError(f'a corpus must have text; {files[0]} has none: remove it, or fill it')
+      characters.save(path)
     else:
       output = path.removesuffix('.model')
       sentencepiece_training.train(
-        _lines(files), output, config.vocab_size or _PIECES, normalization='identity', exact_size=False
+        _lines(files),
+        output,
+        config.vocab_size or _PIECES,
+        normalization='identity',
+        exact_size=False,
+        max_line_bytes=_MOST_LINE_BYTES,
       )
   return path
 

@@ -96,6 +96,11 @@ class Pieces(SentencePieceVocab):
   def __init__(self, path: str):
     super().__init__(path)
     self._break = self._processor.piece_to_id('<0x0A>')
+    if self._break == UNK:
+      raise UserError(
+        f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
+        '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'
+      )
 
   def encode(self, text: str) -> np.ndarray:
     rows = self._processor.encode(text.split('\n'))

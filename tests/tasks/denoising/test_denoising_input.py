@@ -12,7 +12,9 @@ from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import HeldOutInput
 from lingvo_moe.tasks.denoising.input import TrainInput
+from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
@@ -115,3 +117,22 @@ def test_held_out_windows_follow_each_other_with_noise_that_no_seed_changes(conf
 def test_a_last_token_alone_makes_no_window(config, tmp_path):
   (tmp_path / 'data' / 'test.txt').write_text(TEXT[:18])
   assert len(held_out(config, split='test').examples) == 1
+
+
+def test_held_out_text_of_one_token_is_refused(config, tmp_path):
+  (tmp_path / 'data' / 'test.txt').write_text('l')
+  with pytest.raises(UserError, match=r'needs 2 tokens or more to corrupt; .*test\.txt has 1'):
+    held_out(config, split='test')
+
+
+def test_bytes_of_a_character_on_both_sides_of_a_sentinel_are_kept():
+  vocab = SentinelVocab(Bytes(), 4)
+  first, second = Bytes().encode('\xe9')
+  text = vocab.decode([first, vocab.first_sentinel, second, *Bytes().encode('xyz')])
+  assert text == '\ufffd<extra_id_0>\ufffdxyz'
+
+
+@pytest.mark.parametrize('number', ['9' * 5000, '\u0663'])
+def test_what_is_no_number_of_a_sentinel_is_text(config, number):
+  vocab = SentinelVocab(Bytes(), 4)
+  assert vocab.decode(vocab.encode(f'<extra_id_{number}>')) == f'<extra_id_{number}>'

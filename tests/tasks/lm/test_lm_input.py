@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import os
+import types
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.lm.input import TrainInput
 from lingvo_moe.tasks.plain_text import corpus
@@ -21,6 +24,7 @@ from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import SPECIAL
 from lingvo_moe.tasks.vocab import UNK
 
 TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
@@ -176,3 +180,38 @@ def test_characters_of_another_file_are_refused(tmp_path):
   (tmp_path / 'x.json').write_text('[]')
   with pytest.raises(UserError, match='is not a vocabulary of characters'):
     Characters.load(str(tmp_path / 'x.json'))
+
+
+def test_text_of_no_characters_leaves_no_vocabulary(tmp_path):
+  (tmp_path / 'train.txt').write_text('')
+  config = LmConfig(data_dir=str(tmp_path), vocab='char', window=8)
+  with pytest.raises(UserError, match=r'a corpus must have text; .*train\.txt has none'):
+    run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False)
+  assert not (tmp_path / 'vocab' / 'characters.json').exists()
+
+
+def test_pieces_are_learnt_from_a_line_of_any_length(tmp_path):
+  words = ' '.join(f'{a}{b}{c}' for a in 'bdfg' for b in 'aeiou' for c in ('lin', 'ren', 'mos'))
+  (tmp_path / 'train.txt').write_text(f'{words} ' * 40)
+  assert (tmp_path / 'train.txt').stat().st_size > 4192
+  config = LmConfig(data_dir=str(tmp_path), vocab='pieces', vocab_size=330, window=8)
+  vocab = run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False).vocabs()
+  assert len(vocab.encode('balin goren')) < 11  # as many as without pieces
+
+
+def test_pieces_without_one_for_a_line_break_are_refused(tmp_path):
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT.splitlines()),
+    model_prefix=str(tmp_path / 'x'),
+    vocab_size=30,
+    minloglevel=2,
+    **{f'{name}_id': i for name, i in SPECIAL.items()},
+  )
+  with pytest.raises(UserError, match=r'need one for a line break, <0x0A>, which .*x\.model does not have'):
+    Pieces(str(tmp_path / 'x.model'))
+
+
+def test_prompts_fill_a_row_of_every_device(config):
+  """A mesh may have more parts of rows than a batch of training has rows."""
+  runner = types.SimpleNamespace(row_multiple=16, function=lambda f: f)
+  Continuer(config, config.vocabs(), runner)

@@ -229,6 +229,19 @@ def test_a_non_joiner_that_becomes_a_space_is_said(tmp_path, capfd):
   assert '--normalization=nfkc_cf keeps it' in capfd.readouterr().err
 
 
+def test_lines_too_long_for_sentences_are_left_out_and_said(tmp_path, capfd):
+  corpus_folder = write_corpus(tmp_path / 'data', ['de-en'])
+  with open(f'{corpus_folder}/de-en/train.de', 'a', encoding='utf-8') as f:
+    f.write('Zebra ' * 1000 + '\n')
+  with open(f'{corpus_folder}/de-en/train.en', 'a', encoding='utf-8') as f:
+    f.write('zebra\n')
+  pairs = corpus.find_pairs(corpus_folder)
+  path = train_vocab(pairs, str(tmp_path / 'x'), SIZE, side='source', exact_size=False, quiet=True)
+  assert capfd.readouterr().err == f'1 of 151 lines for {path} are over 4,192 bytes and were left out\n'
+  train_vocab(pairs, str(tmp_path / 'y'), SIZE, side='target', exact_size=False, quiet=True)
+  assert capfd.readouterr().err == ''
+
+
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
   data = write_corpus(tmp_path / 'data')
   command = [sys.executable, os.path.join(os.path.dirname(__file__), '..', '..', '..', 'tools', 'train_vocab.py')]
