@@ -126,7 +126,7 @@ def open_and_restore(
   dev_input = config.dev_input(vocabs, cache_dir(run), feed)
   choice.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
   checkpoints = run.checkpoints(config.keep_checkpoints, config.keep_every)
-  resumed = restore(runtime, checkpoints, config, vocabs, choice)
+  resumed = restore(runtime, run, checkpoints, config, vocabs, choice)
   if choice.leads:
     note_environment(run, runtime.step, train_input, choice)
   log = reporting.TrainLog(run.path, config, runtime.step) if choice.leads else reporting.NoLog()
@@ -170,6 +170,11 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
   from lingvo_moe.core import files
   from lingvo_moe.run import warm_start
 
+  if run.exists and files.exists(run.file('averaged.json')):
+    raise UserError(
+      f'{run.path} holds an average, which has no optimizer slots to go on from: begin a run with its weights, '
+      f'--init_from={run.path} and another --logdir'
+    )
   overrides = {name: FLAGS[name].value for name in ('data_dir', 'max_steps') if FLAGS[name].value is not None}
   name, base = FLAGS.model, None
   if not name:
@@ -203,6 +208,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
   The lock holds until it is closed, or the process ends.
   """
   from lingvo_moe.run import corpus_record
+  from lingvo_moe.run import warm_start
 
   def check_corpus(config, begun):
     accept = FLAGS.accept_changed_corpus
@@ -211,11 +217,13 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
   lock, begun = choice.together(
     lambda: run.lock_and_begin(name, config, check_corpus) if choice.leads else (None, None)
   )
+  if choice.leads and FLAGS.init_from and not run.checkpoints().steps():
+    warm_start.note(run, FLAGS.init_from)
   return (begun if choice.leads else run.load()[1]), lock
 
 
 def restore(
-  runtime: Runtime, checkpoints: Checkpoints, config: TaskConfig, vocabs: Vocabs, choice: runtime_flags.Choice
+  runtime: Runtime, run: RunDir, checkpoints: Checkpoints, config: TaskConfig, vocabs: Vocabs, choice: runtime_flags.Choice
 ) -> bool:
   """Restores the newest checkpoint; without one, initialises (with weights of --init_from). Returns which of both."""
   from lingvo_moe.run import warm_start
@@ -227,8 +235,11 @@ def restore(
     choice.say(f'going on from step {resumed}{ignored}')
     return True
   runtime.init()
-  if FLAGS.init_from:
-    choice.say(warm_start.take_weights(runtime, FLAGS.init_from, config, vocabs))
+  source = FLAGS.init_from or warm_start.noted(run)
+  if source and not FLAGS.init_from:
+    choice.say(f'{run.path} has no checkpoint yet and was begun with --init_from={source}, so its weights are taken')
+  if source:
+    choice.say(warm_start.take_weights(runtime, source, config, vocabs))
   return False
 
 

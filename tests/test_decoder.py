@@ -19,6 +19,7 @@ import sacrebleu
 import tensorflow as tf
 
 from lingvo_moe import decoder
+from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import inference
@@ -277,6 +278,36 @@ def test_results_of_another_pair_need_a_folder_of_their_own_and_lie_beside_their
   assert sorted(os.listdir(tmp_path / 'own' / 'step_2')) == ['scores.json', 'yy-en.hyp', 'yy-en.ref', 'yy-en.src']
   decode(run, once=True, pairs='yy-en', overwrite=True)
   assert not os.path.exists(run.file('decode', 'test', 'step_2', 'xx-en.src'))
+
+
+def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
+  decode(run, once=True)
+  ours = results.Run.read(run.path)
+  other = tmp_path / 'other'
+  shutil.copytree(ours.values['data_dir'], other)
+  (other / 'xx-en' / 'test.en').write_text(''.join(f'{line}\n' for line in TEST_TARGETS[::-1]))
+  with pytest.raises(UserError, match='xx-en was decoded from other text than .*other has: give the corpus'):
+    results.translations(ours, 'test', 2, str(other))
+  moved = dataclasses.replace(ours, values={**ours.values, 'data_dir': str(tmp_path / 'nowhere')})
+  for found in results.translations(moved, 'test', 2), results.translations(ours, 'test', 2, ours.values['data_dir']):
+    assert found['xx-en'].sources == TEST_SOURCES and found['xx-en'].references == TEST_TARGETS
+    assert (found['xx-en'].pair.source, found['xx-en'].pair.target) == ('xx', 'en')
+  with open(run.file('decode', 'test', 'step_2', 'xx-en.ref'), 'a', encoding='utf-8') as f:
+    f.write('more\n')
+  with pytest.raises(UserError, match='xx-en.ref is not as the decoder wrote it: decode the step again'):
+    results.translations(ours, 'test', 2)
+
+
+def test_scores_against_a_language_that_the_model_does_not_write_are_warned_of(run, tmp_path, capsys):
+  corpus = tmp_path / 'corpus'
+  shutil.copytree(results.Run.read(run.path).values['data_dir'], corpus)
+  shutil.copytree(corpus / 'xx-en', corpus / 'xx-fr')
+  os.rename(corpus / 'xx-fr' / 'test.en', corpus / 'xx-fr' / 'test.fr')
+  decode(run, once=True, data_dir=str(corpus), pairs='xx-fr', out=str(tmp_path / 'fr'))
+  assert 'warning: the model writes en and takes no tag, so' in (told := capsys.readouterr().err)
+  assert 'another language: fr' in told
+  decode(run, once=True, pairs='xx-en', out=str(tmp_path / 'en'))
+  assert 'warning: the model writes' not in capsys.readouterr().err
 
 
 def test_score_gives_the_log_probability_of_every_target(run, capsys):

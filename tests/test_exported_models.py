@@ -40,6 +40,8 @@ model = tf.saved_model.load(sys.argv[1])
 lines = json.load(open(sys.argv[2]))
 found = {name: x.numpy().tolist() for name, x in model.signatures['serving_default'](lines=tf.constant(lines)).items()}
 found['text'] = [text.decode() for text in found['text']]
+by_name = model.translate(lines=tf.constant(lines))['text'].numpy().tolist()
+assert [text.decode() for text in by_name] == found['text']
 found['none'] = model.translate(tf.zeros([0], tf.string))['text'].shape[0]
 json.dump(found, open(sys.argv[3], 'w'))
 """

@@ -75,6 +75,8 @@ def test_translations_come_in_order_and_in_the_shape_asked_for(run):
   together = run.translate([SENTENCES[3], '', SENTENCES[20], LONG[:20]])
   assert [together[0], together[2]] == alone and together[1] == '' and len(together) == 4
   assert run.translate([]) == []
+  assert run.translate(iter([SENTENCES[3], SENTENCES[20]])) == alone
+  assert run.score(zip(SENTENCES[:1], ['a'])) == run.score([(SENTENCES[0], 'a')])
   first, second = run.translate(SENTENCES[:2], n_best=2)
   assert first[0] == run.translate(SENTENCES[:1])[0] and len(first) == len(second) == 2
   (scored,) = run.translate(SENTENCES[:1], scores=True)
@@ -184,6 +186,9 @@ def test_mistakes_are_answered(run, toy_run):
   wrong = {
     "sentences must be a list of str; saw 'Ein Hund.': put a single one in a list": lambda: run.translate('Ein Hund.'),
     r'sentences must be a list of str; saw \[3\]': lambda: run.translate([3]),
+    'sentences must be a list of str; saw None': lambda: run.translate(None),
+    "backend must be 'auto' or 'reference'; saw 'refrence'": lambda: lingvo_moe.load(toy_run.path, backend='refrence'),
+    "step must be an int; saw '20'": lambda: lingvo_moe.load(toy_run.path, step='20'),
     r'text must be Unicode; sentences\[1\] holds half of a surrogate pair': lambda: run.translate(['a', 'b\ud800']),
     'a beam of 4 has no 5 translations': lambda: run.translate(['a'], n_best=5),
     'n_best must be at least 1, or None .*; saw 0': lambda: run.translate(['a'], n_best=0),

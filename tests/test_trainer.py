@@ -22,6 +22,7 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
+from lingvo_moe.run import averaging
 from lingvo_moe.run import reporting
 from lingvo_moe.run import training
 from lingvo_moe.run.rundir import RunDir
@@ -351,6 +352,26 @@ def test_a_warm_start_names_what_it_took_and_what_not(corpus, whole, tmp_path, c
   told = capsys.readouterr().err
   assert 'not taken: encoder/layer_01/moe/wi has shape (8, 32, 64) there, (4, 32, 64) here' in told
   assert f'weights taken from {whole}/checkpoints/step_' in told
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_same_weights(corpus, whole, tmp_path, capsys):
+  bindings = [f'Tiny.{side}_vocab = "{whole}/vocab/{side}.model"' for side in ('source', 'target')]
+  train(corpus, tmp_path, 2, bindings, init_from=str(whole))
+  begun = losses(tmp_path)
+  shutil.rmtree(tmp_path / 'checkpoints')
+  train(corpus, tmp_path, 2, bindings)
+  told = capsys.readouterr().err
+  assert f'has no checkpoint yet and was begun with --init_from={whole}, so its weights are taken' in told
+  assert losses(tmp_path) == begun
+
+
+def test_an_average_is_not_trained(corpus, whole, tmp_path):
+  out = str(tmp_path / 'average')
+  averaging.average(RunDir(str(whole)), averaging.choose_steps(RunDir(str(whole)), 1), out)
+  there = sorted(os.listdir(out))
+  with pytest.raises(UserError, match=f'has no optimizer slots to go on from: .* --init_from={out} and another'):
+    train(corpus, out, 9)
+  assert sorted(os.listdir(out)) == there
 
 
 def test_a_model_has_as_many_embeddings_as_the_vocabulary_that_is_given(corpus, whole, tmp_path, capsys):

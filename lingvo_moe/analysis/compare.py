@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from lingvo_moe.analysis import results
 from lingvo_moe.analysis import significance
 from lingvo_moe.analysis.significance import Difference
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
@@ -92,7 +94,8 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
   parts = []
   for path in filter(None, (part.strip() for part in text.split(','))):
     before, at, step = path.rpartition('@')
-    chosen = int(step) if at and re.fullmatch(r'\d{1,18}', step) else None
+    is_step = at and re.fullmatch(r'\d{1,18}', step) and not files.exists(os.path.join(path, 'config.json'))
+    chosen = int(step) if is_step else None
     run = results.Run.read(path if chosen is None else before)
     if chosen is None:
       chosen = max(run.decoded_steps(split), default=None)

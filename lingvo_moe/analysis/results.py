@@ -7,9 +7,10 @@ and nothing here needs TensorFlow, but for a log directory or a corpus that is r
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -161,37 +162,71 @@ def direction(source: str, target: str) -> str:
 
 
 def translations(run: Run, split: str, step: int, data_dir: str | None = None) -> dict[str, Translations]:
-  """Every pair's translations by a checkpoint, with their references.
+  """Every pair's translations by a checkpoint, with their sources and references.
 
   Args:
     run: which has decoded the step.
     split: test, dev or any file prefix.
     step: of the checkpoint.
-    data_dir: the corpus; None: the run's.
+    data_dir: the corpus; None: the text that the decoder wrote beside its translations, or the run's corpus where an
+      earlier version wrote none.
   """
   summary = run.summary(split, step)
+  folder = os.path.join(run.path, 'decode', split, f'step_{step}')
   scored, hashes = summary['pairs'], summary.get('hashes') or {}
+  beside = None if data_dir else _pairs_beside(folder, scored, split, hashes)
   data_dir = data_dir or run.values.get('data_dir') or ''
-  if not files.isdir(files.plain(data_dir)):
+  if beside is None and not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
   split_files = [tuple(p) for p in run.values.get('split_files') or ()]
   found = {}
-  for pair in corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
-    path = os.path.join(run.path, 'decode', split, f'step_{step}', pair.name + '.hyp')
+  for pair in beside or corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
+    path = os.path.join(folder, pair.name + '.hyp')
+    for written in (path, *(pair.source_files + pair.target_files if beside else ())):
+      _check_written(written, hashes)
     lines = text.read_lines([path])
-    if hashes.get(pair.name + '.hyp') not in (None, files.sha256(path)):
-      raise UserError(f'{path} is not as the decoder wrote it: decode the step again (--overwrite)')
     sources, references = corpus.read_pair(pair)
+    count = len(lines)  # the first ones, with --max_sentences
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(
         f'{path} has {len(lines)} lines, of {scored[pair.name]["sentences"]} that were decoded and {len(references)} '
         f'in {", ".join(pair.target_files)}: decode it again (--overwrite), or give the corpus that was, --data_dir=...'
       )
-    count = len(lines)  # the first ones, with --max_sentences
+    for side, given in (('src', sources), ('ref', references)) if not beside else ():
+      if hashes.get(f'{pair.name}.{side}') not in (None, _hash_of(given[:count])):
+        raise UserError(
+          f'{pair.name} was decoded from other text than {data_dir} has: give the corpus that was decoded, '
+          '--data_dir=..., or leave it out'
+        )
     found[pair.name] = Translations(pair, sources[:count], references[:count], lines, scored[pair.name]['chrf'])
   if lost := sorted(set(scored) - set(found)):
     raise UserError(f'{data_dir} has no {split} of {", ".join(lost)}: give the corpus that was decoded, --data_dir=...')
   return found
+
+
+def _pairs_beside(
+  folder: str, scored: Collection[str], split: str, hashes: Collection[str]
+) -> list[corpus.Pair] | None:
+  """Pairs whose text is the files that the decoder wrote beside its translations; None where one has none."""
+  languages = {f'{source}-{target}': (source, target) for source, target in corpus.languages_of(scored)}
+  if not all(name in languages and {f'{name}.src', f'{name}.ref'} <= set(hashes) for name in scored):
+    return None
+  path = lambda name: (os.path.join(folder, name),)
+  return [
+    corpus.Pair(name, *languages[name], split, path(f'{name}.src'), path(f'{name}.ref')) for name in sorted(scored)
+  ]
+
+
+def _check_written(path: str, hashes: Mapping[str, str]) -> None:
+  """Raises UserError for a file of the decoder that is gone, or not as it was written."""
+  if not files.isfile(path):
+    raise UserError(f'no such file: {path}; decode the step again (--overwrite)')
+  if hashes.get(os.path.basename(path)) not in (None, files.sha256(path)):
+    raise UserError(f'{path} is not as the decoder wrote it: decode the step again (--overwrite)')
+
+
+def _hash_of(lines: Iterable[str]) -> str:
+  return hashlib.sha256(''.join(line + '\n' for line in lines).encode()).hexdigest()
 
 
 def _are_scores(pairs: Any) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from absl import flags
 
@@ -67,7 +68,7 @@ def main(argv):
   else:
     step = averaging.average(run, steps, out)
     print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
-  print(f'python -m lingvo_moe.decoder --logdir={out} --split=test --step={step}')
+  print(f'python -m lingvo_moe.decoder --logdir={shlex.quote(out)} --split=test --step={step}')
 
 
 def command() -> None:

@@ -113,9 +113,8 @@ def export(options: Options) -> None:
   logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
   runtime_flags.LOCAL.set_threads(decoding=True)
   from lingvo_moe.run import inference
-  from lingvo_moe.run.rundir import RunDir
 
-  run = RunDir(options.logdir)
+  run = options.run
   config = options.load_config(run)
   _check(run, config, options)
   step = options.choose_step(run)

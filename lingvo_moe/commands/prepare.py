@@ -13,6 +13,7 @@ Run it once for each pair of languages, with the same --out.
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import tqdm
@@ -56,8 +57,12 @@ def main(argv):
     preparation.write(texts, found.fates, folder, sides, bar.update)
   print(preparation.table(found, rules))
   print(f'\nwritten to {folder}; next:\n')
+  dev = '--set eval_sentences=0'
+  if not _DEV.value:
+    dev += f' --set dev_lines={max(1, min(1000, found.count(preparation.Fate.TRAIN) // 20))}'
   print(
-    f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} --set eval_sentences=0 --data_dir={_OUT.value} --logdir=runs/{name}'
+    f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(_OUT.value)} '
+    f'--logdir=runs/{name}'
   )
 
 

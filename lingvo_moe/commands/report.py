@@ -42,7 +42,10 @@ def main(argv):
   if files.isfile(out) and not files.read(out, 15).lower().startswith(b'<!doctype html>'):
     raise UserError(f'a report replaces reports only; {out} is another file: choose another --out')
   data = page.page(records).encode()
-  files.write(out, data)
+  try:
+    files.write(out, data)
+  except OSError as e:
+    raise UserError(f'cannot write {out} ({e.strerror}): choose another file with --out=FILE') from None
   print(f'{out}: {len(data) / 1000:.0f} kB; open it in a browser')
 
 

@@ -120,6 +120,12 @@ class RunRecord:
     return self.run.summary(self.split, self.decoded_step)['pairs'] if self.decoded_step is not None else {}
 
   @functools.cached_property
+  def texts(self) -> dict[str, Any]:
+    """Hash of the text that was translated, by pair, as far as the decoder wrote it."""
+    found = self.run.summary(self.split, self.decoded_step).get('texts') if self.decoded_step is not None else None
+    return found if isinstance(found, dict) else {}
+
+  @functools.cached_property
   def translations(self) -> tuple[dict[str, results.Translations], str]:
     """(translations with source and reference by pair; why there are none)."""
     if self.decoded_step is None:

@@ -78,7 +78,10 @@ class Results:
     What an interrupted job has kept stays, unless `overwrite` is set.
     """
     folder = self.folder(step)
-    files.makedirs(folder)
+    try:
+      files.makedirs(folder)
+    except OSError as e:
+      raise UserError(f'cannot make {folder} ({e.strerror}): give --out=FOLDER for another place') from None
     try:
       old = self._read(step)
     except UserError:  # damaged, as `done` has said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from lingvo_moe.core import files
@@ -112,7 +112,7 @@ class LoadedRun:
     Returns:
       For each sentence a translation, or with n_best a list of them, best first.
     """
-    self._check_texts('sentences', sentences)
+    sentences = self._checked('sentences', sentences)
     if isinstance(self.config, Generates):
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
     translated = self.answer(sentences, self.choose_target(target), _wanted(n_best))
@@ -129,11 +129,11 @@ class LoadedRun:
       pairs: (source, target) each. A side over the length limit is cut, with a warning.
       target: target language, for models of several.
     """
+    pairs = list(pairs)
     if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
       raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
     sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
-    self._check_texts('sources', sources)
-    self._check_texts('targets', targets)
+    sources, targets = self._checked('sources', sources), self._checked('targets', targets)
     if not hasattr(self.translator(), 'score'):
       raise UserError(f'{self.path} holds a run of {self.model}, which scores no pairs: use the decoder with --score')
     scored = self.translator().score(sources, targets, self.choose_target(target))
@@ -151,13 +151,13 @@ class LoadedRun:
       translations: text that the decoder reads, a line for each sentence; None: the run's own translations.
       target: target language, for models of several.
     """
-    self._check_texts('sentences', sentences)
+    sentences = self._checked('sentences', sentences)
     if not isinstance(self.config, Routes):
       raise UserError(f'{self.path} holds a run of {self.model}, for which there is no routing by sentence')
     router = self._kept(('router',), lambda: self.config.router(self._vocabs, self._runner))
     if translations is None:
       translations = self.translate(sentences, target)
-    self._check_texts('translations', translations)
+    translations = self._checked('translations', translations)
     return router.routing(sentences, translations, self.choose_target(target))
 
   @overload
@@ -180,7 +180,7 @@ class LoadedRun:
       n_best: number of continuations of each prompt; None: one, not in a list.
       scores: True for Hypothesis with score and log-probability in place of text.
     """
-    self._check_texts('prompts', prompts)
+    prompts = self._checked('prompts', prompts)
     if not isinstance(self.config, Generates):
       raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
     wanted = _wanted(n_best)
@@ -227,12 +227,15 @@ class LoadedRun:
         f'{self.path} holds a run of {type(self.config).__name__}, which does not translate: use the decoder'
       )
 
-  def _check_texts(self, name: str, texts: Sequence[str]) -> None:
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+  def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
+    """Texts as a list, as an iterator gives them once only; UserError for what is no text."""
+    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    if not all(isinstance(text, str) for text in found):
       raise UserError(f'{name} must be a list of str; saw {texts!r:.80}: put a single one in a list')
-    for i, text in enumerate(texts):
+    for i, text in enumerate(found):
       if any('\ud800' <= c <= '\udfff' for c in text):
         raise UserError(f'text must be Unicode; {name}[{i}] holds half of a surrogate pair')
+    return found
 
   def _kept(self, key: tuple, make: Callable[[], T]) -> T:
     """What was made for a key before, or is made now, once for all threads."""
@@ -255,6 +258,10 @@ def load(
   """Loads a run; see lingvo_moe.load."""
   if step is not None and checkpoint is not None:
     raise UserError(f'step={step} and checkpoint={checkpoint!r} each choose a checkpoint: give one of them')
+  if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+    raise UserError(f'step must be an int; saw {step!r}')
+  if backend not in ('auto', 'reference'):
+    raise UserError(f"backend must be 'auto' or 'reference'; saw {backend!r}")
   if checkpoint not in (None, 'best', 'last'):
     raise UserError(f"checkpoint must be 'best' or 'last'; saw {checkpoint!r}")
   if set_threads and backend != 'reference':

@@ -3,6 +3,7 @@
 config.json        the model's name and every resolved value
 vocab/             the task's own files, such as SentencePiece models
 checkpoints/       see checkpoint.py
+init_from.json     whose weights the run began with (warm_start.py), if any
 corpus.json        hashes of the files of the corpus (corpus_record.py)
 cache/             tokenised text (may be deleted)
 train.jsonl        the scalars of every logged step, which event files hold too; totals of other steps with a checkpoint
@@ -173,7 +174,7 @@ class RunDir:
     if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
       raise UserError(
         f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
-        'name that; or, if you trust the run, decode, translate or serve with --vocab_outside (load: vocab_outside=True)'
+        'name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: vocab_outside=True)'
       )
     return full
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
@@ -18,6 +19,24 @@ from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import SharesRows
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import Vocabs
+
+
+_NOTE = 'init_from.json'
+
+
+def note(run: RunDir, source: str) -> None:
+  """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
+  files.write(run.file(_NOTE), json_files.dump({'source': files.absolute(source)}))
+
+
+def noted(run: RunDir) -> str:
+  """What `note` noted; '' if nothing."""
+  way_out = 'give --init_from again, or another --logdir'
+  try:
+    found = json_files.read(run.file(_NOTE), 'what the trainer wrote', way_out, source=json_files.TEXT)
+    return found['source']
+  except FileNotFoundError:
+    return ''
 
 
 def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> None:

@@ -6,6 +6,7 @@ assets.extra/about.json      what its inputs and outputs are, and the model
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -36,10 +37,13 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
   module = tf.Module()
   module.weights = {name: tf.Variable(value, trainable=False, name=name) for name, value in weights.items()}
 
-  def run(*arguments):
+  def run(*arguments, **named):
     with backend_lib.use(cpu.SAVED):
-      return function({name: w.value() for name, w in module.weights.items()}, *arguments)
+      given = [*arguments, *(named[name] for name in list(function.inputs)[len(arguments) :])]
+      return function({name: w.value() for name, w in module.weights.items()}, *given)
 
+  kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+  run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in function.inputs])
   module.resources = list(function.resources)
   signature = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in function.inputs.items()]
   traced = tf.function(run, input_signature=signature, autograph=False)

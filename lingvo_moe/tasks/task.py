@@ -77,12 +77,14 @@ class HeldOutOptions:
     max_sentences: first lines used of each part; 0: all.
     score: whether to compute log-probabilities of the text, in place of producing text.
     batch_tokens: tokens of a batch; 0: the task's default.
+    trained: the configuration that the run was trained with, without values for decoding; None: the same.
   """
 
   split: str = 'test'
   max_sentences: int = 0
   score: bool = False
   batch_tokens: int = 0
+  trained: TaskConfig | None = None
 
 
 class Outcome(NamedTuple):

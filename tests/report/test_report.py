@@ -294,6 +294,16 @@ def test_thousands_of_experts_share_rows_and_a_summary(tmp_path):
 # What is escaped
 
 
+def test_scores_on_other_text_are_not_subtracted(tmp_path):
+  runs = [write_run(tmp_path / name, pairs=PAIRS[:2]) for name in ('one', 'two')]
+  for number, run in enumerate(runs):
+    path = run / 'decode' / 'test' / 'step_20' / 'scores.json'
+    scores = json.loads(path.read_text())
+    write_json(path, {**scores, 'texts': {PAIRS[0]: 'same', PAIRS[1]: f'text {number}'}})
+  found = made(*runs)
+  assert f'Of different text, so not to be compared: {PAIRS[1]}.' in found and found.count('+0.0') == 1
+
+
 def test_nothing_that_a_run_wrote_becomes_a_part_of_the_page(tmp_path):
   run = write_run(tmp_path / 'run', note=EVIL, pairs=PAIRS[:1])
   for name in ('train.jsonl', 'routing.jsonl', 'dev_routing.json', 'config.json'):

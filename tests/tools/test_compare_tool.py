@@ -219,7 +219,7 @@ def test_a_mistake_gets_one_line_and_status_1(runs, corpus, tmp_path, mistake):
     (lambda run: os.remove(run / 'config.json'), 'there is no run in'),
     (lambda run: (run / 'config.json').write_text('{'), 'config.json is not JSON'),
     (lambda run: (run / 'config.json').write_text('[]'), 'is not a configuration written by the trainer'),
-    (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'no such file'),
+    (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'decode the step again (--overwrite)'),
     (lambda run: (run / 'decode/test/step_100/scores.json').write_text('{}'), 'is not what the decoder writes'),
     (lambda run: write_lines(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 lines, of 40 that were decoded'),
   ],
@@ -229,6 +229,12 @@ def test_a_run_that_is_not_whole_is_told_in_one_line(runs, corpus, tmp_path, edi
   edit(run)
   done = tool(runs[0], run)
   assert done.returncode == 1 and answer in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_log_directory_may_end_like_a_step(runs, corpus, tmp_path):
+  run = make_run(tmp_path / 'run@2024', corpus, 0.2)
+  done = tool(run, f'{run}@100')
+  assert done.returncode == 0 and 'no value differs' in done.stdout, done.stderr
 
 
 def test_a_step_that_was_not_decoded_is_told_with_those_that_were(runs):

@@ -65,6 +65,23 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
   return sets
 
 
+def other_targets(config: MtConfig, trained: MtConfig) -> str:
+  """Says which languages a model is to be scored against that it was not trained to write; '' where there are none.
+
+  Args:
+    config: of the decoder.
+    trained: of the run; without tags its model writes the one target language of its pairs, whatever it is given.
+  """
+  written, asked = ({target for _, target in c.pairs_of(())} for c in (trained, config))
+  other = asked - written
+  if config.tag_target or not written or not other:
+    return ''
+  return (
+    f'the model writes {", ".join(sorted(written))} and takes no tag, so its translations are scored against another '
+    f'language: {", ".join(sorted(other))}'
+  )
+
+
 class Translations(NamedTuple):
   """Translations of every pair, by its name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import shlex
 import subprocess
 import sys
 import tracemalloc
@@ -283,6 +284,9 @@ def test_the_command(tmp_path):
   assert done.stdout.splitlines()[0].split() == ['lines', 'read', '60']
   assert '--set pairs=de-en --set eval_sentences=0 --data_dir=DATA' in done.stdout.splitlines()[-1]
   assert len(read(tmp_path / 'DATA' / 'de-en', 'test', ('de', 'en'))) == 7
+  spaced = run('--dev=0', '--test=7', '--out=MY DATA')
+  (command_line,) = [line for line in spaced.stdout.splitlines() if 'lingvo-moe train' in line]
+  assert '--set dev_lines=2 --data_dir=' in command_line and '--data_dir=MY DATA' in shlex.split(command_line)
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
   assert texts.bytes() > 0
