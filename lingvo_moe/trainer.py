@@ -223,7 +223,12 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
 
 
 def restore(
-  runtime: Runtime, run: RunDir, checkpoints: Checkpoints, config: TaskConfig, vocabs: Vocabs, choice: runtime_flags.Choice
+  runtime: Runtime,
+  run: RunDir,
+  checkpoints: Checkpoints,
+  config: TaskConfig,
+  vocabs: Vocabs,
+  choice: runtime_flags.Choice,
 ) -> bool:
   """Restores the newest checkpoint; without one, initialises (with weights of --init_from). Returns which of both."""
   from lingvo_moe.run import warm_start

@@ -20,7 +20,6 @@ from lingvo_moe.tasks.task import SharesRows
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import Vocabs
 
-
 _NOTE = 'init_from.json'
 
 
