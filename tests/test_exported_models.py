@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 
@@ -79,6 +80,19 @@ def test_a_saved_model_says_what_it_takes_and_gives(toy_run, saved):
   assert about['model'] == toy.MODEL and about['step'] == toy.STEPS
   assert list(about['inputs']) == ['lines'] and list(about['outputs']) == ['text', 'score', 'log_prob', 'truncated']
   assert os.listdir(saved.parent) == ['model']  # nothing is left beside it
+
+
+def test_vocabularies_outside_the_log_directory_are_exported_if_trusted(toy_run, tmp_path):
+  run = tmp_path / 'run'
+  shutil.copytree(toy_run.path, run)
+  os.rename(run / 'vocab', tmp_path / 'vocab')
+  config = json.loads((run / 'config.json').read_text().replace('"vocab/', '"../vocab/'))
+  del config['crc32']
+  (run / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(UserError, match='serve or export with --vocab_outside'):
+    export.export(export.Options(str(run), out=str(tmp_path / 'model')))
+  export.export(export.Options(str(run), out=str(tmp_path / 'model'), vocab_outside=True))
+  assert (tmp_path / 'model' / 'saved_model.pb').exists()
 
 
 def write_lines(folder: pathlib.Path, lines: int) -> list[str]:
