@@ -136,10 +136,11 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
 
   config = choice.together(lambda: options.load_config(run, **options.of_task))
   runtime = choice.make(config.program())
-  held_out = HeldOutOptions(
-    options.split, options.max_sentences, options.score, options.batch_tokens, trained=run.load()[1]
-  )
+  trained = choice.together(lambda: run.load()[1])
+  held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens, trained)
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
+  if warning := getattr(job, 'warning', ''):
+    choice.say(f'warning: {warning}')
   root = options.out or run.file('decode', options.split)
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 

@@ -168,9 +168,10 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
   from lingvo_moe.core import bindings
   from lingvo_moe.core import configuration
   from lingvo_moe.core import files
+  from lingvo_moe.run import averaging
   from lingvo_moe.run import warm_start
 
-  if run.exists and files.exists(run.file('averaged.json')):
+  if run.exists and files.exists(run.file(averaging.NOTE)):
     raise UserError(
       f'{run.path} holds an average, which has no optimizer slots to go on from: begin a run with its weights, '
       f'--init_from={run.path} and another --logdir'
@@ -217,8 +218,8 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
   lock, begun = choice.together(
     lambda: run.lock_and_begin(name, config, check_corpus) if choice.leads else (None, None)
   )
-  if choice.leads and FLAGS.init_from and not run.checkpoints().steps():
-    warm_start.note(run, FLAGS.init_from)
+  if FLAGS.init_from:
+    choice.lead(lambda: run.checkpoints().steps() or warm_start.note(run, FLAGS.init_from))
   return (begun if choice.leads else run.load()[1]), lock
 
 
@@ -230,7 +231,10 @@ def restore(
   vocabs: Vocabs,
   choice: runtime_flags.Choice,
 ) -> bool:
-  """Restores the newest checkpoint; without one, initialises (with weights of --init_from). Returns which of both."""
+  """Restores the newest checkpoint; without one, initialises. Returns which of both.
+
+  The run begins with the weights of --init_from, or of the one that it was begun with.
+  """
   from lingvo_moe.run import warm_start
 
   resumed = checkpoints.latest()
@@ -244,7 +248,12 @@ def restore(
   if source and not FLAGS.init_from:
     choice.say(f'{run.path} has no checkpoint yet and was begun with --init_from={source}, so its weights are taken')
   if source:
-    choice.say(warm_start.take_weights(runtime, source, config, vocabs))
+    try:
+      choice.say(warm_start.take_weights(runtime, source, config, vocabs))
+    except UserError:
+      if FLAGS.init_from and choice.leads:
+        warm_start.forget(run)
+      raise
   return False
 
 

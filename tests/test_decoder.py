@@ -292,6 +292,8 @@ def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
   for found in results.translations(moved, 'test', 2), results.translations(ours, 'test', 2, ours.values['data_dir']):
     assert found['xx-en'].sources == TEST_SOURCES and found['xx-en'].references == TEST_TARGETS
     assert (found['xx-en'].pair.source, found['xx-en'].pair.target) == ('xx', 'en')
+  named = summary(run, 2)['languages']
+  assert named == {'xx-en': ['xx', 'en'], 'yy-en': ['yy', 'en']}
   with open(run.file('decode', 'test', 'step_2', 'xx-en.ref'), 'a', encoding='utf-8') as f:
     f.write('more\n')
   with pytest.raises(UserError, match='xx-en.ref is not as the decoder wrote it: decode the step again'):

@@ -10,6 +10,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import lingvo_moe
 from lingvo_moe import decoder
 from lingvo_moe import trainer
 from lingvo_moe import translate
@@ -89,6 +90,8 @@ def test_translate_fills_in_the_sentinels_of_lines(run):
   assert filled[0].startswith('12 and ') and filled[0].endswith(' make 25.')
   (broken,) = answers(run, [r'1 and\n<extra_id_0> make \\ 2.'])
   assert broken.startswith(r'1 and\n') and broken.endswith(r' make \\ 2.')
+  (text,) = lingvo_moe.load(run[0]).translate(['1 and\n<extra_id_0> make \\ 2.'])  # of Python, without escapes
+  assert text.startswith('1 and\n') and text.endswith(' make \\ 2.')
   best = [line.split('\t') for line in answers(run, lines[:1], n_best=2)]
   assert [number for number, *_ in best] == ['1', '1'] and float(best[0][1]) >= float(best[1][1])
   with pytest.raises(UserError, match='<extra_id_0> to <extra_id_7>; saw <extra_id_8>'):

@@ -361,7 +361,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_with_the_same_weigh
   shutil.rmtree(tmp_path / 'checkpoints')
   train(corpus, tmp_path, 2, bindings)
   told = capsys.readouterr().err
-  assert f'has no checkpoint yet and was begun with --init_from={whole}, so its weights are taken' in told
+  assert f'has no checkpoint yet and was begun with --init_from={whole}/checkpoints/step_' in told
   assert losses(tmp_path) == begun
 
 

@@ -5,8 +5,8 @@ Appends what a run has reached to a file of JSON lines, to be committed: a line 
 every pair of every step that the decoder has translated, with BLEU, chrF2 and chrF++. What is there already is not added
 again, so it may be run while training goes on, after every step that is decoded, and for several runs into one file.
 
-RUN is a log directory; an average of checkpoints counts as a run of its own. Translations are scored against the corpus of
-the run, or of --data_dir. --commit is that of the checkout that trained, which a log directory does not know.
+RUN is a log directory; an average of checkpoints counts as a run of its own. Translations are scored against the
+references that the decoder wrote beside them, or those of --data_dir. --commit is that of the checkout that trained, which a log directory does not know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
 _SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')
-_DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus with the references; in place of the run's.")
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', None, 'The corpus that was decoded, for references; default: beside the translations.'
+)
 _COMMIT = flags.DEFINE_string('commit', None, 'The commit that trained.')
 _STEPS_PER_EPOCH = flags.DEFINE_float(
   'steps_per_epoch', None, 'Updates in an epoch; without it no epochs are recorded.'

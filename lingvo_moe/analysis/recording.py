@@ -131,7 +131,7 @@ def new_records(
     run: the run.
     known: records, of this run or of others.
     splits: decoded sets.
-    data_dir: the corpus with the references; None: the run's.
+    data_dir: the corpus with the references; None: those beside the translations.
     commit: of the checkout that trained.
     steps_per_epoch: how many updates see the corpus once.
     progress: wraps the names of pairs to be scored.

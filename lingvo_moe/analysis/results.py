@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,7 @@ class Run:
     kinds = {
       'pairs': json_files.Kind('an object, each value one with numbers sentences, bleu and chrf', _are_scores),
       'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
+      'languages': json_files.optional(json_files.by_name(json_files.list_of(json_files.TEXT))),
       'settings': json_files.optional(json_files.OBJECT),
     }
     found = read_json(path, 'what the decoder writes', 'decode the step again (--overwrite)', **kinds)
@@ -174,7 +175,7 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   summary = run.summary(split, step)
   folder = os.path.join(run.path, 'decode', split, f'step_{step}')
   scored, hashes = summary['pairs'], summary.get('hashes') or {}
-  beside = None if data_dir else _pairs_beside(folder, scored, split, hashes)
+  beside = None if data_dir else _pairs_beside(folder, split, summary)
   data_dir = data_dir or run.values.get('data_dir') or ''
   if beside is None and not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
@@ -204,17 +205,22 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   return found
 
 
-def _pairs_beside(
-  folder: str, scored: Collection[str], split: str, hashes: Collection[str]
-) -> list[corpus.Pair] | None:
+def _pairs_beside(folder: str, split: str, summary: Mapping[str, Any]) -> list[corpus.Pair] | None:
   """Pairs whose text is the files that the decoder wrote beside its translations; None where one has none."""
-  languages = {f'{source}-{target}': (source, target) for source, target in corpus.languages_of(scored)}
-  if not all(name in languages and {f'{name}.src', f'{name}.ref'} <= set(hashes) for name in scored):
-    return None
-  path = lambda name: (os.path.join(folder, name),)
-  return [
-    corpus.Pair(name, *languages[name], split, path(f'{name}.src'), path(f'{name}.ref')) for name in sorted(scored)
-  ]
+  hashes, languages = summary.get('hashes') or {}, summary.get('languages') or {}
+  found = []
+  for name in sorted(summary['pairs']):
+    sides = [f'{name}.src', f'{name}.ref']
+    cut = languages.get(name) or _only_cut(name)
+    if '-'.join(cut) != name or len(cut) != 2 or os.path.basename(name) != name or not set(sides) <= set(hashes):
+      return None
+    found.append(corpus.Pair(name, *cut, split, *((os.path.join(folder, side),) for side in sides)))
+  return found
+
+
+def _only_cut(name: str) -> list[str]:
+  """Languages of a pair's name with one hyphen; [] of another, which an earlier version did not write down."""
+  return name.split('-') if name.count('-') == 1 else []
 
 
 def _check_written(path: str, hashes: Mapping[str, str]) -> None:

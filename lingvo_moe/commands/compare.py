@@ -13,7 +13,8 @@ commas between count as one system: runs/de_en,runs/fr_en beside one run for all
 Where pairs translate the same sentences, such as verses, the interval of the mean resamples sentences, each in all its
 languages, since these are no independent draws; else lines of each pair by themselves. A line says which.
 
-References are read from the corpus of the runs, or from --data_dir. --json appends a record for every pair and one for the
+References are those that the decoder wrote beside its translations, or of --data_dir, which must have the same text.
+--json appends a record for every pair and one for the
 mean, as JSON lines.
 """
 
@@ -33,7 +34,9 @@ _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or an
 _METRIC = flags.DEFINE_list('metric', list(_METRICS), 'Metrics to show.')
 _SAMPLES = flags.DEFINE_integer('samples', 1000, 'Resamples of the lines.', lower_bound=40)
 _SEED = flags.DEFINE_integer('seed', 12345, "Of the resamples; the default is sacreBLEU's.", lower_bound=1)
-_DATA_DIR = flags.DEFINE_string('data_dir', None, "The corpus with the references; in place of the runs'.")
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', None, 'The corpus that was decoded, for references; default: beside the translations.'
+)
 _JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.')
 
 

@@ -11,6 +11,7 @@ from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.reading import RunRecord
+from lingvo_moe.report.reading import differ_in_text
 from lingvo_moe.report.series import Series
 from lingvo_moe.report.series import number
 from lingvo_moe.report.series import text
@@ -72,7 +73,7 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
   note = (
     f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the BLEU in the last column of a run.'
   )
-  if other := [name for name in names if _differ_in_text(records, name)]:
+  if other := [name for name in names if differ_in_text(records, name)]:
     note += f' Of different text, so not to be compared: {", ".join(other)}.'
   picture = svg.dots(names, rows, 0, 100, 'score', label)
   return figures.figure('BLEU and chrF by language', picture, table, note, figures.legend(rows, True))
@@ -86,14 +87,9 @@ def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int]) -> l
     cells += [_one_digit(scores.get(key)) for key in ('bleu', 'chrf', 'copy_bleu')]
     bleu.append(number(scores.get('bleu')))
   if len(records) == 2:
-    incomparable = None in bleu or _differ_in_text(records, name)
+    incomparable = None in bleu or differ_in_text(records, name)
     cells.append('' if incomparable else f'{bleu[1] - bleu[0]:+.1f}')
   return cells
-
-
-def _differ_in_text(records: Sequence[RunRecord], name: str) -> bool:
-  """Whether runs have translated other lines of a pair, or had other references."""
-  return len({text for record in records if (text := record.texts.get(name)) is not None}) > 1
 
 
 def _one_digit(value: Any) -> str:

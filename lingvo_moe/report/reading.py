@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.analysis import results
@@ -120,10 +120,13 @@ class RunRecord:
     return self.run.summary(self.split, self.decoded_step)['pairs'] if self.decoded_step is not None else {}
 
   @functools.cached_property
-  def texts(self) -> dict[str, Any]:
-    """Hash of the text that was translated, by pair, as far as the decoder wrote it."""
-    found = self.run.summary(self.split, self.decoded_step).get('texts') if self.decoded_step is not None else None
-    return found if isinstance(found, dict) else {}
+  def texts(self) -> dict[str, tuple[str, str]]:
+    """Hashes of sources and references by pair; of an earlier version none."""
+    if self.decoded_step is None:
+      return {}
+    hashes = self.run.summary(self.split, self.decoded_step).get('hashes') or {}
+    both = {name: (hashes.get(f'{name}.src'), hashes.get(f'{name}.ref')) for name in self.scores}
+    return {name: sides for name, sides in both.items() if None not in sides}
 
   @functools.cached_property
   def translations(self) -> tuple[dict[str, results.Translations], str]:
@@ -182,6 +185,11 @@ def read_all(paths: list[str], split: str) -> list[RunRecord]:
     record, name=record.run.path if same else record.name, place=place, alone=len(found) == 1
   )
   return [named(record, place) for place, record in enumerate(found)]
+
+
+def differ_in_text(records: Sequence[RunRecord], pair: str) -> bool:
+  """Whether runs have translated other lines of a pair, or had other references."""
+  return len({text for record in records if (text := record.texts.get(pair)) is not None}) > 1
 
 
 def hypotheses(record: RunRecord, pair: str) -> list[str]:

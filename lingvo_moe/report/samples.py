@@ -40,9 +40,13 @@ def section(records: Sequence[RunRecord]) -> Markup:
 def _translations(records: Sequence[RunRecord]) -> Markup:
   """Lines evenly spaced in the files of languages that are evenly spaced by size."""
   names, _ = languages.in_order(records, sorted({name for record in records for name in record.scores}))
+  other = [name for name in names if reading.differ_in_text(records, name)]
+  names = [name for name in names if name not in other]
   shown = [names[i] for i in chosen(len(names), _PAIRS)]
   whole = [record.translations for record in records]
   sentences = [figures.absent(f'Sources and references are not shown. {why}') for found, why in whole if not found]
+  if other:
+    sentences.append(figures.absent(f'Not shown, as the runs translated different text: {", ".join(other)}.'))
   known = {name: translations for found, _ in reversed(whole) for name, translations in found.items()}
   lines = [
     {name: found[name].lines if name in found else reading.hypotheses(record, name) for name in shown}

@@ -84,19 +84,19 @@ class LoadedRun:
 
   @overload
   def translate(
-    self, sentences: Sequence[str], target: str | None = None, n_best: None = None, scores: Literal[False] = False
+    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, scores: Literal[False] = False
   ) -> list[str]: ...
   @overload
   def translate(
-    self, sentences: Sequence[str], target: str | None = None, n_best: None = None, *, scores: Literal[True]
+    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, *, scores: Literal[True]
   ) -> list[Hypothesis]: ...
   @overload
   def translate(
-    self, sentences: Sequence[str], target: str | None = None, *, n_best: int, scores: Literal[False] = False
+    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[False] = False
   ) -> list[list[str]]: ...
   @overload
   def translate(
-    self, sentences: Sequence[str], target: str | None = None, *, n_best: int, scores: Literal[True]
+    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[True]
   ) -> list[list[Hypothesis]]: ...
 
   def translate(self, sentences, target=None, n_best=None, scores=False):
@@ -115,12 +115,14 @@ class LoadedRun:
     sentences = self._checked('sentences', sentences)
     if isinstance(self.config, Generates):
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    translated = self.answer(sentences, self.choose_target(target), _wanted(n_best))
+    translator = self.translator(_wanted(n_best))
+    translate = getattr(translator, 'translate_texts', translator.translate)  # the other takes lines, with escapes
+    translated = translate(sentences, self.choose_target(target))
     for i in translated.truncated:
       warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
     return _shaped(translated.hypotheses, n_best, scores)
 
-  def score(self, pairs: Sequence[tuple[str, str]], target: str | None = None) -> list[PairScore]:
+  def score(self, pairs: Iterable[tuple[str, str]], target: str | None = None) -> list[PairScore]:
     """Scores translations: log p(target | source) of each (source, target).
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
@@ -142,7 +144,7 @@ class LoadedRun:
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
 
   def routing(
-    self, sentences: Sequence[str], translations: Sequence[str] | None = None, target: str | None = None
+    self, sentences: Iterable[str], translations: Iterable[str] | None = None, target: str | None = None
   ) -> list[SentenceRouting]:
     """Finds the experts that each MoE layer chooses for each token of the sentences and of their translations.
 
@@ -161,13 +163,13 @@ class LoadedRun:
     return router.routing(sentences, translations, self.choose_target(target))
 
   @overload
-  def generate(self, prompts: Sequence[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
+  def generate(self, prompts: Iterable[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
   @overload
-  def generate(self, prompts: Sequence[str], n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
+  def generate(self, prompts: Iterable[str], n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
   @overload
-  def generate(self, prompts: Sequence[str], *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
+  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
   @overload
-  def generate(self, prompts: Sequence[str], *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
+  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
 
   def generate(self, prompts, n_best=None, scores=False):
     """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.
@@ -258,7 +260,7 @@ def load(
   """Loads a run; see lingvo_moe.load."""
   if step is not None and checkpoint is not None:
     raise UserError(f'step={step} and checkpoint={checkpoint!r} each choose a checkpoint: give one of them')
-  if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+  if step is not None and (isinstance(step, bool) or not hasattr(step, '__index__')):
     raise UserError(f'step must be an int; saw {step!r}')
   if backend not in ('auto', 'reference'):
     raise UserError(f"backend must be 'auto' or 'reference'; saw {backend!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -25,12 +26,18 @@ _NOTE = 'init_from.json'
 
 def note(run: RunDir, source: str) -> None:
   """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
-  files.write(run.file(_NOTE), json_files.dump({'source': files.absolute(source)}))
+  files.write(run.file(_NOTE), json_files.dump({'source': files.absolute(find(source))}))
+
+
+def forget(run: RunDir) -> None:
+  """Removes the note, of weights that cannot be taken."""
+  with contextlib.suppress(FileNotFoundError):
+    files.remove(run.file(_NOTE))
 
 
 def noted(run: RunDir) -> str:
   """What `note` noted; '' if nothing."""
-  way_out = 'give --init_from again, or another --logdir'
+  way_out = 'give --init_from, or another --logdir'
   try:
     found = json_files.read(run.file(_NOTE), 'what the trainer wrote', way_out, source=json_files.TEXT)
     return found['source']

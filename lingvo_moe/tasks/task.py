@@ -104,6 +104,8 @@ class HeldOutJob(Protocol):
     suffix: of the files of lines.
     settings: what the results depend on beside the checkpoint.
     texts: by its name, a short hash of each text; for a message about results that are there, of other text.
+
+  A job may also have a string `warning`, which the decoder prints before it computes.
   """
 
   summary_file: str

@@ -299,9 +299,13 @@ def test_scores_on_other_text_are_not_subtracted(tmp_path):
   for number, run in enumerate(runs):
     path = run / 'decode' / 'test' / 'step_20' / 'scores.json'
     scores = json.loads(path.read_text())
-    write_json(path, {**scores, 'texts': {PAIRS[0]: 'same', PAIRS[1]: f'text {number}'}})
+    hashes = {f'{pair}.{side}': side for pair in PAIRS[:2] for side in ('src', 'ref')} | {
+      f'{PAIRS[1]}.ref': str(number)
+    }
+    write_json(path, {**scores, 'hashes': hashes, 'texts': {PAIRS[0]: f'with the tag of {number}'}})
   found = made(*runs)
   assert f'Of different text, so not to be compared: {PAIRS[1]}.' in found and found.count('+0.0') == 1
+  assert f'Not shown, as the runs translated different text: {PAIRS[1]}.' in found
 
 
 def test_nothing_that_a_run_wrote_becomes_a_part_of_the_page(tmp_path):

@@ -219,7 +219,7 @@ def test_a_mistake_gets_one_line_and_status_1(runs, corpus, tmp_path, mistake):
     (lambda run: os.remove(run / 'config.json'), 'there is no run in'),
     (lambda run: (run / 'config.json').write_text('{'), 'config.json is not JSON'),
     (lambda run: (run / 'config.json').write_text('[]'), 'is not a configuration written by the trainer'),
-    (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'decode the step again (--overwrite)'),
+    (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'fra-en.hyp; decode the step again'),
     (lambda run: (run / 'decode/test/step_100/scores.json').write_text('{}'), 'is not what the decoder writes'),
     (lambda run: write_lines(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 lines, of 40 that were decoded'),
   ],

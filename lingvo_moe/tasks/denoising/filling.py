@@ -87,19 +87,24 @@ class Filler:
   def translate(
     self, lines: Sequence[str], target: str | None = None, progress: Callable[[int], object] | None = None
   ) -> FilledLines:
-    """Lines with their sentinels filled in; a line without any stays as it is.
+    """Lines filled in, in which a line break is written as a backslash and an n, and so it is in the results."""
+    found = self.translate_texts([escapes.unescaped(line) for line in lines], target, progress)
+    shown = [[filled._replace(text=escapes.escaped(filled.text)) for filled in of_line] for of_line in found.hypotheses]
+    return FilledLines(shown, found.truncated)
 
-    A line break within a line is written as a backslash and an n, and so it is in the results.
-    """
+  def translate_texts(
+    self, texts: Sequence[str], target: str | None = None, progress: Callable[[int], object] | None = None
+  ) -> FilledLines:
+    """Texts with their sentinels filled in; one without any stays as it is."""
     del target
-    ids = [self._vocab.encode(escapes.unescaped(line)) for line in lines]
-    found = [[Filled(line, 0.0, 0.0)] for line in lines]
+    ids = [self._vocab.encode(text) for text in texts]
+    found = [[Filled(text, 0.0, 0.0)] for text in texts]
     wanted = [i for i, row in enumerate(ids) if any(map(self._vocab.is_sentinel, row))]
     room = self._config.inputs_length - 1
     for line, of_line in zip(wanted, self.fill([ids[i][:room] for i in wanted], progress), strict=True):
-      found[line] = [filled._replace(text=escapes.escaped(filled.text)) for filled in of_line]
+      found[line] = of_line
     if progress is not None:
-      progress(len(lines) - len(wanted))
+      progress(len(texts) - len(wanted))
     return FilledLines(found, [i for i in wanted if len(ids[i]) > room])
 
   def fill(self, sources: Sequence[np.ndarray], progress: Callable[[int], object] | None = None) -> list[list[Filled]]:

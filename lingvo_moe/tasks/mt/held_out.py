@@ -65,16 +65,18 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
   return sets
 
 
-def other_targets(config: MtConfig, trained: MtConfig) -> str:
+def other_targets(sets: Iterable[HeldOut], trained: MtConfig) -> str:
   """Says which languages a model is to be scored against that it was not trained to write; '' where there are none.
 
   Args:
-    config: of the decoder.
+    sets: to be translated.
     trained: of the run; without tags its model writes the one target language of its pairs, whatever it is given.
   """
-  written, asked = ({target for _, target in c.pairs_of(())} for c in (trained, config))
-  other = asked - written
-  if config.tag_target or not written or not other:
+  pairs = trained.pairs_of(())
+  written, names = {target for _, target in pairs}, ['-'.join(pair) for pair in pairs]
+  of_a_pair = lambda target: any(name.endswith(f'-{target}') for name in names)  # where the cut of a name is a guess
+  other = {s.target for s in sets if s.tag is None and not of_a_pair(s.target)}
+  if not written or not other:
     return ''
   return (
     f'the model writes {", ".join(sorted(written))} and takes no tag, so its translations are scored against another '
@@ -103,7 +105,8 @@ class TranslateJob:
   summary_file = 'scores.json'
   suffix = '.hyp'
 
-  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator):
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
+    self.warning = warning
     self._sets = sets
     self._translator = translator
     self._max_length = config.max_length
@@ -142,7 +145,8 @@ class TranslateJob:
     scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}
     scalars |= {'bleu/mean': mean['bleu'], 'chrf/mean': mean['chrf']}
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
-    summary = {'pairs': pairs, 'mean': mean, 'samples': _samples(self._sets, texts)}
+    languages = {s.name: [s.source, s.target] for s in self._sets}
+    summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
     beside = {f'{s.name}.src': s.sources for s in self._sets} | {f'{s.name}.ref': s.targets for s in self._sets}
     return Outcome(texts, scalars, summary, beside)
 
@@ -177,7 +181,8 @@ class ScoreJob:
   summary_file = 'perplexity.json'
   suffix = '.scores'
 
-  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator):
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
+    self.warning = warning
     self._sets = sets
     self._translator = translator
     self._max_length = config.max_length

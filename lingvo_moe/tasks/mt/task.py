@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +100,10 @@ class TranslationTask:
     """Translates every pair and scores the translations, or gives the log-probability of every target."""
     from lingvo_moe.tasks.mt import held_out
 
-    if options.trained is not None and (other := held_out.other_targets(self, options.trained)):
-      print(f'warning: {other}', file=sys.stderr)
     sets = held_out.read(self, options.split, options.max_sentences, vocabs[0])
     translator = self.translator(vocabs, runner, batch_tokens=options.batch_tokens)
-    return (held_out.ScoreJob if options.score else held_out.TranslateJob)(self, sets, translator)
+    warning = held_out.other_targets(sets, options.trained) if options.trained else ''
+    return (held_out.ScoreJob if options.score else held_out.TranslateJob)(self, sets, translator, warning)
 
   def translator(self: MtConfig, vocabs: Vocabs, runner: Runner, n_best: int = 1, batch_tokens: int = 0) -> Translator:
     from lingvo_moe.tasks.mt.decoding import Translator

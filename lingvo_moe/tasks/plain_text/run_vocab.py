@@ -124,7 +124,12 @@ def _adopted(path: str, own: str, begun: bool) -> str:
     raise UserError(
       f'vocab={path} is not the vocabulary that the run began with ({own}): leave it out, or choose another --logdir'
     )
-  _read(path)  # refuses what is none before it is copied
+  vocab = _read(path)  # refuses what is none before it is copied
+  if not begun and isinstance(vocab, Pieces) and not vocab.breaks_lines:
+    raise UserError(
+      f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
+      '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'
+    )
   os.makedirs(os.path.dirname(own), exist_ok=True)
   with open(path, 'rb') as f:
     files.write(own, f.read())

@@ -96,11 +96,11 @@ class Pieces(SentencePieceVocab):
   def __init__(self, path: str):
     super().__init__(path)
     self._break = self._processor.piece_to_id('<0x0A>')
-    if self._break == UNK:
-      raise UserError(
-        f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
-        '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'
-      )
+
+  @property
+  def breaks_lines(self) -> bool:
+    """Whether there is a piece for a line break; without it, one is UNK, and lost."""
+    return self._break != UNK
 
   def encode(self, text: str) -> np.ndarray:
     rows = self._processor.encode(text.split('\n'))

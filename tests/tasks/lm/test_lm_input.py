@@ -207,11 +207,15 @@ def test_pieces_without_one_for_a_line_break_are_refused(tmp_path):
     minloglevel=2,
     **{f'{name}_id': i for name, i in SPECIAL.items()},
   )
+  config = LmConfig(data_dir=str(tmp_path), vocab=str(tmp_path / 'x.model'), window=8)
   with pytest.raises(UserError, match=r'need one for a line break, <0x0A>, which .*x\.model does not have'):
-    Pieces(str(tmp_path / 'x.model'))
+    run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False)
 
 
 def test_prompts_fill_a_row_of_every_device(config):
   """A mesh may have more parts of rows than a batch of training has rows."""
-  runner = types.SimpleNamespace(row_multiple=16, function=lambda f: f)
-  Continuer(config, config.vocabs(), runner)
+  batches = []
+  runner = types.SimpleNamespace(row_multiple=16, function=lambda f: lambda batch: batches.append(batch) or 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    Continuer(config, config.vocabs(), runner).continue_texts(['line'])
+  assert batches[0]['ids'].shape[0] == 16
