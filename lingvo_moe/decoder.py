@@ -136,7 +136,8 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
 
   config = choice.together(lambda: options.load_config(run, **options.of_task))
   runtime = choice.make(config.program())
-  trained = choice.together(lambda: run.load()[1])
+  given = options.data_dir or options.pairs  # else the text is of the run's own pairs
+  trained = choice.together(lambda: run.load()[1]) if given else None
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens, trained)
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
   if warning := getattr(job, 'warning', ''):

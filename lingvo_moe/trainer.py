@@ -219,7 +219,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
     lambda: run.lock_and_begin(name, config, check_corpus) if choice.leads else (None, None)
   )
   if FLAGS.init_from:
-    choice.lead(lambda: run.checkpoints().steps() or warm_start.note(run, FLAGS.init_from))
+    choice.lead(lambda: warm_start.note(run, FLAGS.init_from))
   return (begun if choice.leads else run.load()[1]), lock
 
 

@@ -6,7 +6,8 @@ every pair of every step that the decoder has translated, with BLEU, chrF2 and c
 again, so it may be run while training goes on, after every step that is decoded, and for several runs into one file.
 
 RUN is a log directory; an average of checkpoints counts as a run of its own. Translations are scored against the
-references that the decoder wrote beside them, or those of --data_dir. --commit is that of the checkout that trained, which a log directory does not know.
+references that the decoder wrote beside them, or those of --data_dir. --commit is that of the checkout that trained, which
+a log directory does not know.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ Where pairs translate the same sentences, such as verses, the interval of the me
 languages, since these are no independent draws; else lines of each pair by themselves. A line says which.
 
 References are those that the decoder wrote beside its translations, or of --data_dir, which must have the same text.
---json appends a record for every pair and one for the
-mean, as JSON lines.
+--json appends a record for every pair and one for the mean, as JSON lines.
 """
 
 from __future__ import annotations

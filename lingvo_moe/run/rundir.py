@@ -174,7 +174,8 @@ class RunDir:
     if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
       raise UserError(
         f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
-        'name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: vocab_outside=True)'
+        'name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: '
+        'vocab_outside=True)'
       )
     return full
 

@@ -26,6 +26,8 @@ _NOTE = 'init_from.json'
 
 def note(run: RunDir, source: str) -> None:
   """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
+  if run.checkpoints().steps():
+    return
   files.write(run.file(_NOTE), json_files.dump({'source': files.absolute(find(source))}))
 
 

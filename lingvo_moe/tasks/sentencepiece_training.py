@@ -15,7 +15,7 @@ from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import SPECIAL
 
-LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
+_LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
 _ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu and others
 
 
@@ -41,7 +41,7 @@ def train(
   normalization: str = 'nmt_nfkc',
   symbols: Sequence[str] = (),
   exact_size: bool = True,
-  max_line_bytes: int = LINE_BYTES,
+  max_line_bytes: int = _LINE_BYTES,
 ) -> str:
   """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +16,7 @@ from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text import escapes
+from lingvo_moe.tasks.plain_text.inference import at_inference
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import EOS
 
@@ -76,7 +76,7 @@ class Filler:
         f'a beam of {config.beam_size} has no {n_best} answers to choose from: use --n_best={config.beam_size}, or a '
         'larger --beam_size'
       )
-    self._config = at_inference(config, runner)
+    self._config = at_inference(config, runner, config.inputs_length)
     self._vocab = vocab
     self._rows = -(-_ROWS // runner.row_multiple) * runner.row_multiple
     program = self._config.program()
@@ -130,11 +130,3 @@ class Filler:
     if not found:
       raise UserError('a text has no answer of finite probability: weights must be finite; use an earlier step')
     return found
-
-
-def at_inference(config: DenoisingConfig, runner: Runner, batch_tokens: int = 0) -> DenoisingConfig:
-  """The configuration with a group for each device that holds rows: at inference results do not depend on groups."""
-  groups = runner.row_multiple
-  tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
-  tokens = max(tokens, config.inputs_length * groups)
-  return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens, batch_tokens=tokens)

@@ -13,10 +13,10 @@ import numpy as np
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.denoising.filling import Filled
 from lingvo_moe.tasks.denoising.filling import Filler
-from lingvo_moe.tasks.denoising.filling import at_inference
 from lingvo_moe.tasks.denoising.input import HeldOutInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import losses_by_file
+from lingvo_moe.tasks.plain_text.inference import at_inference
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import Outcome
@@ -46,7 +46,7 @@ class DenoisingJob:
   suffix = '.jsonl'
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: Runner, options: HeldOutOptions):
-    config = at_inference(config, runner, options.batch_tokens)
+    config = at_inference(config, runner, config.inputs_length, options.batch_tokens)
     self._vocab = vocab
     with tempfile.TemporaryDirectory() as folder:
       self._input = HeldOutInput(config, vocab, folder, Feed(quiet=True), options.split, options.max_sentences)

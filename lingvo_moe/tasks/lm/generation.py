@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,7 @@ from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text import escapes
+from lingvo_moe.tasks.plain_text.inference import at_inference
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
@@ -162,14 +162,7 @@ class Continuer:
         '--beam_size'
       )
     groups = runner.row_multiple
-    tokens = max(config.eval_batch_tokens or config.batch_tokens, config.window * groups)
-    self._config = dataclasses.replace(
-      config,
-      num_groups=groups,
-      micro_batches=1,
-      eval_batch_tokens=tokens,
-      batch_tokens=max(tokens, config.batch_tokens),
-    )
+    self._config = at_inference(config, runner, config.window)
     self._vocab = vocab
     self._rows = -(-_ROWS // groups) * groups
     self._width = width_of(config, n_best)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import tempfile
@@ -16,6 +15,7 @@ from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.plain_text import losses_by_file
+from lingvo_moe.tasks.plain_text.inference import at_inference
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutOptions
@@ -47,13 +47,7 @@ class PerplexityJob:
   suffix = '.jsonl'
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
-    groups = runner.row_multiple
-    tokens = options.batch_tokens or config.eval_batch_tokens or config.batch_tokens
-    # As in translation, results at inference do not depend on the number of groups.
-    tokens = max(tokens, config.window * groups)
-    self._config = dataclasses.replace(
-      config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens, batch_tokens=tokens
-    )
+    self._config = at_inference(config, runner, config.window, options.batch_tokens)
     with tempfile.TemporaryDirectory() as folder:
       self._input = HeldOutInput(self._config, vocab, folder, Feed(quiet=True), options.split, options.max_sentences)
     program = self._config.program()

@@ -36,6 +36,11 @@ def find_files(data_dir: str, split: str) -> list[str]:
   return [os.path.join(folder, name) for name in found if not (name.endswith('.gz') and name[:-3] in there)]
 
 
+def no_text(path: str) -> UserError:
+  """The error of a file that has no text."""
+  return UserError(f'a corpus must have text; {path} has none: remove it, or fill it')
+
+
 def name_of(path: str) -> str:
   """Name of a file in reports: 'dev' for 'data/dev.txt.gz'."""
   return os.path.basename(path).removesuffix('.gz').removesuffix('.txt')

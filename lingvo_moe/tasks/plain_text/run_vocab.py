@@ -82,7 +82,7 @@ def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
     if config.vocab == 'char':
       characters = Characters.of(map(corpus.read, files))
       if not characters.characters:
-        raise UserError(f'a corpus must have text; {files[0]} has none: remove it, or fill it')
+        raise corpus.no_text(files[0])
       characters.save(path)
     else:
       output = path.removesuffix('.model')

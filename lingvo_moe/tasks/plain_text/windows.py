@@ -40,7 +40,7 @@ def open_text(
   texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
   for path, text in zip(found, texts, strict=True):
     if not len(text.tokens):
-      raise UserError(f'a corpus must have text; {path} has none: remove it, or fill it')
+      raise corpus.no_text(path)
   return texts
 
 
