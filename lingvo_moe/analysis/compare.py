@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from lingvo_moe.analysis import significance
 from lingvo_moe.analysis.significance import Difference
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt import scoring
 
 _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
 _NONE = '(none)'
@@ -156,6 +158,13 @@ def compare(
   ids, resampling = significance.sentence_ids([sides(theirs[name]) for name in common])
   mean = significance.mean_bootstrap(*zip(*counted), ids, samples, seed)
   return Comparison(pairs, mean, resampling, sorted(ours.keys() ^ theirs.keys()))
+
+
+def notices(*systems: System) -> list[str]:
+  """Remarks on their BLEU; see scoring.notices."""
+  of = lambda t: (t.pair.target, t.references, t.lines)
+  found = (scoring.notices({name: of(t) for name, t in s.translations.items()}) for s in systems)
+  return list(dict.fromkeys(itertools.chain(*found)))
 
 
 def configured(baseline: System, system: System) -> list[tuple[str, str, str]]:

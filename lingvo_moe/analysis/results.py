@@ -7,6 +7,7 @@ and nothing here needs TensorFlow, but for a log directory or a corpus that is r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -135,9 +136,9 @@ class Translations:
   lines: list[str]
   chrf: float  # chrF2 as the decoder scored it
 
-  @property
+  @functools.cached_property
   def tokenizer(self) -> str:
-    return scoring.bleu_tokenizer(self.pair.target)
+    return scoring.tokenizer(self.pair.target, self.references)
 
   @property
   def direction(self) -> str:

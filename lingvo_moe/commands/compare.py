@@ -58,6 +58,8 @@ def main(argv):
   found = compare.compare(baseline, system, _SAMPLES.value, _SEED.value, progress)
   print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
   print(compare.table(found, _METRIC.value))
+  for notice in compare.notices(baseline, system):
+    print(notice)
   if found.left_out:
     print(f'translated by one of them only, and left out: {", ".join(found.left_out)}')
   print(

@@ -16,6 +16,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'compare.py'
+MYANMAR = ['သူ', 'သည်', 'အိမ်', 'သို့', 'သွား', 'စာ', 'ဖတ်']
 WORDS = ['der', 'hund', 'schläft', 'auf', 'einer', 'bank', 'unter', 'grünen', 'bäumen', '.']
 PAIRS = ('deu-en', 'fra-en', 'mya-en')
 LINES = {'deu-en': 40, 'fra-en': 40, 'mya-en': 30}
@@ -26,9 +27,9 @@ def write_lines(path, lines):
   path.write_text(''.join(line + '\n' for line in lines), encoding='utf-8')
 
 
-def sentences(seed, count=40):
+def sentences(seed, count=40, words=WORDS):
   rng = random.Random(seed)
-  return [' '.join(rng.choices(WORDS, k=rng.randint(3, 9))) + f' {i}' for i in range(count)]
+  return [' '.join(rng.choices(words, k=rng.randint(3, 9))) + f' {i}' for i in range(count)]
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +38,8 @@ def corpus(tmp_path_factory):
   root = tmp_path_factory.mktemp('corpus')
   for number, pair in enumerate(PAIRS, 1):
     write_lines(root / pair / 'test.en', sentences(0)[: LINES[pair]])
-    write_lines(root / pair / f'test.{pair[:3]}', sentences(number)[: LINES[pair]])
+    words = MYANMAR if pair == 'mya-en' else WORDS
+    write_lines(root / pair / f'test.{pair[:3]}', sentences(number, words=words)[: LINES[pair]])
   return root
 
 
@@ -45,8 +47,9 @@ def make_run(path, corpus, part, step=100, pairs=PAIRS, reverse=False, seed=0, *
   """A run whose translations lack a part of the words."""
   rng, scores, folder = random.Random(seed), {}, path / 'decode' / 'test' / f'step_{step}'
   for pair in pairs:
-    references = (corpus / pair / f'test.{pair[:3] if reverse else "en"}').read_text(encoding='utf-8').splitlines()
-    name = f'en-{pair[:3]}' if reverse else pair
+    code = pair.partition('-')[0]
+    references = (corpus / pair / f'test.{code if reverse else "en"}').read_text(encoding='utf-8').splitlines()
+    name = f'en-{code}' if reverse else pair
     translations = [' '.join(w for w in line.split() if rng.random() >= part) for line in references]
     write_lines(folder / f'{name}.hyp', translations)
     chrf = sacrebleu.corpus_chrf(translations, [references]).score
@@ -139,6 +142,21 @@ def test_out_of_english_scripts_without_spaces_go_by_characters(corpus, tmp_path
   references = (corpus / 'mya-en' / 'test.mya').read_text(encoding='utf-8').splitlines()
   expected = BLEU(tokenize='char').corpus_score(lines_of(run, 'en-mya'), [references]).score
   assert pairs[2]['scores']['BLEU']['system'] == pytest.approx(expected) and mean['scores'].keys() == {'BLEU'}
+
+
+def test_a_script_that_is_not_that_of_the_code_and_tokenised_text_are_told(tmp_path):
+  lines = {'de': [f'{i} Hunde schlafen .' for i in range(9)], 'th': ['khao pai ban'], 'zhs': ['我们今天去公园散步。']}
+  for code, text in lines.items():
+    write_lines(tmp_path / 'corpus' / f'{code}-en' / 'test.en', ['x'] * len(text))
+    write_lines(tmp_path / 'corpus' / f'{code}-en' / f'test.{code}', text)
+  pairs = [f'{code}-en' for code in lines]
+  run = make_run(tmp_path / 'run', tmp_path / 'corpus', 0.2, pairs=pairs, reverse=True)
+  done = tool(run, run, '--metric=BLEU')
+  assert done.returncode == 0, done.stderr
+  shown = done.stdout.splitlines()
+  at = shown.index('BLEU splits words by 13a; zh for en-zhs')
+  assert 'script' in shown[at + 1] and shown[at + 1].endswith('BLEU splits their words by 13a in en-th')
+  assert 'tokenised text' in shown[at + 2] and shown[at + 2].endswith('; en-de')
 
 
 def test_a_step_can_be_chosen_and_the_newest_is_the_default(corpus, tmp_path):

@@ -140,6 +140,8 @@ class TranslateJob:
     """Scores the translations."""
     texts, truncated = found
     _warn_of_cuts(truncated, 'translated', self._max_length)
+    for notice in scoring.notices({s.name: (s.target, s.targets, texts[s.name]) for s in self._sets}):
+      print(f'warning: {notice}', file=sys.stderr)
     scores = {s.name: self._references[s.name].score(texts[s.name], truncated[s.name]) for s in self._sets}
     mean = scoring.mean_scores(scores)
     scalars = {f'{metric}/{name}': getattr(s, metric) for metric in ('bleu', 'chrf') for name, s in scores.items()}

@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
-# Languages written without spaces between words, or with particles joined to them, by two- and three-letter codes:
-# sacreBLEU's tokeniser, and the module it needs.
-_TOKENIZERS = {
-  **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue', 'lzh', 'wuu', 'nan', 'hak'), ('zh', None)),
-  **dict.fromkeys(('my', 'mya', 'bur', 'th', 'tha', 'km', 'khm', 'lo', 'lao'), ('char', None)),
-  **dict.fromkeys(('bo', 'bod', 'tib', 'dz', 'dzo'), ('char', None)),
-  **dict.fromkeys(('ja', 'jpn'), ('ja-mecab', 'MeCab')),
-  **dict.fromkeys(('ko', 'kor'), ('ko-mecab', 'mecab_ko')),
+_MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
+
+# Ways of splitting words other than 13a: by two- and three-letter codes, and by script. 'char' is for scripts without
+# spaces between words.
+_BY_CODE = {
+  **dict.fromkeys(('zh', 'zho', 'chi', 'cmn', 'yue', 'lzh', 'wuu', 'nan', 'hak'), 'zh'),
+  **dict.fromkeys(('my', 'mya', 'bur', 'th', 'tha', 'km', 'khm', 'lo', 'lao'), 'char'),
+  **dict.fromkeys(('bo', 'bod', 'tib', 'dz', 'dzo'), 'char'),
+  **dict.fromkeys(('ja', 'jpn'), 'ja'),
+  **dict.fromkeys(('ko', 'kor'), 'ko'),
 }
+_BY_SCRIPT = {
+  'zh': re.compile('[々\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]'),  # Han
+  'ja': re.compile('[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]'),  # kana
+  'ko': re.compile('[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]'),  # Hangul
+  # Thai, Lao, Tibetan, Myanmar, Khmer; Tai Le, New Tai Lue; Tai Tham; more of Myanmar; Tai Viet
+  'char': re.compile('[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]'),
+}
+_MANY_TOKENIZED = 100  # lines of a set, as sacreBLEU has it
 
 
-def bleu_tokenizer(language: str) -> str:
-  """sacreBLEU's tokeniser for a target language: 13a, or what Chinese, Japanese and Korean ask for, or 'char' for
-  other scripts without spaces between words.
+def tokenizer(language: str, references: Sequence[str]) -> str:
+  """sacreBLEU's tokeniser for a target: by the code of its language where the script of the references agrees, else by
+  that script, so that a code that is not known here gets what its text needs.
 
-  'char' stands in for MeCab's where they are not installed (sacrebleu[ja], sacrebleu[ko]); the signature tells.
+  It is 13a for words between spaces, 'zh', 'ja-mecab' and 'ko-mecab' for Chinese, Japanese and Korean, and 'char' for
+  other scripts without spaces, and where MeCab is not installed (sacrebleu[ja], sacrebleu[ko]); signatures tell.
   """
-  name, module = _TOKENIZERS.get(re.split('[-_]', language)[0].lower(), ('13a', None))
+  code, script = _by_code(language), _by_script(references)
+  kind = code if _agree(code, script) else script
+  name, module = _MECAB.get(kind, (kind or '13a', None))
   return 'char' if module and importlib.util.find_spec(module) is None else name
+
+
+def notices(sets: Mapping[str, tuple[str, Sequence[str], Sequence[str]]]) -> list[str]:
+  """Remarks on what makes BLEU of some sets other than a reader expects, a line each.
+
+  Args:
+    sets: by name of the pair, the target language, references, and translations.
+  """
+  other = {
+    name: tokenizer(language, references)
+    for name, (language, references, _) in sets.items()
+    if (code := _by_code(language)) and not _agree(code, _by_script(references))
+  }
+  tokenized = [name for name, (_, *sides) in sets.items() if any(map(_look_tokenized, sides))]
+  found = []
+  if other:
+    found.append(
+      'references are not in the script that the code of their language stands for, so BLEU splits their words by '
+      + _some(f'{name} in {pair}' for pair, name in other.items())
+    )
+  if tokenized:
+    found.append(
+      'lines end in a full stop after a space, as in tokenised text, of which BLEU is not comparable with others: '
+      f'train and score plain text; {_some(tokenized)}'
+    )
+  return found
+
+
+def _some(names: Iterable[str], most: int = 5) -> str:
+  names = list(names)
+  return ', '.join(names[:most] + ['...'] * (len(names) > most))
+
+
+def _look_tokenized(lines: Sequence[str]) -> bool:
+  """Whether 100 lines, or most of a small set, end in a full stop after a space."""
+  return sum(line.endswith(' .') for line in lines) >= max(1, min(_MANY_TOKENIZED, len(lines) / 2))
+
+
+def _by_code(language: str) -> str:
+  return _BY_CODE.get(re.split('[-_]', language)[0].lower(), '')
+
+
+def _by_script(lines: Sequence[str]) -> str | None:
+  """The way of splitting words that most letters are written for; '': with spaces; None: there is no letter."""
+  shares = collections.Counter()
+  for c, count in collections.Counter(''.join(lines)).items():
+    if c.isalpha():
+      shares[next((kind for kind, script in _BY_SCRIPT.items() if script.match(c)), '')] += count
+  if shares['ja'] * 10 > shares['zh']:  # Japanese is written in Han characters too; Chinese quotes a kana at times
+    shares['ja'] += shares.pop('zh', 0)
+  return shares.most_common(1)[0][0] if shares.total() else None
+
+
+def _agree(code: str, script: str | None) -> bool:
+  """Whether a language is written so; a short Japanese or Korean text may have Han characters alone."""
+  return script in (None, code) or (script == 'zh' and code in _MECAB)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +119,8 @@ class References:
   """Sources and references of one pair, with the statistics that do not depend on translations computed once."""
 
   def __init__(self, sources: Sequence[str], references: Sequence[str], target_language: str):
-    # `force` only turns off a warning that the text looks tokenised; it changes no score.
-    self._bleu = BLEU(tokenize=bleu_tokenizer(target_language), force=True, references=[list(references)])
+    # `force` turns off a warning of every call that text looks tokenised, and changes no score; see notices.
+    self._bleu = BLEU(tokenize=tokenizer(target_language, references), force=True, references=[list(references)])
     self._chrf = CHRF(references=[list(references)])
     self._copy = self._scores(sources)
 

@@ -52,9 +52,47 @@ def test_japanese_and_korean_are_split_by_mecab_or_where_it_is_missing_by_charac
   language, module, name, monkeypatch
 ):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda m: None if m == module else 1 / 0)
-  assert scoring.bleu_tokenizer(language) == 'char'
+  assert scoring.tokenizer(language, ['', '3']) == 'char'
   monkeypatch.setattr(importlib.util, 'find_spec', lambda m: m == module)
-  assert scoring.bleu_tokenizer(language) == name
+  assert scoring.tokenizer(language, ['', '3']) == name
+
+
+CHINESE, JAPANESE, KOREAN = '我们今天去の公园散步。天气很好。AB', '今日は公園に行きます。', '오늘 공원에 갑니다.'
+THAI, KHMER, LATIN = 'วันนี้เราไปสวนสาธารณะ 3 GB', 'ថ្ងៃនេះ', 'Heute gehen wir 到 Park.'
+
+
+@pytest.mark.parametrize(
+  ('language', 'reference', 'name'),
+  [
+    *((code, CHINESE, 'zh') for code in ('cn', 'zhs', 'cht', 'zh', 'x')),
+    *((code, JAPANESE, 'ja-mecab') for code in ('jp', 'ja', 'zh')),
+    *((code, '2024年3月5日', kind) for code, kind in (('ja', 'ja-mecab'), ('ko', 'ko-mecab'), ('jp', 'zh'))),
+    *((code, KOREAN, 'ko-mecab') for code in ('kr', 'ko')),
+    *((code, THAI, 'char') for code in ('thai', 'th', 'x')),
+    *((code, text, 'char') for code, text in (('kh', KHMER), ('shn', 'သူသည်'), ('zh', KHMER))),
+    *((code, LATIN, '13a') for code in ('de', 'th', 'nan', 'zh')),
+    ('zh', '2024', 'zh'),
+    ('de', '2024', '13a'),
+  ],
+)
+def test_words_are_split_as_the_script_of_the_references_asks(language, reference, name, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda module: module)
+  assert scoring.tokenizer(language, [reference, '']) == name
+  told = scoring.notices({'en-x': (language, [reference, ''], ['', ''])})
+  disagree = {('zh', '日'), ('zh', 'ថ'), ('th', 'H'), ('nan', 'H'), ('zh', 'H'), ('zh', '今')}
+  assert bool(told) == ((language, reference[0]) in disagree)
+  assert all(line.endswith(f'by {name} in en-x') for line in told)
+
+
+@pytest.mark.parametrize(('tokenised', 'lines', 'told'), [(99, 300, 0), (100, 300, 1), (1, 3, 0), (2, 3, 1), (0, 0, 0)])
+@pytest.mark.parametrize('side', [0, 1])
+def test_text_that_looks_tokenised_is_told_once_for_all_pairs(tokenised, lines, told, side):
+  plain = ['A dog.'] * lines
+  sides = [['A dog .'] * tokenised + plain[tokenised:], plain]
+  pairs = {f'de-{i:02}': ('en', sides[side], sides[1 - side]) for i in range(7)}
+  notices = scoring.notices({**pairs, 'de-x': ('en', plain, plain)})
+  assert len(notices) == told
+  assert all(line.endswith('; de-00, de-01, de-02, de-03, de-04, ...') for line in notices)
 
 
 def test_the_mean_is_over_pairs():
