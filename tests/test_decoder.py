@@ -204,6 +204,17 @@ def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
   assert 'replacing' in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run, capsys):
+  decode(run, once=True, pairs='xx-en')
+  before, checkpoints = read(run, 2, 'xx-en.hyp'), run.checkpoints()
+  shutil.rmtree(os.path.dirname(checkpoints.path(2)))
+  checkpoints.save(WholeState(state_of(run.load()[1], 2, seed=7)))
+  decode(run, once=True, pairs='xx-en')
+  assert 'replacing' in capsys.readouterr().err
+  expected = [h[0].text for h in translator_of(run, 2).translate(TEST_SOURCES).hypotheses]
+  assert read(run, 2, 'xx-en.hyp').splitlines() == expected != before.splitlines()
+
+
 def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
   monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
   searched = []

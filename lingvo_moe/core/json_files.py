@@ -91,8 +91,7 @@ def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
     raise ValueError(f'brackets more than {_DEEPEST} deep in each other')
   if not isinstance(found, dict):
     raise ValueError(f'no JSON object, but {_shown(found)}')
-  checksum = found.pop(_CHECKSUM, None)
-  if checksum is not None and checksum != _checksum(found):
+  if _CHECKSUM in found and (checksum := found.pop(_CHECKSUM)) != _checksum(found):
     raise ValueError(
       f'it was changed since it was written: its {_CHECKSUM} is {_checksum(found)}, not {_shown(checksum)}'
     )

@@ -70,6 +70,7 @@ class WeightSpec:
     init: function of (key, spec) that returns the initial values.
     factored: the two axis letters over which Adafactor factors the second moment; '' for none.
     dtype: type in which the weight is stored.
+    float32: whether it is used in float32, whatever type activations have, as weights of gates and norms are; see `cast`.
   """
 
   shape: tuple[int, ...]
@@ -77,6 +78,7 @@ class WeightSpec:
   init: Callable[[tf.Tensor, WeightSpec], tf.Tensor]
   factored: str = ''
   dtype: tf.DType = tf.float32
+  float32: bool = False
 
   def __post_init__(self):
     check_letters(self.dims)
@@ -113,6 +115,13 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
       at = at.setdefault(parent, {})
     at[leaf] = value
   return nested
+
+
+def cast(theta: Theta, specs: Specs, dtype: tf.DType) -> Theta:
+  """Casts a layer's weights, or some of them, to the type of its activations, except for those whose spec says float32."""
+  flat_specs = flatten(specs)
+  kept = lambda name, weight: weight if flat_specs[name].float32 else tf.cast(weight, dtype)
+  return unflatten({name: kept(name, weight) for name, weight in flatten(theta).items()})
 
 
 def of_parts(names: Iterable[str], parts: Sequence[str]) -> list[str]:

@@ -22,8 +22,8 @@ class LayerNorm:
 
   def weights(self) -> Specs:
     return {
-      'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0)),
-      'bias': WeightSpec((self.model_dim,), 'M', Constant(0.0)),
+      'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0), float32=True),
+      'bias': WeightSpec((self.model_dim,), 'M', Constant(0.0), float32=True),
     }
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
@@ -42,7 +42,7 @@ class RMSNorm:
   epsilon: float = 1e-6
 
   def weights(self) -> Specs:
-    return {'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0))}
+    return {'scale': WeightSpec((self.model_dim,), 'M', Constant(1.0), float32=True)}
 
   def __call__(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     x32_BTM = tf.cast(x_BTM, tf.float32)

@@ -21,7 +21,6 @@ from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.lstm import LstmState
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import Routed
-from lingvo_moe.layers.stack import cast_weights
 from lingvo_moe.xla_sharding import shard
 
 # States by layer, 'output' and 'cell': [B, 1, U, features], those after each flat position.
@@ -103,7 +102,7 @@ class RecurrentStack:
 
     def recur(name, x_BWM):
       with tf.name_scope(f'{name}/lstm'):
-        own = cast_weights(theta[name]['lstm'], x_BWM.dtype)
+        own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BWM.dtype)
         state = self.lstm.step(own, x_BWM, _state_at(cache[name], last_BW))
         new = _positions(state)
         cache[name] = {part: ops.write_cache(cache[name][part], new[part], now.start) for part in new}
@@ -123,7 +122,8 @@ class RecurrentStack:
     """Runs an LSTM over whole rows, in sub-batches: (its input plus its output, its states)."""
 
     def run(x_BTM, begins_BT, key):
-      state = self.lstm(cast_weights(theta[name]['lstm'], x_BTM.dtype), x_BTM, begins_BT)
+      own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BTM.dtype)
+      state = self.lstm(own, x_BTM, begins_BT)
       return x_BTM + self._dropout(state.output_BTM, key, name), state
 
     with tf.name_scope(f'{name}/lstm'):
@@ -133,7 +133,8 @@ class RecurrentStack:
     self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
   ) -> tuple[tf.Tensor, dict[str, Routed]]:
     """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""
-    own, key = cast_weights(theta[_MIDDLE], x_BTM.dtype), None if key is None else prng.fold(key, _MIDDLE)
+    own = weights_lib.cast(theta[_MIDDLE], self.weights()[_MIDDLE], x_BTM.dtype)
+    key = None if key is None else prng.fold(key, _MIDDLE)
     if self.moe is None:
       with tf.name_scope(f'{_MIDDLE}/ffn'):
         y_BTM = self.ffn(own['ffn'], x_BTM, None if key is None else prng.fold(key, 'ffn'))

@@ -40,10 +40,6 @@ from lingvo_moe.xla_sharding import shard
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
-# Weights always used in float32: lower precision makes gates tie, and norms sum over many terms.
-_GATES = ('gate', 'gate_noise', 'gate_within', 'gate_within_noise')
-_NORMS = ('norm', 'post_norm')
-
 
 class Routed(NamedTuple):
   """Statistics and decisions of the gate of one layer."""
@@ -202,14 +198,16 @@ class Stack:
   ) -> tuple[list[tf.Tensor], Routing | None]:
     """Runs one layer with random keys of its own, and weights cast to the type of its input."""
     parts = [part._replace(key=None if part.key is None else prng.fold(part.key, number)) for part in parts]
-    return layer(cast_weights(theta, parts[0].x_BTM.dtype), parts, paddings_BT)
+    return layer(weights_lib.cast(theta, layer.weights(), parts[0].x_BTM.dtype), parts, paddings_BT)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder layers by name."""
     if self.scan:
       return self._init_scanned_cache(theta, memory_BUM, num_positions)
     return {
-      name: layer.init_cache(cast_weights(theta[name], memory_BUM.dtype), memory_BUM, num_positions)
+      name: layer.init_cache(
+        weights_lib.cast(theta[name], layer.weights(), memory_BUM.dtype), memory_BUM, num_positions
+      )
       for name, layer in self.layers.items()
     }
 
@@ -243,7 +241,7 @@ class Stack:
       filled = {}
       for name, layer in self._block.items():
         with tf.name_scope(name):
-          own = cast_weights(self._block_theta(theta, name, number, only='cross_attention'), memory_BUM.dtype)
+          own = self._block_theta(theta, name, number, memory_BUM.dtype, only='cross_attention')
           cache = layer.memory_cache(own, memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
@@ -298,7 +296,7 @@ class Stack:
       return self.norm(theta['norm'], x_BWM), cache
     cache = dict(cache)
     for name, layer in self.layers.items():
-      own = cast_weights(theta[name], x_BWM.dtype)
+      own = weights_lib.cast(theta[name], layer.weights(), x_BWM.dtype)
       with tf.name_scope(name):
         x_BWM, cache[name] = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
     return self.norm(theta['norm'], x_BWM), cache
@@ -318,7 +316,7 @@ class Stack:
       written = {}
       for name, layer in self._block.items():
         with tf.name_scope(name):
-          own = cast_weights(self._block_theta(theta, name, number), x_BWM.dtype)
+          own = self._block_theta(theta, name, number, x_BWM.dtype)
           of_layers = {**cache[name], 'self': own_caches[name]}
           x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
         written[name] = of_layers['self']
@@ -347,21 +345,12 @@ class Stack:
     """Layers of a block by the names of their stacked weights."""
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
-  def _block_theta(self, theta: Theta, name: str, number: tf.Tensor, only: str = '') -> Theta:
-    """Weights of layer `name` of block `number` of a scanned stack, gathered for use; `only`: of this branch."""
+  def _block_theta(self, theta: Theta, name: str, number: tf.Tensor, dtype: tf.DType, only: str = '') -> Theta:
+    """Weights of layer `name` of block `number` of a scanned stack, gathered and cast for use; `only`: of this branch."""
     specs = weights_lib.flatten(self._block[name].weights())
     specs = {n: spec for n, spec in specs.items() if n.startswith(only)}
-    return weights_lib.unflatten(weights_at(weights_lib.flatten(theta[name]), specs, number))
-
-
-def cast_weights(theta: Theta, dtype: tf.DType) -> Theta:
-  """Casts a layer's weights to the type of its activations, except for those of gates and norms."""
-
-  def cast(name, weight):
-    *_, parent, leaf = '', *name.split('/')
-    return weight if leaf in _GATES or parent in _NORMS else tf.cast(weight, dtype)
-
-  return weights_lib.unflatten({name: cast(name, weight) for name, weight in weights_lib.flatten(theta).items()})
+    theta = weights_lib.unflatten(weights_at(weights_lib.flatten(theta[name]), specs, number))
+    return weights_lib.cast(theta, specs, dtype)
 
 
 def _routed(name: str, routing: Routing | None) -> Mapping[str, Routed]:

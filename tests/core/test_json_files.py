@@ -59,6 +59,8 @@ def test_any_flipped_bit_is_noticed_or_changes_no_value():
     ('{"a": ' + '9' * 5000 + '}', 'an integer has more than 64 bits'),
     ('{"a": 1, "crc32": "00000000"}', 'it was changed since it was written: its crc32 is'),
     ('{"a": 1, "crc32": ["x"]}', 'it was changed since it was written'),
+    ('{"a": 1, "crc32": ""}', 'it was changed since it was written'),
+    ('{"a": 1, "crc32": null}', 'it was changed since it was written'),
   ],
 )
 def test_a_damaged_file_is_named_with_what_was_seen_and_the_way_out(tmp_path, text, seen):

@@ -169,6 +169,22 @@ def test_a_row_with_nothing_to_attend_to_is_finite():
   assert np.all(np.isfinite(LAYER(THETA, x, x, tf.zeros([1, 2, 2]))))
 
 
+def test_scores_of_bfloat16_are_softmaxed_in_float32():
+  # One head whose scores are 0, 1/8, ... 15/8, whose values are one-hot: the output is the attention weights.
+  layer, half, score_U = Attention(16, 1, 16, bias=False), tf.bfloat16, np.arange(16) / 8
+  along_first = lambda column: tf.cast(np.outer(column, np.eye(16)[0])[:, np.newaxis], half)
+  eye = tf.eye(16, dtype=half)
+  theta = {
+    'wq': along_first(np.full(16, 4.0)),
+    'wk': along_first(score_U),
+    'wv': eye[:, tf.newaxis],
+    'wo': eye[tf.newaxis],
+  }
+  y_BTM = layer(theta, eye[tf.newaxis], eye[tf.newaxis], tf.ones([1, 16, 16]))
+  expected = tf.cast(np.exp(score_U) / np.exp(score_U).sum(), half)  # rounded once
+  np.testing.assert_array_equal(tf.cast(y_BTM[0], tf.float32), tf.cast([expected] * 16, tf.float32))
+
+
 def test_dropout_hits_the_attention_weights_and_needs_a_key():
   x = some_input(1, 6)
   layer = dataclasses.replace(LAYER, dropout=0.5)

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
+from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates import by_name
 from lingvo_moe.layers.gates.top_k import TopK
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import cast_weights
+from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
@@ -124,10 +125,17 @@ def test_shared_experts_have_the_dropout_of_experts_and_draw_it_for_themselves()
   np.testing.assert_array_equal(none(theta, X_BTM, PADDINGS_BT, prng.key(1))[0], none(theta, X_BTM, PADDINGS_BT)[0])
 
 
-def test_only_weights_of_gates_and_norms_stay_float32():
-  names = ('gate', 'gate_noise', 'norm/scale', 'norm/bias', 'post_norm/scale', 'scale', 'bias', 'moe/scale', 'self/bo')
-  cast = weights.flatten(cast_weights(weights.unflatten({name: tf.zeros([2]) for name in names}), tf.bfloat16))
-  assert [name for name in names if cast[name].dtype == tf.float32] == list(names[:5])
+@pytest.mark.parametrize('name', by_name.GATES)
+def test_only_weights_of_gates_and_norms_stay_float32(name):
+  gate = by_name.make(name, k=2, capacity_factor=2.0, groups_of_experts=3)
+  experts = dataclasses.replace(LAYER, num_experts=9, gate=gate, shared_experts=1)
+  layer = Layer(Attention(6, 2, 3), experts, cross_attention=True, post_norm=True)
+  theta = weights.unflatten({n: tf.zeros(s.shape) for n, s in weights.flatten(layer.weights()).items()})
+  cast = weights.flatten(weights.cast(theta, layer.weights(), tf.bfloat16))
+  norms = {n for n in cast if n.endswith(('norm/scale', 'norm/bias'))}
+  assert len(norms) == 12
+  kept = norms | {f'moe/{n}' for n in gate.weights(6, 9)}
+  assert {n: w.dtype for n, w in cast.items()} == {n: tf.float32 if n in kept else tf.bfloat16 for n in cast}
 
 
 def test_experts_of_bfloat16_keep_their_type():

@@ -226,6 +226,8 @@ def test_the_margin_is_that_of_the_closest_decision_on_a_token():
   # The second choice is kept where twice its share of the two exceeds the noise: 2 * .3 / .9 = .667, 2 * .45 / .95 = .947.
   noisy = gate(gates, noise_S=[0.6, 0.1, 0.1])
   np.testing.assert_allclose(noisy.margin_GS[0], [2 / 3 - 0.6, 0.05, 0], atol=1e-6)
+  skipped = gate(gates, noise_S=[0.7, 0.95, 0.1])  # the first two second choices are
+  np.testing.assert_allclose(skipped.margin_GS[0], [0.7 - 2 / 3, 0.95 - 0.9 / 0.95, 0], atol=1e-6)
 
 
 def test_groups_do_not_interact():

@@ -13,8 +13,12 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates.gate import gate_weight
+from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
@@ -175,6 +179,36 @@ def test_scanned_activations_may_be_bfloat16():
   y, _, grads = output_and_gradients(scanned, stacked(theta, scanned), key, tf.bfloat16)
   assert y.dtype == grads['x'].dtype == grads['memory'].dtype == tf.bfloat16
   assert all(g.dtype == tf.float32 for name, g in grads.items() if name not in ('x', 'memory'))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnGate(Top2):
+  """Gate with weights of a name of its own, one of which may be bfloat16; notes the types that it gets."""
+
+  seen: list = dataclasses.field(default_factory=list, kw_only=True)
+
+  def weights(self, model_dim, num_experts):
+    spec = gate_weight(model_dim, num_experts)
+    return {'gate': spec, 'gate_prior': spec, 'gate_free': dataclasses.replace(spec, float32=False)}
+
+  def __call__(self, theta, *args):
+    self.seen.append([theta[name].dtype for name in ('gate', 'gate_prior', 'gate_free')])
+    return super().__call__(theta, *args)
+
+
+@pytest.mark.parametrize('stack', [DECODER, dataclasses.replace(DECODER, scan=True), RecurrentStack(Lstm(8), FFN)])
+def test_a_gate_says_which_of_its_weights_stay_float32(stack):
+  gate, half = OwnGate(), tf.bfloat16
+  stack = dataclasses.replace(stack, moe=dataclasses.replace(EXPERTS, gate=gate))
+  theta, x, ones = theta_of(stack), tf.cast(some_input(2, 3), half), tf.ones([2, 3], tf.int32)
+  now = Now(tf.constant(0), tf.constant(0), tf.eye(3, batch_shape=[2]))
+  if isinstance(stack, RecurrentStack):
+    stack(theta, x, ones)
+    stack.extend(theta, x, now, None, stack.read(theta, x, ones > 0, 3))
+  else:
+    stack(theta, x, ones, x, ones)
+    stack.extend(theta, x, now, ones, stack.init_cache(theta, x, 3))
+  assert len(gate.seen) >= 2 and all(seen == [tf.float32, tf.float32, half] for seen in gate.seen)
 
 
 def test_a_scanned_decoder_decodes_as_the_unrolled_one():

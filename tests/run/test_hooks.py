@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import signal
@@ -10,8 +11,10 @@ import types
 
 import pytest
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import hooks
 from lingvo_moe.run import reporting
+from lingvo_moe.run.training import Step
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -47,6 +50,23 @@ def test_a_hangup_that_is_ignored_as_under_nohup_stays_ignored():
   os.kill(os.getpid(), signal.SIGHUP)
 
   assert signals.received is None
+
+
+@pytest.mark.parametrize('loss, grad_norm', [(1.0, math.inf), (1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0)])
+def test_a_loss_or_a_gradient_that_is_not_finite_stops_the_run(loss, grad_norm):
+  ended = []
+  training = types.SimpleNamespace(
+    saver=types.SimpleNamespace(wait=lambda: None),
+    checkpoints=types.SimpleNamespace(latest=lambda: 2),
+    run=types.SimpleNamespace(finish=lambda *how: ended.append(how)),
+  )
+  check = hooks.CheckFinite(training)
+  check(Step(6, {'loss': 1.0, 'grad_norm': 1e30}, True))
+  with pytest.raises(
+    UserError, match=f'at step 7 loss={loss}, grad_norm={grad_norm} .the checkpoint of step 2 is kept'
+  ):
+    check(Step(7, {'loss': loss, 'grad_norm': grad_norm}, True))
+  assert ended == [(7, 'the loss was not finite')]
 
 
 def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(monkeypatch):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 import tiny_config
 
+from lingvo_moe.run import checkpoint
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -46,6 +48,32 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   ]
   left = [f'  not used: {stack}/layer_01/ffn/{name}' for stack in ('decoder', 'encoder') for name in ('bi', 'bo')]
   assert [line for line in told if 'not used' in line] == left
+
+
+class Foreign(type(MOE)):
+  """Configuration whose target vocabulary has two pieces of another one, in another order."""
+
+  def foreign_weights(self, vocabs, other):
+    return {'target_embedding'}
+
+  def shared_rows(self, vocabs, other):
+    return {'target_embedding': ([4, 5], [5, 4])}
+
+
+def test_new_rows_begin_as_the_seed_of_the_run_says(dense, monkeypatch):
+  run, _ = dense
+  monkeypatch.setattr(warm_start, '_config_of', lambda prefix: DENSE)
+  name, tables = 'target_embedding/table', []
+  theirs = checkpoint.load(run.checkpoints().path(0), {name: (50, MOE.model_dim)})[name][...]
+  for seed in (3, 4):
+    config = Foreign(**{field.name: getattr(MOE, field.name) for field in dataclasses.fields(MOE)} | {'seed': seed})
+    state, loaded = config.program().init(), {}
+    runtime = types.SimpleNamespace(program=config.program(), state=lambda state=state: state, load=loaded.update)
+    usual = state['weights'][name].numpy()
+    warm_start.take_weights(runtime, run.path, config, None)
+    tables.append(loaded['weights'][name])
+    np.testing.assert_array_equal(tables[-1], np.concatenate([usual[:4], theirs[[5, 4]], usual[6:]]))
+  assert np.all(np.any(tables[0] != tables[1], axis=1) == [row not in (4, 5) for row in range(50)])
 
 
 @pytest.mark.parametrize(

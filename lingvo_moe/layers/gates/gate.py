@@ -32,7 +32,7 @@ class Gate(Protocol):
   experts_choose: bool
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
-    """Weights, whose names begin with 'gate'; they are used in float32."""
+    """Weights, whose names begin with 'gate'; those whose spec says float32 are used so: bfloat16 makes ties."""
 
   def choices(self, num_experts: int) -> float:
     """Experts that a token visits; a mean where it varies."""
@@ -78,7 +78,7 @@ def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightS
   The columns are candidates, axis J: every token needs all of them, so they are not split like the experts, E.
   """
   init = Uniform(scale * glorot_uniform(model_dim, num_experts).limit)
-  return WeightSpec((model_dim, num_experts), 'MJ', init, factored='MJ')
+  return WeightSpec((model_dim, num_experts), 'MJ', init, factored='MJ', float32=True)
 
 
 def gate_logits(weight_ME: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:

@@ -67,11 +67,11 @@ class Hierarchical:
   def weights(self, model_dim: int, num_experts: int) -> Specs:
     self.check(num_experts)
     zero, groups, within = Constant(0.0), self.groups_of_experts, self.within(num_experts)
-    first = WeightSpec((model_dim, groups), 'MJ', zero, factored='MJ')
+    first = WeightSpec((model_dim, groups), 'MJ', zero, factored='MJ', float32=True)
     return {'gate': first, 'gate_noise': first, **self._second_weights((groups, model_dim, within))}
 
   def _second_weights(self, shape: tuple[int, int, int]) -> Specs:
-    spec = WeightSpec(tuple(shape), 'EMJ', Constant(0.0), factored='MJ')
+    spec = WeightSpec(tuple(shape), 'EMJ', Constant(0.0), factored='MJ', float32=True)
     return {'gate_within': spec, 'gate_within_noise': spec}
 
   def choices(self, num_experts: int) -> float:

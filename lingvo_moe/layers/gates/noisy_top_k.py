@@ -43,7 +43,7 @@ class NoisyTopK:
       )
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
-    spec = WeightSpec((model_dim, num_experts), 'MJ', Constant(0.0), factored='MJ')
+    spec = WeightSpec((model_dim, num_experts), 'MJ', Constant(0.0), factored='MJ', float32=True)
     return {'gate': spec, 'gate_noise': spec}
 
   def choices(self, num_experts: int) -> float:

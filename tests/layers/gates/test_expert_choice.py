@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
@@ -46,6 +47,12 @@ def test_padding_is_never_taken_and_takes_no_share():
   np.testing.assert_allclose(padded.weight_GSR[0, ::2], alone.weight_GSR[0], rtol=1e-6)
   np.testing.assert_array_equal(padded.weight_GSR[0, 1::2], np.zeros([2, 2]))
   np.testing.assert_array_equal(route([[0.5, 0.5]] * 3, paddings=[1.0] * 3).weight_GSR, np.zeros([1, 3, 2]))
+
+
+@pytest.mark.parametrize('value', [0.1, np.nextafter(np.float32(0.1), np.float32(0))])  # the last bit is 1, and 0
+def test_a_tie_gives_an_expert_k_tokens_and_no_more(value):
+  found = expert_choice.largest(tf.fill([1, 5, 2], tf.constant(value, tf.float32)), tf.ones([1, 5]), tf.constant([3]))
+  np.testing.assert_array_equal(found[0], [[True, True]] * 3 + [[False, False]] * 2)
 
 
 @hypothesis.settings(max_examples=30, deadline=None)

@@ -14,6 +14,7 @@ from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -286,6 +287,20 @@ def test_a_model_that_trains_in_micro_batches_translates_alike(translator, confi
   in_parts = dataclasses.replace(config, num_groups=2, micro_batches=2)
   of_parts = decoding.Translator(in_parts, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
   assert of_parts.translate(['12 144'], 'de') == translator.translate(['12 144'], 'de')
+
+
+def test_a_line_may_have_fewer_translations_than_are_asked_for(config, vocab):
+  none = float('-inf')
+  found = beam_search.Hypotheses(
+    ids_BWT=np.array([[[8, 9, 2], [9, 2, 0], [0, 0, 0]]] * 4),
+    lengths_BW=np.array([[3, 2, 0]] * 4),
+    log_probs_BW=np.array([[-1.0, -2.0, none]] * 4),
+    scores_BW=np.array([[-0.5, -1.5, none]] * 4),
+    steps=3,
+  )
+  translator = decoding.Translator(config, (vocab, vocab), lambda f: lambda batch: found, n_best=3)
+  (hypotheses,) = translator.translate(['12 144'], 'de').hypotheses
+  assert [(h.ids, h.log_prob, h.score) for h in hypotheses] == [((8, 9, 2), -1.0, -0.5), ((9, 2), -2.0, -1.5)]
 
 
 def test_weights_that_are_not_finite_are_told(config, vocab):

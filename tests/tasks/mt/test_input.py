@@ -167,6 +167,17 @@ def test_counts_of_batches_are_kept_on_disk_and_may_be_lost(world, tmp_path, mon
   same(TrainInput(config, str(tmp_path), quiet=True).batch(80), expected)
 
 
+def test_two_runs_that_share_a_cache_keep_their_own_counts_of_batches(world, tmp_path, monkeypatch):
+  monkeypatch.setattr(mt_input, '_SAVE_EVERY', 2)
+  others = ({'seed': 2}, {'window': 50}, {'temperature': 1.0}, {'batch_tokens': 320}, {'weights': {'de-en': 3}})
+  for number, changes in enumerate(({}, *others), start=1):
+    train = make((world[0], str(tmp_path)), **changes)
+    ours = train.batch(80)
+    assert len(list(tmp_path.glob('batches-*.json'))) == number
+    train._counts._ends = []  # counts again
+    same(train.batch(80), ours)
+
+
 def test_long_and_empty_lines_are_left_out_and_counted(world):
   stats = make(world).stats
   assert (stats.total('lines'), stats.total('too_long'), stats.total('empty')) == (364, 2, 2)
