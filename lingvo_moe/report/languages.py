@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lingvo_moe.core import words
 from lingvo_moe.report import figures
 from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup
@@ -69,7 +70,7 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
   table = figures.table(head, [_row(records, name, sizes) for name in names], 'BLEU and chrF by language')
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
   means = '; '.join(f'{row.name} {statistics.mean(row.series.ys):.1f}' for row in rows if row.series.ys)
-  label = f'BLEU and chrF of {len(names)} languages, {by}. Means: {means}'
+  label = f'BLEU and chrF of {words.counted(len(names), "language")}, {by}. Means: {means}'
   note = (
     f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the BLEU in the last column of a run.'
   )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from lingvo_moe.core import words
 from lingvo_moe.core.progress import duration
 from lingvo_moe.report import experts
 from lingvo_moe.report import figures
@@ -15,6 +16,7 @@ from lingvo_moe.report import training
 from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
+from lingvo_moe.report.reading import tokens_so_far
 from lingvo_moe.report.series import number
 from lingvo_moe.report.series import text
 
@@ -69,22 +71,22 @@ def _facts(record: RunRecord) -> dict[str, str]:
   best = min(evaluations, key=lambda line: number(line['dev_loss']) or float('inf'), default={})
   paces = [y for line in steps if (y := number(line.get('tokens_per_second')))]
   seconds = number(record.log[-1].get('seconds_so_far')) if record.log else None
-  tokens = sum(
-    number(v) or 0 for k, v in (record.log[-1] if record.log else {}).items() if k.endswith('_tokens_so_far')
-  )
+  tokens = tokens_so_far(record.log[-1]) if record.log else 0
   mean = lambda key: [y for of in record.scores.values() if (y := number(of.get(key))) is not None]
-  scored = f' over {len(record.scores)} languages of {record.split} at step {record.decoded_step}'
+  languages = words.counted(len(record.scores), 'language')
+  scored = f' over {languages} of {record.split} at step {record.decoded_step}'
   end = record.finished or {}
+  ended = f'ended at step {end.get("step")} ({end.get("reason")})' if end else 'not ended, or ended by force'
   return {
     'model': record.run.model,
-    'training': f'ended at step {end.get("step")} ({end.get("reason")})' if end else 'not ended, or ended by force',
+    'training': f'none: the average of {record.averaged}' if record.averaged else ended,
     'last step logged': text(number(last.get('step'))),
     'training loss': text(number(last.get('loss'))),
     'best dev loss': f'{text(number(best["dev_loss"]))} at step {text(best["step"])}' if best else '',
     'mean BLEU': f'{statistics.mean(mean("bleu")):.1f}{scored}' if mean('bleu') else '',
     'mean chrF': f'{statistics.mean(mean("chrf")):.1f}{scored}' if mean('chrf') else '',
     'tokens a second': f'{text(round(statistics.median(paces)))} (median)' if paces else '',
-    'time of training': duration(seconds) if seconds is not None else '',
+    'time, evaluations included': duration(seconds) if seconds is not None else '',
     'tokens': text(tokens) if tokens else '',
     'MoE layers': str(len(record.layers) or ''),
   }

@@ -52,10 +52,20 @@ class RunRecord:
       return quantity
     return self.name if sole else f'{self.name}: {quantity}'
 
+  @property
+  def averaged(self) -> str:
+    """What an average is of; '' of a run that was trained. The losses and loads of that run are not its average's."""
+    if not self.run.averaged:
+      return ''
+    steps = self.run.averaged['steps']
+    of = os.path.basename(os.path.normpath(self.run.averaged['of']))
+    return f'{"step" if len(steps) == 1 else "steps"} {", ".join(map(str, steps))} of {of}'
+
   @functools.cached_property
   def log(self) -> list[dict[str, Any]]:
-    """Lines of train.jsonl."""
-    return list(self.run.train_log())
+    """Lines of train.jsonl, none of an average; with `trained`, the seconds of training, where the log has the time."""
+    lines = [] if self.averaged else list(self.run.train_log())
+    return [{**line, 'trained': seconds} for line, seconds in zip(lines, _training_time(lines), strict=True)]
 
   @property
   def steps(self) -> list[dict[str, Any]]:
@@ -82,7 +92,7 @@ class RunRecord:
   def loads(self) -> list[Loads]:
     """Loads of experts over time; none of runs of an earlier version."""
     found = []
-    for line in results.read_json_lines(self.file('routing.jsonl')):
+    for line in results.read_json_lines(os.path.join(self.run.path, 'routing.jsonl')):
       choices = line.get('choices')
       if isinstance(choices, dict) and all(map(_numbers, choices.values())):
         found.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
@@ -91,7 +101,7 @@ class RunRecord:
   @functools.cached_property
   def dev_routing(self) -> dict[str, Any] | None:
     """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
-    found = results.read_json(self.file('dev_routing.json'))
+    found = results.read_json(os.path.join(self.run.path, 'dev_routing.json'))
     if not isinstance(found, dict) or not isinstance(found.get('choices'), dict):
       return None
     subsets = found.get('subsets')
@@ -101,12 +111,13 @@ class RunRecord:
   @functools.cached_property
   def environments(self) -> list[dict[str, Any]]:
     """Where the run was computed: one for each start of the trainer with something new."""
-    return list(results.read_json_lines(self.file('environment.jsonl')))
+    trained = os.path.dirname(self.run.train_log_path)  # of an average, where its weights were computed
+    return list(results.read_json_lines(os.path.join(trained, 'environment.jsonl')))
 
   @functools.cached_property
   def finished(self) -> dict[str, Any] | None:
     """Step and reason of the end of training; None while it goes on."""
-    found = results.read_json(self.file('finished.json'))
+    found = results.read_json(os.path.join(self.run.path, 'finished.json'))
     return found if isinstance(found, dict) else None
 
   @functools.cached_property
@@ -144,7 +155,8 @@ class RunRecord:
     steps = self.run.steps_with('perplexity.json', self.split)
     if not steps:
       return None
-    summary = results.read_json(self.file('decode', self.split, f'step_{steps[-1]}', 'perplexity.json'))
+    path = os.path.join(self.run.path, 'decode', self.split, f'step_{steps[-1]}', 'perplexity.json')
+    summary = results.read_json(path)
     return (steps[-1], summary) if isinstance(summary, dict) and isinstance(summary.get('files'), dict) else None
 
   @functools.cached_property
@@ -162,13 +174,6 @@ class RunRecord:
       return {pair.name: size(pair) for pair in pairs}, 'bytes'
     except (UserError, OSError, TypeError, ValueError):
       return {}, ''
-
-  def file(self, *parts: str) -> str:
-    """Path of a file of the run; of an average, of the run it is of."""
-    own = os.path.join(self.run.path, *parts)
-    if self.run.averaged and not files.exists(own):
-      return os.path.join(self.run.path, self.run.averaged['of'], *parts)
-    return own
 
 
 def read(path: str, split: str) -> RunRecord:
@@ -199,6 +204,28 @@ def hypotheses(record: RunRecord, pair: str) -> list[str]:
     return text.read_lines([path])
   except UserError:
     return []
+
+
+def tokens_so_far(line: dict[str, Any]) -> float:
+  """Source and target tokens that a run had been trained on at a line of its log; 0 where an earlier version wrote none."""
+  return sum(number(value) or 0.0 for key, value in line.items() if key.endswith('_tokens_so_far'))
+
+
+def _training_time(log: Sequence[dict[str, Any]]) -> list[float | None]:
+  """Seconds of training up to each line, without evaluations: tokens over the pace, which does not count these either.
+
+  The pace is that of the line or of the next one with a pace; None up to the first tokens that are known.
+  """
+  paces, pace = [], None
+  for line in reversed(log):
+    pace = number(line.get('tokens_per_second')) or pace
+    paces.append(pace)
+  seconds, tokens, found = None, 0.0, []
+  for line, pace in zip(log, reversed(paces), strict=True):
+    if pace and (now := tokens_so_far(line)) > tokens:
+      seconds, tokens = (seconds or 0.0) + (now - tokens) / pace, now
+    found.append(seconds)
+  return found
 
 
 def _numbers(values: Any) -> bool:

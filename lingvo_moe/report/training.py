@@ -10,7 +10,6 @@ from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.report.series import number
 from lingvo_moe.report.series import thinned
 from lingvo_moe.report.svg import Curve
 
@@ -40,7 +39,8 @@ def curves_of(
   for record in records:
     for i, (key, name) in enumerate(quantities.items()):
       name = record.label(name, sole=len(quantities) == 1)
-      colour, dash = (i, 0) if record.alone else (record.place, i)
+      # Dashes of another run are other ones too, so that where both have the same values both are seen.
+      colour, dash = (i, 0) if record.alone else (record.place, record.place + i)
       series = thinned(((x(line), line.get(key)) for line in lines(record)), points)
       found.append(Curve(name, series, colour, dash, marks))
   return found
@@ -48,14 +48,22 @@ def curves_of(
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Figures of training, and sentences on what a run's log lacks."""
-  sentences = [figures.absent(f'{r.name} has no training log (train.jsonl).') for r in records if not r.steps]
+  sentences = [
+    figures.absent(
+      f'{r.name} is the average of {r.averaged}, and has no curves or dev loss of its own.'
+      if r.averaged
+      else f'{r.name} has no training log (train.jsonl).'
+    )
+    for r in records
+    if not r.steps
+  ]
   sentences += [
     figures.absent(f'{r.name} has no dev loss yet: it is computed every eval_every steps.')
     for r in records
     if r.steps and not r.evaluations
   ]
   seconds, unit = _time_unit(records)
-  timed = [r for r in records if any('seconds_so_far' in line for line in r.log)]
+  timed = [r for r in records if any(line['trained'] is not None for line in r.log)]
   sentences += [
     figures.absent(f'{r.name} was trained by a version that did not log the time, so it is not in plots over time.')
     for r in records
@@ -68,14 +76,17 @@ def section(records: Sequence[RunRecord]) -> Markup:
         'Points of a curve are means of several logged steps; a band reaches from the least to the largest of them.',
       )
     )
-  time = lambda line: None if (s := number(line.get('seconds_so_far'))) is None else s / seconds
+  time = lambda line: None if line['trained'] is None else line['trained'] / seconds
   return join(
     [
       *sentences,
       figures.grid(
         figures.curves('Loss', _losses(records), 'step', 'Cross-entropy in nats a target token.'),
         figures.curves(
-          'Loss over time', _losses(timed, time), f'{unit} of training', 'Time between restarts is not counted.'
+          'Loss over time',
+          _losses(timed, time),
+          f'{unit} of training',
+          'Time of evaluations and between restarts is not counted.',
         ),
         figures.curves(
           'Pace',
@@ -107,15 +118,15 @@ def _losses(records: Sequence[RunRecord], x: Callable[[Line], Any] = lambda line
     key = 'xent' if any('xent' in line for line in record.steps) else 'loss'
     train = thinned(((x(line), line.get(key)) for line in record.steps), POINTS)
     dev = thinned(((x(line), line.get('dev_loss')) for line in record.evaluations), POINTS)
-    dev_colour, dash = (1, 0) if record.alone else (record.place, 1)
-    found.append(Curve(record.label('training'), train, record.place))
+    dev_colour, dash = (1, 0) if record.alone else (record.place, record.place + 1)
+    found.append(Curve(record.label('training'), train, record.place, record.place))
     found.append(Curve(record.label('dev'), dev, dev_colour, dash, marks=True))
   return found
 
 
 def _time_unit(records: Sequence[RunRecord]) -> tuple[float, str]:
   """(seconds of the unit that suits the runs, its name)."""
-  longest = max((number(line.get('seconds_so_far')) or 0.0 for r in records for line in r.log), default=0.0)
+  longest = max((line['trained'] or 0.0 for r in records for line in r.log), default=0.0)
   return next(
     (s, name) for s, name in ((3600.0, 'hours'), (60.0, 'minutes'), (1.0, 'seconds')) if longest >= 2 * s or s == 1
   )

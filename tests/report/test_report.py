@@ -63,7 +63,7 @@ def write_run(path, steps=20, layers=LAYERS, pairs=PAIRS, experts=4, model='mt.c
     lines.append(step_line(step, layers))
     if step % 10 == 0:
       by_pair = {pair: 1.0 + i for i, pair in enumerate(pairs)}
-      lines.append({'step': step, 'seconds_so_far': 2.0 * step, 'dev_loss': 6 / step, 'dev_loss_by_pair': by_pair})
+      lines.append({'step': step, 'seconds_so_far': 2.0 * step + 99, 'dev_loss': 6 / step, 'dev_loss_by_pair': by_pair})
   write_lines(path / 'train.jsonl', map(json.dumps, lines))
   write_json(path / 'finished.json', {'step': steps, 'reason': 'max_steps'})
   if layers:
@@ -189,6 +189,51 @@ def test_languages_come_by_the_size_of_their_training_text(run):
   assert re.findall(r'>(\w\w-en)<', dots) == ['bb-en', 'cc-en', 'aa-en']
   (table,) = re.findall(r'aria-label="BLEU and chrF by language"><table>.*?</table>', made(run), flags=re.DOTALL)
   assert '<th scope="row">bb-en<td>240<td>31.0<td>51.0<td>3.0' in table  # 60 lines of 4 bytes
+
+
+def test_an_average_has_no_losses_loads_or_time_of_the_run_that_it_is_of(run, tmp_path):
+  parent, average = tmp_path / 'mine', tmp_path / 'mine_average'
+  shutil.copytree(run, parent)
+  (average / 'decode').mkdir(parents=True)
+  shutil.copy(parent / 'config.json', average)
+  shutil.copytree(parent / 'decode', average / 'decode', dirs_exist_ok=True)
+  write_json(average / 'averaged.json', {'steps': [10, 20], 'of': '../mine'})
+  write_json(average / 'finished.json', {'step': 20, 'reason': 'average'})
+  text = made(average)
+  facts = dict(re.findall(r'<tr><th scope="row">([^<]*)<td>([^<]*)', text.split('<h2')[0]))
+  assert facts == {
+    'model': 'mt.cldr.Tiny',
+    'training': 'none: the average of steps 10, 20 of mine',
+    'mean BLEU': '31.0 over 3 languages of test at step 20',
+    'mean chrF': '51.0 over 3 languages of test at step 20',
+  }
+  assert 'mine_average is the average of steps 10, 20 of mine, and has no curves or dev loss of its own.' in text
+  assert 'loads of its own experts were not counted' in text and 'abc123' in text  # trained where the run was
+  (loss,) = re.findall('aria-label="Loss over step[^"]*"', made(average, parent))  # and hides none of its curves
+  assert 'mine: training' in loss and 'average' not in loss
+
+
+def test_time_of_training_is_without_evaluations(run):
+  """190 tokens a step at 95 a second; each evaluation took 99 s, and one is of a step that was not logged."""
+  (label,) = re.findall('aria-label="Loss over time over seconds of training. ([^"]*)"', made(run))
+  assert re.fullmatch('training: 7 at 2, 0.35 at 40, .*; dev: 0.6 at 20, 0.3 at 40, .*', label)
+  log = [{'source_tokens_so_far': n, 'tokens_per_second': pace} for n, pace in ((100, 50), (200, None), (300, 20))]
+  assert reading._training_time([{}, *log, {}]) == [None, 2.0, 7.0, 12.0, 12.0]
+  assert reading._training_time([{'seconds_so_far': 1.0, 'tokens_per_second': 5.0}]) == [None]
+
+
+def test_equal_curves_of_two_runs_are_both_seen(run, tmp_path):
+  shutil.copytree(run, tmp_path / 'other')
+  rates = re.findall(r'aria-label="Learning rate .*?</svg>', made(run, tmp_path / 'other'), flags=re.DOTALL)
+  assert re.findall('class="curve (c. d.)"', rates[0]) == ['c0 d0', 'c1 d1']
+  losses = re.findall(r'aria-label="Loss over step.*?</svg>', made(run, tmp_path / 'other'), flags=re.DOTALL)
+  assert re.findall('class="curve (c. d.)"', losses[0]) == ['c0 d0', 'c0 d1', 'c1 d1', 'c1 d2']
+
+
+def test_one_is_no_plural(tmp_path):
+  text = made(write_run(tmp_path / 'mine', steps=1, pairs=('aa-en',)))
+  assert '30.0 over 1 language of test at step 1' in text and 'BLEU and chrF of 1 language,' in text
+  assert '4 experts over 1 span of steps' in text
 
 
 def test_sizes_that_the_run_recorded_come_before_those_of_the_corpus(run, tmp_path):
