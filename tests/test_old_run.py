@@ -1,6 +1,6 @@
-"""A run of an earlier version: its checkpoint loads unchanged, trains to the same losses and translates to the same text.
+"""Runs of earlier versions: their checkpoints load, train to the same losses and translate to the same text.
 
-tests/data/run_of_3fe42dc/README.md says how it was made.
+The README.md of each folder of tests/data says how its run was made.
 """
 
 from __future__ import annotations
@@ -12,47 +12,63 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
 from lingvo_moe import translate
 
-DATA = pathlib.Path(__file__).resolve().parent / 'data' / 'run_of_3fe42dc'
-EXPECTED = json.loads((DATA / 'expected.json').read_text(encoding='utf-8'))
+DATA = pathlib.Path(__file__).resolve().parent / 'data'
+GIVEN_VOCABS = 'run_of_3fe42dc'
+RUNS = (GIVEN_VOCABS, 'run_of_3fe42dc_own_vocabs', 'run_of_6495e00')
+
+
+@pytest.fixture(params=RUNS)
+def name(request):
+  return request.param
 
 
 @pytest.fixture
-def logdir(tmp_path):
+def expected(name):
+  return json.loads((DATA / name / 'expected.json').read_text(encoding='utf-8'))
+
+
+@pytest.fixture
+def logdir(name, tmp_path):
   """A copy of the run to work on."""
-  shutil.copytree(DATA / 'log', tmp_path / 'log')
+  if name == GIVEN_VOCABS:
+    shutil.copytree(DATA / name / 'log', tmp_path / 'log')
+  else:
+    with tarfile.open(DATA / name / 'log.tar.xz') as archive:
+      archive.extractall(tmp_path, filter='data')
   return tmp_path / 'log'
 
 
-def test_an_old_run_goes_on_to_the_same_losses(logdir):
-  values = json.loads((logdir / 'config.json').read_text(encoding='utf-8'))['values']
-  changed = {'data_dir', 'source_vocab', 'target_vocab', 'max_steps'}  # given by flags, or the run's own
-  bindings = [
-    f'--gin_bindings=Tiny.{n} = {tuple(v) if isinstance(v, list) else v!r}'
-    for n, v in values.items()
-    if n not in changed
-  ]
-  command = [sys.executable, '-m', 'lingvo_moe.trainer', '--model=mt.cldr.Tiny', f'--logdir={logdir}']
+@pytest.fixture
+def corpus(tmp_path):
+  """The text that all of them were trained on; a run of a direction takes xx-en."""
+  for pair in ('xx-en', 'en-xx'):
+    shutil.copytree(DATA / GIVEN_VOCABS / 'corpus' / 'xx-en', tmp_path / 'corpus' / pair)
+  return tmp_path / 'corpus'
+
+
+def test_an_old_run_goes_on_to_the_same_losses(logdir, corpus, expected):
+  flags = [*expected['flags'], f'--logdir={logdir}', f'--data_dir={corpus}', '--max_steps=8']
   env = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
-  done = subprocess.run(
-    [*command, f'--data_dir={DATA / "corpus"}', '--max_steps=8', *bindings], env=env, capture_output=True, text=True
-  )
+  done = subprocess.run([sys.executable, '-m', 'lingvo_moe.trainer', *flags], env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert 'going on from step 4' in done.stderr
   lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
-  losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line}
-  assert losses == pytest.approx(EXPECTED['losses'], rel=1e-5)
-  assert lines[-1]['dev_loss'] == pytest.approx(EXPECTED['dev_loss'], rel=1e-5)
+  losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line and line['step'] > 4}
+  assert losses == pytest.approx(expected['losses'], rel=1e-5)
+  assert lines[-1]['dev_loss'] == pytest.approx(expected['dev_loss'], rel=1e-5)
 
 
-def test_an_old_run_translates_to_the_same_text(logdir):
+def test_an_old_run_translates_to_the_same_text(logdir, expected):
   output = io.StringIO()
-  options = translate.Options(str(logdir), n_best=2)
-  translate.translate(options, io.BytesIO(EXPECTED['source'].encode() + b'\n'), output)
-  _, _, log_prob, text = output.getvalue().splitlines()[0].split('\t')
-  assert text == EXPECTED['translation']
-  assert float(log_prob) == pytest.approx(EXPECTED['log_prob'], abs=1e-3)
+  options = translate.Options(str(logdir), n_best=2, target=expected['target'])
+  translate.translate(options, io.BytesIO(expected['source'].encode() + b'\n'), output)
+  found = [line.split('\t') for line in output.getvalue().splitlines()][: len(expected['translations'])]
+  assert [text for _, _, _, text in found] == [text for _, text in expected['translations']]
+  log_probs = [float(log_prob) for _, _, log_prob, _ in found]
+  assert log_probs == pytest.approx([log_prob for log_prob, _ in expected['translations']], abs=1e-3)

@@ -152,7 +152,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     made = settings_of(output)
     if made is not None and _is_whole(output + '.model', made):
       for name, value in settings.items():
-        if made.get(name) != value:
+        if made.get(name) not in (None, value):  # an earlier version kept fewer settings, or left one open
           raise UserError(
             f'a vocabulary keeps the settings it was made with; {output}.model has {name}={made.get(name)!r}, now '
             f'{name}={value!r}: set it back, or start in another folder'
