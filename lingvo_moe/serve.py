@@ -5,7 +5,8 @@
 
 The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another. Requests that
 arrive together share a batch. SIGTERM ends it: accepted requests are answered, and the exit status is 0. It listens on
-this machine alone; --host=0.0.0.0 lets others in, who need no password. docs/serving.md has the details.
+this machine alone; --host=0.0.0.0 lets others in, who need no password. Web pages of other sites are refused, but for
+those that --cors names. docs/serving.md has the details.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Options(checkpoint_flags.Options):
   max_waiting_lines: int = 1000
   max_body_bytes: int = 1 << 20
   drain_seconds: float = 30.0
+  allowed_hosts: Sequence[str] = ()
+  cors: Sequence[str] = ()
 
 
 def define_flags() -> None:
@@ -59,6 +62,8 @@ def define_flags() -> None:
   flags.DEFINE_integer('max_waiting_lines', 1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
   flags.DEFINE_integer('max_body_bytes', 1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
   flags.DEFINE_float('drain_seconds', 30.0, 'Seconds to answer accepted requests after SIGTERM.', 0, 1e6)
+  flags.DEFINE_list('allowed_hosts', [], 'Names of the server besides those of loopback; others are refused (403).')
+  flags.DEFINE_list('cors', [], "Origins, such as https://my.site, whose pages may use the server (CORS), or '*'.")
   flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
 
 
@@ -88,9 +93,12 @@ def require_extra() -> None:
 
 def serve(options: Options) -> int:
   """Serves until a signal; returns the exit status, or ends the process with 1 where requests were not answered."""
+  from lingvo_moe.serving import origins
   from lingvo_moe.serving import server
 
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
+  loopback = origins.is_loopback(bound.getsockname()[0])
+  allowed = origins.Origins(options.cors, options.allowed_hosts, loopback)
   app.import_tensorflow_quietly()
   from lingvo_moe.serving.http_app import HttpApp
 
@@ -101,6 +109,7 @@ def serve(options: Options) -> int:
     batch_wait=options.batch_wait_ms / 1000,
     max_waiting=options.max_waiting_lines,
     max_body=options.max_body_bytes,
+    origins=allowed,
   )
   say = lambda text: print(text, file=sys.stderr, flush=True)
   started = lambda: say(f'serving {run.path} ({run.model}, {run.checkpoint}) on {server.url(bound)}')

@@ -1,4 +1,4 @@
-"""HTTP interface of a run: an aiohttp application whose /translate is LibreTranslate's."""
+"""HTTP interface of a run: a handler of requests whose /translate is LibreTranslate's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
 from typing import Any
 
+from aiohttp import HttpVersion11
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.loaded import LoadedRun
@@ -21,6 +22,8 @@ from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.batching import QueueFullError
 from lingvo_moe.serving.languages import Languages
 from lingvo_moe.serving.memory import Trimmer
+from lingvo_moe.serving.origins import Origins
+from lingvo_moe.serving.query import BadQueryError
 
 _BODY_SECONDS = 30  # for a client to send a body
 
@@ -33,7 +36,8 @@ class HttpApp:
     max_batch_lines: see Batcher.
     batch_wait: see Batcher.
     max_waiting: see Batcher.
-    max_body: bytes of a request's body.
+    max_body: bytes of a request's body, after it is decompressed.
+    origins: which hosts and origins are answered.
 
   Attributes:
     draining: whether new translations are refused, and those that were accepted are answered.
@@ -49,11 +53,20 @@ class HttpApp:
     batch_wait: float = 0.005,
     max_waiting: int = 1000,
     max_body: int = 1 << 20,
+    origins: Origins | None = None,
   ):
     self.draining = False
     self.in_flight = 0
     self._run = run
     self._max_body = max_body
+    self._origins = origins or Origins()
+    self._routes = {
+      '/': ('GET', self.page),
+      '/translate': ('POST', self.translate),
+      '/languages': ('GET', self.languages),
+      '/health': ('GET', self.health),
+      '/metrics': ('GET', self.metrics),
+    }
     self._trim = Trimmer()
     self._languages = Languages(run)
     self.batcher = Batcher(
@@ -69,18 +82,52 @@ class HttpApp:
     self._metrics.batch(lines, seconds)
     self._trim()
 
-  def application(self) -> web.Application:
-    app = web.Application(client_max_size=self._max_body, middlewares=[self._answered])
-    app.add_routes(
-      [
-        web.get('/', self.page),
-        web.post('/translate', self.translate),
-        web.get('/languages', self.languages),
-        web.get('/health', self.health),
-        web.get('/metrics', self.metrics),
-      ]
-    )
-    return app
+  async def answer(self, request: web.BaseRequest) -> web.Response:
+    """Answers a request, and counts it; errors are JSON."""
+    begin = time.monotonic()
+    self.in_flight += 1
+    status = metrics_lib.HUNG_UP  # what is raised below all is asyncio.CancelledError
+    try:
+      response = await self._guarded(request)
+      response.headers.update(self._origins.headers(request.headers))
+      status = response.status
+      if self.draining or not request.content.is_eof():
+        response.force_close()
+      return response
+    finally:
+      self.in_flight -= 1
+      path = request.path if request.path in self._routes else 'other'
+      self._metrics.request(path, status, time.monotonic() - begin)
+
+  def malformed(self, status: int, why: str) -> web.Response:
+    """Answers what is no HTTP request, and counts it."""
+    self._metrics.request('other', status, 0.0)
+    return _error(status, why)
+
+  async def _guarded(self, request: web.BaseRequest) -> web.Response:
+    try:
+      return await self._routed(request)
+    except BadQueryError as e:
+      return _error(e.status, str(e))
+    except ConnectionError:  # the client left while it sent the body
+      return _error(metrics_lib.HUNG_UP, 'the client left')
+    except UserError as e:
+      return _error(500, str(e))
+    except Exception:
+      traceback.print_exc(file=sys.stderr)
+      return _error(500, 'internal error; the log of the server has it')
+
+  async def _routed(self, request: web.BaseRequest) -> web.Response:
+    if refusal := self._origins.refusal(request.headers):
+      return _error(403, refusal)
+    if request.path not in self._routes:
+      return _error(404, f'no such path; there are {", ".join(self._routes)}')
+    method, handler = self._routes[request.path]
+    methods = ['GET', 'HEAD', 'OPTIONS'] if method == 'GET' else [method, 'OPTIONS']
+    allow = {'Allow': ', '.join(methods)}
+    if request.method not in methods:
+      return _error(405, f'{request.path} takes {allow["Allow"]}; not {request.method:.20}', allow)
+    return web.Response(status=204, headers=allow) if request.method == 'OPTIONS' else await handler(request)
 
   async def page(self, request: web.Request) -> web.Response:
     del request
@@ -107,14 +154,15 @@ class HttpApp:
   async def translate(self, request: web.Request) -> web.Response:
     if self.draining:
       return _error(503, 'the server is about to end', {'Retry-After': '5'})
+    body, content_type = await self._body(request), request.headers.get('Content-Type', '')
+    query = query_lib.parse(body, content_type, request.rel_url.raw_query_string)
     try:
-      query = query_lib.parse(await self._body(request), request.content_type)
       tag = self._languages.choose(query.source, query.target)
-      most = self._run.config.beam_size - 1
-      if query.alternatives > most:
-        raise UserError(f'alternatives must be at most {most}, the beam less one')
-    except (query_lib.BadQueryError, UserError) as e:
-      return _error(400, str(e))
+    except UserError as e:
+      raise BadQueryError(str(e)) from None
+    most = self._run.config.beam_size - 1
+    if query.alternatives > most:
+      raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
     lines = query.lines
     if len(lines) > self.batcher.max_waiting:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
@@ -128,49 +176,27 @@ class HttpApp:
     self._metrics.truncated(len(answer.truncated))
     return web.json_response(_result(query, answer, self._run.over_the_length))
 
-  async def _body(self, request: web.Request) -> bytes:
-    if request.content_length is not None and request.content_length > self._max_body:
-      raise web.HTTPRequestEntityTooLarge(self._max_body, request.content_length)
+  async def _body(self, request: web.BaseRequest) -> bytes:
+    too_large = BadQueryError(f'a body has at most {self._max_body} bytes: send fewer lines at once', 413)
+    if (request.content_length or 0) > self._max_body:
+      raise too_large
+    if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':
+      await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
+      request.writer.output_size = 0  # the answer is not begun
+    body = bytearray()
     try:
       async with asyncio.timeout(_BODY_SECONDS):
-        return await request.read()
+        async for chunk in request.content.iter_any():
+          body += chunk
+          if len(body) > self._max_body:
+            raise too_large
     except TimeoutError:
-      raise web.HTTPRequestTimeout() from None
-
-  @web.middleware
-  async def _answered(
-    self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-  ) -> web.StreamResponse:
-    """Calls a handler, turns errors into JSON, and counts the request."""
-    begin = time.monotonic()
-    self.in_flight += 1
-    status = metrics_lib.HUNG_UP  # what is raised below all is asyncio.CancelledError
-    try:
-      response = await self._guarded(request, handler)
-      status = response.status
-      if self.draining:
-        response.force_close()
-      return response
-    finally:
-      self.in_flight -= 1
-      resource = request.match_info.route.resource
-      path = resource.canonical if resource is not None else 'other'
-      self._metrics.request(path, status, time.monotonic() - begin)
-
-  async def _guarded(self, request, handler) -> web.StreamResponse:
-    try:
-      return await handler(request)
-    except web.HTTPRequestEntityTooLarge:
-      return _error(413, f'a body has at most {self._max_body} bytes: send fewer lines at once')
-    except web.HTTPException as e:
-      return _error(e.status, e.reason, {name: e.headers[name] for name in ('Allow',) if name in e.headers})
-    except ConnectionError:  # the client left while it sent the body
-      return _error(metrics_lib.HUNG_UP, 'the client left')
-    except UserError as e:
-      return _error(500, str(e))
-    except Exception:
-      traceback.print_exc(file=sys.stderr)
-      return _error(500, 'internal error; the log of the server has it')
+      raise BadQueryError(f'the body took more than {_BODY_SECONDS} seconds to come', 408) from None
+    except (web.RequestPayloadError, HttpProcessingError):
+      encoding = request.headers.get('Content-Encoding')
+      said = f'{encoding:.40}, as its Content-Encoding says' if encoding else 'as long as its header says'
+      raise BadQueryError(f'the body is not {said}') from None
+    return bytes(body)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -1,14 +1,28 @@
-"""Body of POST /translate, as LibreTranslate has it: JSON or a form with q, source, target, format and alternatives."""
+"""Body of POST /translate, as LibreTranslate has it: q, source, target, format and alternatives, in JSON or a form."""
 
 from __future__ import annotations
 
+import email.message
 import json
+import re
 import urllib.parse
 from typing import Any, NamedTuple
 
+_MOST_FIELDS = 10_000  # of a form
+_URLENCODED, _MULTIPART = 'application/x-www-form-urlencoded', 'multipart/form-data'
+_TAKEN = f'send JSON with Content-Type: application/json, or a form ({_URLENCODED} or {_MULTIPART})'
+
 
 class BadQueryError(Exception):
-  """Body that is no query; the message says why."""
+  """Request that is no query; the message says why.
+
+  Attributes:
+    status: HTTP status of the answer.
+  """
+
+  def __init__(self, message: str, status: int = 400):
+    super().__init__(message)
+    self.status = status
 
 
 class Query(NamedTuple):
@@ -30,26 +44,61 @@ def lines_of(text: str) -> list[str]:
   return text.replace('\r\n', '\n').split('\n')
 
 
-def parse(body: bytes, content_type: str) -> Query:
-  """The query of a body; raises BadQueryError."""
-  fields = _form(body) if content_type == 'application/x-www-form-urlencoded' else _json(body)
+def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Query:
+  """The query of a request; raises BadQueryError.
+
+  As LibreTranslate has it, JSON is taken alone, and fields of a form are joined to those of the URL.
+
+  Args:
+    body: the body.
+    content_type: header of that name; JSON where there is none, but a body.
+    url_query: text after ? in the URL.
+  """
+  kind = content_type.partition(';')[0].strip().lower() or ('application/json' if body else _URLENCODED)
+  if kind == 'application/json' or re.fullmatch(r'application/.+\+json', kind):
+    fields, seen = _json(body), 'the JSON object'
+  else:
+    pairs = _pairs(url_query.encode(errors='surrogateescape')) + (_form(body, kind, content_type) if body else [])
+    fields, seen = dict(reversed(pairs)), 'the form'  # the first of a name
+    texts = [value for name, value in pairs if name == 'q']
+    if len(texts) > 1:
+      fields['q'] = texts
   if 'q' not in fields:
-    raise BadQueryError('missing q: the text to translate, a string or a list of strings')
+    if seen == 'the form' and body.lstrip()[:1] in (b'{', b'['):
+      raise BadQueryError(f'the body is JSON, but its Content-Type says {kind}: send Content-Type: application/json')
+    names = ', '.join(sorted(fields))
+    raise BadQueryError(
+      f'missing q: the text to translate, a string or a list of strings; {seen} has {names or "nothing":.100}'
+    )
+  return _query(fields)
+
+
+def _query(fields: dict[str, Any]) -> Query:
+  """The query of its fields; those that may be left out may be null, false or empty too."""
   q = fields['q']
   texts = q if isinstance(q, list) else [q]
-  if not all(isinstance(text, str) for text in texts):
-    raise BadQueryError('q must be a string or a list of strings')
+  for number, text in enumerate(texts):
+    if not isinstance(text, str):
+      where = f'; q[{number}]' if isinstance(q, list) else '; it'
+      raise BadQueryError(f'q must be a string or a list of strings{where} is {_seen(text)}')
   if any('\ud800' <= c <= '\udfff' for text in texts for c in text):
     raise BadQueryError('q must be Unicode; it holds half of a surrogate pair')
-  if fields.get('format', 'text') != 'text':
-    raise BadQueryError("format must be 'text'; others are not supported")
-  alternatives = fields.get('alternatives', 0)
-  if isinstance(alternatives, str) and alternatives.isascii() and alternatives.isdigit():
-    alternatives = int(alternatives[:9])
+  if (form := fields.get('format') or 'text') != 'text':
+    raise BadQueryError(f"format must be 'text', others are not supported; it is {_seen(form)}")
+  alternatives = fields.get('alternatives') or 0
+  if isinstance(alternatives, str) and re.fullmatch('[0-9]{1,9}', alternatives):
+    alternatives = int(alternatives)
   if isinstance(alternatives, bool) or not isinstance(alternatives, int) or alternatives < 0:
-    raise BadQueryError('alternatives must be a number of translations, 0 or more')
+    raise BadQueryError(f'alternatives must be a number of translations, 0 or more; it is {_seen(alternatives)}')
   source, target = (_language(fields, name) for name in ('source', 'target'))
   return Query(texts, isinstance(q, list), None if source == 'auto' else source, target, alternatives)
+
+
+def _seen(value: Any) -> str:
+  """A value as JSON has it, or its kind where it may be long."""
+  if isinstance(value, list | dict):
+    return 'an object' if isinstance(value, dict) else 'a list'
+  return json.dumps(value)[:60]
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -63,16 +112,44 @@ def _json(body: bytes) -> dict[str, Any]:
   return fields
 
 
-def _form(body: bytes) -> dict[str, Any]:
+def _form(body: bytes, kind: str, content_type: str) -> list[tuple[str, str]]:
+  if kind == _URLENCODED:
+    return _pairs(body)
+  if kind == _MULTIPART:
+    return _multipart(body, content_type)
+  raise BadQueryError(f'a body of Content-Type {kind:.60} is not read: {_TAKEN}', 415)
+
+
+def _pairs(text: bytes) -> list[tuple[str, str]]:
   try:
-    found = urllib.parse.parse_qs(body.decode('utf-8'), keep_blank_values=True, errors='strict')
-  except ValueError:
+    return urllib.parse.parse_qsl(text.decode(), keep_blank_values=True, errors='strict', max_num_fields=_MOST_FIELDS)
+  except UnicodeDecodeError:
     raise BadQueryError('a form must be UTF-8') from None
-  return {name: values if name == 'q' and len(values) > 1 else values[-1] for name, values in found.items()}
+  except ValueError:
+    raise BadQueryError(f'a form has at most {_MOST_FIELDS} fields') from None
+
+
+def _multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
+  """Fields of multipart/form-data (RFC 7578); a file is read as a field."""
+  header = email.message.Message()
+  header['Content-Type'] = content_type
+  boundary = str(header.get_param('boundary', '')).encode(errors='surrogateescape')
+  first, *parts = (b'\r\n' + body).split(b'\r\n--' + boundary, _MOST_FIELDS)
+  if not boundary or not parts or not parts[-1].startswith(b'--'):
+    raise BadQueryError('the multipart body is cut off, or its boundary is not that of its Content-Type')
+  pairs = []
+  for part in parts[:-1]:
+    head, _, value = part.partition(b'\r\n\r\n')
+    name = re.search(rb'[; ]name="?([^";\r\n]*)', head)
+    try:
+      pairs.append((name[1].decode() if name else '', value.decode()))
+    except UnicodeDecodeError:
+      raise BadQueryError('a form must be UTF-8') from None
+  return pairs
 
 
 def _language(fields: dict[str, Any], name: str) -> str | None:
   language = fields.get(name) or None
   if language is not None and not isinstance(language, str):
-    raise BadQueryError(f'{name} must be the code of a language, a string')
+    raise BadQueryError(f'{name} must be the code of a language, a string; it is {_seen(language)}')
   return language

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.serving.connections import Connections
 
 if TYPE_CHECKING:  # it imports TensorFlow, which takes seconds, and a port is taken first
   from lingvo_moe.serving.http_app import HttpApp
@@ -62,20 +61,16 @@ async def serve(http_app: HttpApp, bound: socket.socket, drain_seconds: float, s
   signals = signal.SIGTERM, signal.SIGINT
   for number in signals:
     loop.add_signal_handler(number, stop.set)
-  runner = web.AppRunner(
-    http_app.application(), access_log=None, handler_cancellation=True, shutdown_timeout=_SEND_SECONDS
-  )
-  await runner.setup()
-  await web.SockSite(runner, bound, backlog=512).start()
+  connections = Connections(http_app.answer, http_app.malformed)
+  accepting = loop.create_task(connections.accept(bound))
   started()
   await stop.wait()
   for number in signals:
     loop.remove_signal_handler(number)
   http_app.draining = True
-  for site in list(runner.sites):
-    await site.stop()  # connections that are open stay
+  accepting.cancel()  # connections that are open stay
   drained = await _wait_until(lambda: not http_app.in_flight, drain_seconds)
-  await runner.cleanup()  # sends what was answered
+  await connections.close(_SEND_SECONDS)  # sends what was answered
   if drained:
     await asyncio.to_thread(http_app.batcher.close)
   return drained

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import threading
 import types
-import urllib.parse
 from typing import NamedTuple
 
 import pytest
@@ -15,12 +15,17 @@ import pytest
 pytest.importorskip('aiohttp')
 pytest.importorskip('prometheus_client')
 
-from aiohttp.test_utils import TestClient
-from aiohttp.test_utils import TestServer
+import aiohttp
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.serving import http_app
+from lingvo_moe.serving import server
+from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
+from lingvo_moe.serving.origins import Origins
+
+JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
 
 
 class Hypothesis(NamedTuple):
@@ -69,12 +74,16 @@ def with_client(test, run=None, **options):
   run = run or Stub()
 
   async def go():
-    app = HttpApp(run, **{'batch_wait': 0.0, **options})
-    async with TestClient(TestServer(app.application(), handler_cancellation=True)) as client:
+    app, bound = HttpApp(run, **{'batch_wait': 0.0, **options}), server.bind('127.0.0.1', 0)
+    connections = Connections(app.answer, app.malformed)
+    accepting = asyncio.create_task(connections.accept(bound))
+    async with aiohttp.ClientSession(server.url(bound)) as client:
       try:
         return await asyncio.wait_for(test(client, run, app), 60)
       finally:
         run.go.set()
+        accepting.cancel()
+        await connections.close(1)
         await asyncio.to_thread(app.batcher.close)
 
   return asyncio.run(go())
@@ -133,17 +142,168 @@ def test_a_line_over_the_length_is_translated_in_part_with_a_warning():
 
 
 def test_a_form_is_taken_as_libretranslates_clients_send_it():
-  async def test(client, run, app):
-    form = {'Content-Type': 'application/x-www-form-urlencoded'}
-    found = []
-    for body in ({'q': 'äb c', 'source': 'de', 'target': 'en', 'alternatives': '1'}, {'q': ['a', 'b']}, {'p': 'a'}):
-      data = urllib.parse.urlencode(body, doseq=True)
-      found.append(await (await client.post('/translate', data=data, headers=form)).json())
-    return found
+  query = {'q': 'äb c\r\n', 'source': 'de', 'target': 'en', 'alternatives': '1'}
+  multipart = aiohttp.FormData(query, default_to_multipart=True)
+  two_texts = aiohttp.FormData([('q', 'a'), ('q', 'b')])
 
-  one, two, none = with_client(test)
-  assert one == {'translatedText': 'c bä', 'alternatives': ["c bä'"]} and two == {'translatedText': ['a', 'b']}
-  assert none['error'].startswith('missing q')
+  async def test(client, run, app):
+    posts = (
+      dict(data=aiohttp.FormData(query)),
+      dict(data=multipart),
+      dict(params=query),  # of the URL, with no body
+      dict(params={'q': 'of the URL', 'target': 'en'}, data=aiohttp.FormData({'q': 'äb', 'source': 'de'})),
+      dict(data=two_texts),
+    )
+    return [await (await client.post('/translate', **post)).json() for post in posts]
+
+  *same, joined, two = with_client(test)
+  assert same == 3 * [{'translatedText': 'c bä\n', 'alternatives': ["c bä'\n"]}]
+  assert joined == {'translatedText': ['LRU eht fo', 'bä']} and two == {'translatedText': ['a', 'b']}
+
+
+def test_a_body_of_another_type_is_answered_with_its_type_and_what_to_send():
+  boundary = 'multipart/form-data; boundary=x'
+  wrong = [
+    (b'{"q": "a"}', FORM, 400, f'the body is JSON, but its Content-Type says {FORM}: send Content-Type: {JSON}'),
+    (
+      b'{"q": "a"}',
+      'text/plain',
+      415,
+      f'a body of Content-Type text/plain is not read: send JSON with Content-Type: {JSON}',
+    ),
+    (
+      b'text=a&to=de',
+      FORM,
+      400,
+      'missing q: the text to translate, a string or a list of strings; the form has text, to',
+    ),
+    (b'', FORM, 400, 'missing q: the text to translate, a string or a list of strings; the form has nothing'),
+    (
+      b'{"text": 1}',
+      JSON,
+      400,
+      'missing q: the text to translate, a string or a list of strings; the JSON object has text',
+    ),
+    (b'q=%ff', FORM, 400, 'a form must be UTF-8'),
+    (b'q=\xff', FORM, 400, 'a form must be UTF-8'),
+    (b'q&' * 20_000, FORM, 400, 'a form has at most 10000 fields'),
+    (b'q=a', boundary, 400, 'the multipart body is cut off, or its boundary is not that of its Content-Type'),
+    (b'--x\r\n\r\na\r\n--x--', 'multipart/form-data', 400, 'the multipart body is cut off'),
+    (b'--x\r\nContent-Disposition: form-data; name="q"\r\n\r\n\xff\r\n--x--', boundary, 400, 'a form must be UTF-8'),
+    (b'{"q": "a"}', f'{JSON}; charset=latin-1', 200, None),
+    (b'{"q": "a"}', 'application/vnd.api+json', 200, None),
+  ]
+
+  async def test(client, run, app):
+    posts = [await client.post('/translate', data=body, headers={'Content-Type': kind}) for body, kind, *_ in wrong]
+    bare = await client.post('/translate', data=b'{"q": "a"}', skip_auto_headers=['Content-Type'])
+    return [(post.status, await post.json()) for post in posts], bare.status
+
+  answers, bare = with_client(test)
+  for (body, kind, status, error), (found, answer) in zip(wrong, answers, strict=True):
+    assert (found, answer.get('error', '')[: len(error or '')]) == (status, error or ''), (body[:40], kind)
+  assert bare == 200  # JSON where nothing is said
+
+
+@pytest.mark.parametrize('empty', [None, '', False, [], 0])
+def test_optional_fields_may_be_empty_in_any_way(empty):
+  names = ('source', 'target', 'format', 'alternatives', 'api_key')
+  assert ask({'q': 'ab', **dict.fromkeys(names, empty)}) == [(200, {'translatedText': 'ba'})]
+
+
+def test_a_body_that_is_not_what_its_header_says_is_400_and_leaves_no_trace(capsys, caplog):
+  async def test(client, run, app):
+    post = lambda data, coding: client.post(
+      '/translate', data=data, headers={'Content-Type': JSON, 'Content-Encoding': coding}
+    )
+    bodies = (b'garbage', 'deflate'), (b'garbage', 'gzip'), (b'{}', 'nonsense'), (gzip.compress(b'[' * 10**7), 'gzip')
+    answers = [await post(*body) for body in (*bodies, (gzip.compress(b'{"q": "ab"}'), 'gzip'))]
+    return [(answer.status, await answer.json()) for answer in answers]
+
+  deflated, zipped, unknown, bomb, fine = with_client(test)
+  assert deflated == (400, {'error': 'the body is not deflate, as its Content-Encoding says'})
+  assert zipped == (400, {'error': 'the body is not gzip, as its Content-Encoding says'})
+  assert unknown[0] == 400 and bomb[0] == 413 and fine == (200, {'translatedText': 'ba'})
+  assert capsys.readouterr().err == '' and not caplog.records
+
+
+def raw(*requests, **options):
+  """What the server sends for bytes, until it closes the connection."""
+
+  async def test(client, run, app):
+    reader, writer = await asyncio.open_connection('127.0.0.1', client._base_url.port)
+    writer.write(b''.join(requests))
+    return await asyncio.wait_for(reader.read(), 20)
+
+  return with_client(test, **options)
+
+
+HEAD = b'POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 11\r\n'
+
+
+def test_a_client_that_waits_to_send_its_body_is_told_to_only_where_it_is_read():
+  waits, body, last = b'Expect: 100-continue\r\n', b'{"q": "ab"}', b'Connection: close\r\n\r\n'
+  assert raw(HEAD, waits, last, body).startswith(b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n')
+  assert raw(HEAD, waits, b'Origin: http://evil.example\r\n', last).startswith(b'HTTP/1.1 403 Forbidden\r\n')
+  assert raw(HEAD, b'Expect: other\r\n', last, body).startswith(b'HTTP/1.1 200 OK\r\n')
+  assert raw(HEAD.replace(b'1.1', b'1.0'), waits, last, body).startswith(b'HTTP/1.0 200 OK\r\n')
+
+
+def test_requests_in_one_packet_are_answered_in_turn():
+  head = b'HEAD /health HTTP/1.1\r\nHost: localhost\r\n'
+  found = raw(HEAD, b'\r\n{"q": "ab"}', HEAD, b'\r\n{"p": "ab"}', head, b'Connection: close\r\n\r\n')
+  assert re.findall(rb'HTTP/1.1 (\d+)', found) == [b'200', b'400', b'200'] and found.endswith(b'\r\n\r\n')
+
+
+def test_a_body_that_takes_too_long_is_408(monkeypatch):
+  monkeypatch.setattr(http_app, '_BODY_SECONDS', 0.2)
+  found = raw(HEAD, b'\r\n{"q":')
+  assert found.startswith(b'HTTP/1.1 408 ') and b'Connection: close' in found
+  assert found.endswith(b'{"error": "the body took more than 0.2 seconds to come"}')
+
+
+def test_a_page_of_another_origin_is_refused_before_its_body_is_read():
+  page = {'Origin': 'http://evil.example'}
+  kinds = 'application/json', 'text/plain', FORM, 'multipart/form-data; boundary=x', ''
+
+  async def test(client, run, app):
+    async def endless():
+      yield b'{"q": "'
+      await asyncio.sleep(60)
+
+    posts = [
+      await asyncio.wait_for(client.post('/translate', data=endless(), headers={**page, 'Content-Type': kind}), 10)
+      for kind in kinds
+    ]
+    others = [await client.get(path, headers=page) for path in ('/', '/languages', '/health', '/metrics', '/nothing')]
+    own = await client.post('/translate', json={'q': 'ab'}, headers={'Origin': str(client._base_url).rstrip('/')})
+    rebound = await client.get('/health', headers={'Host': 'evil.example'})
+    return [(r.status, (await r.json())['error']) for r in (*posts, *others)], own.status, rebound.status, run.batches
+
+  words = 'pages of the origin http://evil.example may not use this server: start the server with --cors=http://evil.example to let them'
+  answers, own, rebound, batches = with_client(test, origins=Origins(loopback=True))
+  assert answers == 10 * [(403, words)] and (own, rebound, len(batches)) == (200, 403, 1)
+
+
+def test_a_page_that_cors_names_may_ask_and_read_what_it_is_told():
+  page = {'Origin': 'https://my.site'}
+
+  async def test(client, run, app):
+    asks = {**page, 'Access-Control-Request-Method': 'POST', 'Access-Control-Request-Headers': 'content-type'}
+    preflight = await client.options('/translate', headers=asks)
+    post = await client.post('/translate', json={'q': 'ab'}, headers=page)
+    wrong = await client.post('/translate', json={}, headers=page)
+    nobody = await client.get('/health')
+    return preflight, post, wrong, nobody
+
+  preflight, post, wrong, nobody = with_client(test, origins=Origins(cors=['https://my.site']))
+  assert (preflight.status, post.status, wrong.status) == (204, 200, 400)
+  for response in (preflight, post, wrong):
+    assert response.headers['Access-Control-Allow-Origin'] == 'https://my.site' and response.headers['Vary'] == 'Origin'
+    assert 'Access-Control-Allow-Credentials' not in response.headers
+  assert preflight.headers['Access-Control-Allow-Headers'] == 'Authorization, Content-Type'
+  assert preflight.headers['Access-Control-Allow-Methods'] == 'GET, POST'
+  assert nobody.headers['Vary'] == 'Origin' and 'Access-Control-Allow-Origin' not in nobody.headers
 
 
 def test_mistakes_are_answered_with_400():
@@ -153,13 +313,21 @@ def test_mistakes_are_answered_with_400():
     b'[' * 100_000: 'the body must be JSON, with Content-Type: application/json; it is nested too deeply',
     b'["abc"]': 'the body must be a JSON object',
     b'{"q": "\\ud800"}': 'q must be Unicode; it holds half of a surrogate pair',
-    b'{}': 'missing q',
-    b'{"q": 3}': 'q must be a string or a list of strings',
-    b'{"q": ["a", null]}': 'q must be a string or a list of strings',
-    b'{"q": "a", "format": "html"}': "format must be 'text'",
-    b'{"q": "a", "alternatives": -1}': 'alternatives must be a number',
-    b'{"q": "a", "alternatives": true}': 'alternatives must be a number',
-    b'{"q": "a", "source": ["de"]}': 'source must be the code of a language',
+    b'{}': 'missing q: the text to translate, a string or a list of strings; the JSON object has nothing',
+    b'{"q": 3}': 'q must be a string or a list of strings; it is 3',
+    b'{"q": null}': 'q must be a string or a list of strings; it is null',
+    b'{"q": NaN}': 'q must be a string or a list of strings; it is NaN',
+    b'{"q": {}}': 'q must be a string or a list of strings; it is an object',
+    b'{"q": ["a", null]}': 'q must be a string or a list of strings; q[1] is null',
+    b'{"q": "a", "format": "html"}': 'format must be \'text\', others are not supported; it is "html"',
+    b'{"q": "a", "format": "\\ud800"}': "format must be 'text'",
+    b'{"q": "a", "alternatives": -1}': 'alternatives must be a number of translations, 0 or more; it is -1',
+    b'{"q": "a", "alternatives": true}': 'alternatives must be a number of translations, 0 or more; it is true',
+    b'{"q": "a", "alternatives": "1.5"}': 'alternatives must be a number of translations, 0 or more; it is "1.5"',
+    b'{"q": "a", "alternatives": 1' + b'0' * 4000 + b'}': 'alternatives must be at most 2',
+    b'{"q": "a", "alternatives": 1' + b'0' * 5000 + b'}': 'the body must be JSON',
+    b'{"q": "a", "source": ["de"]}': 'source must be the code of a language, a string; it is a list',
+    b'{"q": "a", "target": "\\ud800"}': '\ud800 is not a target language of this model; it has en',
     b'{"q": "a", "source": "xx"}': 'xx is not a source language of this model; it has de, fr',
     b'{"q": "a", "target": "de"}': 'de is not a target language of this model; it has en',
   }
@@ -186,8 +354,12 @@ def test_a_body_over_the_limit_is_413_with_and_without_a_length():
       for _ in range(20):
         yield b'"' * 100
 
-    found = [await client.post('/translate', data=data) for data in (b' ' * 1001, pieces())]
-    at_limit = await client.post('/translate', data=json.dumps({'q': 'a'}).encode().ljust(1000))
+    found = [
+      await client.post('/translate', data=data, headers={'Content-Type': JSON}) for data in (b' ' * 1001, pieces())
+    ]
+    at_limit = await client.post(
+      '/translate', data=json.dumps({'q': 'a'}).encode().ljust(1000), headers={'Content-Type': JSON}
+    )
     return [(r.status, await r.json()) for r in [*found, at_limit]]
 
   long, chunked, fits = with_client(test, max_body=1000)
@@ -274,10 +446,10 @@ def test_health_languages_metrics_and_errors_of_paths():
       {'code': 'fr', 'name': 'French', 'targets': ['en']},
     ],
   )
-  assert read['/nothing'] == (404, {'error': 'Not Found'})
-  assert (
-    read['/translate'] == (405, {'error': 'Method Not Allowed'}) and responses['/translate'].headers['Allow'] == 'POST'
-  )
+  paths = '/, /translate, /languages, /health, /metrics'
+  assert read['/nothing'] == (404, {'error': f'no such path; there are {paths}'})
+  assert read['/translate'] == (405, {'error': '/translate takes POST, OPTIONS; not GET'})
+  assert responses['/translate'].headers['Allow'] == 'POST, OPTIONS'
   status, text = read['/metrics']
   assert status == 200 and responses['/metrics'].headers['Content-Type'].startswith('text/plain; version=')
   samples = dict(line.rsplit(' ', 1) for line in text.splitlines() if not line.startswith('#'))

@@ -136,6 +136,9 @@ def test_a_server_whose_time_to_drain_is_over_ends_with_1_while_tensorflow_compu
   try:
     url = re.search(r'serving .* on (http://\S+)', process.stderr.readline())[1]
     request = urllib.request.Request(f'{url}/translate', b'{"q": "1"}', {'Content-Type': 'application/json'})
+    rebound = urllib.request.Request(f'{url}/health', headers={'Host': 'evil.example'})
+    with pytest.raises(urllib.error.HTTPError, match='403'):  # as it is bound to a loopback address
+      urllib.request.urlopen(rebound, timeout=60)
     threading.Thread(target=_quietly, args=[request], daemon=True).start()
     assert process.stdout.readline() == 'working\n'
     process.send_signal(signal.SIGTERM)
@@ -161,6 +164,11 @@ def test_a_taken_port_is_one_clear_line():
       serve.serve(serve.Options('runs/nothing', port=port))
   with pytest.raises(UserError, match='cannot listen on --host=no.such.host.invalid --port=0'):
     server.bind('no.such.host.invalid', 0)
+
+
+def test_what_is_no_origin_is_refused_before_the_run_is_looked_at():
+  with pytest.raises(UserError, match='--cors has origins'):
+    serve.serve(serve.Options('runs/nothing', port=0, cors=['my.site']))
 
 
 def test_addresses_of_ipv6_are_in_brackets():
