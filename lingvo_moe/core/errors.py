@@ -38,10 +38,20 @@ def reason(error: Exception) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-  """Suggestions to end an 'unknown name' message with: 'closest: a, b', or the first 12 names if none is close."""
+  """Suggestions to end an 'unknown name' message with: 'closest: a, b', or the first 12 names if none is close.
+
+  Close are names with these initials (lr: learning_rate) and similar ones; else those that have the name within, or
+  begin with its first letter and have the others in order (lrate: learning_rate).
+  """
   known = sorted(known)
-  lowered = {k.lower(): k for k in known}
-  near = [lowered[m] for m in difflib.get_close_matches(name[:_COMPARED].lower(), lowered, n=3, cutoff=0.5)]
+  name, lowered = name[:_COMPARED].lower(), {k.lower(): k for k in known}
+  letters = [c for c in name if c.isalnum()]
+  initials = lambda k: [word[0] for word in re.split('[^a-z0-9]+', k) if word]
+  in_order = lambda k, rest: k[:1] == name[:1] and all(c in rest for c in letters)  # `in` moves the iterator on
+  near = [k for k in lowered if initials(k) == letters]
+  near += difflib.get_close_matches(name, lowered, n=3, cutoff=0.5)
+  for is_near in (lambda k: name in k, lambda k: in_order(k, iter(k))) if len(letters) > 1 else ():
+    near = near or sorted(filter(is_near, lowered), key=len)
   if near:
-    return 'closest: ' + ', '.join(near)
+    return 'closest: ' + ', '.join(lowered[k] for k in list(dict.fromkeys(near))[:3])
   return 'known: ' + (', '.join(known[:12]) + (', ...' if len(known) > 12 else '') or 'none')

@@ -32,3 +32,31 @@ def test_a_reason_has_no_names_of_a_graph(message, first):
 
 def test_a_name_of_any_length_is_compared_quickly():
   assert errors.closest('a' * 10**6, ['ab']).startswith('known')
+
+
+FIELDS = ('model_dim', 'learning_rate', 'beam_size', 'batch_tokens', 'source_vocab', 'num_heads', 'weight_decay', 'kv')
+
+
+@pytest.mark.parametrize(
+  ('name', 'found'),
+  [
+    ('lr', 'learning_rate'),
+    ('bs', 'beam_size'),
+    ('bt', 'batch_tokens'),
+    ('WD', 'weight_decay'),
+    ('batch_size', 'beam_size, batch_tokens'),
+    ('vocab', 'source_vocab'),
+    ('heads', 'num_heads'),
+    ('lrngrate', 'learning_rate'),
+    ('wdcy', 'weight_decay'),
+    ('modeldim', 'model_dim'),
+  ],
+)
+def test_names_that_are_close_by_initials_likeness_or_letters_are_suggested(name, found):
+  assert errors.closest(name, FIELDS) == f'closest: {found}'
+
+
+@pytest.mark.parametrize('name', ['x', 'epochs', '', '_', 'rl'])
+def test_where_none_is_close_the_first_names_are_listed(name):
+  assert errors.closest(name, FIELDS) == f'known: {", ".join(sorted(FIELDS))}'
+  assert errors.closest(name, ()) == 'known: none'

@@ -13,6 +13,7 @@ A side may consist of shards instead of one file, `train-*.<language>[.gz]`, rea
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import itertools
 import os
@@ -73,14 +74,14 @@ def find_pairs(
     chosen = _choose(folders, patterns, data_dir)
     found = [_pair(name, *folders[name], split, prefix) for name in chosen]
   else:
-    found = _plain_pairs(data_dir, patterns, split, prefix)
+    found = _plain_pairs(data_dir, patterns, split, split_files)
     chosen = [pair.name for pair in found]
   missing = [name for name, pair in zip(chosen, found, strict=True) if pair is None]
   if split == 'train' and (named := sorted(set(missing) & set(patterns))):
-    raise _no_such_file(folders[named[0]][0], prefix, folders[named[0]][1:])
+    raise _no_such_file(*folders[named[0]], split, split_files)
   found = [pair for pair in found if pair is not None]
   if not found:
-    raise _no_such_file(folders[missing[0]][0], prefix, folders[missing[0]][1:])
+    raise _no_such_file(*folders[missing[0]], split, split_files)
   return found
 
 
@@ -104,7 +105,9 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
     return known
   for pattern in patterns:
     if not fnmatch.filter(known, pattern):
-      raise NoPairError(f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)}')
+      raise NoPairError(
+        f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)} (trainer: --set pairs=..., others: --pairs=...)'
+      )
   return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
 
@@ -132,15 +135,16 @@ def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[st
   return {name: way for name, way in reverse.items() if any(fnmatch.fnmatchcase(name, p) for p in lacking)}
 
 
-def _plain_pairs(data_dir, patterns, split, prefix) -> list[Pair]:
+def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
+  prefix = dict(split_files).get(split, split)
   known = sorted({lang for stem, lang, _ in _files(data_dir) if stem == prefix or stem.startswith(prefix + '-')})
   if not known:
-    raise _no_such_file(data_dir, prefix, ('<source>', '<target>'))
+    raise _no_such_file(data_dir, '<source>', '<target>', split, split_files)
   directions = {f'{s}-{t}': (data_dir, s, t) for s in known for t in known if s != t}
   if not patterns:
     raise UserError(
       f'plain files give no direction, so a pair must be named; {data_dir} has {prefix}.* in {", ".join(known)}: '
-      f'set pairs, e.g. {next(iter(directions), "de-en")!r}'
+      f'give one with --set pairs={next(iter(directions), "de-en")}'
     )
   chosen = _choose(directions, patterns, data_dir)
   found = [_pair(name, *directions[name], split, prefix) for name in chosen]
@@ -178,12 +182,19 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
   return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
 
-def _no_such_file(folder, prefix, languages) -> NotThereError:
+def _no_such_file(folder, source, target, split, split_files) -> NotThereError:
+  prefixes = dict(split_files)
+  prefix = prefixes.get(split, split)
   stems = {stem for stem, _, _ in _files(folder)}
-  wanted = ' and '.join(f'{prefix}.{language}[.gz]' for language in languages)
+  there = lambda prefix: any(stem == prefix or stem.startswith(prefix + '-') for stem in stems)
+  mapped = {other: p for other, p in prefixes.items() if other != split and there(p)}
+  if not there(split):
+    others = ('train', 'dev', 'test', *mapped.values())
+    free = [stem for stem in stems if not any(stem == p or stem.startswith(p + '-') for p in others)]
+    mapped[split] = next(iter(difflib.get_close_matches(split, free, n=1, cutoff=0)), 'PREFIX')
   return NotThereError(
-    f'no file {wanted} in {folder}; of the splits there, {closest(prefix, stems)} '
-    f'(name one, or map the split to its prefix with split_files)'
+    f'no file {prefix}.{source}[.gz] and {prefix}.{target}[.gz] in {folder}; of the splits there, '
+    f'{closest(prefix, stems)} (name one, or train with other prefixes: --set "split_files={tuple(mapped.items())}")'
   )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import re
 
@@ -121,6 +122,25 @@ def test_unknown_pair_names_the_closest(folders):
 def test_unknown_split_names_the_closest(folders, plain):
   with refuses(r'no file tset.deu\[.gz\] and tset.en\[.gz\] in .*deu-en; of the splits there, .*dev, train'):
     corpus.find_pairs(str(folders), 'deu-en', 'tset')
+
+
+@pytest.mark.parametrize(
+  ('split', 'mapped', 'there', 'typed'),
+  [
+    ('dev', {'dev': 'val', 'test': 'test_2016'}, ('dev', 'test'), '()'),
+    ('dev', {'dev': 'val', 'test': 'news'}, ('dev', 'news'), "(('test', 'news'),)"),
+    ('dev', {}, ('valid', 'test', 'x'), "(('dev', 'valid'),)"),
+    ('dev', {}, ('test-1', 'test-2'), "(('dev', 'PREFIX'),)"),
+  ],
+)
+def test_split_files_are_said_as_they_are_typed(tmp_path, split, mapped, there, typed):
+  for stem in ('train', *there):
+    write(tmp_path / 'de-en' / f'{stem}.de', ['a'])
+    write(tmp_path / 'de-en' / f'{stem}.en', ['b'])
+  with refuses(re.escape(f'--set "split_files={typed}"')):
+    corpus.find_pairs(str(tmp_path), 'de-en', split, mapped)
+  if 'PREFIX' not in typed:
+    corpus.find_pairs(str(tmp_path), 'de-en', split, ast.literal_eval(typed))
 
 
 def test_a_named_pair_without_train_is_refused(folders):
