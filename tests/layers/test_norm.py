@@ -52,6 +52,15 @@ def test_equal_features_become_the_bias_and_have_a_finite_gradient():
   assert np.all(np.isfinite(tape.gradient(y, x)))
 
 
+def test_the_root_mean_square_of_zeros_divides_nothing():
+  theta, x = {'scale': tf.ones([4])}, tf.zeros([1, 1, 4])
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = RMSNorm(4)(theta, x)
+  np.testing.assert_array_equal(y, x)
+  assert np.all(np.isfinite(tape.gradient(y, x)))
+
+
 def test_bfloat16_in_bfloat16_out_computed_in_float32():
   theta = {'scale': tf.ones([4]), 'bias': tf.zeros([4])}
   x = tf.constant([[[256.0, 258.0, 260.0, 262.0]]], tf.bfloat16)

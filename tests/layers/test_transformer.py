@@ -12,6 +12,7 @@ from random_theta import theta_of
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
@@ -88,6 +89,15 @@ def test_every_dropout_is_on_in_training_and_off_at_inference(branch, rates):
   np.testing.assert_array_equal(run(layer, None), run(Layer(ATTENTION, FFN, cross_attention=True), None))
   changed = np.abs(run(layer, prng.key(0)) - run(layer, None))
   assert np.mean(changed > 1e-3) > 0.4 and np.mean(run(layer, prng.key(0)) != run(layer, prng.key(1))) > 0.2
+
+
+def test_symbols_are_embedded_with_unit_variance_and_scored_by_their_rows():
+  layer = Embedding(500, 64)
+  theta = weights.initialize(layer.weights(), seed=1)
+  x_BTM = layer.lookup(theta, tf.range(500)[tf.newaxis])
+  np.testing.assert_allclose(np.std(x_BTM), 1, atol=0.03)
+  np.testing.assert_allclose(x_BTM[0], 8 * theta['table'], rtol=1e-6)  # sqrt(64)
+  np.testing.assert_allclose(layer.logits(theta, x_BTM)[0], x_BTM[0] @ tf.transpose(theta['table']), atol=1e-5)
 
 
 def test_positions_are_sines_and_cosines_of_falling_frequency():

@@ -46,8 +46,7 @@ class ExpertChoice(gate.LinearGate):
     groups, size, num_experts = sizes(logits_GSE)
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
     tokens_G = tf.cast(tf.reduce_sum(real_GS, axis=1), tf.int32)
-    k_G = tf.minimum(tokens_G, gate.expert_capacity(tokens_G, num_experts, self.capacity_factor))
-    taken_GSE = largest(gates_GSE, real_GS, k_G)
+    taken_GSE = largest(gates_GSE, real_GS, gate.expert_capacity(tokens_G, num_experts, self.capacity_factor))
     kept_GSE = tf.cast(taken_GSE, tf.float32)
     stats = gate.statistics(logits_GSE, gates_GSE, real_GS)
     unserved = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
@@ -69,7 +68,7 @@ def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Ten
   Args:
     values_GSE: float32, not negative.
     real_GS: 0.0 at padding.
-    k_G: int32 number for each group, at most that of its tokens.
+    k_G: int32 number for each group; one of fewer tokens gives all.
 
   The k-th largest value is found bit by bit: floats that are not negative are in the order of their bits as integers,
   and each step asks whether k values are as large as the bits found so far with one more set. These are elementwise

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
+from lingvo_moe.layers.gates import noisy_top_k
 from lingvo_moe.layers.gates.hierarchical import Hierarchical
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
@@ -68,6 +69,26 @@ def test_two_levels_by_a_plain_loop(dispatch, in_force, jit):
   variation = lambda x: np.var(x) / np.mean(x) ** 2
   np.testing.assert_allclose(stats.aux_loss / stats.groups, variation(importance) + variation(load), rtol=1e-5)
   np.testing.assert_allclose(stats.tokens_E, np.sum(load > 0) and np.bincount(experts[values > 0], minlength=12))
+
+
+def test_loss_and_margin_of_a_training_step_by_a_plain_loop():
+  keys, gates = prng.bits(prng.key(2), [2, 8]), [THETA[name].numpy() for name in NAMES]
+  real = 1 - PADDINGS_GS.numpy()
+  first = noisy_top_k.noisy_top_k(X_GSM @ gates[0], X_GSM @ gates[1], keys, 2)
+  importance, load, visits, margin = np.zeros([4, 3]), np.zeros([4, 3]), np.zeros(4), first.margin_GS.numpy()
+  for g, s, rank in np.ndindex(2, 8, 2):
+    a, at = int(first.expert_GSR[g, s, rank]), (slice(g, g + 1), slice(s, s + 1))
+    within, noise = (X_GSM[at] @ gate[a] for gate in gates[2:])
+    second = noisy_top_k.noisy_top_k(within, noise, prng.fold(keys[at], rank + 1), 2)
+    importance[a] += real[g, s] * first.weight_GSR[g, s, rank].numpy() * second.gates_GSE[0, 0].numpy()
+    load[a] += real[g, s] * second.load_GSE[0, 0].numpy()
+    visits[a] += real[g, s]
+    margin[g, s] = min(margin[g, s], second.margin_GS[0, 0])
+  load *= (np.sum(first.load_GSE * real[..., np.newaxis], axis=(0, 1)) / visits)[:, np.newaxis]  # equation 14
+  routing = GATE(THETA, X_GSM, PADDINGS_GS, keys)
+  expected = sum(np.var(x) / np.mean(x) ** 2 for x in (importance, load))
+  np.testing.assert_allclose(routing.stats.aux_loss / routing.stats.groups, expected, rtol=1e-5)
+  np.testing.assert_allclose(routing.margin_GS * real, margin * real, atol=1e-6)
 
 
 def test_weights_of_a_token_sum_to_one_and_noise_changes_choices():
