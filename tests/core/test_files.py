@@ -25,6 +25,14 @@ def test_a_file_is_replaced_when_the_block_ends_and_not_before(tmp_path):
   assert path.read_text(encoding='utf-8') == 'grün\n' and os.listdir(tmp_path) == ['file']
 
 
+def test_a_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+  done, fsync, replace = [], os.fsync, os.replace
+  monkeypatch.setattr(os, 'fsync', lambda fd: (done.append(os.fstat(fd).st_size), fsync(fd)))
+  monkeypatch.setattr(os, 'replace', lambda *paths: (done.append('replaced'), replace(*paths)))
+  files.write(str(tmp_path / 'file'), 'four')
+  assert done == [4, 'replaced']
+
+
 def test_an_error_leaves_what_was_there_and_nothing_beside_it(tmp_path):
   path = tmp_path / 'file'
   files.write(str(path), b'old')

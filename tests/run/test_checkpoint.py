@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 
@@ -27,6 +28,16 @@ def state_at(step, value=1.0):
       'slots': {'decoder/layer_01/moe/wi/row': tf.fill([2, 3], value)},
     }
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Half(WholeState):
+  """Part of a state that one of two processes holds."""
+
+  own: tuple = ()
+
+  def pieces(self):
+    return self.own
 
 
 def read_all(tensors):
@@ -163,6 +174,35 @@ def test_a_crash_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatc
   assert kept.steps() == [1]
   kept.save(state_at(2))
   assert kept.steps() == [1, 2]
+
+
+@pytest.mark.parametrize('count', [1, 2])
+def test_every_file_of_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch, count):
+  synced, rename, fsync = {}, os.rename, os.fsync
+
+  def renamed(partial, folder):
+    there = [os.path.join(partial, name) for name in os.listdir(partial)]
+    stats = {name: os.stat(name) for name in there}
+    assert there and all(synced.get(stat.st_ino) == (stat.st_size, stat.st_mtime_ns) for stat in stats.values())
+    synced.clear()
+    rename(partial, folder)
+
+  def noted(fd):
+    fsync(fd)
+    stat = os.fstat(fd)
+    synced[stat.st_ino] = stat.st_size, stat.st_mtime_ns
+
+  kept = Checkpoints(str(tmp_path))
+  parts = [dataclasses.replace(state_at(3), process_index=i, process_count=count) for i in range(count)]
+  if count == 2:  # each holds a tensor of its own
+    pieces = list(parts[0].pieces())
+    parts = [Half(part.state, part.process_index, 2, pieces[part.process_index :: 2]) for part in parts]
+  monkeypatch.setattr(os, 'fsync', noted)
+  monkeypatch.setattr(os, 'rename', renamed)
+  kept.begin(parts[0])
+  reasons = [kept.write(part) for part in parts]
+  kept.commit(parts[0], reasons[0], dev_loss=1.0)
+  assert kept.best() == (3, 1.0) and os.stat(tmp_path).st_ino in synced
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
