@@ -78,7 +78,7 @@ class Connections:
           await loop.connect_accepted_socket(lambda: _Connection(self, self._server), accepted)
         except OSError as e:
           self._say(f'a connection cannot be accepted: {e.strerror or e}')
-          await asyncio.sleep(1)
+          await asyncio.sleep(0.1)
     finally:
       overdue.cancel()
       bound.close()

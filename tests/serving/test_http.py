@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import re
 import threading
 import types
@@ -260,6 +261,105 @@ def test_a_body_that_takes_too_long_is_408(monkeypatch):
   found = raw(HEAD, b'\r\n{"q":')
   assert found.startswith(b'HTTP/1.1 408 ') and b'Connection: close' in found
   assert found.endswith(b'{"error": "the body took more than 0.2 seconds to come"}')
+
+
+FRAGMENTS = (
+  *(
+    b'GET ',
+    b'POST ',
+    b'OPTIONS ',
+    b'HEAD ',
+    b'CONNECT ',
+    b'/',
+    b'/translate',
+    b'/health',
+    b'*',
+    b'?q=%ff',
+    b'%',
+    b' HTTP/1.1',
+  ),
+  *(
+    b' HTTP/1.0',
+    b'\r\n',
+    b'\n',
+    b'\r\n\r\n',
+    b'Host: localhost',
+    b'Host:',
+    b'Content-Type: ',
+    JSON.encode(),
+    FORM.encode(),
+  ),
+  *(
+    b'multipart/form-data; boundary="x',
+    b'Content-Length: ',
+    b'11',
+    b'-1',
+    b'99999999999999999999',
+    b'Expect: 100-continue',
+  ),
+  *(
+    b'Transfer-Encoding: chunked',
+    b'b\r\n',
+    b'0\r\n\r\n',
+    b'Content-Encoding: gzip',
+    b'Upgrade: websocket',
+    b'Connection: ',
+  ),
+  *(
+    b'Upgrade',
+    b'close',
+    b'Origin: null',
+    b'{"q": "ab"}',
+    b'{"q": ',
+    b'"\\ud800"',
+    b'[',
+    b'null',
+    b'1e999',
+    b'q=ab',
+    b'&',
+  ),
+  *(b'\x00', b'\xff', b'\xed\xa0\x80', b'--x\r\n', b'name="q"', b'PRI * HTTP/2.0', b'a' * 9000),
+)
+
+
+def test_no_bytes_bring_the_server_down_or_into_its_log(capsys, caplog):
+  """Requests with parts removed, repeated and swapped: each answer is JSON with a status of the client's, or a page."""
+  rng = random.Random(0)
+  whole = [HEAD + b'\r\n{"q": "ab"}', HEAD + b'Expect: 100-continue\r\nOrigin: null\r\n\r\n{"q": ["a", "b"]}']
+
+  async def send(client, data):
+    reader, writer = await asyncio.open_connection('127.0.0.1', client._base_url.port)
+    middle = rng.randrange(len(data))
+    for part in (data[:middle], data[middle:]):
+      writer.write(part)
+      await asyncio.sleep(0)
+    writer.write_eof()
+    try:
+      return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+      return b''
+    finally:
+      writer.close()
+
+  def mutant():
+    data = bytearray(rng.choice(whole))
+    for _ in range(rng.randint(1, 4)):
+      at = rng.randrange(len(data))
+      data[at : at + rng.choice((0, 0, 1, 12))] = rng.choice(FRAGMENTS)
+    return bytes(data)
+
+  async def test(client, run, app):
+    for data in [mutant() for _ in range(100)] + [b''.join(rng.choices(FRAGMENTS, k=12)) for _ in range(100)]:
+      head, _, body = (await send(client, data)).removeprefix(b'HTTP/1.1 100 Continue\r\n\r\n').partition(b'\r\n\r\n')
+      if head:
+        status = int(head.split()[1])
+        assert status < 500, (data, head)
+        if status >= 400 and not data.startswith(b'HEAD'):
+          assert json.JSONDecoder().raw_decode(body.decode())[0]['error'], (data, head, body)
+    return (await client.get('/health')).status, app.in_flight
+
+  assert with_client(test) == (200, 0)
+  assert capsys.readouterr().err == '' and not caplog.records
 
 
 def test_a_page_of_another_origin_is_refused_before_its_body_is_read():
