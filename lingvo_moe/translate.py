@@ -14,6 +14,7 @@ break within a line or its answer is written as a backslash and an n, and a back
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import os
@@ -134,7 +135,7 @@ def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
       yield []
       continue
     number += 1
-    line = line.rstrip(b'\r\n')
+    line = line.rstrip(b'\r\n').removeprefix(codecs.BOM_UTF8 if number == 1 else b'')
     try:
       lines.append(line.decode('utf-8'))
     except UnicodeDecodeError as e:

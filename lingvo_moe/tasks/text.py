@@ -1,24 +1,50 @@
-"""Lines of text files, local or remote: UTF-8, gzipped or not, read as a stream."""
+"""Lines of text files, local or remote: UTF-8, packed or not, read as a stream; and sentences as they compare."""
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import io
 import itertools
-import zlib
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
 
 from lingvo_moe.core import files as files_lib
 from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import packed
 
 _LINES_A_BATCH = 4096
-# What a gzip file may unpack to: so many times its size, or so many bytes if that is more. Text comes to 3 to 10 times.
-_MOST_TIMES = 100
-_ALWAYS_BYTES = 8 << 20
-_BUFFER = 1 << 17  # bytes
+# Characters of the Unicode categories Cf (format) and Cc (control), but for white space: no part of a sentence.
+_FORMAT = (
+  '\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f'
+  '\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f'
+  '\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f'
+)
+# Other characters that leave no mark on a page: joiners, fillers, variation selectors and the blank pattern of Braille.
+_BLANK = (
+  '\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff'
+)
+INVISIBLE = _FORMAT + _BLANK  # as within the brackets of a regular expression
+_FORMATS = re.compile(f'[{_FORMAT}]+')
+_VISIBLE = re.compile(rf'[^\s{INVISIBLE}]')
+
+
+def is_empty(line: str) -> bool:
+  """Whether nothing of a line can be seen; such a line is translated to '', and nothing is learnt from it."""
+  return _VISIBLE.search(line) is None
+
+
+def key(line: str) -> str:
+  """A sentence as it compares with others: NFKC, without format characters, runs of white space made one space.
+
+  A line that is_empty has the key ''.
+  """
+  if is_empty(line):
+    return ''
+  printable = line.isprintable()  # then U+0020 is its only space, and it has no format character
+  line = unicodedata.normalize('NFKC', line if printable else _FORMATS.sub('', line))
+  if printable and '  ' not in line:
+    return line.strip(' ')
+  return ' '.join(line.split())
 
 
 def corpus_folder(data_dir: str) -> str:
@@ -30,92 +56,51 @@ def corpus_folder(data_dir: str) -> str:
   return folder
 
 
-def unpacked(raw: IO[bytes]) -> io.BufferedReader:
-  """Contents of an open gzip file; reading raises UserError where they are out of proportion to its size."""
-  return io.BufferedReader(_Unpacked(fileobj=raw), _BUFFER)
-
-
 def line_batches(
-  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None, check_utf8: bool = True
+  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None, strict: bool = True
 ) -> Iterator[list[bytes]]:
   """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
   Args:
-    path: path of a text file; gzip if it ends in .gz.
+    path: path of a text file, as packed.opened takes it.
     size: number of lines in a list.
     progress: function called with the bytes of the file consumed since the last call.
-    check_utf8: whether a line that is not UTF-8 is an error.
+    strict: whether a line that is not UTF-8, or has a NUL, is an error.
 
   Raises:
-    UserError: the file is missing, damaged, out of proportion, or not UTF-8 (with the line number).
+    UserError: the file cannot be read, or such a line (with its number).
   """
   number, consumed = 0, 0
+  with packed.opened(path) as (raw, contents):
+    while batch := [line.rstrip(b'\r\n') for line in itertools.islice(contents, size)]:
+      if strict:
+        check(b'\n'.join(batch), path, number)
+      number += len(batch)
+      if progress:
+        progress(raw.tell() - consumed)
+        consumed = raw.tell()
+      yield batch
+
+
+def check(data: bytes, path: str, before: int = 0) -> None:
+  """Raises UserError at the first line of some lines that is not UTF-8, or has a NUL; `before` them are as many."""
   try:
-    with files_lib.open_to_read(path) as raw:
-      lines = unpacked(raw) if path.endswith('.gz') else raw
-      while batch := _take(lines, size):
-        if check_utf8:
-          _check_utf8(batch, path, number)
-        number += len(batch)
-        if progress:
-          progress(raw.tell() - consumed)
-          consumed = raw.tell()
-        yield batch
-  except FileNotFoundError:
-    raise UserError(f'no such file: {path}') from None
-  except (EOFError, gzip.BadGzipFile, zlib.error) as e:
-    raise UserError(f'{path} is damaged or not gzip ({e}, after line {number}): make or fetch it again') from None
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
-
-
-class _Unpacked(gzip.GzipFile):
-  """Contents of a gzip file, up to a limit, so that a small file cannot keep a reader busy forever."""
-
-  def readinto(self, buffer):
-    size = super().readinto(buffer)
-    packed = self.fileobj.tell()
-    if self.tell() > max(_MOST_TIMES * packed, _ALWAYS_BYTES):
-      raise UserError(
-        f'a .gz file may unpack to {_MOST_TIMES} times its size beyond its first {_ALWAYS_BYTES >> 20} MiB; saw '
-        f'{self.tell():,} bytes in the first {packed:,} of {self.fileobj.name}: see what is in it, and unpack it '
-        'yourself if it is text'
-      )
-    return size
+    data.decode('utf-8')
+    rule, seen, way_out = 'text has no NUL bytes', 'has one', "remove them with tr -d '\\000', if the rest is text"
+    place = data.find(0)
+  except UnicodeDecodeError as e:
+    rule, seen, way_out = 'text must be UTF-8', 'is not', 'convert it, e.g. with iconv -f latin1 -t utf-8'
+    place = e.start
+  if place >= 0:
+    line, byte = data.count(b'\n', 0, place) + 1, place - data.rfind(b'\n', 0, place)
+    raise UserError(
+      f'{rule}; line {before + line} of {path} {seen} (byte {byte}: {data[place : place + 4]!r}): {way_out}'
+    )
 
 
 def shortened(text: str, length: int) -> str:
   """A text for people to see, of at most so many characters; what is cut ends in an ellipsis."""
   return text if len(text) <= length else text[: length - 1] + '…'
-
-
-def _take(lines, size: int) -> list[bytes]:
-  return [line.rstrip(b'\r\n') for line in itertools.islice(lines, size)]
-
-
-def _check_utf8(batch: list[bytes], path: str, number: int) -> None:
-  try:
-    b'\n'.join(batch).decode('utf-8')
-    return
-  except UnicodeDecodeError:
-    pass
-  for i, line in enumerate(batch):
-    try:
-      line.decode('utf-8')
-    except UnicodeDecodeError as e:
-      where = f'line {number + i + 1} of {path} is not (byte {e.start + 1}: {line[e.start : e.start + 4]!r})'
-      raise UserError(f'text must be UTF-8; {where}: {way_out(line)}') from None
-
-
-def is_utf_16(first: bytes) -> bool:
-  """Whether a text begins with the byte order mark of UTF-16."""
-  return first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-
-
-def way_out(line: bytes) -> str:
-  """Command that converts a text that is not UTF-8, for an error; `line` is its first line that is not."""
-  encoding = 'utf-16' if is_utf_16(line) else 'latin1'
-  return f'convert it, e.g. with iconv -f {encoding} -t utf-8'
 
 
 def read_lines(files: Iterable[str]) -> list[str]:

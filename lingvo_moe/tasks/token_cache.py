@@ -34,7 +34,7 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.lock import lock
 
-_FORMAT = 2
+_FORMAT = 3  # with 2, text began with a byte order mark where the file did
 _DTYPES = ('uint16', 'int32')
 _META = {
   'dtype': json_files.Kind(f'one of {", ".join(_DTYPES)}', lambda value: value in _DTYPES),

@@ -1,58 +1,43 @@
-"""Text files: the limit of what a gzip file may unpack to."""
+"""Sentences as they compare, and lines of which nothing can be seen."""
 
 from __future__ import annotations
 
-import gzip
-import os
-import time
+import unicodedata
 
 import pytest
 
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import preparation
-from lingvo_moe.tasks.plain_text import corpus as plain_text
 
-MANY = 300_000_000
+CHARACTERS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 
 
-@pytest.fixture(scope='module')
-def bombs(tmp_path_factory):
-  """Files of some 300 kB that unpack to 300 MB: of empty lines, in one gzip member or many, and of one line."""
-  folder = tmp_path_factory.mktemp('bombs')
-  part = gzip.compress(b'\n' * (MANY // 100))
-  (folder / 'many.de.gz').write_bytes(part * 100)
-  with gzip.open(folder / 'one.en.gz', 'wb', compresslevel=9) as f:
-    for _ in range(100):
-      f.write(b'\n' * (MANY // 100))
-  (folder / 'line.txt.gz').write_bytes(gzip.compress(b'a' * (MANY // 100)) * 100)
-  return folder
+@pytest.mark.parametrize(
+  'line',
+  [
+    'Der  Hund läuft', 'Der\u00a0Hund läuft', 'Der Hund la\u0308uft', 'Der Hund läuft\u200e', 'Der Hund l\u200bäuft',
+    '\ufeffDer Hund läuft', ' Der\tHund läuft\r', 'Der\u3000Hund läuft', 'Der Hu\u00adnd läuft', 'Der Hund la\u200d\u0308uft',
+    'Ｄer Hund läuft', 'Der Hund\0 läuft',
+  ],
+)  # fmt: skip
+def test_a_sentence_has_one_key_however_its_spaces_and_composition_are_written(line):
+  assert text.key(line) == 'Der Hund läuft'
 
 
-@pytest.mark.parametrize('name', ['many.de.gz', 'one.en.gz', 'line.txt.gz'])
-def test_a_small_file_that_unpacks_to_very_much_is_refused_soon(bombs, name):
-  path, begun = str(bombs / name), time.monotonic()
-  assert os.path.getsize(path) < 320_000
-
-  for read in (text.count_lines, plain_text.read, lambda path: text.read_lines([path])):
-    with pytest.raises(UserError, match='may unpack to 100 times its size beyond its first 8 MiB; saw .*: see what'):
-      read(path)
-
-  assert time.monotonic() - begun < 60
+def test_sentences_of_other_words_case_or_punctuation_have_other_keys():
+  lines = ['Der Hund', 'der Hund', 'DerHund', 'Der Hund.', 'Der Hünd', '']
+  assert len(set(map(text.key, lines))) == len(lines)
 
 
-def test_preparation_refuses_it_too(bombs):
-  texts = preparation.Texts(str(bombs / 'many.de.gz'), str(bombs / 'one.en.gz'))
-
-  with pytest.raises(UserError, match='may unpack to 100 times its size'):
-    for _ in texts.batches():
-      pass
+def test_a_line_is_empty_if_and_only_if_its_key_is():
+  assert [c for c in CHARACTERS if text.is_empty(c) != (text.key(c) == '')] == []
 
 
-def test_text_that_packs_well_is_read(tmp_path):
-  lines = [b'line %d of a text that repeats itself' % (i % 1000) for i in range(300_000)]
-  path = tmp_path / 'a.gz'
-  path.write_bytes(gzip.compress(b'\n'.join(lines), compresslevel=1))
+def test_no_format_or_control_character_and_no_space_can_be_seen():
+  unseen = [c for c in CHARACTERS if unicodedata.category(c) in ('Cf', 'Cc', 'Zs', 'Zl', 'Zp')]
+  assert [c for c in unseen if not text.is_empty(c)] == [] and text.is_empty(''.join(unseen))
+  letters = [c for c in CHARACTERS if unicodedata.category(c)[0] in 'LNP']
+  assert {c for c in letters if text.is_empty(c)} == set('\u115f\u1160\u3164\uffa0')  # fillers of Hangul
 
-  assert len(b'\n'.join(lines)) > text._ALWAYS_BYTES
-  assert [line for batch in text.line_batches(str(path)) for line in batch] == lines
+
+def test_a_key_is_its_own_key():
+  assert [c for c in CHARACTERS if text.key(text.key(c)) != text.key(c)] == []

@@ -1,7 +1,8 @@
-"""Token caches of language pairs: both sides of each, tokenised once; see tasks/token_cache.py."""
+"""Token caches of language pairs: both sides of each, tokenised once, and keys of sentences; see tasks/token_cache.py."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -38,6 +39,37 @@ def open_pairs(
   return caches
 
 
+class _Keys:
+  """In the place of a vocabulary: a sentence's ids are the two halves of a hash of its text.key."""
+
+  size = 1 << 31
+  fingerprint = 'hashes of keys, 1'
+
+
+def open_keys(
+  pairs: Sequence[corpus.Pair], cache_dir: str, *, quiet: bool = False
+) -> list[tuple[np.ndarray, np.ndarray]]:
+  """A hash of text.key, uint64, of each (source, target) line of every pair; 0 of an empty one."""
+  wanted = [
+    Entry(f'{pair.name}.{pair.split}.{language}.keys', files, _Keys())
+    for pair in pairs
+    for language, files in ((pair.source, pair.source_files), (pair.target, pair.target_files))
+  ]
+  hashes = [side.tokens.view(np.uint64) for side in open_entries(wanted, _hashed, cache_dir, quiet=quiet)]
+  return list(zip(hashes[::2], hashes[1::2], strict=True))
+
+
+def _hashed(paths: Sequence[str], vocab: _Keys, progress: Callable[[int], None]) -> Iterator:
+  """Yields (hashes, 2s) of some thousands of lines at a time, and an empty pair at the end of each file."""
+  del vocab
+  for path in paths:
+    for batch in text.line_batches(path, progress=progress):
+      keys = (text.key(line.decode('utf-8')).encode() for line in batch)
+      hashes = b''.join(hashlib.blake2b(key, digest_size=8).digest() if key else bytes(8) for key in keys)
+      yield np.frombuffer(hashes, np.int32), np.full(len(batch), 2)
+    yield np.zeros(0, np.int32), np.zeros(0, np.int64)
+
+
 def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> Iterator:
   """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each file.
 
@@ -49,7 +81,7 @@ def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], Non
     try:
       for path in paths:
         for batch in text.line_batches(path, progress=progress):
-          yield np.array(batch, object)
+          yield np.array([b'' if text.is_empty(line.decode('utf-8')) else line for line in batch], object)
         yield np.array([], object)
     except UserError as e:  # raised below, as tf.data would wrap it in an error with a stack trace
       failure.append(e)

@@ -7,7 +7,8 @@ The folder may be remote (core/files.py). There are two layouts, which are recog
   pair, in either direction.
 
 A side may consist of shards instead of one file, `train-*.<language>[.gz]`, read in the order of their names. If
-`x.de` and `x.de.gz` both exist, the first is read. Lines end with LF (CR before it is dropped) and are UTF-8.
+`x.de` and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2. Lines end with LF (CR before it is
+dropped) and are UTF-8.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.tasks import packed
 from lingvo_moe.tasks import text
 
 
@@ -91,11 +93,16 @@ def pair_folders(data_dir: str) -> list[tuple[str, str]]:
 
 
 def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
-  """(source, target) of each name of a pair. One with several hyphens is cut beside a language of the other names."""
+  """(source, target) of each name of a pair.
+
+  One with several hyphens is cut beside a language of the other names, or before the last part that begins with a small
+  letter, as codes of languages do.
+  """
   cut = {name: [(name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == '-'] for name in sorted(names)}
   known = {language for ways in cut.values() if len(ways) == 1 for language in ways[0]}
-  chosen = (next((way for way in ways if set(way) & known), ways[-1]) for ways in cut.values() if ways)
-  return list(chosen)
+  is_code = lambda way: way[1][:1].islower()  # 'pt-BR' of 'en-pt-BR', but not 'BR'
+  guess = lambda ways: next(filter(is_code, reversed(ways)), ways[-1])
+  return [next((way for way in ways if set(way) & known), guess(ways)) for ways in cut.values() if ways]
 
 
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
@@ -152,9 +159,9 @@ def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (stem, language, path) of each file named stem.language or stem.language.gz."""
+  """Yields (stem, language, path) of each file named stem.language, or so with the ending of a packed file."""
   for name in sorted(files.file_names(folder)):
-    stem, dot, language = name.removesuffix('.gz').rpartition('.')
+    stem, dot, language = packed.ENDING.sub('', name).rpartition('.')
     if dot and stem:
       yield stem, language, os.path.join(folder, name)
 

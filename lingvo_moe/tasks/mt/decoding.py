@@ -15,6 +15,7 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import encoder_decoder_search
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
@@ -186,7 +187,7 @@ class Translator:
     )
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
-      log_probs[i] = -np.inf if targets[i].strip() else 0.0
+      log_probs[i] = 0.0 if text.is_empty(targets[i]) else -np.inf
     _report(progress, len(batches.empty))
     for index_B, batch in batches:
       real_B = index_B >= 0

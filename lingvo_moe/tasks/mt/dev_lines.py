@@ -1,9 +1,11 @@
-"""Dev text taken from train, where a corpus has none (dev_lines): which lines, and which others go with them.
+"""Dev text taken from train, where a corpus has none (dev_lines): which lines, and which others go with them. And how
+much of a corpus's own dev and test is in its train.
 
 A pair's lines are chosen by the text of one side, so that pairs of the same sentences, the two directions of one text
 among them, choose the same ones: the side in the language that most pair folders of the corpus have. They depend on no
 other pair of the run, so a decoder of one pair finds them too. Of lines equal there, one is chosen. Training leaves them
-out, in every pair, with every line that is the same as one of them on either side.
+out, in every pair, with every line that is the same as one of them on either side. Lines are the same if their text.key
+is, or their tokens are.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.token_cache import TokenCache
 
 _CHUNK = 1 << 16  # lines that are compared at a time
+_MANY_SHARED = 0.01  # share of held-out lines in train from which on the user is told
 
 
 def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
@@ -90,7 +93,7 @@ class Choice:
     shared = min((pair.source, pair.target), key=lambda language: (-self._folders_with[language], language))
     files = pair.source_files if shared == pair.source else pair.target_files
     lines = (line for path in files for batch in text.line_batches(path) for line in batch)
-    checksums = np.fromiter((zlib.crc32(line.strip()) for line in lines), np.uint64, size)
+    checksums = np.fromiter((zlib.crc32(text.key(line.decode('utf-8')).encode()) for line in lines), np.uint64, size)
     places = sampling.fold(self._seed, 'dev_lines', checksums)
     _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
     again = np.ones(size, bool)
@@ -105,41 +108,70 @@ class Choice:
 
 
 def left_out(
-  caches: Sequence[tuple[TokenCache, TokenCache]], chosen: Mapping[int, np.ndarray], *, shared_vocab: bool
+  caches: Sequence[tuple[TokenCache, TokenCache]],
+  keys: Sequence[tuple[np.ndarray, np.ndarray]],
+  chosen: Mapping[int, np.ndarray],
+  *,
+  shared_vocab: bool,
 ) -> list[np.ndarray]:
-  """Whether each line of each pair is chosen, or has the same tokens as a chosen one, of any pair, on either side.
+  """Whether each line of each pair is chosen, or is the same as a chosen one, of any pair, on either side.
 
   Args:
     caches: source and target side of every pair of train.
+    keys: hashes of text.key of the same lines; see cache.open_keys.
     chosen: numbers of the chosen lines, by the number of their pair.
-    shared_vocab: whether tokens of a source and of a target compare.
+    shared_vocab: whether a source and a target compare.
   """
-  held = [
-    np.concatenate(
-      [np.zeros(0, np.uint64), *(h for i, lines in chosen.items() for h in _hashes(caches[i][side], lines))]
-    )
-    for side in (0, 1)
-  ]
-  if shared_vocab:
-    held = [np.concatenate(held)] * 2
-  held = [np.unique(hashes) for hashes in held]
   out = [np.zeros(len(source), bool) for source, _ in caches]
-  for number, sides in enumerate(caches):
-    out[number][chosen.get(number, [])] = True
-    for side, of_dev in zip(sides, held):
-      if hashes := list(_hashes(side, np.arange(len(side)))):
-        out[number] |= np.isin(np.concatenate(hashes), of_dev)
+  for sides_of in (keys.__getitem__, lambda number: [_hashes(side) for side in caches[number]]):
+    of_chosen = [[side[lines] for side in sides_of(number)] for number, lines in chosen.items()]
+    held = [np.concatenate([np.zeros(0, np.uint64), *side]) for side in zip(*of_chosen)]
+    if shared_vocab:
+      held = [np.concatenate(held)] * 2
+    held = [np.unique(hashes) for hashes in held]
+    for number, lines in enumerate(out):
+      for side, of_dev in zip(sides_of(number), held):
+        lines |= np.isin(side, of_dev)
   return out
 
 
-def _hashes(side: TokenCache, lines: np.ndarray) -> Iterator[np.ndarray]:
-  """A hash of the tokens of each line, for some lines at a time."""
+def _hashes(side: TokenCache) -> np.ndarray:
+  """A hash of the tokens of each line."""
+  return np.concatenate([np.zeros(0, np.uint64), *_hashes_by_chunks(side, np.arange(len(side)))])
+
+
+def _hashes_by_chunks(side: TokenCache, lines: np.ndarray) -> Iterator[np.ndarray]:
   for begin in range(0, len(lines), _CHUNK):
     tokens, lengths = side.gather(lines[begin : begin + _CHUNK])
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(tokens)) - np.repeat(starts, lengths)
     sums = np.concatenate([[np.uint64(0)], np.cumsum(sampling.fold(tokens, places), dtype=np.uint64)])
     yield sums[starts + lengths] - sums[starts]
+
+
+def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> list[str]:
+  """Lines that warn of dev or test text of which many sentences, on one side at least, are in train of their pair."""
+  from lingvo_moe.tasks.mt import cache  # imports TensorFlow
+
+  warnings, train = [], {}
+  for split in ('train', 'dev', 'test'):
+    try:
+      pairs = _find(config, split)
+    except corpus.NotThereError:
+      continue
+    lines, shared = 0, 0
+    for pair, sides in zip(pairs, cache.open_keys(pairs, cache_dir, quiet=quiet), strict=True):
+      if split == 'train':
+        train[pair.name] = sides
+      elif pair.name in train and len(sides[0]) == len(sides[1]):
+        source, target = (np.isin(mine, own) & (mine != 0) for mine, own in zip(sides, train[pair.name], strict=True))
+        lines += len(source)
+        shared += int(np.count_nonzero(source | target))
+    if shared > _MANY_SHARED * lines:
+      warnings.append(
+        f'warning: {shared:,} of {lines:,} {split} lines are in train: what is measured on them is no measure of new text'
+      )
+  return warnings
 
 
 class Lines:

@@ -116,7 +116,8 @@ class Examples:
       if pair.name in taken
     }
     if split == 'train' and chosen:
-      self._left_out = dev_lines.left_out(self._caches, chosen, shared_vocab=source_vocab is target_vocab)
+      keys = cache.open_keys(self.pairs, cache_dir, quiet=quiet)
+      self._left_out = dev_lines.left_out(self._caches, keys, chosen, shared_vocab=source_vocab is target_vocab)
     elif split == 'dev':
       for number, lines in chosen.items():
         self._caches[number] = tuple(dev_lines.Lines(side, lines) for side in self._caches[number])
@@ -125,7 +126,7 @@ class Examples:
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
     key = repr((folders, self._tags is not None, self._max_length))
     if taken:
-      key += repr(('by text', config.dev_lines, config.seed, sorted(taken)))
+      key += repr(('by key', config.dev_lines, config.seed, sorted(taken)))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
   def _scan(self, pair: int) -> PairStats:

@@ -171,7 +171,7 @@ class TranslateJob:
 
 def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> list[tuple[str, int, str]]:
   """Pair, number of the line from 1, and translation of a few lines, evenly spaced over all that are not empty."""
-  lines = [(s, i) for s in sets for i, source in enumerate(s.sources) if source.strip()]
+  lines = [(s, i) for s in sets for i, source in enumerate(s.sources) if not text.is_empty(source)]
   count = min(_SAMPLES, len(lines))
   chosen = [lines[(2 * k + 1) * len(lines) // (2 * count)] for k in range(count)]
   return [(s.name, i + 1, texts[s.name][i]) for s, i in chosen]

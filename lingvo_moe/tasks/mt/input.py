@@ -22,6 +22,7 @@ import tensorflow as tf
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.batching import BatchPlan
@@ -272,6 +273,8 @@ def _trimmed(plan: BatchPlan, multiple: int) -> BatchPlan:
 class TextInput:
   """Input of given sentences, for decoding, or with targets for scoring.
 
+  A byte order mark before a sentence is left out, and a sentence that text.is_empty has no tokens.
+
   Iterating yields (index_B, batch): index_B is the index of the sentence in each row, -1 for an empty row. Without
   targets the batch has only the source arrays. A sentence over max_length is cut to its first tokens and eos.
 
@@ -302,7 +305,7 @@ class TextInput:
   ):
     tagged = target_language is not None
     self._tag = source_vocab.tag_id(target_language) if tagged else None
-    source_ids = source_vocab.encode(sources)
+    source_ids = source_vocab.encode(_seen(sources))
     self.empty = [i for i, ids in enumerate(source_ids) if not ids]
     too_long = {i for i, ids in enumerate(source_ids) if len(ids) + 1 + tagged > config.max_length}
     self._sources = [ids[: config.max_length - 1 - tagged] for ids in source_ids]
@@ -314,7 +317,7 @@ class TextInput:
         raise UserError(
           f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
         )
-      target_ids = (target_vocab or source_vocab).encode(targets)
+      target_ids = (target_vocab or source_vocab).encode(_seen(targets))
       too_long |= {i for i, ids in enumerate(target_ids) if len(ids) + 1 > config.max_length}
       self._targets = [ids[: config.max_length - 1] for ids in target_ids]
       target_lengths = np.array([len(ids) + 1 for ids in self._targets], np.int64)
@@ -335,6 +338,10 @@ class TextInput:
       if self._targets is not None:
         batch |= assembly.target_arrays(plan, *_flat(self._targets, plan.example))
       yield index_B, batch
+
+
+def _seen(lines: Sequence[str]) -> list[str]:
+  return ['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines]
 
 
 def _flat(rows: list[list[int]], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

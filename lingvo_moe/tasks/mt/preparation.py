@@ -3,6 +3,8 @@
 A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty or too long, if their lengths are wildly
 unlike, or if the same pair occurred before. Lengths are in characters. The corpus's own ratio of target to source
 characters is the measure of the others: Chinese is a third as long as its English translation, and not to blame.
+Sentences are compared by text.key: those that differ in spaces, composition or characters that cannot be seen alone are
+the same. What is written is the text as it was.
 
 Dev and test are the pairs with the smallest hashes of seed and text, so that they do not depend on the order of lines.
 Pairs whose sentences occur in no other pair come first; they cost training nothing. Where there are too few of them,
@@ -15,30 +17,31 @@ Files are read twice and never held: a line takes some 50 bytes of memory, in ar
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import enum
 import hashlib
-import itertools
 import os
-import re
+import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import sampling
 from lingvo_moe.tasks import text
+from lingvo_moe.tasks.mt.pair_files import Progress
+from lingvo_moe.tasks.mt.pair_files import Side
+from lingvo_moe.tasks.mt.pair_files import Texts
 
 SPLITS = ('train', 'dev', 'test')
 _CHUNK = 1 << 20  # lines that are computed at a time
 _BUCKETS = 16  # parts of all hashes that are sorted at a time
 _SLACK = 10  # characters added to both sides of a ratio: 'Ja.' may become 'Yes, indeed.'
 _UNDECIDED = 255
-
-Progress = Callable[[int], None]
-Side = list[bytes | None]  # lines of one side; None where a column is missing
+_HELD_OUT = 1000  # pairs of dev, and of test, at most, where their number is not given
+_FEW, _SHARE = 3, 0.01  # lines, and share of all, that may be of another encoding
+_MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
 class Fate(enum.IntEnum):
@@ -61,85 +64,18 @@ class Rules:
   """Rules of what is kept and held out.
 
   Attributes:
-    dev: pairs of dev.
-    test: pairs of test.
+    dev: pairs of dev; None: 1000, or a tenth of those that are fit to keep if that is less.
+    test: pairs of test, likewise.
     max_chars: most characters of a line.
     max_ratio: most that a side may be longer than the other makes expect.
     seed: seed of the choice of dev and test.
   """
 
-  dev: int = 1000
-  test: int = 1000
+  dev: int | None = None
+  test: int | None = None
   max_chars: int = 1000
   max_ratio: float = 3.0
   seed: int = 1
-
-
-class Texts:
-  """Pairs of lines to prepare: two files, or two columns of one; gzipped if the name ends with .gz.
-
-  Args:
-    source: file of source lines; '' with `tsv`.
-    target: file of their translations.
-    tsv: file of columns with tabs between.
-    columns: the source and the target column of `tsv`, from 1.
-  """
-
-  def __init__(self, source: str = '', target: str = '', tsv: str = '', columns: tuple[int, int] = (1, 2)):
-    if bool(tsv) == bool(source) or bool(source) != bool(target):
-      raise UserError('text comes from two files or from one of columns: give --source and --target, or --tsv')
-    if min(columns) < 1 or columns[0] == columns[1]:
-      raise UserError(f'columns are two different numbers from 1 on; saw {columns[0]},{columns[1]}: e.g. --columns=1,2')
-    self.paths = (tsv,) if tsv else (source, target)
-    self._columns = columns
-    for path in self.paths:
-      if not os.path.isfile(path):
-        raise UserError(f'no such file: {path}')
-    if len({os.path.realpath(path) for path in self.paths}) < len(self.paths):
-      raise UserError(f'--source and --target must be two files; both are {source}')
-
-  def bytes(self) -> int:
-    """Bytes of the files, as they lie on disk."""
-    return sum(os.path.getsize(path) for path in self.paths)
-
-  def batches(self, progress: Progress | None = None) -> Iterator[tuple[Side, Side]]:
-    """Yields (source lines, target lines), as many of both, some thousands at a time.
-
-    Raises:
-      UserError: a file cannot be read, or the two have different numbers of lines.
-    """
-    sides = [_batches(path, progress) for path in self.paths]
-    if len(sides) == 1:
-      for lines in sides[0]:
-        rows = [line.split(b'\t') for line in lines]
-        yield tuple([row[c - 1] if len(row) >= max(self._columns) else None for row in rows] for c in self._columns)
-      return
-    counts = [0, 0]
-    for source, target in itertools.zip_longest(*sides, fillvalue=[]):
-      counts = [counts[0] + len(source), counts[1] + len(target)]
-      if len(source) == len(target):
-        yield source, target
-    if counts[0] != counts[1]:
-      raise UserError(
-        f'line i of one side goes with line i of the other, so both need as many lines; saw {counts[0]} in '
-        f'{self.paths[0]} and {counts[1]} in {self.paths[1]}: align them'
-      )
-
-  def where(self, side: int) -> str:
-    """Name of the file of the source (0) or the target (1), for a message."""
-    return self.paths[side] if len(self.paths) == 2 else self.paths[0]
-
-
-def _batches(path: str, progress: Progress | None) -> Iterator[list[bytes]]:
-  """Lines of a file in lists, without a byte order mark."""
-  batches = text.line_batches(path, progress=progress, check_utf8=False)
-  for first in batches:
-    if text.is_utf_16(first[0]):
-      raise UserError(f'text must be UTF-8; {path} begins as UTF-16 does: {text.way_out(first[0])}')
-    first[0] = first[0].removeprefix(codecs.BOM_UTF8)
-    yield first
-    break
-  yield from batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,57 +86,74 @@ class Found:
     fates: Fate of every line, uint8.
     first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
     ratio: characters of the target for each one of the source.
+    copies: pairs fit to keep whose target is their source.
   """
 
   fates: np.ndarray
   first_not_utf8: tuple[str, ...]
   ratio: float
+  copies: int = 0
 
-  def count(self, fate: Fate) -> int:
-    """Number of lines with a fate."""
-    return int(np.count_nonzero(self.fates == fate))
+  def count(self, *fates: Fate) -> int:
+    """Number of lines with one of some fates."""
+    return int(np.count_nonzero(np.isin(self.fates, fates)))
 
 
-def languages(texts: Texts, pair: str = '') -> tuple[str, str]:
-  """(source, target) languages: of `pair`, as 'de-en', or from the ends of the files' names."""
-  if pair:
-    found = pair.split('-')
-    seen = f'--pair={pair}'
-  else:
-    found = [path.removesuffix('.gz').rpartition('.')[2] for path in texts.paths]
-    seen = ' and '.join(map(os.path.basename, texts.paths))
-  if len(found) != 2 or found[0] == found[1] or not all(re.fullmatch(r'\w+', name) for name in found):
-    raise UserError(
-      'two different languages must be named, of letters, digits and underscores, by --pair or by the ends of the '
-      f"files' names (a.de, a.en.gz); saw {seen}: give e.g. --pair=de-en"
-    )
-  return found[0], found[1]
+class TooFewError(UserError):
+  """Too few pairs to be divided; `found` says what was dropped."""
+
+  def __init__(self, message: str, found: Found):
+    super().__init__(message)
+    self.found = found
 
 
 def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Found:
   """Reads all lines, and decides the place of each.
 
   Raises:
-    UserError: the files do not fit each other, or too few pairs are left to be divided.
+    UserError: the files do not fit each other, or a side is of another encoding.
+    TooFewError: too few pairs are left to be divided.
   """
   columns = _Columns()
   first_not_utf8: dict[int, str] = {}
+  samples: dict[int, bytes] = {}
+  not_utf8 = [0, 0]
   for sides in texts.batches(progress):
     measured = [_measure(side, rules.max_chars) for side in sides]
     for i, (_, _, fates) in enumerate(measured):
       bad = np.flatnonzero(fates == Fate.NOT_UTF8)
+      not_utf8[i] += bad.size
       if bad.size and i not in first_not_utf8:
         first_not_utf8[i] = f'line {columns.lines + int(bad[0]) + 1} of {texts.where(i)}'
+        samples[i] = sides[i][bad[0]]
     (source, source_chars, source_fates), (target, target_chars, target_fates) = measured
     columns.append(source, target, source_chars, target_chars, np.minimum(source_fates, target_fates))
+  for i, count in enumerate(not_utf8):
+    if count > max(_FEW, columns.lines * _SHARE):
+      raise _of_another_encoding(texts.where(i), first_not_utf8[i], samples[i], count, columns.lines)
   source, target, source_chars, target_chars, fates = columns.taken()
   ratio = _drop_ratios(source_chars, target_chars, fates, rules.max_ratio)
   del source_chars, target_chars
   pairs = _by_chunks(lambda *hashes: sampling.fold(*hashes), source, target)
   fates[(fates == _UNDECIDED) & _repeats(pairs, fates == _UNDECIDED)] = Fate.DUPLICATE
-  _hold_out(source, target, pairs, fates, rules)
+  copies = int(np.count_nonzero((source == target) & (fates == _UNDECIDED)))
+  found = Found(fates, tuple(first_not_utf8[i] for i in sorted(first_not_utf8)), ratio, copies)
+  _hold_out(source, target, pairs, found, rules)
   fates[fates == _UNDECIDED] = Fate.TRAIN
-  return Found(fates, tuple(first_not_utf8[i] for i in sorted(first_not_utf8)), ratio)
+  return found
+
+
+def _of_another_encoding(path: str, where: str, line: bytes, count: int, lines: int) -> UserError:
+  try:
+    begin = line.find(0)
+    line.decode('utf-8')
+  except UnicodeDecodeError as e:
+    begin = e.start
+  return UserError(
+    f'text must be UTF-8; {count:,} of {lines:,} lines are not, first {where} (byte {begin + 1}: '
+    f'{line[begin : begin + 4]!r}): convert it with iconv -f ENCODING -t utf-8 {shlex.quote(path)}, where ENCODING is often '
+    'cp1252 (Western Europe), cp1251 (Cyrillic), gb18030 (Chinese) or shift_jis (Japanese)'
+  )
 
 
 class _Columns:
@@ -236,18 +189,23 @@ class _Columns:
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(hashes, characters, fates) of lines, spaces around them aside; a fate is _UNDECIDED where nothing is wrong."""
+  """(hashes of keys, characters, fates) of lines, without spaces around; a fate is _UNDECIDED where nothing is wrong."""
   digests, chars = [], np.zeros(len(lines), np.int32)
   fates = np.full(len(lines), _UNDECIDED, np.uint8)
   for i, line in enumerate(lines):
+    key = ''
     try:
-      stripped = line.decode('utf-8').strip()
+      decoded = line.decode('utf-8')
+      key = text.key(decoded)
+      if not key:
+        fates[i] = Fate.EMPTY
+      elif '\0' in decoded:
+        fates[i] = Fate.NOT_UTF8
+      else:
+        chars[i] = min(len(decoded.strip()), 2**31 - 1)
     except (AttributeError, UnicodeDecodeError):
       fates[i] = Fate.COLUMN_MISSING if line is None else Fate.NOT_UTF8
-      stripped = ''
-    digests.append(hashlib.blake2b(stripped.encode('utf-8'), digest_size=8).digest())
-    chars[i] = min(len(stripped), 2**31 - 1)
-  fates[(chars == 0) & (fates == _UNDECIDED)] = Fate.EMPTY
+    digests.append(hashlib.blake2b(key.encode('utf-8'), digest_size=8).digest())
   fates[chars > max_chars] = Fate.TOO_LONG
   return np.frombuffer(b''.join(digests), '<u8').astype(np.uint64), chars, fates
 
@@ -265,10 +223,12 @@ def _drop_ratios(source: np.ndarray, target: np.ndarray, fates: np.ndarray, most
   return ratio
 
 
-def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, fates: np.ndarray, rules: Rules) -> None:
+def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, found: Found, rules: Rules) -> None:
   """Chooses dev and test among the pairs that are left, and drops pairs that share a sentence with them."""
-  wanted, kept = rules.dev + rules.test, fates == _UNDECIDED
+  fates, kept = found.fates, found.fates == _UNDECIDED
   total = int(kept.sum())
+  dev, test = (min(_HELD_OUT, max(total // 10, 1)) if n is None else n for n in (rules.dev, rules.test))
+  wanted = dev + test
   alone = kept.copy()
   for side in (source, target):
     alone &= ~_repeats(side, kept, with_first=True)
@@ -276,17 +236,19 @@ def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, fates: 
   chosen = _smallest(rank, alone, wanted).tolist()
   if len(chosen) < wanted < total:
     chosen += _apart(source, target, rank, kept & ~alone, wanted - len(chosen))
-  fates[chosen[: rules.test]] = Fate.TEST  # first, so that test stays what it is if there is to be more of dev
-  fates[chosen[rules.test :]] = Fate.DEV
+  fates[chosen[:test]] = Fate.TEST  # first, so that test stays what it is if there is to be more of dev
+  fates[chosen[test:]] = Fate.DEV
   for side in (source, target):
     shares = _among(side, np.sort(side[chosen]))
     fates[shares & (fates == _UNDECIDED)] = Fate.SHARES_SENTENCE
   if len(chosen) < wanted or not (fates == _UNDECIDED).any():
+    fates[kept] = _UNDECIDED
     most = total // 10
-    raise UserError(
+    raise TooFewError(
       f'dev and test, which share no sentence with anything else, must leave pairs to train on; saw {total:,} pairs '
-      f'that are fit to keep, of {len(fates):,}, for --dev={rules.dev} --test={rules.test}: '
-      + (f'use e.g. --dev={most} --test={most}' if most else 'give more text')
+      f'that are fit to keep, of {len(fates):,}, for --dev={dev} --test={test}: '
+      + (f'use e.g. --dev={most} --test={most}' if most else 'give more text' if total else 'look at what was dropped'),
+      found,
     )
 
 
@@ -410,7 +372,7 @@ def _write_splits(texts, fates, folder, sides, progress):
 
 _REASONS = {
   Fate.COLUMN_MISSING: 'column missing',
-  Fate.NOT_UTF8: 'not UTF-8',
+  Fate.NOT_UTF8: 'not UTF-8, or with NUL bytes',
   Fate.EMPTY: 'empty',
   Fate.TOO_LONG: 'over {max_chars} characters',
   Fate.LENGTH_RATIO: 'length ratio over {max_ratio:g}',
@@ -420,11 +382,24 @@ _REASONS = {
 
 
 def table(found: Found, rules: Rules) -> str:
-  """Table of the counts: lines read, dropped by reason, and of each split."""
+  """Table of the counts: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
   rows = [('lines read', len(found.fates), '')]
   for fate, reason in _REASONS.items():
     note = f'first: {", ".join(found.first_not_utf8)}' if fate == Fate.NOT_UTF8 and found.first_not_utf8 else ''
     if found.count(fate):
       rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', found.count(fate), note))
-  rows += [(split, found.count(Fate[split.upper()]), '') for split in SPLITS]
+  if undecided := int(np.count_nonzero(found.fates == _UNDECIDED)):
+    rows.append(('fit to keep', undecided, ''))
+  for split in SPLITS if not undecided and found.count(Fate.TRAIN) else ():
+    chosen_here = getattr(rules, split, 0) is None
+    count = found.count(Fate[split.upper()])
+    rows.append((split, count, f'a tenth: --{split}=N for another number' if chosen_here and count < _HELD_OUT else ''))
   return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)
+
+
+def warning(found: Found) -> str:
+  """Line on what may be wrong with a corpus; '' where nothing seems to be."""
+  total = found.count(Fate.TRAIN, Fate.DEV, Fate.TEST, Fate.SHARES_SENTENCE)
+  if found.copies <= _MANY_COPIES * total:
+    return ''
+  return f'warning: {found.copies:,} of {total:,} targets equal their sources; a model of them learns to copy'

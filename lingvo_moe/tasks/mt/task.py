@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,10 @@ class TranslationTask:
   def dev_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> EvalInput:
     from lingvo_moe.tasks.mt.input import EvalInput
 
-    return EvalInput(self, cache_dir, max_sentences=self.eval_sentences, vocabs=vocabs, **vars(feed))
+    found = EvalInput(self, cache_dir, max_sentences=self.eval_sentences, vocabs=vocabs, **vars(feed))
+    for warning in [] if feed.quiet else dev_lines.within_train(self, cache_dir):
+      print(warning, file=sys.stderr)
+    return found
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
     return metrics_lib.scalars(metrics)

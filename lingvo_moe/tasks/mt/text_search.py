@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow_text
 
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -15,6 +16,8 @@ from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
+
+_UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'  # what input.TextInput leaves out, in the syntax of RE2
 
 
 class TextSearch:
@@ -68,7 +71,7 @@ class TextSearch:
 
   def _tokenize(self, lines: tf.Tensor, target: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """(ids [B, T] with tag and end, their numbers [B], which lines were cut [B]); 0 ids for a line without tokens."""
-    tokens = self.resources[0].tokenize(lines)
+    tokens = self.resources[0].tokenize(tf.strings.regex_replace(lines, _UNSEEN, ''))
     most = self._config.max_length - 1 - bool(self._tags)
     counts_B = tf.cast(tokens.row_lengths(), tf.int32)
     parts = [tokens[:, :most], tf.fill([tf.size(lines), 1], EOS)]

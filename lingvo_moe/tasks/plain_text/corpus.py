@@ -1,23 +1,21 @@
 """Plain text in a folder, which may be remote (core/files.py): the files of a split, and the documents in them.
 
-A split is `<data_dir>/<split>*.txt[.gz]`, so that `train.txt` may as well be shards, `train-000.txt`, `train-001.txt`,
-..., read in the order of their names. If `x.txt` and `x.txt.gz` both exist, the first is read. Text is UTF-8.
+A split is `<data_dir>/<split>*.txt[.gz|.xz|.bz2]`, so that `train.txt` may as well be shards, `train-000.txt`,
+`train-001.txt`, ..., read in the order of their names. If `x.txt` and `x.txt.gz` both exist, the first is read. Text is
+UTF-8.
 """
 
 from __future__ import annotations
 
-import functools
-import gzip
 import os
 import re
-import zlib
 from collections.abc import Iterator
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import packed
 from lingvo_moe.tasks import text
 
-_BLOCK = 1 << 20  # bytes
 DOCUMENTS = ('file', 'paragraph', 'line')
 
 
@@ -26,14 +24,19 @@ def find_files(data_dir: str, split: str) -> list[str]:
   data_dir = text.corpus_folder(data_dir)
   folder, prefix = os.path.split(os.path.join(data_dir, split))
   names = files.listdir(folder) if files.isdir(folder) else []
-  found = [name for name in sorted(names) if re.fullmatch(rf'{re.escape(prefix)}.*\.txt(\.gz)?', name, re.DOTALL)]
+  found = [name for name in sorted(names) if re.fullmatch(rf'{re.escape(prefix)}.*\.txt', _plain(name), re.DOTALL)]
   if not found:
     there = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
     )
   there = set(found)
-  return [os.path.join(folder, name) for name in found if not (name.endswith('.gz') and name[:-3] in there)]
+  return [os.path.join(folder, name) for name in found if name == _plain(name) or _plain(name) not in there]
+
+
+def _plain(name: str) -> str:
+  """Name of a file as it is called when it is not packed."""
+  return packed.ENDING.sub('', name)
 
 
 def no_text(path: str) -> UserError:
@@ -43,25 +46,15 @@ def no_text(path: str) -> UserError:
 
 def name_of(path: str) -> str:
   """Name of a file in reports: 'dev' for 'data/dev.txt.gz'."""
-  return os.path.basename(path).removesuffix('.gz').removesuffix('.txt')
+  return _plain(os.path.basename(path)).removesuffix('.txt')
 
 
 def read(path: str) -> str:
-  """The whole text of a file; UserError if it is missing, damaged or not UTF-8."""
-  try:
-    with files.open_to_read(path) as f:
-      raw = b''.join(iter(functools.partial(text.unpacked(f).read, _BLOCK), b'')) if path.endswith('.gz') else f.read()
-  except (EOFError, gzip.BadGzipFile, zlib.error) as e:
-    raise UserError(f'{path} is damaged or not gzip ({e}): make or fetch it again') from None
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
-  try:
-    return raw.decode('utf-8')
-  except UnicodeDecodeError as e:
-    line = raw.count(b'\n', 0, e.start) + 1
-    raise UserError(
-      f'text must be UTF-8; line {line} of {path} is not ({raw[e.start : e.start + 4]!r}): {text.way_out(raw)}'
-    ) from None
+  """The whole text of a file; UserError if it is missing, damaged or no text."""
+  with packed.opened(path) as (_, contents):
+    raw = contents.read()
+  text.check(raw, path)
+  return raw.decode('utf-8')
 
 
 def documents(path: str, kind: str) -> Iterator[str]:

@@ -378,6 +378,59 @@ def test_no_pair_trains_on_dev_text_of_another(three_pairs):
   assert len(held & {sentence('en', i) for i in range(300)}) < 17
 
 
+def test_lines_that_differ_from_dev_text_in_spaces_or_invisible_characters_are_left_out(three_pairs):
+  config, cache_dir = three_pairs
+  folder = pathlib.Path(config.data_dir) / 'fr-en'
+  english = [sentence('en', i) for i in range(300)]
+  again = [
+    line.replace(' ', ' \u200d\u2060', 1) for line in english
+  ]  # other tokens: the vocabulary knows none of these
+  write_pair(pathlib.Path(config.data_dir), 'fr-en', 'train', [f'fr {i}' for i in range(300)], again)
+  write_pair(pathlib.Path(config.data_dir), 'fr-en', 'dev', ['fr x'], ['en x'])
+  config = dataclasses.replace(config, pairs='de-en,fr-en')
+  dev = {line for _, _, targets in dev_lines.read_pairs(config, 'dev') for line in targets}
+  examples = Examples(config, 'train', cache_dir, load_vocabs(config), quiet=True)
+  lengths, _ = examples.lengths(np.full(300, 1), np.arange(300))
+  assert [english[i] in dev for i in range(300)] == (lengths == 0).tolist() and folder.exists()
+
+
+def test_dev_and_test_lines_that_are_in_train_are_counted(world, tmp_path):
+  sides = lambda numbers: [[sentence(language, i) for i in numbers] for language in ('de', 'en')]
+  for split, (sources, targets) in {
+    'train': sides(range(100)),
+    'dev': ([f'{s} \u200e' for s in sides(range(30))[0]], [f'new {i}' for i in range(30)]),
+    'test': sides(range(99, 250)),
+  }.items():
+    write_pair(tmp_path, 'de-en', split, ['', *sources], ['', *targets])
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path), pairs='de-en')
+  [warning] = dev_lines.within_train(config, str(tmp_path / 'cache'))
+  assert warning.startswith('warning: 30 of 31 dev lines are in train')  # of test 1 of 152, which is under 1%
+
+
+def test_a_line_of_which_nothing_can_be_seen_is_empty_everywhere(world, tmp_path):
+  unseen = ['\u2060', '\u200d', '\u00ad', '\ufeff ', '\ufe0f', '\u2800\u3000']
+  write_pair(tmp_path, 'de-en', 'train', [*unseen, 'de 1', 'de 2'], [*['en 1'] * 6, 'en 1', '\u200b'])
+  config = dataclasses.replace(world[0], data_dir=str(tmp_path), pairs='de-en')
+  examples = Examples(config, 'train', str(tmp_path / 'cache'), load_vocabs(config), quiet=True)
+  assert (examples.stats.total('empty'), examples.stats.total('kept')) == (7, 1)
+  vocab = Vocab(config.source_vocab)
+  assert TextInput(config, vocab, [*unseen, '\0', 'de 1']).empty == list(range(7))
+
+
+def test_a_byte_order_mark_is_no_token(world, tmp_path):
+  config = dataclasses.replace(world[0], pairs='de-en')
+  vocab = Vocab(config.source_vocab)
+  batches = [next(iter(TextInput(config, vocab, [line])))[1] for line in ('de 1', '\ufeffde 1')]
+  assert batches[0]['src_ids'].tolist() == batches[1]['src_ids'].tolist()
+  found = []
+  for name, mark in (('with', '\ufeff'), ('without', '')):
+    write_pair(tmp_path / name, 'de-en', 'train', [f'{mark}de 1', 'de 2'], [f'{mark}en 1', 'en 2'])
+    config = dataclasses.replace(config, data_dir=str(tmp_path / name))
+    examples = Examples(config, 'train', str(tmp_path / 'cache'), load_vocabs(config), quiet=True)
+    found.append([lengths.tolist() for lengths in examples.lengths(np.zeros(2, int), np.arange(2))])
+  assert found[0] == found[1]
+
+
 def test_broken_dev_files_are_no_lack_of_dev(three_pairs):
   config, _ = three_pairs
   config = dataclasses.replace(config, pairs='de-en,fr-en')

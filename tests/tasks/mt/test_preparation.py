@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tracemalloc
+import unicodedata
 
 import hypothesis
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import preparation
+from lingvo_moe.tasks.mt.pair_files import Texts
 from lingvo_moe.tasks.mt.preparation import Fate
 
 RULES = preparation.Rules(dev=1, test=1, max_chars=30)
@@ -30,15 +31,14 @@ def write(path, lines):
 
 
 def texts_of(folder, pairs, names=('a.de', 'a.en')):
-  return preparation.Texts(*(write(folder / name, side) for name, side in zip(names, zip(*pairs), strict=True)))
+  return Texts(*(write(folder / name, side) for name, side in zip(names, zip(*pairs), strict=True)))
 
 
 def prepare(texts, out, rules=RULES, overwrite=False):
-  sides = preparation.languages(texts)
-  folder = preparation.check_folder(str(out), '-'.join(sides), texts, sides, overwrite)
+  folder = preparation.check_folder(str(out), '-'.join(texts.sides), texts, texts.sides, overwrite)
   found = preparation.examine(texts, rules)
-  preparation.write(texts, found.fates, folder, sides)
-  return found, {split: read(folder, split, sides) for split in preparation.SPLITS}
+  preparation.write(texts, found.fates, folder, texts.sides)
+  return found, {split: read(folder, split, texts.sides) for split in preparation.SPLITS}
 
 
 def read(folder, split, sides):
@@ -54,15 +54,6 @@ def read(folder, split, sides):
 
 
 GOOD = [(f'der Hund {i}', f'the dog {i}') for i in range(6)]
-
-
-@pytest.mark.parametrize('encoding', ['utf-16-le', 'utf-16-be'])
-def test_utf_16_is_told_with_the_command_that_converts_it(tmp_path, encoding):
-  texts = texts_of(tmp_path, [(('\ufeff' + a).encode(encoding), b) for a, b in GOOD])
-  with pytest.raises(UserError, match=r'a\.de begins as UTF-16 does: convert it, e\.g\. with iconv -f utf-16 -t utf-8'):
-    preparation.examine(texts, RULES)
-  with pytest.raises(UserError, match=r'line 1 of .*a\.de is not .*: convert it, e\.g\. with iconv -f utf-16 -t utf-8'):
-    list(text.line_batches(texts.paths[0]))
 
 
 def test_every_reason_by_hand(tmp_path):
@@ -96,7 +87,7 @@ def test_every_reason_by_hand(tmp_path):
   table = preparation.table(found, preparation.Rules(dev=0, test=0, max_chars=30, max_ratio=2.0))
   assert [line.split() for line in table.splitlines()] == [
     ['lines', 'read', '15'],
-    ['dropped:', 'not', 'UTF-8', '1', 'first:', 'line', '12', 'of', f'{tmp_path}/a.de'],
+    ['dropped:', 'not', 'UTF-8,', 'or', 'with', 'NUL', 'bytes', '1', 'first:', 'line', '12', 'of', f'{tmp_path}/a.de'],
     ['dropped:', 'empty', '2'],
     ['dropped:', 'over', '30', 'characters', '1'],
     ['dropped:', 'length', 'ratio', 'over', '2', '1'],
@@ -116,14 +107,21 @@ def test_a_language_of_few_characters_is_not_to_blame(tmp_path):
   assert found.fates.tolist() == [Fate.TRAIN] * 9 + [Fate.LENGTH_RATIO]
 
 
+def key(line):
+  kept = ''.join(c for c in line.decode() if unicodedata.category(c) != 'Cf')
+  return ' '.join(unicodedata.normalize('NFKC', kept).split())
+
+
 def check_disjoint(splits):
   for earlier, later in (('train', 'dev'), ('train', 'test'), ('dev', 'test')):
     for side in (0, 1):
-      shared = {pair[side].strip() for pair in splits[earlier]} & {pair[side].strip() for pair in splits[later]}
+      shared = {key(pair[side]) for pair in splits[earlier]} & {key(pair[side]) for pair in splits[later]}
       assert not shared, (earlier, later)
 
 
-words = st.sampled_from(['a', 'b', 'c', 'a b', 'c c', 'é', 'e\u0301', ' a', '', 'x' * 40])
+words = st.sampled_from(
+  ['a', 'b', 'c', 'a b', 'c c', 'é', 'e\u0301', ' a', 'a\u00a0b', 'a\u200e', '\u200b', '', 'x' * 40]
+)
 
 
 @hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
@@ -140,13 +138,45 @@ def test_splits_share_no_sentence_and_no_line_is_made_up(tmp_path, pairs, dev, t
   given = [tuple(side.encode() for side in pair) for pair in pairs]
   for split, fate in zip(preparation.SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
     assert splits[split] == [given[i] for i in np.flatnonzero(found.fates == fate)]  # in order, as they were
-  stripped = [tuple(side.strip() for side in pair) for pair in pairs]
+  stripped = [tuple(key(side.encode()) for side in pair) for pair in pairs]
   for i, fate in enumerate(found.fates):
     if fate == Fate.DUPLICATE:
       assert stripped[i] in stripped[:i]
     if fate == Fate.SHARES_SENTENCE:
       held_out = [stripped[j] for j in np.flatnonzero(np.isin(found.fates, (Fate.DEV, Fate.TEST)))]
       assert any(stripped[i][0] == s or stripped[i][1] == t for s, t in held_out)
+
+
+SPELLINGS = (
+  lambda s: s.replace(' ', '  ', 1),
+  lambda s: s.replace(' ', '\u00a0', 1),
+  lambda s: unicodedata.normalize('NFD', s),
+  lambda s: s + '\u200e',
+  lambda s: s.replace('u', 'u\u200b', 1),
+)
+
+
+def test_no_sentence_of_dev_or_test_is_in_train_in_another_spelling_and_text_is_written_as_it_was(tmp_path):
+  pairs = [(f'der Hund läuft {i}', f'the dog runs (naïvely) {i}') for i in range(360)]
+  again = [(SPELLINGS[i % 5](s), f'{t}, or so') for i, (s, t) in enumerate(pairs[::9])]
+  again += [(f'oder {s}', SPELLINGS[i % 5](t)) for i, (s, t) in enumerate(pairs[1::9])]
+  found, splits = prepare(texts_of(tmp_path, pairs + again), tmp_path / 'out', preparation.Rules(dev=240, test=60))
+  check_disjoint(splits)
+  assert found.count(Fate.DUPLICATE) == 0 and found.count(Fate.DEV) == 240 and found.count(Fate.SHARES_SENTENCE) > 0
+  written = {pair for split in splits.values() for pair in split}
+  assert written <= {(s.encode(), t.encode()) for s, t in pairs + again}
+
+
+def test_a_pair_in_another_spelling_is_a_duplicate(tmp_path):
+  pairs = [*GOOD, *((spell(GOOD[0][0]), spell(GOOD[0][1])) for spell in SPELLINGS)]
+  assert preparation.examine(texts_of(tmp_path, pairs), RULES).count(Fate.DUPLICATE) == 5
+
+
+def test_a_line_of_which_nothing_can_be_seen_is_empty(tmp_path):
+  unseen = ['\u2060', '\u200d', '\u00ad', '\ufe0f \u200b', '\x01', '\0']
+  pairs = GOOD * 20 + [(line, 'a long sentence of many words') for line in unseen]
+  found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
+  assert found.fates[120:].tolist() == [Fate.EMPTY] * 6
 
 
 def corpus_of(lines, seed=0):
@@ -196,7 +226,7 @@ def test_the_trainers_reader_finds_what_was_written_gzip_bom_and_crlf_too(tmp_pa
 
 def test_columns_of_one_file(tmp_path):
   rows = [f'{i}\tder Hund {i}\tx\tthe dog {i}' for i in range(5)] + ['6\tno more columns']
-  texts = preparation.Texts(tsv=write(tmp_path / 'a.tsv', rows), columns=(4, 2))
+  texts = Texts(tsv=write(tmp_path / 'a.tsv', rows), columns=(4, 2), pair='en-de')
   found = preparation.examine(texts, RULES)
   assert found.count(Fate.COLUMN_MISSING) == 1 and found.count(Fate.TRAIN) == 3
   preparation.write(texts, found.fates, str(tmp_path / 'out' / 'en-de'), ('en', 'de'))
@@ -204,23 +234,23 @@ def test_columns_of_one_file(tmp_path):
     s.replace(b'the dog', b'der Hund') == t for s, t in read(tmp_path / 'out' / 'en-de', 'train', ('en', 'de'))
   )
   with pytest.raises(UserError, match='two different languages must be named, .*; saw a.tsv: give e.g. --pair=de-en'):
-    preparation.languages(texts)
-  assert preparation.languages(texts, 'en-de') == ('en', 'de')
+    Texts(tsv=texts.paths[0])
 
 
 def test_mistakes_are_answered(tmp_path):
   texts = texts_of(tmp_path, GOOD)
   with pytest.raises(UserError, match='no such file: nowhere.de'):
-    preparation.Texts('nowhere.de', 'nowhere.en')
-  with pytest.raises(UserError, match='two files or from one of columns'):
-    preparation.Texts(texts.paths[0])
+    Texts('nowhere.de', 'nowhere.en')
+  with pytest.raises(UserError, match='two files or from one of pairs'):
+    Texts(texts.paths[0])
   with pytest.raises(UserError, match='must be two files'):
-    preparation.Texts(texts.paths[0], texts.paths[0])
-  with pytest.raises(UserError, match='two different numbers'):
-    preparation.Texts(tsv=texts.paths[0], columns=(2, 2))
-  for pair in ('de', 'de-de', 'zh-Hans-en', '../x-en'):
+    Texts(texts.paths[0], texts.paths[0], pair='de-en')
+  for columns in ((2, 2), ('de', 'de'), (0, 1), (-1, 1), ('1', 'en'), ('de',)):
+    with pytest.raises(UserError, match='two different numbers'):
+      Texts(tsv=texts.paths[0], columns=columns, pair='de-en')
+  for pair in ('de', 'de-de', '../x-en'):
     with pytest.raises(UserError, match='give e.g. --pair=de-en'):
-      preparation.languages(texts, pair)
+      Texts(*texts.paths, pair=pair)
   with pytest.raises(UserError, match='saw 6 pairs that are fit to keep, of 6, for --dev=3 --test=3: give more text'):
     preparation.examine(texts, preparation.Rules(dev=3, test=3))
 
@@ -229,7 +259,37 @@ def test_mistakes_are_answered(tmp_path):
 def test_different_numbers_of_lines_are_refused(tmp_path, lengths):
   files = [write(tmp_path / f'a.{x}', [f'{i}' for i in range(n)]) for x, n in zip(('de', 'en'), lengths, strict=True)]
   with pytest.raises(UserError, match=f'saw {lengths[0]} in .*a.de and {lengths[1]} in .*a.en: align them'):
-    preparation.examine(preparation.Texts(*files), RULES)
+    preparation.examine(Texts(*files), RULES)
+
+
+def test_a_file_of_another_encoding_is_refused_but_a_few_bad_lines_are_dropped(tmp_path):
+  good = [(f'der Hund {i}', f'the dog {i}') for i in range(397)]
+  texts = texts_of(tmp_path, good + [(b'sch\xf6n', 'fine'), (b'sch\xf6n', 'nice'), ('sch\0n', 'NUL')])
+  assert preparation.examine(texts, RULES).count(Fate.NOT_UTF8) == 3
+  texts = texts_of(tmp_path, good[:125] + [(f'sch\xf6n {i}'.encode('latin1'), f'fine {i}') for i in range(275)])
+  with pytest.raises(
+    UserError, match=r'275 of 400 lines are not, first line 126 of .*a\.de \(byte 4.*iconv -f ENCODING'
+  ):
+    preparation.examine(texts, RULES)
+
+
+def test_dev_and_test_take_a_tenth_each_of_a_small_text_and_as_many_as_are_asked_for(tmp_path):
+  texts = texts_of(tmp_path, [(f'der Hund {i}', f'the dog {i}') for i in range(300)])
+  found = preparation.examine(texts, preparation.Rules())
+  assert [found.count(fate) for fate in (Fate.TRAIN, Fate.DEV, Fate.TEST)] == [240, 30, 30]
+  assert '--dev=N for another number' in preparation.table(found, preparation.Rules())
+  rules = preparation.Rules(dev=100)
+  found = preparation.examine(texts, rules)
+  assert [found.count(fate) for fate in (Fate.TRAIN, Fate.DEV, Fate.TEST)] == [170, 100, 30]
+  assert '--dev=N' not in preparation.table(found, rules)
+
+
+def test_targets_that_are_their_sources_are_warned_of(tmp_path):
+  copies = [(f'the dog {i}', f'the  dog {i}') for i in range(30)]
+  found = preparation.examine(texts_of(tmp_path, copies), RULES)
+  assert preparation.warning(found).startswith('warning: 30 of 30 targets equal their sources')
+  others = [(f'der Hund {i}', f'the dog {i}') for i in range(100)]
+  assert not preparation.warning(preparation.examine(texts_of(tmp_path, copies[:5] + others[30:]), RULES))
 
 
 def test_an_existing_folder_is_kept_unless_it_is_empty_or_may_be_replaced(tmp_path):
@@ -246,7 +306,7 @@ def test_an_existing_folder_is_kept_unless_it_is_empty_or_may_be_replaced(tmp_pa
   with pytest.raises(UserError, match='holds notes.txt'):
     prepare(texts, tmp_path / 'out', overwrite=True)
   (folder / 'notes.txt').unlink()
-  mine = preparation.Texts(str(folder / 'train.de'), str(folder / 'train.en'))
+  mine = Texts(str(folder / 'train.de'), str(folder / 'train.en'))
   with pytest.raises(UserError, match='holds the text to prepare'):
     prepare(mine, tmp_path / 'out', overwrite=True)
 
@@ -290,3 +350,11 @@ def test_the_command(tmp_path):
   refused = run()
   assert refused.returncode == 1 and refused.stderr.startswith('error: DATA/de-en is there already')
   assert texts.bytes() > 0
+
+
+def test_the_command_prints_why_all_was_dropped(tmp_path):
+  texts_of(tmp_path, [('', t) for _, t in GOOD])
+  command = [sys.executable, '-m', 'lingvo_moe.commands.prepare', '--source=a.de', '--target=a.en', '--out=DATA']
+  done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+  assert done.returncode == 1 and 'dropped: empty' in done.stdout
+  assert done.stderr.startswith('error: dev and test') and 'saw 0 pairs that are fit to keep, of 6' in done.stderr

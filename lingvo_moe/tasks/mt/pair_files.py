@@ -1,0 +1,340 @@
+"""Files of sentence pairs to prepare: two files of lines, or one of columns (TSV, CSV), TMX, or JSON lines.
+
+Each may be packed (tasks/packed.py), and may be a pipe, which is copied to a temporary file, as text is read twice. A
+line break within a side of a pair becomes a space.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
+from xml.parsers import expat
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import packed
+from lingvo_moe.tasks import text
+from lingvo_moe.tasks.mt import corpus
+
+_BATCH = 4096  # pairs
+_FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}
+_USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
+_LONGEST_CELL = 1 << 20  # characters of a cell of CSV
+
+Progress = Callable[[int], None]
+Side = list[bytes | None]  # lines of one side; None where a pair lacks it
+_Pairs = Iterator[tuple[str | None, str | None]]
+
+
+class Texts:
+  """Pairs of lines to prepare.
+
+  Args:
+    source: file of source lines; '' with another file.
+    target: file of their translations.
+    tsv: file of columns with tabs between, without quotes.
+    pairs_file: file of pairs whose ending says what it is: .tmx, .jsonl, .csv, .tsv; without such an ending its
+      beginning says so.
+    columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty: 1
+      and 2, or the names of the languages or 'source' and 'target' if the first row has them.
+    pair: the languages, as 'de-en'; '': from the ends of the files' names.
+
+  Attributes:
+    paths: of the files, as given.
+    sides: (source, target) languages.
+  """
+
+  def __init__(
+    self,
+    source: str = '',
+    target: str = '',
+    tsv: str = '',
+    pairs_file: str = '',
+    columns: Sequence[str | int] = (),
+    pair: str = '',
+  ):
+    given = [paths for paths in ((source, target), (tsv,), (pairs_file,)) if any(paths)]
+    if len(given) != 1 or not all(given[0]):
+      raise UserError(
+        'text comes from two files or from one of pairs: give --source and --target, or --tsv, or --pairs_file'
+      )
+    (self.paths,) = given
+    self.sides = _languages(self.paths, pair)
+    self._columns = _checked(columns)
+    for path in self.paths:
+      if not os.path.exists(path) or os.path.isdir(path):
+        raise UserError(f'no such file: {path}')
+      if not pairs_file and (found := _FORMATS.get(_ending(path), 'tsv')) != 'tsv':
+        raise UserError(f'--source, --target and --tsv are plain lines; {path} is {found}: give it by --pairs_file')
+    if len({os.path.realpath(path) for path in self.paths}) < len(self.paths):
+      raise UserError(f'--source and --target must be two files; both are {source}')
+    self._copies = [None if os.path.isfile(path) else _copy(path) for path in self.paths]
+    self._files = [copy.name if copy else path for path, copy in zip(self.paths, self._copies, strict=True)]
+    self._format = 'tsv' if tsv else _format(self._files[0], _ending(pairs_file)) if pairs_file else ''
+
+  def bytes(self) -> int:
+    """Bytes of the files, as they lie on disk."""
+    return sum(os.path.getsize(path) for path in self._files)
+
+  def batches(self, progress: Progress | None = None) -> Iterator[tuple[Side, Side]]:
+    """Yields (source lines, target lines), as many of both, some thousands at a time.
+
+    Raises:
+      UserError: a file cannot be read, or the two have different numbers of lines.
+    """
+    if self._format:
+      yield from self._batches_of_pairs(progress)
+      return
+    counts = [0, 0]
+    sides = [text.line_batches(path, _BATCH, progress, strict=False) for path in self._files]
+    for source, target in itertools.zip_longest(*sides, fillvalue=[]):
+      counts = [counts[0] + len(source), counts[1] + len(target)]
+      if len(source) == len(target):
+        yield source, target
+    if counts[0] != counts[1]:
+      raise UserError(
+        f'line i of one side goes with line i of the other, so both need as many lines; saw {counts[0]} in '
+        f'{self.paths[0]} and {counts[1]} in {self.paths[1]}: align them'
+      )
+
+  def _batches_of_pairs(self, progress: Progress | None) -> Iterator[tuple[Side, Side]]:
+    (path,), consumed = self.paths, 0
+    with packed.opened(self._files[0], any_encoding=self._format == 'tmx') as (raw, contents):
+      if self._format == 'tmx':
+        pairs = _of_tmx(contents, self.sides, path)
+      elif self._format == 'jsonl':
+        pairs = _of_json_lines(contents, self._columns or (), self.sides, path)
+      else:
+        pairs = _of_table(_rows(contents, self._format, path), self._columns, self.sides, path)
+      while batch := list(itertools.islice(pairs, _BATCH)):
+        if progress:
+          progress(raw.tell() - consumed)
+          consumed = raw.tell()
+        yield tuple([_bytes(pair[side]) for pair in batch] for side in (0, 1))
+
+  def where(self, side: int) -> str:
+    """Name of the file of the source (0) or the target (1), for a message."""
+    return self.paths[side] if len(self.paths) == 2 else self.paths[0]
+
+
+def _checked(columns: Sequence[str | int]) -> tuple[str, ...]:
+  """Columns as text, or none; two different names, or numbers from 1 on."""
+  found = tuple(map(str, columns))
+  number = re.compile(r'0*[1-9]\d{0,8}')
+  numbers = [bool(re.fullmatch(r'-?\d+', column)) for column in found]
+  if found and (len(found) != 2 or found[0] == found[1] or (any(numbers) and not all(map(number.fullmatch, found)))):
+    raise UserError(
+      f'columns are two different numbers from 1 on, or two names; saw {",".join(found)}: e.g. --columns=1,2'
+    )
+  return found
+
+
+def _ending(path: str) -> str:
+  """Ending of a file's name before that of a packed file, in small letters: 'tmx' of 'a.TMX.gz'."""
+  return packed.ENDING.sub('', os.path.basename(path)).rpartition('.')[2].lower()
+
+
+def _format(path: str, ending: str) -> str:
+  """Format of a file of pairs: by the ending of its name, else by its beginning."""
+  if ending in _FORMATS:
+    return _FORMATS[ending]
+  with packed.opened(path, any_encoding=True) as (_, contents):
+    return {b'<': 'tmx', b'{': 'jsonl'}.get(contents.peek(1).lstrip(b'\xff\xfe\0 \t\r\n')[:1], 'tsv')
+
+
+def _copy(pipe: str) -> IO[bytes]:
+  """Temporary file of what comes from a pipe; it is removed when it is no longer used."""
+  try:
+    copy = tempfile.NamedTemporaryFile(prefix='lingvo_moe.')
+    with open(pipe, 'rb') as f:
+      shutil.copyfileobj(f, copy)
+    copy.flush()
+    return copy
+  except OSError as e:
+    raise UserError(f'cannot copy {pipe} to {tempfile.gettempdir()}: {e.strerror or e}: give a file') from None
+
+
+def _languages(paths: Sequence[str], pair: str) -> tuple[str, str]:
+  """(source, target) languages: of `pair`, or of the ends of the files' names."""
+  ends = [packed.ENDING.sub('', os.path.basename(path)).rpartition('.')[2] for path in paths]
+  if len(paths) == 1:  # 'de-en.tmx', 'mine.de-en.tsv'
+    stem = packed.ENDING.sub('', os.path.basename(paths[0])).rpartition('.')[0]
+    pair = pair or stem.rpartition('.')[2] * ('-' in stem)
+  seen = f'--pair={pair}' if pair else ' and '.join(map(os.path.basename, paths))
+  if pair == '-'.join(ends) or not pair:
+    found = ends
+  else:
+    (found,) = corpus.languages_of([pair]) or [()]
+  if len(found) != 2 or found[0] == found[1] or not all(re.fullmatch(r'\w[\w-]*', name) for name in found):
+    raise UserError(
+      'two different languages must be named, of letters, digits, hyphens and underscores, by --pair or by the ends of '
+      f"the files' names (a.de, a.pt-BR.gz); saw {seen}: give e.g. --pair=de-en"
+    )
+  return found[0], found[1]
+
+
+def _bytes(cell: str | None) -> bytes | None:
+  """A side of a pair, on one line. What was not UTF-8 in the file, or is half of a surrogate pair, is not UTF-8."""
+  if cell is None:
+    return None
+  line = re.sub(r'\s*[\r\n]+\s*', ' ', cell.strip('\r\n'))
+  try:
+    return line.encode('utf-8', 'surrogateescape')
+  except UnicodeEncodeError:
+    return line.encode('utf-8', 'surrogatepass')
+
+
+def _rows(contents: IO[bytes], kind: str, path: str) -> Iterator[list[str]]:
+  """Rows of a table."""
+  lines = (line.decode('utf-8', 'surrogateescape') for line in contents)
+  if kind == 'tsv':
+    yield from (line.rstrip('\r\n').split('\t') for line in lines)
+    return
+  csv.field_size_limit(_LONGEST_CELL)
+  first = next(lines, '')
+  try:
+    delimiter = max(',;\t', key=lambda c: len(next(csv.reader([first], delimiter=c), [])))
+    yield from csv.reader(itertools.chain([first], lines), delimiter=delimiter)
+  except csv.Error as e:
+    raise UserError(f'{path} is not CSV ({e}): close its quotes, or write it as TSV') from None
+
+
+def _of_table(rows: Iterator[list[str]], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
+  """Pairs of a table, whose first row may name its columns."""
+  header = next(rows, None)
+  if header is None:
+    return
+  names = [cell.strip().lower() for cell in header]
+  numbered = bool(columns) and columns[0].isdecimal()
+  wanted = [[name.lower() for name in columns]] if columns else [[side.lower() for side in sides], *_USUAL_NAMES]
+  place = next(([names.index(name) for name in pair] for pair in wanted if set(pair) <= set(names)), None)
+  if numbered or (place is None and not columns):
+    place = [int(column) - 1 for column in columns or ('1', '2')]
+    rows = itertools.chain([header], rows)
+  if place is None:
+    raise UserError(f'--columns={",".join(columns)} must be names in the first row of {path}; it has {_some(header)}')
+  for row in rows:
+    yield tuple(row[i] if i < len(row) else None for i in place)
+
+
+def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
+  """Pairs of objects, one a line: {"de": ..., "en": ...}, or so within {"translation": ...}."""
+  wanted = [columns] if columns else [sides, *_USUAL_NAMES]
+  found, keys = False, []
+  for number, line in enumerate(contents, start=1):
+    if not line.strip():
+      continue
+    try:
+      row = json.loads(line.decode('utf-8', 'surrogateescape'))
+    except (ValueError, RecursionError) as e:
+      raise UserError(f'{path} must have a JSON object in each line; line {number} has none ({e})') from None
+    if isinstance(row, list) or not isinstance(row, dict):
+      raise UserError(
+        f'{path} must have a JSON object in each line; line {number} has another value: write a list as lines, e.g. with '
+        "jq -c '.[]'"
+      )
+    if isinstance(row.get('translation'), dict):
+      row = row['translation']
+    keys = keys or list(row)
+    pair = next((pair for pair in wanted if all(isinstance(row.get(name), str) for name in pair)), None)
+    found = found or pair is not None
+    yield tuple(row[name] for name in pair) if pair else (None, None)
+  if keys and not found:
+    tried = ' or '.join(','.join(pair) for pair in wanted)
+    raise UserError(f'no line of {path} has text by the keys {tried}; it has {_some(keys)}: name two with --columns')
+
+
+def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
+  """Pairs of the translation units of TMX. Codes within a segment (bpt, ept, it, ph, ut) are no text."""
+  reader = _Tmx()
+  seen: set[str] = set()
+  found = False
+  try:
+    for block in iter(lambda: contents.read(1 << 16), b''):
+      reader.parser.Parse(block)
+      for unit in reader.taken():
+        pair = tuple(_in_language(unit, side) for side in sides)
+        found = found or None not in pair
+        if not found and len(seen) < 20:
+          seen |= set(unit)
+        yield pair
+    reader.parser.Parse(b'', True)
+  except expat.ExpatError as e:
+    raise UserError(f'{path} is damaged or not TMX ({e}): make or fetch it again') from None
+  except _EntityError:
+    raise UserError(f'{path} defines entities of its own, which may unpack to very much: write it without') from None
+  if seen and not found:
+    raise UserError(
+      f'no unit of {path} has both {sides[0]} and {sides[1]}; its languages are {_some(sorted(seen))}: name two of them '
+      'with --pair'
+    )
+
+
+def _in_language(unit: dict[str, str], language: str) -> str | None:
+  """Segment of a language; without one of that very name, of one of its regions: en-US for en."""
+  wanted = language.replace('_', '-').lower()
+  if wanted in unit:
+    return unit[wanted]
+  return next((segment for name, segment in unit.items() if name.startswith(wanted + '-')), None)
+
+
+class _EntityError(Exception):
+  """Declaration of an entity."""
+
+
+class _Tmx:
+  """Units of TMX as the parser meets them: the first segment of each language, by its name in small letters."""
+
+  _CODES = frozenset(('bpt', 'ept', 'it', 'ph', 'ut'))
+
+  def __init__(self):
+    self.parser = expat.ParserCreate()
+    self.parser.buffer_text = True
+    self.parser.StartElementHandler = self._start
+    self.parser.EndElementHandler = self._end
+    self.parser.CharacterDataHandler = self._text
+    self.parser.EntityDeclHandler = self._entity
+    self._units: list[dict[str, str]] = []
+    self._unit: dict[str, str] = {}
+    self._language = ''
+    self._segment: list[str] | None = None
+    self._codes = 0  # elements around that are codes
+
+  def taken(self) -> list[dict[str, str]]:
+    """Units that have ended since the last call."""
+    units, self._units = self._units, []
+    return units
+
+  def _start(self, name: str, attributes: dict[str, str]) -> None:
+    if name == 'tu':
+      self._unit = {}
+    elif name == 'tuv':
+      self._language = (attributes.get('xml:lang') or attributes.get('lang') or '').replace('_', '-').lower()
+    elif name == 'seg':
+      self._segment = []
+    self._codes += name in self._CODES
+
+  def _end(self, name: str) -> None:
+    self._codes -= name in self._CODES
+    if name == 'seg' and self._segment is not None:
+      self._unit.setdefault(self._language, ''.join(self._segment))
+      self._segment = None
+    elif name == 'tu':
+      self._units.append(self._unit)
+
+  def _text(self, data: str) -> None:
+    if self._segment is not None and not self._codes:
+      self._segment.append(data)
+
+  def _entity(self, *_) -> None:
+    raise _EntityError
+
+
+def _some(names: Sequence[str]) -> str:
+  return ', '.join(map(repr, names[:8])) + ', ...' * (len(names) > 8)

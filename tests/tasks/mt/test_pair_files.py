@@ -1,0 +1,161 @@
+"""Files of pairs: tables, TMX and JSON lines, pipes, and names of languages."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+
+import pytest
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.mt.pair_files import Texts
+
+PAIRS = [('Der Hund läuft, "er" bellt.', 'The dog runs.'), ('Ja.', 'Yes & no <i>.')]
+
+
+def pairs_of(texts):
+  """All pairs, as text."""
+  rows = [pair for sides in texts.batches() for pair in zip(*sides, strict=True)]
+  return [tuple(side if side is None else side.decode() for side in pair) for pair in rows]
+
+
+def read(path, **more):
+  return pairs_of(Texts(pairs_file=str(path), **{'pair': 'de-en', **more}))
+
+
+@pytest.mark.parametrize('delimiter', [',', ';', '\t'])
+@pytest.mark.parametrize(
+  ('header', 'more'),
+  [
+    (('id', 'de', 'en'), {}),
+    (('id', 'Source', 'Target'), {}),
+    (('id', 'German', 'English'), {'columns': ('German', 'english')}),
+    (None, {'columns': ('2', '3')}),
+  ],
+)
+def test_csv_is_read_with_its_quotes_and_by_the_names_of_its_first_row(tmp_path, delimiter, header, more):
+  with open(tmp_path / 'a.csv', 'w', newline='') as f:
+    rows = csv.writer(f, delimiter=delimiter)
+    rows.writerows([header] if header else [])
+    rows.writerows((i, source, f'\n{target[:3]}\r\n{target[4:]}') for i, (source, target) in enumerate(PAIRS))
+  assert read(tmp_path / 'a.csv', **more) == PAIRS
+
+
+def test_tsv_has_no_quotes_and_may_have_names(tmp_path):
+  (tmp_path / 'a.tsv').write_text('en\tde\n"Yes\tJa"\nNo\n')
+  assert read(tmp_path / 'a.tsv') == [('Ja"', '"Yes'), (None, 'No')]
+  assert read(tmp_path / 'a.tsv', columns=('1', '2'))[0] == ('en', 'de')
+  with pytest.raises(UserError, match="--columns=x,en must be names in the first row of .*; it has 'en', 'de'"):
+    read(tmp_path / 'a.tsv', columns=('x', 'en'))
+
+
+@pytest.mark.parametrize(
+  ('shape', 'more'),
+  [
+    (lambda s, t: {'translation': {'de': s, 'en': t}}, {}),
+    (lambda s, t: {'id': 1, 'de': s, 'en': t}, {}),
+    (lambda s, t: {'src': s, 'tgt': t}, {}),
+    (lambda s, t: {'x': s, 'y': t}, {'columns': ('x', 'y')}),
+  ],
+)
+def test_json_lines_are_read_by_their_keys(tmp_path, shape, more):
+  (tmp_path / 'a.jsonl').write_text('\n'.join(json.dumps(shape(*pair)) for pair in PAIRS) + '\n\n')
+  assert read(tmp_path / 'a.jsonl', **more) == PAIRS
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    ('{"x": "a"}', "no line of .* has text by the keys de,en or source,target or src,tgt; it has 'x': name two"),
+    ('[{"de": "a"}]', 'line 1 has another value: write a list as lines'),
+    ('{"de": 1', 'must have a JSON object in each line; line 1 has none'),
+  ],
+)
+def test_json_that_has_no_pairs_is_answered(tmp_path, content, message):
+  (tmp_path / 'a.jsonl').write_text(content)
+  with pytest.raises(UserError, match=message):
+    read(tmp_path / 'a.jsonl')
+
+
+def test_half_of_a_surrogate_pair_is_dropped_as_no_utf8(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{"de": "\\ud800", "en": "x"}')
+  ((source, _),) = Texts(pairs_file=str(tmp_path / 'a.jsonl'), pair='de-en').batches()
+  with pytest.raises(UnicodeDecodeError):
+    source[0].decode()
+
+
+TMX = """<?xml version="1.0" encoding="{encoding}"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header/><body>
+<tu><note>no text</note>
+  <tuv xml:lang="en-US"><seg>Yes &amp; no <hi>&lt;i&gt;</hi>.</seg></tuv>
+  <tuv xml:lang="DE"><seg><bpt i="1">{{b}}</bpt>Ja<ept i="1">{{/b}}</ept>.<ph>code</ph></seg></tuv></tu>
+<tu><tuv lang="de_AT"><seg>Nur
+  deutsch</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-16', 'iso-8859-1'])
+def test_tmx_is_read_by_language_without_codes_and_in_the_encoding_it_names(tmp_path, encoding):
+  (tmp_path / 'a.TMX.gz').write_bytes(gzip.compress(TMX.format(encoding=encoding).encode(encoding)))
+  assert read(tmp_path / 'a.TMX.gz') == [('Ja.', 'Yes & no <i>.'), ('Nur deutsch', None)]
+  assert read(tmp_path / 'a.TMX.gz', pair='en-US-de')[0] == ('Yes & no <i>.', 'Ja.')
+  with pytest.raises(UserError, match="has both de and en-GB; its languages are 'de', 'de-at', 'en-us'"):
+    read(tmp_path / 'a.TMX.gz', pair='de-en-GB')
+
+
+def test_damaged_tmx_and_entities_are_refused(tmp_path):
+  (tmp_path / 'a.tmx').write_text(TMX.format(encoding='utf-8')[:300])
+  with pytest.raises(UserError, match='is damaged or not TMX'):
+    read(tmp_path / 'a.tmx')
+  (tmp_path / 'a.tmx').write_text('<!DOCTYPE tmx [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>')
+  with pytest.raises(UserError, match='defines entities of its own'):
+    read(tmp_path / 'a.tmx')
+
+
+def test_a_file_of_pairs_given_as_lines_is_answered_with_its_flag(tmp_path):
+  for name in ('a.tmx', 'a.jsonl.gz', 'a.csv'):
+    (tmp_path / name).touch()
+    with pytest.raises(UserError, match='give it by --pairs_file'):
+      Texts(tsv=str(tmp_path / name), pair='de-en')
+    with pytest.raises(UserError, match='give it by --pairs_file'):
+      Texts(str(tmp_path / name), str(tmp_path / 'b.en'), pair='de-en')
+
+
+def test_a_pipe_is_copied_so_that_it_is_read_twice_and_known_by_its_beginning(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('\n'.join(json.dumps({'de': s, 'en': t}) for s, t in PAIRS))
+  (tmp_path / 'a.de').write_text(''.join(s + '\n' for s, _ in PAIRS))
+  (tmp_path / 'a.en').write_text(''.join(t + '\n' for _, t in PAIRS))
+  for pipe in ('one', 'two'):
+    os.mkfifo(tmp_path / pipe)
+  command = 'cat a.jsonl > one & wait; xz -c a.de > one & cat a.en > two'
+  with subprocess.Popen(['bash', '-c', command], cwd=tmp_path):
+    texts = Texts(pairs_file=str(tmp_path / 'one'), pair='de-en')
+    assert pairs_of(texts) == pairs_of(texts) == PAIRS
+    texts = Texts(str(tmp_path / 'one'), str(tmp_path / 'two'), pair='de-en')
+    assert pairs_of(texts) == pairs_of(texts) == PAIRS
+    assert texts.where(0) == str(tmp_path / 'one')
+
+
+@pytest.mark.parametrize(
+  ('names', 'pair', 'sides'),
+  [
+    (('a.de', 'a.en.GZ'), '', ('de', 'en')),
+    (('a.pt-BR', 'a.en'), '', ('pt-BR', 'en')),
+    (('a.en', 'a.pt-br.xz'), 'en-pt-br', ('en', 'pt-br')),
+    (('a', 'b'), 'pt-BR-en', ('pt-BR', 'en')),
+    (('a', 'b'), 'en-zh-Hans', ('en', 'zh-Hans')),
+    (('mine.de-en.tmx.gz',), '', ('de', 'en')),
+    (('x.tsv',), 'de_AT-en', ('de_AT', 'en')),
+  ],
+)
+def test_languages_are_named_as_the_trainer_names_them(tmp_path, names, pair, sides):
+  for name in names:
+    (tmp_path / name).touch()
+  paths = [str(tmp_path / name) for name in names]
+  texts = Texts(*paths, pair=pair) if len(paths) == 2 else Texts(pairs_file=paths[0], pair=pair)
+  assert texts.sides == sides
