@@ -38,9 +38,11 @@ def key(line: str) -> str:
 
   A line that is_empty has the key ''.
   """
+  printable = line.isprintable()  # then U+0020 is its only space, and it has no format character
+  if printable and line.isascii() and '  ' not in line:  # most lines of many languages: in half the time
+    return line.strip(' ')
   if is_empty(line):
     return ''
-  printable = line.isprintable()  # then U+0020 is its only space, and it has no format character
   line = unicodedata.normalize('NFKC', line if printable else _FORMATS.sub('', line))
   if printable and '  ' not in line:
     return line.strip(' ')
