@@ -51,9 +51,9 @@ def test_every_draw_of_a_step_has_keys_of_its_own(case, monkeypatch):
   config, batch, count = case()
   drawn, bits = [], prng.bits
 
-  def noted(key, shape, offsets=None):
+  def noted(key, shape):
     drawn.append(np.unique(key))
-    return bits(key, shape, offsets)
+    return bits(key, shape)
 
   monkeypatch.setattr(prng, 'bits', noted)
   task = config.task()

@@ -57,38 +57,32 @@ def key(seed: int | tf.Tensor, *path: str | int | tf.Tensor) -> tf.Tensor:
   return k
 
 
-def bits(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
+def bits(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:
   """Hashes (uint32) of each position of `shape`.
 
   Args:
     key: uint32 scalar, or a tensor of keys for the leading axes of `shape`; only the remaining axes are then hashed.
     shape: sizes; Python ints or scalar tensors.
-    offsets: for a slice of a larger tensor, the position of its element [0, ..., 0] there: the slice then gets the
-      values that the larger tensor has at these positions.
   """
   x = key
-  keyed = key.shape.rank
-  for axis, size in enumerate(shape[keyed:]):
-    position = tf.range(size, dtype=tf.int32)
-    if offsets is not None:
-      position += offsets[keyed + axis]
+  for axis, size in enumerate(shape[key.shape.rank :]):
     # Positions are multiplied out before the XOR with the key, so that neighbours differ in many bits.
-    spread = tf.cast(position, tf.uint32) * _u32(_GOLDEN) + _u32(axis + 1)
+    spread = tf.cast(tf.range(size, dtype=tf.int32), tf.uint32) * _u32(_GOLDEN) + _u32(axis + 1)
     x = _mix(tf.bitwise.bitwise_xor(x[..., tf.newaxis], spread))
   return x
 
 
-def uniform(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
+def uniform(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:
   """Uniform float32 in [0, 1), multiples of 2^-24; arguments as in `bits`."""
-  top = tf.bitwise.right_shift(bits(key, shape, offsets), _u32(8))
+  top = tf.bitwise.right_shift(bits(key, shape), _u32(8))
   # int32 holds 24 bits, and its conversion to float is a single vector instruction; uint32's is not.
   return tf.cast(tf.bitcast(top, tf.int32), tf.float32) * 2.0**-24
 
 
-def normal(key: tf.Tensor, shape: Sequence[Size], offsets: Sequence[Size] | None = None) -> tf.Tensor:
+def normal(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:
   """Standard normal float32, by the Box-Muller transform of two uniforms; arguments as in `bits`."""
-  u = 1.0 - uniform(fold(key, 0), shape, offsets)  # (0, 1]
-  v = uniform(fold(key, 1), shape, offsets)
+  u = 1.0 - uniform(fold(key, 0), shape)  # (0, 1]
+  v = uniform(fold(key, 1), shape)
   return tf.sqrt(-2.0 * tf.math.log(u)) * tf.cos((2.0 * math.pi) * v)
 
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import socket
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -242,7 +243,9 @@ def test_dev_is_read_once_in_order(world):
   for a, b in zip(batches, dev, strict=True):
     same(a, b)
   few = EvalInput(config, cache_dir, max_sentences=3, trim=True, quiet=True)
-  assert sum(1 for batch in few for _ in pairs_in(batch)) == 6
+  found = {tuple(source[:-1]) for batch in few for source, *_ in pairs_in(batch)}
+  spaced = [sentence(language, i) for language in ('de', 'fr') for i in (0, 6, 13)]  # of 20
+  assert found == set(map(tuple, Vocab(config.source_vocab).encode(spaced)))
 
 
 def test_evaluation_tells_the_pair_of_every_row(world):
@@ -493,6 +496,17 @@ def test_the_cache_keeps_the_lines_by_number(small):
   assert ids.tolist() == [i for line in expected for i in line] and lengths.tolist() == [len(e) for e in expected]
   assert source.lengths(slice(0, 3)).tolist() == source.lengths(np.arange(3)).tolist()
   assert source.tokens.dtype == np.uint16
+
+
+@pytest.mark.parametrize('size, dtype', [(65_536, np.uint16), (65_537, np.int32)])
+def test_ids_of_a_large_vocabulary_fit_their_type(tmp_path, size, dtype):
+  (tmp_path / 'text').write_text('a\n')
+  vocab = types.SimpleNamespace(size=size, fingerprint='of it')
+  tokenise = lambda *_: iter([(np.array([size - 1]), np.array([1])), (np.array([]), np.array([]))])
+  [entry] = token_cache.open_entries(
+    [token_cache.Entry('x', [str(tmp_path / 'text')], vocab)], tokenise, str(tmp_path / 'cache'), quiet=True
+  )
+  assert entry.tokens.dtype == dtype and entry.tokens.tolist() == [size - 1]
 
 
 def test_the_cache_is_used_again_and_rebuilt_when_the_text_changes(small, monkeypatch):
