@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -82,6 +83,14 @@ def test_stacked_layers_are_saved_one_by_one_and_read_either_way(tmp_path):
   np.testing.assert_array_equal(whole[...], stacked)
   np.testing.assert_array_equal(whole[0:1, 1:3, 2:4], stacked[0:1, 1:3, 2:4])
   np.testing.assert_array_equal(rows[1:2], row[1:2])
+  split = [
+    Piece('step', (), (), np.int64(8)),
+    *(Piece('encoder/layers_1of2/wi', (2, 3, 4), (i, 0, 0), stacked[i : i + 1]) for i in (0, 1)),
+  ]
+  kept.save(Half({'step': 8}, own=tuple(split)))
+  np.testing.assert_array_equal(
+    kept.restore(8, {'encoder/layers_1of2/wi': (2, 3, 4)})['encoder/layers_1of2/wi'][...], stacked
+  )
   with pytest.raises(UserError, match="no tensor 'encoder/layer_05/wi'"):
     kept.restore(7, {'encoder/layers_1of2/wi': (3, 3, 4)})
 
@@ -262,7 +271,10 @@ def test_a_checkpoint_copied_elsewhere_is_whole(tmp_path):
   assert read_all(checkpoint.load(str(tmp_path / 'copy' / 'state'), SHAPES))['step'] == 1
 
 
-def test_saving_beside_training_keeps_what_was_then(tmp_path):
+def test_saving_beside_training_keeps_what_was_then(tmp_path, monkeypatch):
+  trained, write = threading.Event(), checkpoint._write
+  monkeypatch.setattr(checkpoint, '_write', lambda *args: [trained.wait(30), write(*args)][1])
+
   class Trained(WholeState):
     def pieces(self):
       yield Piece('step', (), (), np.int64(self.step))
@@ -272,6 +284,7 @@ def test_saving_beside_training_keeps_what_was_then(tmp_path):
   saver = Saver(Checkpoints(str(tmp_path)), Trained({'step': 4}))
   saver.save()
   weight[:] = 7
+  trained.set()
   saver.wait()
   np.testing.assert_array_equal(saver.checkpoints.restore(4, {'w': (3,)})['w'][...], np.ones(3))
 
