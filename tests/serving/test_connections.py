@@ -127,6 +127,20 @@ def test_at_the_bound_the_connection_that_waits_longest_makes_room(capsys):
   )
 
 
+def test_a_connection_whose_request_has_begun_waits_anew():
+  async def test(connect):
+    begun, idle = await connect(), await connect()
+    await asyncio.sleep(0.1)  # in which they are accepted
+    begun[1].write(POST)
+    await asyncio.sleep(0.1)
+    await connect()
+    assert await ended(idle[0]) == b''
+    begun[1].write(b'abcd')
+    return (await begun[0].readuntil(b'ABCD'))[:15]
+
+  assert serving(test, most=2) == b'HTTP/1.1 200 OK'
+
+
 def test_connections_whose_requests_are_being_answered_stay():
   go, began = asyncio.Event(), []
 
@@ -149,6 +163,30 @@ def test_connections_whose_requests_are_being_answered_stay():
     return [(await reader.readuntil(b'done'))[:15] for reader, _ in [*busy, (reader, writer)]]
 
   assert serving(test, answer, most=2, client_seconds=0.1) == 3 * [b'HTTP/1.1 200 OK']
+
+
+def test_a_client_that_leaves_before_its_answer_ends_the_work_and_is_forgotten():
+  began, cancelled = asyncio.Event(), asyncio.Event()
+
+  async def answer(request):
+    await request.content.read()
+    began.set()
+    try:
+      await asyncio.sleep(60)
+    except asyncio.CancelledError:
+      cancelled.set()
+      raise
+
+  async def test(connect):
+    _, writer = await connect()
+    writer.write(POST + b'abcd')
+    await began.wait()
+    writer.transport.abort()
+    await cancelled.wait()
+    await asyncio.sleep(0.5)  # in which nothing is closed twice
+    return await ended((await connect())[0])
+
+  assert serving(test, answer, client_seconds=0.2) == b''
 
 
 HANGING = """
