@@ -217,3 +217,8 @@ def test_the_command_answers_while_its_input_stays_open(run):
     out, err = p.communicate(timeout=60)
   assert (p.returncode, out) == (1, b'')
   assert err.decode().splitlines()[-1].startswith('error: text must be UTF-8; line 6 of standard input is not')
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_text():
+  lines = [b'\xef\xbb\xbfeins\n', b'\xef\xbb\xbfzwei\n']
+  assert list(translate._batches(lines, 9)) == [['eins', '\ufeffzwei']]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import bz2
 import gzip
+import lzma
 import re
 
 import pytest
@@ -189,3 +191,20 @@ def test_damaged_gzip_is_told(tmp_path):
   for name in ('x.de.gz', 'y.de.gz'):
     with refuses(f'{name} is damaged or not gzip'):
       text.read_lines([str(tmp_path / name)])
+
+
+def test_a_side_may_be_packed_by_xz_or_bzip2_and_zstd_is_named(tmp_path):
+  (tmp_path / 'train.de.xz').write_bytes(lzma.compress(b'eins\n'))
+  (tmp_path / 'train.en.BZ2').write_bytes(bz2.compress(b'one\n'))
+  (pair,) = corpus.find_pairs(str(tmp_path), 'de-en')
+  assert corpus.read_pair(pair) == (['eins'], ['one'])
+  (tmp_path / 'train.fr.zst').write_bytes(b'\x28\xb5\x2f\xfd' + bytes(9))
+  (pair,) = corpus.find_pairs(str(tmp_path), 'fr-en')
+  with refuses('train.fr.zst is packed by zstd: unpack it with zstd -d'):
+    corpus.read_pair(pair)
+
+
+def test_a_name_of_a_pair_is_cut_before_the_code_of_a_language():
+  names = ['en-pt-BR', 'pt-BR-fr', 'zh-Hans-en', 'de-zh-Hant']
+  expected = [('en', 'pt-BR'), ('pt-BR', 'fr'), ('zh-Hans', 'en'), ('de', 'zh-Hant')]
+  assert [corpus.languages_of([name])[0] for name in names] == expected

@@ -13,13 +13,16 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import text
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import input as mt_input
+from lingvo_moe.tasks.mt import text_search
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.examples import load_vocabs
@@ -418,6 +421,14 @@ def test_a_line_of_which_nothing_can_be_seen_is_empty_everywhere(world, tmp_path
   assert (examples.stats.total('empty'), examples.stats.total('kept')) == (7, 1)
   vocab = Vocab(config.source_vocab)
   assert TextInput(config, vocab, [*unseen, '\0', 'de 1']).empty == list(range(7))
+
+
+def test_an_exported_model_empties_the_same_lines():
+  characters = [chr(code) for code in (*range(1, 0xD800), *range(0xE000, 0x32000), *range(0xE0000, 0xE1000))]
+  found = tf.strings.regex_replace(characters, text_search._UNSEEN, '').numpy()
+  assert [c for c, rest in zip(characters, found, strict=True) if (rest == b'') != text.is_empty(c)] == []
+  lines = tf.strings.regex_replace(['\ufeffde\u200b 1', ' \u2060\u00ad'], text_search._UNSEEN, '').numpy()
+  assert [line.decode() for line in lines] == ['de\u200b 1', '']
 
 
 def test_a_byte_order_mark_is_no_token(world, tmp_path):
