@@ -66,6 +66,7 @@ class Lines:
       self.lines = [np.frombuffer(line, np.uint8).astype(np.int32)[None] for line in f.read().splitlines()]
     self.stats = f'{len(self.lines)} lines'
     self.subsets = [os.path.basename(path)]
+    self.content_hash = str(hash(tuple(map(bytes, self.lines))))
 
   def dataset(self, start_step=0):
     return ({'ids': self.lines[step % len(self.lines)]} for step in range(start_step, 10**9))

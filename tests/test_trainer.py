@@ -115,7 +115,7 @@ def test_every_step_is_logged_with_its_routing_and_pace(whole):
     for stack in ('encoder', 'decoder')
     for what in ('aux_loss', 'second_dropped', 'entropy')
   } <= lines[0].keys()
-  assert lines[4].keys() == {'step', 'time', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair'}
+  assert lines[4].keys() == {'step', 'time', *SO_FAR, 'dev_loss', 'dev_perplexity', 'dev_loss_by_pair', 'dev_text'}
 
 
 def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
@@ -309,6 +309,58 @@ def test_a_corpus_that_has_changed_is_said_and_accepted_only_when_told_to(corpus
   said = capsys.readouterr().err
   assert 'going on with another corpus: xx-en/train.en (train of xx-en) has other text' in said
   assert train(tmp_path / 'corpus', tmp_path / 'run', 8) is None
+
+
+def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patience_compares_like_with_like(
+  corpus, tmp_path, capsys
+):
+  shutil.copytree(corpus, tmp_path / 'corpus')
+  for language in ('xx', 'en'):
+    path = tmp_path / 'corpus' / 'xx-en' / f'dev.{language}'
+    lines = path.read_text().splitlines()
+    lines[:10] = ['one'] * 10  # easier than the others
+    path.write_text('\n'.join(lines) + '\n')
+  logdir, patient = tmp_path / 'run', ['Tiny.patience = 1', 'Tiny.keep_checkpoints = 1']
+  assert train(tmp_path / 'corpus', logdir, 8, [*patient, 'Tiny.eval_sentences = 2']) is None
+  first, best = (line['dev_loss'] for line in lines_of(logdir) if 'dev_loss' in line)
+  assert best < first
+  capsys.readouterr()
+  assert train(tmp_path / 'corpus', logdir, 12, patient) is None
+  said = capsys.readouterr().err
+  *_, again, last = [line for line in lines_of(logdir) if 'dev_text' in line]
+  assert (again['step'], again['best_step']) == (8, 8) and again['dev_loss_of_best'] > best
+  assert again['dev_text'] == last['dev_text'] != lines_of(logdir)[4]['dev_text']
+  assert 'the dev text has changed: the best checkpoint, of step 8, is measured again' in said
+  assert f'dev loss {again["dev_loss_of_best"]:.4f}, was {best:.4f}' in said
+  assert last['step'] == 12 and best < last['dev_loss'] < again['dev_loss_of_best']
+  assert RunDir(str(logdir)).checkpoints().best() == (12, last['dev_loss'])
+  assert '(max_steps)' in said
+
+
+def test_measuring_an_earlier_best_again_leaves_training_as_it_was(corpus, whole, tmp_path, capsys):
+  logdir = tmp_path / 'run'
+  shutil.copytree(whole, logdir)
+  for step, loss in ((4, 1.0), (8, 2.0)):  # as if step 4 were the best
+    (logdir / 'checkpoints' / f'step_{step:08d}' / 'dev_loss.json').write_text(f'{{"dev_loss": {loss}}}')
+  train(corpus, tmp_path / 'whole', 9)
+  assert train(corpus, logdir, 9) is None
+  assert (
+    'an earlier version did not note the dev text of its losses: the best checkpoint, of step 4'
+    in capsys.readouterr().err
+  )
+  assert_same_state(tensors(logdir, 9), tensors(tmp_path / 'whole', 9))
+  (again,) = [line for line in lines_of(logdir) if 'best_step' in line]
+  assert (again['step'], again['best_step']) == (8, 4)
+  assert again['dev_loss_of_best'] == lines_of(whole)[4]['dev_loss']  # as it was then, on that text
+
+
+def test_a_loss_that_was_logged_before_a_kill_is_logged_once(corpus, whole, tmp_path):
+  shutil.copytree(whole, tmp_path / 'run')
+  noted = tmp_path / 'run' / 'checkpoints' / 'step_00000008' / 'dev_loss.json'
+  before = noted.read_text()
+  noted.unlink()
+  assert train(corpus, tmp_path / 'run', 8) is None
+  assert lines_of(tmp_path / 'run') == lines_of(whole) and noted.read_text() == before
 
 
 def test_a_log_directory_alone_needs_a_run(tmp_path):

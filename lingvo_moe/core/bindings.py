@@ -233,14 +233,16 @@ def _label(cls: type) -> str:
 
 
 def _located(path: str) -> str:
-  """A path, or that of a file in an installed package: 'lingvo_moe/params/mt/base.gin' is found from any folder."""
-  folder, name = os.path.split(path)
-  package = folder.replace('/', '.')
-  if os.path.exists(path) or not all(part.isidentifier() for part in package.split('.')):
+  """A path, or that of a file in an installed package: 'lingvo_moe/params/mt/base.gin' is found from any folder.
+
+  Nothing is imported: a package within a package would be looked for by importing that, so it is taken as a folder of it.
+  """
+  package, _, rest = path.partition('/')
+  if not rest or not package.isidentifier() or os.path.exists(path):
     return path
   try:
     spec = importlib.util.find_spec(package)
-  except ModuleNotFoundError:
+  except ValueError:  # a module without a spec, such as __main__
     return path
-  places = spec.submodule_search_locations if spec else None
-  return os.path.join(places[0], name) if places else path
+  places = (spec and spec.submodule_search_locations) or [package]
+  return os.path.join(places[0], rest)

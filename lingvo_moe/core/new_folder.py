@@ -1,8 +1,14 @@
-"""A folder that appears whole or not at all: it is written beside its place, and renamed at the end."""
+"""A folder that appears whole or not at all, also in place of one that is there, and also where the command is killed.
+
+It is written beside its place, as `.partial_<name>`, which the command locks, and renamed at the end. What a killed
+command left under that name is removed by the next command that writes the folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import os
 import shutil
@@ -10,6 +16,8 @@ from collections.abc import Iterator
 
 from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def check(path: str, what: str) -> None:
@@ -21,41 +29,97 @@ def check(path: str, what: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: str) -> Iterator[str]:
+def writing(path: str, replace: bool = False) -> Iterator[str]:
   """The path at which to write the folder; after an error nothing is left of it.
+
+  Args:
+    path: where it appears at the end; folders above it are made.
+    replace: whether it takes the place of one that is there.
 
   Raises:
     UserError: it cannot be written, or another command is writing it.
   """
-  path = os.path.abspath(path)
-  partial = os.path.join(os.path.dirname(path), f'.partial_{os.path.basename(path)}')
+  path = os.path.realpath(path) if replace else os.path.abspath(path)
+  partial, replaced = (_beside(path, kind) for kind in ('partial', 'replaced'))
   with contextlib.ExitStack() as stack:
     try:
-      os.makedirs(partial, exist_ok=True)
-      stack.enter_context(_held(partial, path))
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      stack.enter_context(_made_and_held(partial, path))
       stack.callback(shutil.rmtree, partial, ignore_errors=True)
+      if os.path.lexists(path):
+        shutil.rmtree(replaced, ignore_errors=True)
+      elif os.path.isdir(replaced):  # a command was killed between two renames
+        os.rename(replaced, path)
       for name in os.listdir(partial):  # of a command that was killed
         shutil.rmtree(os.path.join(partial, name), ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
           os.remove(os.path.join(partial, name))
       yield partial
-      os.rename(partial, path)
+      if replace and os.path.isdir(path):
+        _exchange(partial, path, replaced)
+      else:
+        os.rename(partial, path)
     except OSError as e:
-      raise UserError(f'--out={path} could not be written ({e.strerror or e}): choose another place') from None
+      raise UserError(f'{path} could not be written ({e.strerror or e}): choose another place') from None
+
+
+def _beside(path: str, kind: str) -> str:
+  return os.path.join(os.path.dirname(path), f'.{kind}_{os.path.basename(path)}')
+
+
+def _exchange(partial: str, path: str, replaced: str) -> None:
+  """Puts a folder in the place of another, which is removed: in one operation where the file system has it."""
+  with _held(path, path):  # under the name of `partial` no other command may take it before it is removed
+    try:
+      _rename_exchange(partial, path)
+      shutil.rmtree(partial, ignore_errors=True)
+    except OSError as e:
+      if e.errno not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise
+      os.rename(path, replaced)
+      os.rename(partial, path)
+      shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _rename_exchange(a: str, b: str) -> None:
+  """renameat2(2) with RENAME_EXCHANGE, which Linux has on most local file systems."""
+  rename = getattr(ctypes.CDLL(None, use_errno=True), 'renameat2', None)
+  if rename is None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+  if rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE):
+    code = ctypes.get_errno()
+    raise OSError(code, os.strerror(code), a, None, b)
 
 
 @contextlib.contextmanager
-def _held(partial: str, path: str) -> Iterator[None]:
-  """Keeps other commands out of a folder; a file system without locks cannot."""
-  folder = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+def _made_and_held(partial: str, path: str) -> Iterator[None]:
+  """Makes a folder, if need be, and keeps other commands out of it."""
+  while True:
+    with contextlib.suppress(FileExistsError):
+      os.mkdir(partial)
+    with contextlib.ExitStack() as stack:
+      try:
+        held = stack.enter_context(_held(partial, path))
+        if not os.path.samestat(os.fstat(held), os.stat(partial)):
+          continue  # another command has just ended, and renamed it
+      except FileNotFoundError:
+        continue
+      yield
+      return
+
+
+@contextlib.contextmanager
+def _held(folder: str, path: str) -> Iterator[int]:
+  """Keeps other commands out of a folder, whose descriptor it yields; a file system without locks cannot."""
+  held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
   try:
-    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
-    os.close(folder)
-    raise UserError(f'another command is writing --out={path}: wait for it, or choose another') from None
+    os.close(held)
+    raise UserError(f'another command is writing {path}: wait for it, or choose another place') from None
   except OSError:
     pass
   try:
-    yield
+    yield held
   finally:
-    os.close(folder)
+    os.close(held)

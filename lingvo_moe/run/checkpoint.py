@@ -10,8 +10,9 @@ and every optimizer slot under 'slots/<name>/<slot>'. `tf.train.load_checkpoint`
 - A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before. On a remote file
   system (core/files.py), where that is not one operation, it is written in its place, and an empty file `committed`, the
   last to be written, makes it one.
-- `dev_loss.json` in the folder holds the dev loss, where the step was evaluated, and of the best one the steps that were
-  evaluated since.
+- `dev_loss.json` in the folder holds the dev loss, where the step was evaluated: a hash of the dev text that it was
+  measured on, how often that text had changed before, and, in the best checkpoint, the steps that were evaluated since.
+  Losses on the latest dev text alone are compared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +45,22 @@ _DEV_LOSS = 'dev_loss.json'
 _COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
+
+
+class Evaluation(NamedTuple):
+  """Dev loss of a checkpoint.
+
+  Attributes:
+    loss: cross-entropy.
+    text: hash of the dev text; '' where an earlier version did not note it.
+    changes: how often the run's dev text had changed before. Only losses of the latest text are compared.
+    later: steps that were evaluated since on that text, if this is the best; None: an earlier version did not note them.
+  """
+
+  loss: float
+  text: str = ''
+  changes: int = 0
+  later: Sequence[int] | None = ()
 
 
 class Holder(Protocol):
@@ -137,8 +154,15 @@ class Checkpoints:
 
   def best(self) -> tuple[int, float] | None:
     """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
-    losses = {step: loss for step in self.steps() if (loss := self.dev_loss(step)) is not None}
-    return min(losses.items(), key=lambda item: (item[1], item[0]), default=None)
+    best = self.best_evaluation()
+    return best and (best[0], best[1].loss)
+
+  def best_evaluation(self) -> tuple[int, Evaluation] | None:
+    """As `best`, with what the loss was measured on."""
+    found = {step: evaluation for step in self.steps() if (evaluation := self.evaluation(step)) is not None}
+    changes = max((evaluation.changes for evaluation in found.values()), default=0)
+    comparable = [(step, evaluation) for step, evaluation in found.items() if evaluation.changes == changes]
+    return min(comparable, key=lambda item: (item[1].loss, item[0]), default=None)
 
   def save(self, holder: Holder, *, dev_loss: float | None = None) -> str:
     """Writes a state, then drops what is no longer kept; every process calls it. Returns the checkpoint's prefix.
@@ -150,7 +174,7 @@ class Checkpoints:
     if self.begin(holder):
       self.commit(holder, self.write(holder), dev_loss)
     elif holder.process_index == 0:
-      self._write_dev_loss(self._folder(holder.step), dev_loss)
+      self._write_evaluation(self._folder(holder.step), None if dev_loss is None else Evaluation(dev_loss))
       self._drop_old()
     holder.agree(True)
     return self.path(holder.step)
@@ -202,7 +226,7 @@ class Checkpoints:
           destination_prefix=os.path.join(partial, _STATE),
           delete_old_dirs=False,
         )
-      self._write_dev_loss(partial, dev_loss)
+      self._write_evaluation(partial, None if dev_loss is None else Evaluation(dev_loss))
       if self._is_remote:
         files.write(self._marker(step), '')
       else:
@@ -226,13 +250,24 @@ class Checkpoints:
     except FileNotFoundError:
       return 'gone'
 
-  def note_dev_loss(self, step: int, dev_loss: float) -> None:
-    """Adds the dev cross-entropy of a step that was saved before it was evaluated."""
-    best, later = self.best(), self.evaluated_after_best()
-    if best and later is not None and best[0] < step and not dev_loss < best[1]:
-      later = sorted({*later, step})
-      self._write_dev_loss(self._folder(best[0]), best[1], later)  # there, since that checkpoint is always kept
-    self._write_dev_loss(self._folder(step), dev_loss)
+  def note_dev_loss(self, step: int, dev_loss: float, text: str = '') -> None:
+    """Adds the dev cross-entropy of a step that was saved before it was evaluated, or measures the best on another text.
+
+    Args:
+      step: of the checkpoint.
+      dev_loss: its loss.
+      text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
+    """
+    changes, later = 0, ()
+    if found := self.best_evaluation():
+      best_step, best = found
+      changes = best.changes + (text != best.text)
+      if text == best.text and best.later is not None and best_step < step and not dev_loss < best.loss:
+        counted = best._replace(later=sorted({*best.later, step}))
+        self._write_evaluation(self._folder(best_step), counted)  # there, since that checkpoint is always kept
+      if best_step == step and not best.text:
+        later = best.later  # of an earlier version: patience counts on
+    self._write_evaluation(self._folder(step), Evaluation(dev_loss, text, changes, later))
     self._drop_old()
 
   def restore(self, step: int, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
@@ -256,32 +291,34 @@ class Checkpoints:
     """Folder of a checkpoint that is being written or removed."""
     return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
-  def _write_dev_loss(self, folder: str, dev_loss: float | None, later: Sequence[int] = ()):
-    if dev_loss is None or not math.isfinite(dev_loss):
+  def _write_evaluation(self, folder: str, found: Evaluation | None) -> None:
+    if found is None or not math.isfinite(found.loss):
       return
-    files.write(os.path.join(folder, _DEV_LOSS), json_files.dump({'dev_loss': dev_loss, 'evaluated_after': [*later]}))
+    values = {'dev_loss': found.loss, 'dev_text': found.text, 'text_changes': found.changes}
+    values |= {} if found.later is None else {'evaluated_after': [*found.later]}
+    files.write(os.path.join(folder, _DEV_LOSS), json_files.dump(values))
 
-  def dev_loss(self, step: int) -> float | None:
-    """Dev cross-entropy of a checkpoint; None where it was not evaluated."""
-    found = self._evaluation(step)
-    return None if found is None else float(found['dev_loss'])
-
-  def evaluated_after_best(self) -> list[int] | None:
+  def evaluated_after_best(self) -> Sequence[int] | None:
     """Steps that were evaluated after the best one, so without gain; None: an earlier version did not note them."""
-    best = self.best()
-    return (self._evaluation(best[0]) or {}).get('evaluated_after') if best else []
+    best = self.best_evaluation()
+    return best[1].later if best else []
 
-  def _evaluation(self, step: int) -> dict[str, Any] | None:
+  def evaluation(self, step: int) -> Evaluation | None:
+    """Dev loss of a checkpoint; None where it was not evaluated."""
     path = os.path.join(self._folder(step), _DEV_LOSS)
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
     kinds = {
       'dev_loss': json_files.NUMBER,
       'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
+      'dev_text': json_files.optional(json_files.TEXT),
+      'text_changes': json_files.optional(json_files.INTEGER),
     }
     try:
-      return json_files.read(path, 'a dev loss', way_out, **kinds)
+      found = json_files.read(path, 'a dev loss', way_out, **kinds)
     except FileNotFoundError:
       return None
+    text, changes = found.get('dev_text') or '', found.get('text_changes') or 0
+    return Evaluation(float(found['dev_loss']), text, changes, found.get('evaluated_after'))
 
   def _sweep(self):
     """Removes what a crash left half written or half removed."""

@@ -18,6 +18,7 @@ import time
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import reporting
 from lingvo_moe.run import routing_log
+from lingvo_moe.run import warm_start
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
@@ -93,7 +94,10 @@ class SaveAndEvaluate:
       self._evaluate(step.number)
 
   def catch_up(self, resumed: bool) -> None:
-    """Does what is due before the first step: the checkpoint of a run of no steps; a dev loss that was interrupted.
+    """Does what is due before the first step: the checkpoint of a run of no steps; dev losses.
+
+    A dev loss is due where it was interrupted; and that of the best checkpoint where the dev text is another than it was
+    measured on, unless nothing is evaluated any more.
 
     Raises:
       StoppedBySignal: that was interrupted again.
@@ -102,9 +106,54 @@ class SaveAndEvaluate:
     step = training.runtime.step
     if not resumed and step == training.config.max_steps:
       self.save(wait=True)
-    if resumed and training.is_evaluated(step) and training.checkpoints.dev_loss(step) is None:
-      if not self._evaluate(step):
+    is_due = resumed and training.is_evaluated(step) and training.checkpoints.evaluation(step) is None
+    if resumed and (is_due or step < training.config.max_steps):
+      self._measure_best_again(step)
+    if is_due and not self._evaluate(step):
+      raise StoppedBySignal(self._signals.received, step)
+
+  def _measure_best_again(self, step: int) -> None:
+    """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
+    training = self._training
+    text = training.dev_input.content_hash
+    best_step, best = training.checkpoints.best_evaluation() or (step, None)
+    if best is None or best.text == text:
+      return
+    loss = self._logged(best_step, text)
+    if loss is None:
+      if best_step != step:
+        warm_start.resume(training.runtime, training.checkpoints, best_step)
+      measured = self._measure()
+      if best_step != step:
+        warm_start.resume(training.runtime, training.checkpoints, step)
+      if measured is None:
         raise StoppedBySignal(self._signals.received, step)
+      training.log.best_again(step, best_step, measured)
+      loss = measured.mean
+    if training.leads:
+      training.checkpoints.note_dev_loss(best_step, loss, text)
+    training.runtime.agree(True)
+    why = 'the dev text has changed' if best.text else 'an earlier version did not note the dev text of its losses'
+    training.say(
+      f'{why}: the best checkpoint, of step {best_step}, is measured again, so that later ones are compared with it: '
+      f'dev loss {loss:.4f}, was {best.loss:.4f}'
+    )
+
+  def _logged(self, step: int, text: str) -> float | None:
+    """Dev loss that was logged before a crash kept it from being noted beside its checkpoint."""
+    logged = self._training.log.measured(step, text)
+    # The leader process alone reads the log; in others the value is not used.
+    has_one = self._training.runtime.agree(not self._training.leads or logged is not None)
+    return (logged if self._training.leads else math.nan) if has_one else None
+
+  def _measure(self) -> reporting.DevLoss | None:
+    """Computes the dev loss; None if a signal came first."""
+    training = self._training
+    # Several processes evaluate to the end together: they could not give up at the same batch.
+    alone = training.runtime.process_count == 1
+    return reporting.evaluate(
+      training.config, training.runtime, training.dev_input, lambda: alone and self._signals.received
+    )
 
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`."""
@@ -117,16 +166,20 @@ class SaveAndEvaluate:
   def _evaluate(self, step: int) -> bool:
     """Computes and notes the dev loss; False if a signal came first."""
     training = self._training
-    # Several processes evaluate to the end together: they could not give up at the same batch.
-    alone = training.runtime.process_count == 1
-    give_up = lambda: alone and self._signals.received
-    dev_loss = reporting.evaluate(training.config, training.runtime, training.dev_input, give_up)
-    training.saver.wait()
-    if dev_loss is not None and training.leads:
-      routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), dev_loss.choices)
-      training.checkpoints.note_dev_loss(step, training.log.evaluation(step, dev_loss))
+    text = training.dev_input.content_hash
+    loss = self._logged(step, text)
+    if loss is None:
+      measured = self._measure()
+      training.saver.wait()
+      if measured is None:
+        return False
+      if training.leads:
+        routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), measured.choices)
+      loss = training.log.evaluation(step, measured)
+    if training.leads:
+      training.checkpoints.note_dev_loss(step, loss, text)
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
-    return dev_loss is not None
+    return True
 
 
 class StoppedBySignal(Exception):

@@ -10,7 +10,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class DevLoss(NamedTuple):
     {}
   )  # perplexity a word and bits a byte, where the text's words and bytes are counted
   choices: Mapping[str, np.ndarray] = types.MappingProxyType({})  # by MoE layer: of each expert, by subset [P, E]
+  text: str = ''  # DevInput.content_hash of what it was measured on
 
 
 def evaluate(
@@ -58,7 +59,7 @@ def evaluate(
     for name, of_subset, count in zip(dev.subsets, xent_P, tokens_P, strict=True)
   }
   units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
-  return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices)
+  return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices, dev.content_hash)
 
 
 class TrainLog:
@@ -74,7 +75,8 @@ class TrainLog:
     self._config = config
     self._path = os.path.join(logdir, 'train.jsonl')
     self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
-    self._totals |= keep_lines_up_to(self._path, first_step, self._totals)
+    self._measured: dict[tuple[int, str], float] = {}
+    self._totals |= keep_lines_up_to(self._path, first_step, self._totals, self._note)
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = files.append(self._path)
     self._events = EventFile(logdir)
@@ -111,10 +113,19 @@ class TrainLog:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
-    self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset})
+    self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset, 'dev_text': loss.text})
     self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
     return loss.mean
+
+  def best_again(self, step: int, best_step: int, loss: DevLoss) -> None:
+    """Logs, at a step, the dev loss of an earlier one, the best, that was measured on other dev text before."""
+    self._write(step, {}, {'best_step': best_step, 'dev_loss_of_best': loss.mean, 'dev_text': loss.text})
+    self._reset()
+
+  def measured(self, step: int, text: str) -> float | None:
+    """Dev loss of a step on a text that was logged before this start."""
+    return self._measured.get((step, text))
 
   def flush(self, step: int) -> None:
     """Makes sure that neither what was logged up to the checkpoint of a step is lost nor the totals so far."""
@@ -149,6 +160,11 @@ class TrainLog:
     if values:
       self._events.write(step, values)
 
+  def _note(self, line: Mapping[str, Any]) -> None:
+    for step, loss in (('step', 'dev_loss'), ('best_step', 'dev_loss_of_best')):
+      if loss in line:
+        self._measured[line.get(step), line.get('dev_text')] = line[loss]
+
   def _reset(self):
     self._tokens = 0.0
     self._waited = 0.0
@@ -167,6 +183,12 @@ class NoLog:
   def evaluation(self, step: int, loss: DevLoss) -> float:
     return loss.mean
 
+  def best_again(self, step: int, best_step: int, loss: DevLoss) -> None:
+    """Nothing."""
+
+  def measured(self, step: int, text: str) -> None:
+    """Nothing."""
+
   def flush(self, step: int) -> None:
     """Nothing."""
 
@@ -180,7 +202,9 @@ class NoLog:
     """Nothing."""
 
 
-def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict[str, float]:
+def keep_lines_up_to(
+  path: str, step: int, totals: Collection[str] = (), note: Callable[[Mapping], None] = lambda line: None
+) -> dict[str, float]:
   """Drops later lines of a log, and a last one that a crash cut short; returns the totals that the last line kept has.
 
   At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
@@ -189,6 +213,7 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
     path: of the log.
     step: the last one whose lines are kept.
     totals: names of the totals so far that are returned.
+    note: called with each line that is kept.
 
   Raises:
     UserError: another line is damaged.
@@ -204,5 +229,6 @@ def keep_lines_up_to(path: str, step: int, totals: Collection[str] = ()) -> dict
     for line, found in json_files.lines(path, **so_far):
       if found['step'] <= step:
         new.write(line)
+        note(found)
         last = found
   return {name: last[f'{name}_so_far'] for name in totals if last.get(f'{name}_so_far') is not None}

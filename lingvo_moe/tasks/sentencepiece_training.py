@@ -16,6 +16,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.vocab import SPECIAL
 
 _LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
+_LISTED_FIRST = b'<pad>\t0\n<s>\t0\n</s>\t0\n<unk>\t0\n'  # the special ids, in every .vocab that is written here
 _ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu and others
 
 
@@ -24,12 +25,22 @@ def check_output(output: str, overwrite: bool) -> None:
   for path in (output + '.model', output + '.vocab'):
     if os.path.isdir(path):
       raise UserError(f'a vocabulary is two files, and {path} is a folder: give another output')
-    if os.path.exists(path) and not overwrite:
+    if os.path.exists(path) and not overwrite and not _is_half_written(output):
       raise UserError(f'{path} exists and is not replaced: give another output, or --overwrite')
   try:
     os.makedirs(os.path.dirname(output) or '.', exist_ok=True)
   except OSError as e:
     raise UserError(f'cannot make the folder of {output}.model ({e.strerror}): give another output') from None
+
+
+def _is_half_written(output: str) -> bool:
+  """Whether `output`.vocab is there alone, as a command leaves it that is killed between its two files."""
+  if os.path.exists(output + '.model'):
+    return False
+  try:
+    return files.read(output + '.vocab', len(_LISTED_FIRST)) == _LISTED_FIRST
+  except OSError:
+    return False
 
 
 def train(
@@ -149,7 +160,10 @@ def _write(output: str, model: bytes, processor: sentencepiece.SentencePieceProc
     f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
   )
   try:
-    for path, data in ((output + '.vocab', listing.encode()), (output + '.model', model)):
-      files.write(path, data)
+    # Both are on disk before either takes its place; the .model, which alone is read, comes last.
+    with files.replacing(output + '.model', binary=True) as f, files.replacing(output + '.vocab') as g:
+      f.write(model)
+      f.flush()
+      g.write(listing)
   except OSError as e:
     raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None

@@ -59,10 +59,12 @@ class DevInput(Protocol):
   Attributes:
     stats: as in TrainInput.
     subsets: names of the parts of the text by which losses are reported; see TaskConfig.subset.
+    content_hash: of all that the loss is computed on, over all processes. Losses are compared where it is equal.
   """
 
   stats: Any
   subsets: Sequence[str]
+  content_hash: str
 
   def __iter__(self) -> Iterator[Batch]:
     """The batches."""

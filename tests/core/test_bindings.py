@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import gin
@@ -141,6 +142,18 @@ def test_a_statement_that_binds_nothing_gets_the_line_to_type(text, answer):
     read(text)
 
   assert '\n' not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize('path', ['this/x/y.gin', 'this/y.gin', '__main__/x/y.gin', 'lingvo_moe/commands/vocab/y.gin'])
+def test_an_include_imports_nothing(path):
+  code = (
+    'import sys; from lingvo_moe.core import bindings\n'
+    'before = set(sys.modules)\n'
+    f'print(bindings._located({path!r})); print(*(set(sys.modules) - before))'
+  )
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+  located, imported = done.stdout.splitlines()
+  assert located.endswith(path) and not imported
 
 
 def test_an_import_in_a_binding_imports_nothing():

@@ -149,6 +149,34 @@ def test_evaluations_after_the_best_are_counted_though_their_checkpoints_are_dro
   assert kept.evaluated_after_best() is None
 
 
+def test_losses_of_another_dev_text_are_not_compared(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=1)
+  for step, dev_loss in ((1, 3.0), (2, 3.5), (3, 3.6)):
+    kept.save(state_at(step))
+    kept.note_dev_loss(step, dev_loss, 'all')
+  assert kept.steps() == [1, 3] and kept.evaluated_after_best() == [2, 3]
+
+  kept.note_dev_loss(1, 5.0, 'few')  # the best again, on text of a higher loss
+  assert kept.best() == (1, 5.0) and kept.evaluated_after_best() == []
+  kept.save(state_at(4))
+  assert kept.steps() == [1, 4]
+  kept.note_dev_loss(4, 5.1, 'few')
+  assert kept.best() == (1, 5.0) and kept.evaluated_after_best() == [4]
+  kept.note_dev_loss(1, 3.0, 'all')  # the first text once more
+  kept.save(state_at(5))
+  kept.note_dev_loss(5, 2.9, 'all')
+  assert kept.best() == (5, 2.9) and kept.steps() == [5]
+
+
+def test_a_loss_of_an_earlier_version_is_measured_again_and_patience_counts_on(tmp_path):
+  kept = Checkpoints(str(tmp_path))
+  kept.save(state_at(1))
+  (tmp_path / 'step_00000001' / 'dev_loss.json').write_text('{"dev_loss": 2.0, "evaluated_after": [2, 3]}')
+  assert kept.best_evaluation() == (1, checkpoint.Evaluation(2.0, '', 0, [2, 3]))
+  kept.note_dev_loss(1, 2.0, 'all')
+  assert kept.best_evaluation() == (1, checkpoint.Evaluation(2.0, 'all', 1, [2, 3]))
+
+
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
 def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   kept = Checkpoints(str(tmp_path))

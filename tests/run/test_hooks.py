@@ -73,16 +73,17 @@ def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(monkeypa
   noted = {}
 
   class Checkpoints:
-    dev_loss = lambda self, step: noted.get(step)
-    note_dev_loss = lambda self, step, loss: noted.update({step: loss})
+    evaluation = lambda self, step: noted.get(step)
+    best_evaluation = lambda self: None
+    note_dev_loss = lambda self, step, loss, text: noted.update({step: loss})
 
   training = types.SimpleNamespace(
     runtime=types.SimpleNamespace(step=3, process_count=1, agree=bool),
     config=types.SimpleNamespace(max_steps=3),
     checkpoints=Checkpoints(),
     saver=types.SimpleNamespace(wait=lambda: None),
-    log=types.SimpleNamespace(evaluation=lambda step, loss: loss.mean),
-    dev_input=types.SimpleNamespace(subsets=[]),
+    log=types.SimpleNamespace(evaluation=lambda step, loss: loss.mean, measured=lambda step, text: None),
+    dev_input=types.SimpleNamespace(subsets=[], content_hash='all'),
     run=types.SimpleNamespace(path=''),
     leads=True,
     is_evaluated=lambda step: True,

@@ -49,7 +49,7 @@ def test_a_part_of_dev_text_without_tokens_has_no_dev_loss():
   }
 
   class Dev:
-    subsets = ('de-en', 'xx-en')
+    subsets, content_hash = ('de-en', 'xx-en'), ''
 
     def __iter__(self):
       return iter([{}])

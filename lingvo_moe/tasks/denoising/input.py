@@ -100,6 +100,7 @@ class HeldOutInput:
     stats: a line for the log.
     subsets: names of the files.
     fingerprints: hash of the tokens of each file, by its name.
+    content_hash: see task.DevInput.
     examples: (file, inputs, targets) of each window.
   """
 
@@ -122,6 +123,8 @@ class HeldOutInput:
     self.examples = [
       (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
     ]
+    layout = repr((self.fingerprints, len(self.examples), config.rows_of_batch(training=False)))
+    self.content_hash = hashlib.sha256(layout.encode()).hexdigest()[:16]
     total = sum(len(text.tokens) for text in texts)
     if not self.examples:
       raise UserError(f'held-out text needs 2 tokens or more to corrupt; {paths[0]} has {total}: give a longer one')

@@ -131,6 +131,7 @@ class HeldOutInput:
     units: numbers of 'words' and 'bytes' of all files, by which the loss is reported too.
     files: (words, bytes, documents) of each file.
     fingerprint: hash of the tokens.
+    content_hash: see task.DevInput.
   """
 
   def __init__(
@@ -152,6 +153,9 @@ class HeldOutInput:
       count = 1 + max(0, -(-(stream.total - config.window) // stride))
       starts = (np.arange(count) * stride).tolist()
       self._windows += [(file, s, s + config.window - stride if s else 0) for s in starts]
+    layout = repr((self.subsets, self._windows, config.rows_of_batch(training=False), self.fingerprint))
+    documents = b''.join(text.offsets.tobytes() for text in texts)
+    self.content_hash = hashlib.sha256(layout.encode() + documents).hexdigest()[:16]
     total = sum(stream.total for stream in self._streams)
     self.stats = f'{len(paths)} files, {sum(map(len, orders)):,} documents, {total:,} tokens with eos'
 

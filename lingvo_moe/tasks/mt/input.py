@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import threading
@@ -218,6 +219,7 @@ class EvalInput:
 
   Attributes:
     stats: as in TrainInput; sentences over max_length are left out here too, and counted.
+    content_hash: see task.DevInput.
   """
 
   def __init__(
@@ -248,7 +250,18 @@ class EvalInput:
     plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
     if trim:
       plans = [_trimmed(plan, config.num_groups) for plan in plans]
+    self._whole_plans = plans
     self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
+
+  @functools.cached_property
+  def content_hash(self) -> str:
+    """Hash of the pairs and of every batch, as all processes together feed it."""
+    digest = hashlib.sha256(repr(self.subsets).encode())
+    for plan in self._whole_plans:
+      arrays = self._examples.batch(plan, self._pair, self._line).values()
+      for array in (self._pair[plan.example], plan.row, *arrays):
+        digest.update(repr(array.shape).encode() + array.tobytes())
+    return digest.hexdigest()[:16]
 
   @property
   def subsets(self) -> list[str]:

@@ -22,11 +22,11 @@ import enum
 import hashlib
 import os
 import shlex
-import tempfile
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import sampling
 from lingvo_moe.tasks import text
@@ -329,7 +329,7 @@ def check_folder(out: str, name: str, texts: Texts, sides: Sequence[str], overwr
 
 
 def write(texts: Texts, fates: np.ndarray, folder: str, sides: Sequence[str], progress: Progress | None = None) -> None:
-  """Reads all lines again and writes those of each split, beside the folder and renamed at the end.
+  """Reads all lines again and writes those of each split; the folder appears whole, see core/new_folder.py.
 
   Args:
     texts: as they were examined.
@@ -338,18 +338,8 @@ def write(texts: Texts, fates: np.ndarray, folder: str, sides: Sequence[str], pr
     sides: the two languages.
     progress: function called with the bytes consumed since the last call.
   """
-  parent = os.path.dirname(folder)
-  try:
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix='.prepare.', dir=parent) as temporary:
-      made = os.path.join(temporary, 'made')
-      os.mkdir(made)
-      _write_splits(texts, fates, made, sides, progress)
-      if os.path.exists(folder):
-        os.rename(folder, os.path.join(temporary, 'old'))
-      os.rename(made, folder)
-  except OSError as e:
-    raise UserError(f'cannot write {folder}: {e.strerror or e}') from None
+  with new_folder.writing(folder, replace=True) as made:
+    _write_splits(texts, fates, made, sides, progress)
 
 
 def _write_splits(texts, fates, folder, sides, progress):

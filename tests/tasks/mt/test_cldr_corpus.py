@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unicodedata
 
+import killed
 import pytest
 
 from lingvo_moe.core.errors import UserError
@@ -232,3 +233,33 @@ def test_nothing_foreign_is_ever_replaced(tmp_path):
   with pytest.raises(UserError, match='de-en is to be replaced, but holds notes.txt'):
     cldr_corpus.make_corpus(str(tmp_path), ['de'], max_pairs=_MAX_PAIRS, overwrite=True, progress=False)
   assert (tmp_path / 'de-en' / 'notes.txt').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('beside', [False, True])
+def test_a_corpus_killed_at_any_point_is_made_again_and_never_taken_for_another(tmp_path, monkeypatch, beside):
+  monkeypatch.setattr(cldr_corpus, 'make_phrases', lambda seed, max_pairs: seed)
+  monkeypatch.setattr(
+    cldr_corpus, 'translate', lambda code, seed, size: {s: [(f'{code} {seed}', 'hi')] for s in cldr_corpus.SPLITS}
+  )
+  out = tmp_path / 'out'
+  make = lambda seed, codes: cldr_corpus.make_corpus(str(out), codes, seed, overwrite=True, progress=False)
+  recipe = make(1, ['de', 'fr'])['recipe']
+  old = _files(out)
+  if beside:
+    (out / 'notes.txt').write_text('mine')
+
+  olds = []
+
+  def look(number):
+    found = _files(out)
+    assert not beside or found.pop('notes.txt') == b'mine'
+    if cldr_corpus._manifest(str(out))['recipe'] == recipe:
+      assert {name: data for name, data in found.items() if name[0] != '.' and not name.endswith('.partial')} == old
+      olds.append(number)
+    else:
+      assert beside or {name.split('/')[0] for name in found} == {'cldr_corpus.json', 'fr-en', 'es-en'}
+
+  assert killed.at_every_point(lambda: make(2, ['fr', 'es']), look) > len(olds) > 10
+  assert sorted(os.listdir(tmp_path)) == ['out']
+  assert sorted(os.listdir(out)) == ['cldr_corpus.json', 'es-en', 'fr-en', *['notes.txt'] * beside]
+  assert (out / 'fr-en' / 'train.fr').read_text() == 'fr 2\n'

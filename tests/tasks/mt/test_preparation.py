@@ -11,6 +11,7 @@ import tracemalloc
 import unicodedata
 
 import hypothesis
+import killed
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -358,3 +359,25 @@ def test_the_command_prints_why_all_was_dropped(tmp_path):
   done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
   assert done.returncode == 1 and 'dropped: empty' in done.stdout
   assert done.stderr.startswith('error: dev and test') and 'saw 0 pairs that are fit to keep, of 6' in done.stderr
+
+
+@pytest.mark.parametrize('there', [False, True])
+def test_a_preparation_killed_at_any_point_leaves_a_whole_corpus_or_none_and_the_next_one_nothing_else(tmp_path, there):
+  old, new = texts_of(tmp_path, GOOD), texts_of(tmp_path, [(s + '!', t) for s, t in GOOD], ('b.de', 'b.en'))
+  out = tmp_path / 'out'
+  _, before = prepare(old, tmp_path / 'other')
+  _, after = prepare(new, tmp_path / 'another')
+  if there:
+    prepare(old, out)
+  seen = []
+
+  def look(number):
+    if (out / 'de-en').exists():
+      seen.append({split: read(out / 'de-en', split, ('de', 'en')) for split in preparation.SPLITS})
+    else:
+      seen.append(None)
+
+  assert killed.at_every_point(lambda: prepare(new, out, overwrite=True), look) > 6
+  assert all(found in ((before, after) if there else (None, after)) for found in seen)
+  assert [path.name for path in out.iterdir()] == ['de-en']
+  assert {split: read(out / 'de-en', split, ('de', 'en')) for split in preparation.SPLITS} == after

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 
+import killed
 import pytest
 import sentencepiece
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import vocab as vocab_lib
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -254,3 +256,23 @@ def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path
   again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
   assert again.returncode == 1
   assert again.stderr.splitlines()[-1].startswith('error: ') and 'is not replaced' in again.stderr
+
+
+def test_a_vocabulary_killed_between_its_two_files_is_made_again_and_a_strangers_listing_is_kept(tmp_path):
+  output = str(tmp_path / 'made' / 'v')
+  lines = [b'one two three'] * 20
+
+  def make():
+    sentencepiece_training.check_output(output, overwrite=False)
+    sentencepiece_training.train(lines, output, 270)
+
+  seen = []
+  assert (
+    killed.at_every_point(make, lambda number: seen.append(sorted(os.listdir(tmp_path / 'made')) if number else [])) > 3
+  )
+  assert ['v.model.partial', 'v.vocab'] in seen
+  assert sorted(os.listdir(tmp_path / 'made')) == ['v.model', 'v.vocab']
+  (tmp_path / 'made' / 'v.model').unlink()
+  (tmp_path / 'made' / 'v.vocab').write_text('a list of mine')
+  with pytest.raises(UserError, match='v.vocab exists and is not replaced'):
+    make()

@@ -15,13 +15,14 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 
 import babel
 import tqdm
 
+from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt.cldr.phrases import INVENTORY
 from lingvo_moe.tasks.mt.cldr.phrases import Phrases
@@ -196,9 +197,10 @@ def make_corpus(
   english = babel.Locale('en')
   phrases = make_phrases(seed, max_pairs)
   summary = {}
-  with _temporary_beside(out_dir) as temporary:
-    new_dir = os.path.join(temporary, 'corpus')
-    os.mkdir(new_dir)
+  there = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+  has_others = bool({*there} - {_MANIFEST, *(f'{code}-en' for code in (old or {}).get('languages', ()))})
+  place = os.path.join(out_dir, '.new_corpus') if has_others else out_dir
+  with new_folder.writing(place, replace=True) as new_dir:
     for code in tqdm.tqdm(codes, desc='languages', unit='', disable=not progress):
       pairs = translate(code, phrases, train_size(code, max_pairs))
       _write(os.path.join(new_dir, f'{code}-en'), code, pairs)
@@ -211,7 +213,8 @@ def make_corpus(
     manifest = {'recipe': recipe, 'languages': summary}
     with open(os.path.join(new_dir, _MANIFEST), 'w', encoding='utf-8') as f:
       f.write(json.dumps(manifest, indent=1) + '\n')
-    _move(new_dir, out_dir, old)
+  if has_others:
+    _spread(place, out_dir, {**(old or {}).get('languages', {}), **summary})
   return manifest
 
 
@@ -291,15 +294,6 @@ def _check_nothing_foreign(out_dir: str, codes: Sequence[str]) -> None:
       )
 
 
-def _temporary_beside(out_dir: str) -> tempfile.TemporaryDirectory:
-  parent = os.path.dirname(os.path.abspath(out_dir))
-  try:
-    os.makedirs(parent, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix='.cldr_corpus.', dir=parent)
-  except OSError as e:
-    raise UserError(f'out_dir={out_dir} cannot be made in {parent} ({e.strerror}): name a writable place') from e
-
-
 def _write(directory: str, code: str, pairs: dict[str, list[tuple[str, str]]]) -> None:
   os.mkdir(directory)
   for split in SPLITS:
@@ -308,18 +302,12 @@ def _write(directory: str, code: str, pairs: dict[str, list[tuple[str, str]]]) -
         f.writelines(pair[side] + '\n' for pair in pairs[split])
 
 
-def _move(new_dir: str, out_dir: str, old: dict | None) -> None:
-  """Moves a finished corpus into place: by one rename if out_dir is new, else language by language."""
-  try:
-    os.rename(new_dir, out_dir)
-    return
-  except OSError:
-    if not os.path.isdir(out_dir):
-      raise
-  stale = [f'{code}-en' for code in old['languages']] if old else []
-  for name in sorted(set(stale + os.listdir(new_dir))):
-    path = os.path.join(out_dir, name)
-    if name != _MANIFEST and os.path.isdir(path):
-      shutil.rmtree(path)
+def _spread(new_dir: str, out_dir: str, replaced: dict) -> None:
+  """Moves a finished corpus beside other files, language by language; meanwhile the manifest is that of no recipe."""
+  unfinished = {'recipe': {'made_by': 'make_cldr_corpus', 'unfinished': True}, 'languages': replaced}
+  files.write(os.path.join(out_dir, _MANIFEST), json.dumps(unfinished))
+  for code in replaced:
+    shutil.rmtree(os.path.join(out_dir, f'{code}-en'), ignore_errors=True)
   for name in sorted(os.listdir(new_dir), key=lambda name: name == _MANIFEST):  # the manifest comes last
     os.replace(os.path.join(new_dir, name), os.path.join(out_dir, name))
+  os.rmdir(new_dir)
