@@ -41,6 +41,7 @@ if TYPE_CHECKING:
   from lingvo_moe.run.held_out import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
+  from lingvo_moe.tasks.task import TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +136,7 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   from lingvo_moe.tasks.task import HeldOutOptions
 
   config = choice.together(lambda: options.load_config(run, **options.of_task))
+  choice.together(lambda: _check_named(run, config, options))
   runtime = choice.make(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = choice.together(lambda: run.load()[1]) if given else None
@@ -144,6 +146,16 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
     choice.say(f'warning: {warning}')
   root = options.out or run.file('decode', options.split)
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
+
+
+def _check_named(run: RunDir, config: TaskConfig, options: Options) -> None:
+  """Raises UserError where a run, which may be a stranger's, maps the split to files that its model does not name."""
+  prefix, usual = (dict(getattr(c, 'split_files', ())).get(options.split) for c in (config, type(config)()))
+  if not options.data_dir and prefix not in (None, options.split, usual):
+    raise UserError(
+      f'{run.config_file} maps {options.split} to the files {prefix}.* in {config.data_dir}, and a run of someone else '
+      f'could name any: give --data_dir={config.data_dir} if it is right'
+    )
 
 
 def evaluate(results: Results, step: int, settings: Mapping[str, Any], choice: runtime_flags.Choice) -> dict:

@@ -318,7 +318,7 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   for language in ('xx', 'en'):
     path = tmp_path / 'corpus' / 'xx-en' / f'dev.{language}'
     lines = path.read_text().splitlines()
-    lines[:10] = ['one'] * 10  # easier than the others
+    lines[0] = lines[10] = 'xv xv xv xv'  # the two that are taken are easier than the others
     path.write_text('\n'.join(lines) + '\n')
   logdir, patient = tmp_path / 'run', ['Tiny.patience = 1', 'Tiny.keep_checkpoints = 1']
   assert train(tmp_path / 'corpus', logdir, 8, [*patient, 'Tiny.eval_sentences = 2']) is None
@@ -332,7 +332,7 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   assert again['dev_text'] == last['dev_text'] != lines_of(logdir)[4]['dev_text']
   assert 'the dev text has changed: the best checkpoint, of step 8, is measured again' in said
   assert f'dev loss {again["dev_loss_of_best"]:.4f}, was {best:.4f}' in said
-  assert last['step'] == 12 and best < last['dev_loss'] < again['dev_loss_of_best']
+  assert last['step'] == 12 and last['dev_loss'] < again['dev_loss_of_best']
   assert RunDir(str(logdir)).checkpoints().best() == (12, last['dev_loss'])
   assert '(max_steps)' in said
 

@@ -163,7 +163,9 @@ def direction(source: str, target: str) -> str:
   return 'from_english' if source.split('-')[0] in _ENGLISH else 'other'
 
 
-def translations(run: Run, split: str, step: int, data_dir: str | None = None) -> dict[str, Translations]:
+def translations(
+  run: Run, split: str, step: int, data_dir: str | None = None, own_corpus: bool = True
+) -> dict[str, Translations]:
   """Every pair's translations by a checkpoint, with their sources and references.
 
   Args:
@@ -172,11 +174,17 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
     step: of the checkpoint.
     data_dir: the corpus; None: the text that the decoder wrote beside its translations, or the run's corpus where an
       earlier version wrote none.
+    own_corpus: whether that may be read; a run of someone else may name any folder, and text in it would be shown.
   """
   summary = run.summary(split, step)
   folder = os.path.join(run.path, 'decode', split, f'step_{step}')
   scored, hashes = summary['pairs'], summary.get('hashes') or {}
   beside = None if data_dir else _pairs_beside(folder, split, summary)
+  if beside is None and not data_dir and not own_corpus:
+    raise UserError(
+      f'{run.path} has no sources and references beside its translations, as an earlier version wrote none, and a folder '
+      'that its configuration names is not read: give the corpus that was decoded, --data_dir=...'
+    )
   data_dir = data_dir or run.values.get('data_dir') or ''
   if beside is None and not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
@@ -185,7 +193,7 @@ def translations(run: Run, split: str, step: int, data_dir: str | None = None) -
   for pair in beside or corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = os.path.join(folder, pair.name + '.hyp')
     for written in (path, *(pair.source_files + pair.target_files if beside else ())):
-      _check_written(written, hashes)
+      _check_written(written, hashes, run.path)
     lines = text.read_lines([path])
     sources, references = corpus.read_pair(pair)
     count = len(lines)  # the first ones, with --max_sentences
@@ -224,9 +232,9 @@ def _only_cut(name: str) -> list[str]:
   return name.split('-') if name.count('-') == 1 else []
 
 
-def _check_written(path: str, hashes: Mapping[str, str]) -> None:
-  """Raises UserError for a file of the decoder that is gone, or not as it was written."""
-  if not files.isfile(path):
+def _check_written(path: str, hashes: Mapping[str, str], logdir: str) -> None:
+  """Raises UserError for a file of the decoder that is gone, a link out of the run, or not as it was written."""
+  if not files.isfile(path) or not files.is_inside(path, logdir):
     raise UserError(f'no such file: {path}; decode the step again (--overwrite)')
   if hashes.get(os.path.basename(path)) not in (None, files.sha256(path)):
     raise UserError(f'{path} is not as the decoder wrote it: decode the step again (--overwrite)')

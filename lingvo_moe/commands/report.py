@@ -1,12 +1,12 @@
-"""lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test]
+"""lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test] [--data_dir=CORPUS]
 
 Writes a report of a run, or of two side by side, as one HTML file that opens offline: loss, dev loss, pace, learning
 rate and gradient norm; BLEU and chrF by language; for every MoE layer the load of each expert over time, drops, entropy
 and dead experts, and which languages use which experts; sample translations; configuration, versions and machine. Behind
 each plot is a table. What a run does not have is named in a sentence.
 
-RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed, nor the corpus but
-for sources and references of the samples.
+RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. Where a decoder of
+an earlier version wrote no sources and references beside its translations, they are read from --data_dir.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
 _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set of scores and samples: test, dev or any file prefix.')
+_DATA_DIR = flags.DEFINE_string(
+  'data_dir', None, 'The corpus that was decoded, for sources and references; default: beside the translations.'
+)
 
 
 def main(argv):
@@ -33,7 +36,7 @@ def main(argv):
   from lingvo_moe.report import page
   from lingvo_moe.report import reading
 
-  records = reading.read_all(argv[1:], _SPLIT.value)
+  records = reading.read_all(argv[1:], _SPLIT.value, _DATA_DIR.value)
   out = _OUT.value or os.path.join(records[0].run.path, 'report.html')
   if files.isdir(out):
     raise UserError(

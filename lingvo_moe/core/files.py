@@ -41,6 +41,11 @@ def absolute(path: str) -> str:
   return path if is_remote(path) else os.path.abspath(plain(path))
 
 
+def is_inside(path: str, folder: str) -> bool:
+  """Whether no link leads from a path in a local folder out of it; a folder of someone else must not make us go there."""
+  return is_remote(folder) or os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ''))
+
+
 def local_copy_of(folder: str) -> str:
   """Local folder for what belongs to a folder but has to be local, such as caches; the folder itself if it is local."""
   if not is_remote(folder):

@@ -38,6 +38,7 @@ class RunRecord:
     split: held-out set whose results are shown.
     place: of the run among those of the report, from 0.
     alone: whether it is the only one, so that nothing need bear its name.
+    data_dir: the corpus, if it was given: a report reads no folder that a run names.
   """
 
   run: results.Run
@@ -45,6 +46,7 @@ class RunRecord:
   split: str
   place: int = 0
   alone: bool = True
+  data_dir: str | None = None
 
   def label(self, quantity: str = '', sole: bool = False) -> str:
     """Name of a quantity of the run: without the run's if it is alone, and of a sole quantity without that otherwise."""
@@ -145,7 +147,7 @@ class RunRecord:
     if self.decoded_step is None:
       return {}, f'{self.name} has not decoded {self.split}.'
     try:
-      return results.translations(self.run, self.split, self.decoded_step), ''
+      return results.translations(self.run, self.split, self.decoded_step, self.data_dir, own_corpus=False), ''
     except (UserError, OSError) as e:
       return {}, f'{self.name}: {e}.'
 
@@ -166,25 +168,27 @@ class RunRecord:
       examples = environment.get('examples')
       if isinstance(examples, dict) and examples:
         return {name: int(number(count) or 0) for name, count in examples.items()}, 'examples'
+    if not self.data_dir:
+      return {}, ''
     values = self.run.values
     try:
       prefixes = [tuple(pair) for pair in values.get('split_files') or ()]
-      pairs = corpus.find_pairs(str(values.get('data_dir')), str(values.get('pairs') or ''), 'train', prefixes)
+      pairs = corpus.find_pairs(self.data_dir, str(values.get('pairs') or ''), 'train', prefixes)
       size = lambda pair: sum(map(files.size, (*pair.source_files, *pair.target_files)))
       return {pair.name: size(pair) for pair in pairs}, 'bytes'
     except (UserError, OSError, TypeError, ValueError):
       return {}, ''
 
 
-def read(path: str, split: str) -> RunRecord:
+def read(path: str, split: str, data_dir: str | None = None) -> RunRecord:
   """The run in a log directory; UserError if there is none."""
   run = results.Run.read(path)
-  return RunRecord(run, run.name, split)
+  return RunRecord(run, run.name, split, data_dir=data_dir)
 
 
-def read_all(paths: list[str], split: str) -> list[RunRecord]:
+def read_all(paths: list[str], split: str, data_dir: str | None = None) -> list[RunRecord]:
   """Runs, with names that tell them apart."""
-  found = [read(path, split) for path in paths]
+  found = [read(path, split, data_dir) for path in paths]
   same = len({record.name for record in found}) < len(found)
   named = lambda record, place: dataclasses.replace(
     record, name=record.run.path if same else record.name, place=place, alone=len(found) == 1
@@ -201,7 +205,7 @@ def hypotheses(record: RunRecord, pair: str) -> list[str]:
   """Translations of a pair, where sources and references are not at hand; none if the file is lost."""
   path = os.path.join(record.run.path, 'decode', record.split, f'step_{record.decoded_step}', pair + '.hyp')
   try:
-    return text.read_lines([path])
+    return text.read_lines([path]) if files.is_inside(path, record.run.path) else []
   except UserError:
     return []
 

@@ -207,4 +207,4 @@ def _copy_run(run: RunDir, to: str) -> None:
   """What decoder and translate need of a run beside its weights."""
   shutil.copy(run.config_file, to)
   if os.path.isdir(run.vocab_dir):
-    shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)))
+    shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)), symlinks=True)

@@ -77,7 +77,12 @@ class Results:
 
     What an interrupted job has kept stays, unless `overwrite` is set.
     """
-    folder = self.folder(step)
+    folder, logdir = self.folder(step), os.path.dirname(self.checkpoints.directory)
+    if not self.given and not files.is_inside(folder, logdir):
+      raise UserError(
+        f'results are written in the log directory; a link leads from {folder} to {os.path.realpath(folder)}: remove it, '
+        'or give --out=FOLDER'
+      )
     try:
       files.makedirs(folder)
     except OSError as e:

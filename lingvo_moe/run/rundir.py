@@ -138,6 +138,7 @@ class RunDir:
         f'{self.path} has checkpoints and no config.json, which says what they were trained with: restore it from a '
         'copy, or choose another --logdir'
       )
+    self._check_links()
     if begun:
       self._check_same_model(name)
       self.check_files()
@@ -170,8 +171,8 @@ class RunDir:
 
   def _own(self, path: str) -> str:
     """Full path of a file that the configuration names; a run of someone else must not make us read other files."""
-    full, folder = os.path.join(self.local, path), os.path.realpath(self.local)
-    if path and not self.vocab_outside and not os.path.realpath(full).startswith(folder + os.sep):
+    full = os.path.join(self.local, path)
+    if path and not self.vocab_outside and not files.is_inside(full, self.local):
       raise UserError(
         f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
         'name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: '
@@ -187,6 +188,17 @@ class RunDir:
         raise UserError(
           f'{path} is not the file that the run began with (SHA-256 {found[:12]}..., and {fingerprint[:12]}... in '
           f'{self.config_file}): restore it from a copy'
+        )
+
+  def _check_links(self) -> None:
+    """Raises UserError where a folder that the trainer writes to is a link out of the log directory."""
+    checkpoints = self.checkpoints()
+    steps = [os.path.dirname(checkpoints.path(step)) for step in checkpoints.steps()]
+    for folder in (self.vocab_dir, self.cache_dir, checkpoints.directory, *steps):
+      if not files.is_inside(folder, self.local if folder in (self.vocab_dir, self.cache_dir) else self.path):
+        raise UserError(
+          f'a trainer writes in its log directory alone; {folder} is a link to {os.path.realpath(folder)}: remove it, and '
+          'move the log directory to where there is room (--cache_dir for the cache), or mount that in its place'
         )
 
   @staticmethod

@@ -13,6 +13,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_moe.commands import report
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import experts
 from lingvo_moe.report import figures
@@ -92,9 +93,17 @@ def write_corpus(path, pairs=PAIRS, sizes=(10, 30, 20)):
       write_lines(path / pair / f'{split}.{language}', ['eno'] * count)
       write_lines(path / pair / f'{split}.en', ['one'] * count)
 
+  for scores in path.parent.glob('decode/test/*/scores.json'):
+    hashes = {}
+    for name, word in ((f'{pair}.{side}', word) for pair in pairs for side, word in (('src', 'eno'), ('ref', 'one'))):
+      write_lines(scores.parent / name, [word] * 3)
+      hashes[name] = files.sha256(str(scores.parent / name))
+    write_json(scores, {**json.loads(scores.read_text()), 'hashes': hashes})
+
 
 def made(*paths, split='test'):
-  return page.page(reading.read_all(list(map(str, paths)), split))
+  data_dir = str(paths[0] / 'corpus') if len(paths) == 1 and (paths[0] / 'corpus').exists() else None
+  return page.page(reading.read_all(list(map(str, paths)), split, data_dir))
 
 
 class Nesting(html.parser.HTMLParser):
@@ -241,7 +250,7 @@ def test_sizes_that_the_run_recorded_come_before_those_of_the_corpus(run, tmp_pa
   examples = {'aa-en': 5, 'bb-en': 3, 'cc-en': 9}
   write_lines(tmp_path / 'environment.jsonl', [json.dumps({'step': 0, 'examples': examples})])
   assert reading.read(str(tmp_path), 'test').sizes == (examples, 'examples')
-  assert reading.read(str(run), 'test').sizes[1] == 'bytes'
+  assert reading.read(str(run), 'test', str(run / 'corpus')).sizes[1] == 'bytes'
 
 
 def test_drops_of_every_choice_are_drawn(run):
@@ -387,7 +396,7 @@ def test_a_run_of_an_earlier_version_says_what_it_lacks(tmp_path):
   for said in ('old has no routing.jsonl', 'old has no dev_routing.json', 'old has no environment.jsonl'):
     assert said in text
   assert 'Entropy of the gate' in text and 'Load by expert' not in text and 'Dead experts' not in text
-  assert 'Sources and references are not shown. old: references of' in text  # the corpus is gone
+  assert 'Sources and references are not shown. old: ' in text and 'an earlier version wrote none' in text
   assert '<th scope="row">aa-en<td>1<td lang="en" dir="auto">one' in text  # the translations are not
 
 
@@ -536,7 +545,9 @@ def command(*arguments, **values):
 def test_the_command_writes_the_file_and_says_so(run, tmp_path, capsys):
   out = tmp_path / 'a.html'
   command(run, out=str(out))
-  assert out.read_text() == made(run) and capsys.readouterr().out.startswith(f'{out}: ')
+  assert out.read_text() == page.page(reading.read_all([str(run)], 'test')) and capsys.readouterr().out.startswith(
+    f'{out}: '
+  )
   command(write_run(tmp_path / 'run'))
   assert (tmp_path / 'run' / 'report.html').exists() and not list(tmp_path.rglob('*.partial'))
 
@@ -554,3 +565,18 @@ def test_the_command_answers_mistakes(run, tmp_path):
   with pytest.raises(UserError, match='replaces reports only; .*mine.json is another file'):
     command(run, out=str(tmp_path / 'mine.json'))
   assert (tmp_path / 'mine.json').read_text() == '{}'
+
+
+def test_text_of_a_folder_that_a_run_names_and_what_its_links_lead_to_are_not_shown(tmp_path):
+  run = write_run(tmp_path / 'run', pairs=('aa-en',), data_dir=str(tmp_path / 'home'), split_files=[['test', 'X']])
+  for language in ('aa', 'en'):
+    write_lines(tmp_path / 'home' / 'aa-en' / f'X.{language}', ['my secret'] * 3)
+    write_lines(tmp_path / 'home' / 'aa-en' / f'train.{language}', ['one'] * 3)
+  assert 'my secret' not in (text := made(run)) and 'is not read: give the corpus that was decoded' in text
+  assert not reading.read(str(run), 'test').sizes[0]
+  told = reading.read_all([str(run)], 'test', str(tmp_path / 'home'))
+  assert 'my secret' in page.page(told) and told[0].sizes[0]
+  (decoded,) = (run / 'decode' / 'test').iterdir()
+  (decoded / 'aa-en.hyp').unlink()
+  (decoded / 'aa-en.hyp').symlink_to(tmp_path / 'home' / 'aa-en' / 'X.en')
+  assert 'my secret' not in made(run)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import types
 
 import pytest
 
+from lingvo_moe import decoder
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import environment
+from lingvo_moe.run import held_out
 from lingvo_moe.run import reporting
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.run.reporting import TrainLog
@@ -77,6 +80,48 @@ def test_a_link_under_a_temporary_name_is_not_followed(run, victim, name):
   save(run)
 
   assert run.load()[0] == MODEL
+
+
+@pytest.mark.parametrize('name', ['vocab', 'cache', 'checkpoints', 'checkpoints/step_00000004'])
+def test_a_trainer_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_path, name):
+  (tmp_path / 'mine').mkdir()
+  os.rmdir(run.vocab_dir)
+  os.makedirs(os.path.dirname(run.file(name)), exist_ok=True)
+  os.symlink(tmp_path / 'mine', run.file(name))
+  save(run)
+
+  with pytest.raises(UserError, match=f'writes in its log directory alone; .*{name} is a link to .*mine: remove it'):
+    run.begin(MODEL, configuration.resolve(MODEL))
+
+  assert not os.listdir(tmp_path / 'mine')
+
+
+@pytest.mark.parametrize('name', ['decode', 'decode/test', 'decode/test/step_6'])
+def test_a_decoder_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_path, name):
+  (tmp_path / 'mine').mkdir()
+  os.makedirs(os.path.dirname(run.file(name)), exist_ok=True)
+  os.symlink(tmp_path / 'mine', run.file(name))
+  job = types.SimpleNamespace(suffix='.hyp', summary_file='scores.json', settings={}, texts={})
+
+  with pytest.raises(UserError, match='a link leads from .*step_6 to .*mine.*: remove it, or give --out=FOLDER'):
+    held_out.Results(run.file('decode', 'test'), job, run.checkpoints()).begin(6, {})
+
+  assert not os.listdir(tmp_path / 'mine')
+  held_out.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).begin(6, {})
+  assert os.listdir(tmp_path / 'mine') == ['step_6']
+
+
+def test_a_run_that_maps_a_split_to_other_files_is_decoded_only_where_their_folder_is_given(run):
+  config = configuration.resolve(MODEL)
+  mapped = dataclasses.replace(config, split_files=(('test', 'id_rsa'),), data_dir='/home/me/.ssh')
+  check = lambda config, **given: decoder._check_named(run, config, decoder.Options(run.path, **given))
+  with pytest.raises(
+    UserError, match=r'maps test to the files id_rsa\.\* in /home/me/.ssh, .*: give --data_dir=/home/me'
+  ):
+    check(mapped)
+  check(mapped, split='dev')
+  check(mapped, data_dir='/home/me/.ssh')
+  check(configuration.resolve('mt.multi30k.Dense'))  # as the model itself names them
 
 
 def test_a_lock_that_is_there_is_taken_as_it_is(run):
