@@ -66,9 +66,8 @@ def _summary(records: Sequence[RunRecord]) -> Markup:
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
-  steps, evaluations = record.steps, record.evaluations
+  steps, best = record.steps, record.best
   last = steps[-1] if steps else {}
-  best = min(evaluations, key=lambda line: number(line['dev_loss']) or float('inf'), default={})
   paces = [y for line in steps if (y := number(line.get('tokens_per_second')))]
   seconds = number(record.log[-1].get('seconds_so_far')) if record.log else None
   tokens = tokens_so_far(record.log[-1]) if record.log else 0
@@ -82,7 +81,8 @@ def _facts(record: RunRecord) -> dict[str, str]:
     'training': f'none: the average of {record.averaged}' if record.averaged else ended,
     'last step logged': text(number(last.get('step'))),
     'training loss': text(number(last.get('loss'))),
-    'best dev loss': f'{text(number(best["dev_loss"]))} at step {text(best["step"])}' if best else '',
+    'best dev loss': f'{text(best[0])} at step {text(best[1])}' if best else '',
+    'dev text, by hash': '' if record.alone else str(record.dev_text or ''),
     'mean BLEU': f'{statistics.mean(mean("bleu")):.1f}{scored}' if mean('bleu') else '',
     'mean chrF': f'{statistics.mean(mean("chrf")):.1f}{scored}' if mean('chrf') else '',
     'tokens a second': f'{text(round(statistics.median(paces)))} (median)' if paces else '',

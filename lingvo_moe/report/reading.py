@@ -76,8 +76,24 @@ class RunRecord:
 
   @property
   def evaluations(self) -> list[dict[str, Any]]:
-    """Lines of the dev loss."""
-    return [line for line in self.log if 'dev_loss' in line]
+    """Lines of the dev loss on the latest dev text; those of an earlier version, which did not note it, are among them."""
+    return [line for line in self.log if 'dev_loss' in line and line.get('dev_text') in (None, self.dev_text)]
+
+  @property
+  def best(self) -> tuple[float, Any] | None:
+    """Lowest dev loss on the latest dev text, and its step."""
+    again = [line for line in self.log if 'dev_loss_of_best' in line and line.get('dev_text') == self.dev_text]
+    found = [(line['dev_loss_of_best'], line.get('best_step')) for line in again]
+    # Where the best was measured again, a line of an earlier version may be of other text.
+    found += [(line['dev_loss'], line['step']) for line in self.evaluations if line.get('dev_text') or not again]
+    return min(
+      ((y, step) for loss, step in found if (y := number(loss)) is not None), key=lambda of: of[0], default=None
+    )
+
+  @property
+  def dev_text(self) -> Any:
+    """Hash of the dev text of the latest dev loss; None: an earlier version did not note it."""
+    return next((line['dev_text'] for line in reversed(self.log) if 'dev_text' in line), None)
 
   @functools.cached_property
   def layers(self) -> dict[str, list[str]]:

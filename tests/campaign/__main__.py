@@ -41,6 +41,7 @@ def main() -> int:
     results = [
       *flips.campaign(own, rng, args.flips),
       *interruptions.kills(own, rng, args.kills),
+      *(interruptions.kills_at_files(own) if args.kills else ()),
       *interruptions.full_disks(own, rng, args.full_disks),
     ]
   finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,32 @@ def kills(world: world_lib.World, rng: random.Random, count: int) -> Iterator[Re
         moments.append(f'{moment:.1f}')
     result = _compared(world, place, 'killed', f'after {", ".join(moments)} s', process.returncode, said)
     yield from [result] * len(moments)
+    shutil.rmtree(place)
+
+
+_AT_FILE = """
+import os, signal, sys
+name = sys.argv.pop(1)
+opened = lambda event, arguments: event == 'open' and os.path.basename(str(arguments[0])) == name
+sys.addaudithook(lambda event, arguments: opened(event, arguments) and os.kill(os.getpid(), signal.SIGKILL))
+from lingvo_moe import trainer
+trainer.command()
+"""
+
+
+def kills_at_files(world: world_lib.World) -> Iterator[Result]:
+  """Kills a training where it begins to write a file, the line of the log before it written; then it goes on."""
+  for name in ('corpus.json.partial', 'dev_loss.json.partial', 'finished.json.partial'):
+    place = world.root / 'killed'
+    shutil.copytree(world.root / 'kept' / 'corpus', place / 'corpus')
+    command = world_lib.trainer(place / 'log', place / 'corpus')
+    flags = [flag for flag in command if flag.startswith('--')]
+    first = subprocess.run([sys.executable, '-c', _AT_FILE, name, *flags], capture_output=True, text=True)
+    again = subprocess.run(command, capture_output=True, text=True)
+    if first.returncode != -signal.SIGKILL:
+      yield Result('killed at a file', name, f'exit status {first.returncode}', first.stderr[-2000:])
+    else:
+      yield _compared(world, place, 'killed at a file', name, again.returncode, again.stderr)
     shutil.rmtree(place)
 
 

@@ -580,3 +580,22 @@ def test_text_of_a_folder_that_a_run_names_and_what_its_links_lead_to_are_not_sh
   (decoded / 'aa-en.hyp').unlink()
   (decoded / 'aa-en.hyp').symlink_to(tmp_path / 'home' / 'aa-en' / 'X.en')
   assert 'my secret' not in made(run)
+
+
+def test_the_best_dev_loss_is_of_the_latest_dev_text(tmp_path):
+  run = write_run(tmp_path / 'run', steps=1, layers=())
+  lines = [
+    {'step': 4, 'dev_loss': 2.0},  # of an earlier version
+    {'step': 4, 'best_step': 4, 'dev_loss_of_best': 2.5, 'dev_text': 'all'},
+    {'step': 8, 'dev_loss': 2.4, 'dev_text': 'all'},
+  ]
+  best = lambda: reading.read(str(run), 'test').best
+  for count, expected in ((1, (2.0, 4)), (2, (2.5, 4)), (3, (2.4, 8))):
+    write_lines(run / 'train.jsonl', map(json.dumps, lines[:count]))
+    assert best() == expected
+  more = [{'step': 8, 'best_step': 8, 'dev_loss_of_best': 3.0, 'dev_text': 'few'}]
+  write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
+  assert best() == (3.0, 8) and '3 at step 8' in made(run)
+  more.append({'step': 12, 'dev_loss': 3.1, 'dev_text': 'few'})
+  write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
+  assert best() == (3.0, 8) and [line['step'] for line in reading.read(str(run), 'test').evaluations] == [4, 12]
