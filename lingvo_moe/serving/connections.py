@@ -182,6 +182,4 @@ class _Connection(web.RequestHandler):
       status, message = 415, 'that Content-Encoding is not read: use gzip, deflate or none'
     else:  # with the text and a mark below what is wrong, on lines of their own
       message = f'not an HTTP request: {" ".join(exc.message.split()).rstrip(" ^"):.200}'
-    response = self._connections.malformed(status, message)
-    response.force_close()
-    return response
+    return self._connections.malformed(status, message)

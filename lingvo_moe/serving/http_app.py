@@ -182,7 +182,6 @@ class HttpApp:
       raise too_large
     if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':
       await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
-      request.writer.output_size = 0  # the answer is not begun
     body = bytearray()
     try:
       async with asyncio.timeout(_BODY_SECONDS):
