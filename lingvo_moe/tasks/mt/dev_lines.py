@@ -153,20 +153,20 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
   """Lines that warn of dev or test text of which many sentences, on one side at least, are in train of their pair."""
   from lingvo_moe.tasks.mt import cache  # imports TensorFlow
 
-  warnings, train = [], {}
-  for split in ('train', 'dev', 'test'):
-    try:
-      pairs = _find(config, split)
-    except corpus.NotThereError:
-      continue
+  keys = {}
+  for split in ('dev', 'test', 'train'):
+    with contextlib.suppress(UserError):  # there is none, or it is no text: who needs it will say so
+      pairs = _find(config, split) if split != 'train' or keys else []
+      found = cache.open_keys(pairs, cache_dir, quiet=quiet)
+      keys[split] = {pair.name: sides for pair, sides in zip(pairs, found, strict=True)}
+  train, warnings = keys.pop('train', {}), []
+  for split, sides_of in keys.items():
     lines, shared = 0, 0
-    for pair, sides in zip(pairs, cache.open_keys(pairs, cache_dir, quiet=quiet), strict=True):
-      if split == 'train':
-        train[pair.name] = sides
-      elif pair.name in train and len(sides[0]) == len(sides[1]):
-        source, target = (np.isin(mine, own) & (mine != 0) for mine, own in zip(sides, train[pair.name], strict=True))
-        lines += len(source)
-        shared += int(np.count_nonzero(source | target))
+    for name, (sources, targets) in sides_of.items():
+      if name in train and len(sources) == len(targets):
+        known = (np.isin(mine, own) & (mine != 0) for mine, own in zip((sources, targets), train[name], strict=True))
+        lines += len(sources)
+        shared += int(np.count_nonzero(np.logical_or(*known)))
     if shared > _MANY_SHARED * lines:
       warnings.append(
         f'warning: {shared:,} of {lines:,} {split} lines are in train: what is measured on them is no measure of new text'
