@@ -31,17 +31,22 @@ _FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
 _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'path'), files.SCHEMES)
 
 
-def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False) -> None:
+def run(
+  main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False, run_flag: str = ''
+) -> None:
   """Parses absl flags and runs main(argv); prints UserError without a stack trace.
 
   Args:
     main: the command; what it returns is the exit status. The docstring of its module is what --help prints.
     tensorflow: whether it uses TensorFlow, which is then imported first, without its messages.
     arguments: whether it takes positional arguments, in argv[1:].
+    run_flag: name of the flag for the log directory of the one run that it is of, if any; an argument may be its value.
   """
 
   def guarded(argv):
-    if len(argv) > 1 and not arguments:
+    if run_flag:
+      _take_run(argv, flags.FLAGS[run_flag], sys.modules[main.__module__])
+    elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
       import_tensorflow_quietly()
@@ -90,6 +95,17 @@ def run(main: Callable[[list[str]], int | None], tensorflow: bool = True, argume
       sys.exit(1)
 
   app.run(shielded, flags_parser=parse)
+
+
+def _take_run(argv: list[str], flag: flags.Flag, module: types.ModuleType) -> None:
+  """Gives a flag the value of the one argument; UserError unless one of both is given."""
+  given = [*argv[1:], *filter(None, [flag.value])]
+  if len(given) != 1:
+    raise UserError(
+      f'one run is given, by its log directory: {called(module)} runs/mine; saw {" ".join(given) or "none"!r}'
+    )
+  paths.check('a log directory', given[0], _SCHEMES['logdir'])
+  flag.value = given[0]
 
 
 def print_help(module: types.ModuleType) -> None:

@@ -20,14 +20,13 @@ _DECODING = (
 )
 
 
-def define(best_by_default: bool = False, logdir_required: bool = True) -> None:
+def define(best_by_default: bool = False) -> None:
   """Called where a job defines its own flags; not done by an import, as the trainer has flags of the same names.
 
   Args:
     best_by_default: what --help says of the checkpoint that the job uses; see Options.best_by_default.
-    logdir_required: whether --logdir must be given.
   """
-  flags.DEFINE_string('logdir', None, 'Log directory of the run.', required=logdir_required)
+  flags.DEFINE_string('logdir', None, 'Log directory of the run, unless it is an argument.')
   flags.DEFINE_string(
     'model', None, "Name of the run's model, to have it checked; otherwise the log directory gives it."
   )

@@ -1,6 +1,8 @@
 """Evaluates a run's checkpoints on held-out text as they appear, for translation by BLEU and chrF:
 
-  python -m lingvo_moe.decoder --logdir=DIR --split=test
+  python -m lingvo_moe.decoder RUN --split=test
+
+where RUN is a log directory (or --logdir=RUN).
 
 It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint
 is decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
@@ -223,7 +225,7 @@ def load(runtime: Runtime, run: RunDir, step: int, options: Options, choice: run
 def command() -> None:
   """The command as typed."""
   define_flags()
-  app.run(main)
+  app.run(main, run_flag='logdir')
 
 
 if __name__ == '__main__':

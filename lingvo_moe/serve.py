@@ -54,7 +54,7 @@ class Options(checkpoint_flags.Options):
 
 def define_flags() -> None:
   """Not done by an import: other jobs have flags of the same names."""
-  checkpoint_flags.define(best_by_default=True, logdir_required=False)
+  checkpoint_flags.define(best_by_default=True)
   flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
   flags.DEFINE_integer('port', 5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
   flags.DEFINE_integer('max_batch_lines', 64, 'Lines that are translated together.', lower_bound=1)
@@ -68,18 +68,10 @@ def define_flags() -> None:
 
 
 def main(argv) -> int:
-  flags.FLAGS.logdir = logdir_of(argv, flags.FLAGS.logdir)
+  del argv
   options = Options.from_flags()
   require_extra()
   return serve(options)
-
-
-def logdir_of(argv: Sequence[str], flag: str | None) -> str:
-  """The log directory, given as the one argument or as the flag."""
-  given = [*argv[1:], *([flag] if flag else [])]
-  if len(given) != 1:
-    raise UserError(f'one run is served, by its log directory: {app.called(sys.modules[__name__])} runs/mine')
-  return given[0]
 
 
 def require_extra() -> None:
@@ -139,7 +131,7 @@ def load(options: Options) -> LoadedRun:
 def command() -> None:
   """The command as typed."""
   define_flags()
-  app.run(main, tensorflow=False, arguments=True)
+  app.run(main, tensorflow=False, run_flag='logdir')
 
 
 if __name__ == '__main__':

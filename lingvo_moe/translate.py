@@ -1,11 +1,11 @@
 """Translates standard input, a sentence a line, to standard output, a translation a line:
 
-  echo 'Guten Morgen.' | python -m lingvo_moe.translate --logdir=DIR
+  echo 'Guten Morgen.' | python -m lingvo_moe.translate RUN
 
-The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another.
+RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another.
 
-Each line is answered at once; --batch_lines=1000 is much faster for a file. An empty line gives an empty line. With
---n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
+Lines that have arrived are translated together, 1000 at most: a line that comes alone is answered at once, and a file
+is fast. --batch_lines=N waits for N lines, or the end. An empty line gives an empty line. With --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
 
 With a run of a language model each line is a prompt, and the answer its continuation, as --search says. With a run of
 span corruption each line is answered by itself, with <extra_id_0>, <extra_id_1>, ... in it filled in. With both, a line
@@ -17,6 +17,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import functools
+import io
 import os
 import select
 import sys
@@ -34,6 +35,7 @@ from lingvo_moe.core.errors import UserError
 if TYPE_CHECKING:
   from lingvo_moe.run.loaded import LoadedRun
 
+_MOST_LINES = 1000  # of those that have arrived
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
 
 
@@ -45,7 +47,7 @@ class Options(checkpoint_flags.Options):
 
   target: str | None = None
   n_best: int = 1
-  batch_lines: int = 1
+  batch_lines: int | None = None
 
 
 def define_flags() -> None:
@@ -54,7 +56,8 @@ def define_flags() -> None:
   flags.DEFINE_string('target', None, 'Target language, for models of several.')
   flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   runtime_flags.define()
-  flags.DEFINE_integer('batch_lines', 1, 'Lines that are read before they are translated together.', lower_bound=1)
+  about = f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.'
+  flags.DEFINE_integer('batch_lines', None, about, lower_bound=1)
   for shared in (checkpoint_flags, runtime_flags):
     flags.adopt_module_key_flags(shared)  # so that --help shows them
 
@@ -80,7 +83,7 @@ def translate(
   choice.together(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
   choice.say(f'using the checkpoint of {run.checkpoint}')
   lines_read = 0
-  batches = _batches(source if choice.num_processes == 1 else _as_they_come(source), options.batch_lines)
+  batches = _batches(_arriving(source, None if choice.num_processes == 1 else _WHILE_SECONDS), options.batch_lines)
   while (lines := choice.lead(lambda: next(batches, None))) is not None:
     if lines:
       translated = choice.together(functools.partial(run.answer, lines, target, options.n_best))
@@ -111,40 +114,55 @@ def write(output: TextIO, translated: Any, first: int, options: Options, over_th
   output.flush()
 
 
-def _as_they_come(source: BinaryIO) -> Iterator[bytes | None]:
-  """A file's lines, and None after a while without one, so that other processes need not wait without a limit."""
+def _arriving(source: BinaryIO, patience: float | None) -> Iterator[tuple[list[bytes] | None, bool]]:
+  """Yields lines of a file as they arrive, and whether more are there; (None, False) after `patience` seconds without.
+
+  Other processes then need not wait without a limit.
+  """
+  try:
+    descriptor = source.fileno()
+  except io.UnsupportedOperation:  # it is in memory
+    yield list(source), False
+    return
+  ready = lambda seconds: bool(select.select([descriptor], [], [], seconds)[0])
   rest = b''
   while True:
-    if not select.select([source], [], [], _WHILE_SECONDS)[0]:
-      yield None
+    if not ready(patience):
+      yield None, False
       continue
-    read = os.read(source.fileno(), 1 << 16)
+    read = os.read(descriptor, 1 << 16)
     if not read:
       break
     *lines, rest = (rest + read).split(b'\n')
-    yield from lines
+    yield lines, ready(0)
   if rest:
-    yield rest
+    yield [rest], False
 
 
-def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
-  """Groups of `size` lines without their ends, the last one smaller; an empty group where the source has None."""
+def _batches(arriving: Iterable[tuple[list[bytes] | None, bool]], size: int | None) -> Iterator[list[str]]:
+  """Groups of `size` lines without their ends, the last one smaller; an empty group where none comes for a while.
+
+  Without a size a group is of the lines that have arrived, so that whoever waits for the answer to a line gets it.
+  """
   lines, number = [], 0
-  for line in source:
-    if line is None:
+  for came, more in arriving:
+    if came is None:
       yield []
-      continue
-    number += 1
-    line = line.rstrip(b'\r\n').removeprefix(codecs.BOM_UTF8 if number == 1 else b'')
-    try:
-      lines.append(line.decode('utf-8'))
-    except UnicodeDecodeError as e:
-      yield lines  # what came before is answered
-      raise UserError(
-        f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
-        f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
-      ) from None
-    if len(lines) == size:
+    for line in came or ():
+      number += 1
+      line = line.rstrip(b'\r\n').removeprefix(codecs.BOM_UTF8 if number == 1 else b'')
+      try:
+        lines.append(line.decode('utf-8'))
+      except UnicodeDecodeError as e:
+        yield lines  # what came before is answered
+        raise UserError(
+          f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
+          f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
+        ) from None
+      if len(lines) == (size or _MOST_LINES):
+        yield lines
+        lines = []
+    if lines and not size and not more:
       yield lines
       lines = []
   if lines:
@@ -154,7 +172,7 @@ def _batches(source: Iterable[bytes | None], size: int) -> Iterator[list[str]]:
 def command() -> None:
   """The command as typed."""
   define_flags()
-  app.run(main)
+  app.run(main, run_flag='logdir')
 
 
 if __name__ == '__main__':

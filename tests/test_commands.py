@@ -209,10 +209,22 @@ def test_help_of_a_job_succeeds_whatever_reads_it(job):
 
 
 def test_a_flag_that_is_lacking_is_answered_with_its_meaning():
-  done = _moe('decode')
-  assert (
-    done.returncode == 1 and done.stderr == 'error: --logdir must be given. Log directory of the run. (see --help)\n'
-  )
+  done = _moe('lint', '--mesh=data:2')
+  assert done.returncode == 1 and done.stderr == 'error: --model must be given. A registered model. (see --help)\n'
+
+
+@pytest.mark.parametrize('command', ['decode', 'translate', 'serve', 'average', 'checkpoint'])
+@pytest.mark.parametrize(('words', 'saw'), [('', 'none'), ('runs/a --FLAG=runs/b', 'runs/a runs/b'), ('a b', 'a b')])
+def test_a_command_of_one_run_says_how_it_is_given(command, words, saw):
+  done = _moe(command, *words.replace('FLAG', 'path' if command == 'checkpoint' else 'logdir').split())
+  answer = f'error: one run is given, by its log directory: lingvo-moe {command} runs/mine; saw {saw!r}\n'
+  assert done.returncode == 1 and done.stderr == answer
+
+
+@pytest.mark.parametrize('command', ['decode --once', 'translate', 'average --last=1', 'checkpoint'])
+def test_a_run_may_be_an_argument(command, tmp_path):
+  done = _moe(*command.split(), 'mine', cwd=tmp_path, stdin=subprocess.DEVNULL)
+  assert done.returncode == 1 and re.match('error: .*mine', done.stderr), done.stderr
 
 
 def test_importing_tensorflow_is_as_quiet_as_in_a_command():
@@ -278,7 +290,7 @@ def test_a_path_with_a_scheme_is_refused_before_anything_is_made(command, tmp_pa
   assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize('command', ['average --logdir=gs://b/run --last=2', 'export runs/mine gs://b/out'])
+@pytest.mark.parametrize('command', ['average gs://b/run --last=2', 'export runs/mine gs://b/out'])
 def test_what_is_made_on_mounted_file_systems_alone_is_refused_in_a_line(command, tmp_path):
   done = _moe(*command.split(), cwd=tmp_path)
 
@@ -308,7 +320,7 @@ def test_streams_that_are_closed_or_full_are_told_in_one_line(words, closed, ans
     ('lint --model=mt.cldr.Tiny --mesh=data:2 --limit_mib=inf', '--limit_mib must be a finite number; saw inf'),
     ('decode --logdir=. --poll_seconds=nan', '--poll_seconds must be a finite number; saw nan'),
     ('decode --logdir=. --poll_seconds=1e30', 'poll_seconds'),
-    ('decode --logdir=. --split=/etc/a', "--split is the prefix of files in --data_dir, such as test; saw '/etc/a'"),
+    ('decode . --split=/etc/a', "--split is the prefix of files in --data_dir, such as test; saw '/etc/a'"),
     ('serve . --batch_wait_ms=nan', '--batch_wait_ms must be a finite number; saw nan'),
     ('prepare --tsv=a --pair=a-b --out=d --columns=1,' + '1' * 5000, '--columns are two numbers'),
     (

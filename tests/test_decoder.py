@@ -133,7 +133,7 @@ def test_every_line_has_its_translation_in_source_order(run, capsys):
   expected = translator_of(run, 2).translate(TEST_SOURCES).hypotheses
   assert xx == [h[0].text for h in expected] and len(set(xx)) > 3
   warnings = [line for line in capsys.readouterr().err.splitlines() if 'warning' in line]
-  assert warnings == ['warning: 2 lines are over max_length=32 tokens and were translated in part (xx-en 1, yy-en 1)']
+  assert warnings == ['warning: 2 lines over max_length=32 tokens, translated in part (xx-en 1, yy-en 1)']
 
 
 def test_scores_are_written_and_told(run, capsys):
@@ -244,7 +244,7 @@ def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run
   until(99)
   decode(run, **options)
   assert len(searched) == 10 - 3 - 4  # of 14 lines 4 are empty
-  assert f'going on after 7 lines that are in {unfinished}' in capsys.readouterr().err
+  assert f'going on after 7 lines in {unfinished}' in capsys.readouterr().err
   assert {name: read(run, 2, name) for name in expected} == expected and not os.path.exists(unfinished)
   until(3)
   with pytest.raises(KeyboardInterrupt):

@@ -451,7 +451,7 @@ def test_a_run_out_of_patience_stays_ended(corpus, tmp_path, capsys):
   assert ended < 8 and json.loads((tmp_path / 'finished.json').read_text())['reason'].startswith('no gain on dev')
   train(corpus, tmp_path, 8, bindings)
   assert losses(tmp_path)[-1][0] == ended
-  assert f'step {ended} of 8: nothing left to do (no gain on dev in 1 evaluations)' in capsys.readouterr().err
+  assert f'step {ended} of 8: nothing left to do (no gain on dev in 1 evaluation)' in capsys.readouterr().err
 
 
 def test_embeddings_of_another_vocabulary_are_not_taken(corpus, whole, tmp_path, capsys):

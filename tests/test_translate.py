@@ -102,8 +102,8 @@ def texts(hypotheses):
   return [h[0].text for h in hypotheses]
 
 
-def test_each_line_is_answered_before_the_next_is_read(run):
-  output = run_lines(run, LINES)
+def test_each_line_may_be_answered_before_the_next_is_read(run):
+  output = run_lines(run, LINES, batch_lines=1)
   assert output.getvalue().split('\n') == [*texts(expected(run, LINES)), '']
   assert output.getvalue().split('\n')[1] == ''
   assert output.flushed == [1, 2, 3, 4, 5]
@@ -111,6 +111,7 @@ def test_each_line_is_answered_before_the_next_is_read(run):
 
 
 def test_lines_can_be_gathered(run):
+  assert run_lines(run, LINES).flushed == [5]  # all are there
   output = run_lines(run, LINES, batch_lines=3)
   assert output.flushed == [3, 5]
   assert output.getvalue().split('\n') == [*texts(expected(run, LINES)), '']
@@ -164,11 +165,27 @@ def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):
   assert output.getvalue().split('\n') == [*texts(expected(run, ['eno', 'owt'])), '']
 
 
-def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes(monkeypatch):
-  monkeypatch.setattr(translate, '_WHILE_SECONDS', 0.05)
+def test_lines_that_have_arrived_are_translated_together_and_none_waits_for_others(monkeypatch):
+  monkeypatch.setattr(translate, '_MOST_LINES', 3)
   read, write = os.pipe()
   with open(read, 'rb') as source:
-    batches = translate._batches(translate._as_they_come(source), 2)
+    batches = translate._batches(translate._arriving(source, None), None)
+    for text, answered in (
+      (b'eno\n', [['eno']]),  # and the pipe stays open
+      (b'owt\r\neerht\nru', [['owt', 'eerht']]),
+      (b'of\n' + b'x\n' * 4 + b'y', [['ruof', 'x', 'x'], ['x', 'x']]),
+    ):
+      os.write(write, text)
+      assert [next(batches) for _ in answered] == answered
+    os.write(write, b'\nz')
+    os.close(write)
+    assert list(batches) == [['y', 'z']]
+
+
+def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes():
+  read, write = os.pipe()
+  with open(read, 'rb') as source:
+    batches = translate._batches(translate._arriving(source, 0.05), 2)
     os.write(write, b'eno\nowt\r\nee')
     assert next(batches) == ['eno', 'owt']
     assert next(batches) == next(batches) == []

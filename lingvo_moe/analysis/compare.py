@@ -103,8 +103,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
       chosen = max(run.decoded_steps(split), default=None)
     if chosen is None:
       raise UserError(
-        f'{run.path} has no translations of {split}: make them with '
-        f'python -m lingvo_moe.decoder --logdir={run.path} --split={split} --once'
+        f'{run.path} has no translations of {split}: make them with lingvo-moe decode {run.path} --split={split} --once'
       )
     settings = run.summary(split, chosen).get('settings') or {}
     parts.append(Part(run, chosen, results.translations(run, split, chosen, data_dir), settings))

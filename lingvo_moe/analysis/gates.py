@@ -38,7 +38,7 @@ def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
   """
   steps = run.decoded_steps(split)
   if step is None and not steps:
-    raise UserError(f'{run.path} has no translations of {split}: decode it, python -m lingvo_moe.decoder')
+    raise UserError(f'{run.path} has no translations of {split}: lingvo-moe decode {run.path} --split={split}')
   step = steps[-1] if step is None else step
   pairs = run.summary(split, step)['pairs'].values()
   log = [line for line in run.train_log() if line['step'] <= step]

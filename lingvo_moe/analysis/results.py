@@ -20,6 +20,7 @@ from lingvo_moe.analysis import significance
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import paths
+from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
@@ -89,7 +90,7 @@ class Run:
       there = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
         f'{self.path} has no translations of {split} by step {step}; decoded there: {there}. Make them with '
-        f'python -m lingvo_moe.decoder --logdir={self.path} --split={split} --step={step}'
+        f'lingvo-moe decode {self.path} --split={split} --step={step}'
       )
     return found
 
@@ -199,7 +200,7 @@ def translations(
     count = len(lines)  # the first ones, with --max_sentences
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(
-        f'{path} has {len(lines)} lines, of {scored[pair.name]["sentences"]} that were decoded and {len(references)} '
+        f'{path} has {words.counted(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and {len(references)} '
         f'in {", ".join(pair.target_files)}: decode it again (--overwrite), or give the corpus that was, --data_dir=...'
       )
     for side, given in (('src', sources), ('ref', references)) if not beside else ():

@@ -1,13 +1,13 @@
-"""lingvo-moe average --logdir=runs/mine --last=4 [--out=runs/mine_average]
+"""lingvo-moe average RUN --last=4 [--out=RUN_average]
 
 Averages the weights of the last checkpoints of a run, or of --steps=1000,2000, and writes them as the one checkpoint of
 a log directory of its own, under the last of those steps. Decoder and translate take it as it stands:
 
-  python -m lingvo_moe.decoder --logdir=runs/mine_average --split=test --once
+  lingvo-moe decode runs/mine_average --split=test --once
 
-The run itself is not touched, so its newest and its best checkpoint stay what they were. The average has no optimizer
-slots: training does not go on from it, but may begin with its weights (--init_from=runs/mine_average). Sums are in
-float64, one weight at a time, so a machine with little memory will do.
+RUN is a log directory (or --logdir=RUN). The run itself is not touched, so its newest and its best checkpoint stay what
+they were. The average has no optimizer slots: training does not go on from it, but may begin with its weights
+(--init_from=runs/mine_average). Sums are in float64, one weight at a time, so a machine with little memory will do.
 
 A run that was trained with average_decay (--set average_decay=0.999) keeps an exponential moving average of its weights in
 every checkpoint; --exponential takes that of the newest, or of --steps=1000.
@@ -26,7 +26,7 @@ from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import shown
 
-_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run.', required=True)
+_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run, unless it is an argument.')
 _LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)
 _STEPS = flags.DEFINE_list('steps', [], 'Steps to average, with commas between, in place of --last.')
 _EXPONENTIAL = flags.DEFINE_bool('exponential', False, 'Take the moving average that one checkpoint holds.')
@@ -50,7 +50,7 @@ def main(argv):
   asked = _steps()
   if files.is_remote(_LOGDIR.value):
     raise UserError(
-      f'checkpoints are averaged on a mounted file system; saw --logdir={_LOGDIR.value}: copy the run to this machine, '
+      f'checkpoints are averaged on a mounted file system; saw {_LOGDIR.value}: copy the run to this machine, '
       'and give its folder'
     )
   app.import_tensorflow_quietly()
@@ -68,12 +68,12 @@ def main(argv):
   else:
     step = averaging.average(run, steps, out)
     print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
-  print(f'python -m lingvo_moe.decoder --logdir={shlex.quote(out)} --split=test --step={step}')
+  print(f'lingvo-moe decode {shlex.quote(out)} --split=test --step={step}')
 
 
 def command() -> None:
   """The command as typed."""
-  app.run(main, tensorflow=False)
+  app.run(main, tensorflow=False, run_flag='logdir')
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
-"""lingvo-moe checkpoint --path=LOGDIR [--step=N] [--slots] [--json=FILE]
+"""lingvo-moe checkpoint RUN [--step=N] [--slots] [--json=FILE]
 
 Lists and verifies the tensors of a checkpoint: name, shape, type, root mean square and largest absolute value. Every
 byte is read and checked against its checksum, part by part, so little memory is needed; checkpoints written by any
-number of devices are read alike. --path is a log directory (its newest checkpoint, or that of --step), a checkpoint's
+number of devices are read alike. RUN (or --path=RUN) is a log directory (its newest checkpoint, or that of --step), a checkpoint's
 folder or its prefix. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
@@ -17,7 +17,7 @@ from lingvo_moe import app
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
-_PATH = flags.DEFINE_string('path', None, 'Log directory, checkpoint folder or prefix.', required=True)
+_PATH = flags.DEFINE_string('path', None, 'Log directory, checkpoint folder or prefix, unless it is an argument.')
 _STEP = flags.DEFINE_integer('step', None, 'Step of the checkpoint in a log directory; by default the newest.')
 _SLOTS = flags.DEFINE_bool('slots', False, 'List optimizer slots too; they are verified in any case.')
 _JSON = flags.DEFINE_string('json', None, 'File for the results as JSON.')
@@ -112,7 +112,7 @@ def main(argv):
 
 def command() -> None:
   """The command as typed."""
-  app.run(main)
+  app.run(main, run_flag='path')
 
 
 if __name__ == '__main__':

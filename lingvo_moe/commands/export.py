@@ -75,7 +75,7 @@ class Options(checkpoint_flags.Options):
 
 def define_flags() -> None:
   """Not done by an import: other jobs have flags of the same names."""
-  checkpoint_flags.define(best_by_default=True, logdir_required=False)
+  checkpoint_flags.define(best_by_default=True)
   flags.DEFINE_string('out', None, 'The folder to write, unless it is the second argument. It must not exist.')
   flags.DEFINE_enum('format', 'saved_model', FORMATS, 'Form of the model.')
   flags.DEFINE_float('keep_experts', None, 'Share of the experts of each MoE layer that is kept; default: all.')

@@ -12,6 +12,7 @@ import time
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
@@ -67,7 +68,9 @@ def main(argv):
     seed=_SEED.value,
     overwrite=_OVERWRITE.value,
   )
-  print(f'{path}: {os.path.getsize(path)} bytes, from {len(pairs)} pairs, in {time.time() - start:.0f} s')
+  print(
+    f'{path}: {os.path.getsize(path)} bytes, from {words.counted(len(pairs), "pair")}, in {time.time() - start:.0f} s'
+  )
 
 
 def command() -> None:

@@ -87,7 +87,7 @@ def get(name: str) -> type:
 def about(name: str) -> str:
   """Docstring of a model, with the trainer's command where it has no 'Run:' of its own."""
   doc = inspect.getdoc(get(name))
-  run = f'Run:     python -m lingvo_moe.trainer --model={name} --logdir=DIR --data_dir=CORPUS'
+  run = f'Run:     lingvo-moe train --model={name} --logdir=DIR --data_dir=CORPUS'
   if 'Run:' in doc:
     return doc
   text, result, rest = doc.partition('\nResult:')

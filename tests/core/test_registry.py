@@ -113,7 +113,7 @@ def test_a_tiny_sibling_with_a_misspelt_size_cannot_be_made():
     registry.tiny(registry.get('mt.bench_s.Moe16'), '1k weights', ff_dims=3)
 
 
-RUN = 'Run:     python -m lingvo_moe.trainer --model={} --logdir=DIR --data_dir=CORPUS'
+RUN = 'Run:     lingvo-moe train --model={} --logdir=DIR --data_dir=CORPUS'
 
 
 @pytest.mark.parametrize(

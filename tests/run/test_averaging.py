@@ -232,8 +232,7 @@ def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(tra
   assert done.returncode == 0, done.stderr
   out = RunDir(logdir + '_average')
   assert done.stdout == (
-    f'{out.path}: the mean of steps 1, 2 of {logdir}, as step 2\n'
-    f'python -m lingvo_moe.decoder --logdir={out.path} --split=test --step=2\n'
+    f'{out.path}: the mean of steps 1, 2 of {logdir}, as step 2\nlingvo-moe decode {out.path} --split=test --step=2\n'
   )
   decoder.decode(decoder.Options(logdir=out.path, step=2))
   assert os.path.exists(out.file('decode', 'test', 'step_2', 'scores.json'))

@@ -31,7 +31,7 @@ def reason(checkpoints, step=2000, **values):
 def test_patience_counts_evaluations_whatever_eval_every_was(checkpoints):
   assert reason(checkpoints) == ''
   assert reason(checkpoints, step=9000, patience=1) == 'max_steps'
-  assert reason(checkpoints, patience=1) == 'no gain on dev in 1 evaluations'
+  assert reason(checkpoints, patience=1) == 'no gain on dev in 1 evaluation'
   assert reason(checkpoints, patience=2) == ''
   assert reason(checkpoints, patience=2, eval_every=100) == ''
   assert reason(checkpoints, step=1500, patience=1) == ''  # the later one is of steps that are made again

@@ -182,14 +182,6 @@ def test_a_missing_extra_names_the_line_to_type(monkeypatch):
     serve.require_extra()
 
 
-@pytest.mark.parametrize(
-  'argv, flag', [(['serve'], None), (['serve', 'runs/a', 'runs/b'], None), (['serve', 'runs/b'], 'runs/a')]
-)
-def test_one_run_is_served(argv, flag):
-  with pytest.raises(UserError, match='one run is served, by its log directory'):
-    serve.logdir_of(argv, flag)
-
-
 def test_the_run_is_the_argument_or_the_flag():
   assert serve.logdir_of(['serve', 'runs/a'], None) == serve.logdir_of(['serve'], 'runs/a') == 'runs/a'
 

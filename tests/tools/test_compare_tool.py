@@ -216,7 +216,7 @@ def metric(corpus, tmp_path):
 
 
 def split(corpus, tmp_path):
-  return ['--split=dev'], 'has no translations of dev: make them with python -m lingvo_moe.decoder --logdir='
+  return ['--split=dev'], 'has no translations of dev: make them with lingvo-moe decode '
 
 
 def third(corpus, tmp_path):

@@ -35,7 +35,7 @@ def test_json_tells_the_weights_of_the_1t_model():
   assert found['parts']['encoder/experts'] == 15 * 2048 * 2 * 1024 * 8192
   assert found['config']['activation_dtype'] == 'bfloat16'
   assert found['about'].startswith('MoE(2048E, 60L), bfloat16 activations')
-  assert 'Run:     python -m lingvo_moe.trainer --model=mt.m4.MoE2048E60L ' in found['about']
+  assert 'Run:     lingvo-moe train --model=mt.m4.MoE2048E60L ' in found['about']
 
 
 def test_json_describes_every_field():

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
+from lingvo_moe.core import words
+
 _MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
 
 # Ways of splitting words other than 13a: by two- and three-letter codes, and by script. 'char' is for scripts without
@@ -168,7 +170,9 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)
-  lines.append(f'mean BLEU {mean["bleu"]:.1f} over {len(scores)} pairs (copying the source: {mean["copy_bleu"]:.1f})')
+  lines.append(
+    f'mean BLEU {mean["bleu"]:.1f} over {words.counted(len(scores), "pair")} (copying the source: {mean["copy_bleu"]:.1f})'
+  )
   return '\n'.join(lines)
 
 
