@@ -59,6 +59,7 @@ def test_any_flipped_bit_is_noticed_or_changes_no_value():
     ('{"a": ' + '9' * 5000 + '}', 'an integer has more than 64 bits'),
     ('{"a": 1, "crc32": "00000000"}', 'it was changed since it was written: its crc32 is'),
     ('{"a": 1, "crc32": ["x"]}', 'it was changed since it was written'),
+    ('{"a": 1, "n": {"x": true}}', "'n' must be an object, each value a number or null or null; saw"),
     ('{"a": 1, "crc32": ""}', 'it was changed since it was written'),
     ('{"a": 1, "crc32": null}', 'it was changed since it was written'),
   ],

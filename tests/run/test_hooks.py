@@ -106,6 +106,19 @@ def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(monkeypa
   assert noted == {3: 2.0}
 
 
+def test_a_signal_within_a_call_of_several_steps_saves_the_state_at_its_end():
+  saved = []
+  runtime = types.SimpleNamespace(step=4, process_count=1, gather=lambda value: [value])
+  training = types.SimpleNamespace(runtime=runtime, saver=types.SimpleNamespace(commit_if_written=lambda: None))
+  saving = types.SimpleNamespace(save=lambda wait: saved.append(wait))
+  stop = hooks.StopOnSignal(training, saving, types.SimpleNamespace(received=signal.SIGTERM))
+  stop(Step(5, {}, ends_call=False))
+  assert not saved
+  with pytest.raises(hooks.StoppedBySignal, match='SIGTERM: saved step 6'):
+    stop(Step(6, {}, ends_call=True))
+  assert saved == [True]
+
+
 SCRIPT = """
 import pathlib, sys, time
 from lingvo_moe.run import hooks
