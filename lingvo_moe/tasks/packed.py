@@ -27,17 +27,22 @@ _BUFFER = 1 << 17  # bytes
 _LOOK = 4096  # bytes by which a file is known
 
 ENDING = re.compile(r'\.(gz|xz|bz2|zst)\Z', re.IGNORECASE)  # of the name of a packed file
-_PACKED = {'gz': (b'\x1f\x8b', gzip.open), 'xz': (b'\xfd7zXZ\0', lzma.open), 'bz2': (b'BZh', bz2.open)}
+_PACKED = {  # how a file begins, and what opens it
+  'gz': (rb'\x1f\x8b', gzip.open),
+  'xz': (rb'\xfd7zXZ\0', lzma.open),
+  'bz2': (rb'BZh[1-9](1AY&SY|\x17rE8P\x90)', bz2.open),
+}
 _NAMES = {'gz': 'gzip', 'xz': 'xz', 'bz2': 'bzip2'}
 _NOT_TEXT = (  # (place of a signature, signature, what has it, way out)
-  (257, b'ustar', 'a tar archive', 'unpack it with tar -xf, and give a file of it'),
+  (257, b'ustar\0', 'a tar archive', 'unpack it with tar -xf, and give a file of it'),
+  (257, b'ustar  \0', 'a tar archive', 'unpack it with tar -xf, and give a file of it'),  # of GNU
   (0, b'PK\3\4', 'a zip archive', 'unpack it with unzip, and give a file of it'),
   (0, b'7z\xbc\xaf\x27\x1c', 'a 7z archive', 'unpack it with 7z x, and give a file of it'),
   (0, b'Rar!\x1a\7', 'a rar archive', 'unpack it with unrar x, and give a file of it'),
   (0, b'\x28\xb5\x2f\xfd', 'packed by zstd', 'unpack it with zstd -d, and give that file, or pack it with gzip or xz'),
   (0, b'\x04\x22\x4d\x18', 'packed by lz4', 'unpack it with lz4 -d, and give that file, or pack it with gzip or xz'),
   (0, b'\x1f\x8b', 'packed twice', 'unpack it once with gunzip, and give that file'),
-  (0, b'PAR1', 'a Parquet table', 'write its columns as text or JSON lines first'),
+  (0, b'PAR1\x15', 'a Parquet table', 'write its columns as text or JSON lines first'),
   (0, b'%PDF-', 'a PDF document', 'take its text out first, e.g. with pdftotext'),
 )
 _MARKS = (  # that of UTF-32 begins as that of UTF-16 does
@@ -63,7 +68,7 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
   try:
     with files.open_to_read(path) as raw:
       first = raw.peek(_LOOK)
-      packing = next((name for name, (signature, _) in _PACKED.items() if first.startswith(signature)), '')
+      packing = next((name for name, (begin, _) in _PACKED.items() if re.match(begin, first)), '')
       if not packing and (named := ENDING.search(path)):
         packing = named[1].lower() * (named[1].lower() in _PACKED)
       contents = raw

@@ -92,9 +92,9 @@ def test_a_byte_order_mark_is_no_text_and_the_character_is_elsewhere(tmp_path, p
     assert read(str(tmp_path / 'a.de')) == ['eins', '\ufeffzwei']
 
 
-def tar_of(data):
+def tar_of(data, kind=tarfile.USTAR_FORMAT):
   packed_data = io.BytesIO()
-  with tarfile.open(fileobj=packed_data, mode='w') as archive:
+  with tarfile.open(fileobj=packed_data, mode='w', format=kind) as archive:
     member = tarfile.TarInfo('a.de')
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
@@ -108,7 +108,7 @@ CHINESE = '一个人 和 狗。\n一二三，四五六。\n' * 9
   ('data', 'what'),
   [
     (tar_of(TEXT), 'a.de is a tar archive: unpack it with tar -xf'),
-    (gzip.compress(tar_of(TEXT)), 'a.de is a tar archive: unpack it with tar -xf'),
+    (gzip.compress(tar_of(TEXT, tarfile.GNU_FORMAT)), 'a.de is a tar archive: unpack it with tar -xf'),
     (b'PK\3\4' + bytes(30), 'a.de is a zip archive: unpack it with unzip'),
     (b'\x28\xb5\x2f\xfd' + bytes(30), 'a.de is packed by zstd: unpack it with zstd -d'),
     (gzip.compress(gzip.compress(TEXT)), 'a.de is packed twice'),
@@ -126,6 +126,12 @@ def test_a_file_that_is_no_text_is_refused_by_what_it_is(tmp_path, data, what):
   for read in (*READERS, lambda path: next(text.line_batches(path, strict=False))):
     with pytest.raises(UserError, match=what):
       read(str(tmp_path / 'a.de'))
+
+
+@pytest.mark.parametrize('line', ['x' * 255 + 'ajustar', 'BZh ist kein Wort', 'PAR1 %PDF- PK'])
+def test_text_that_looks_a_little_like_another_file_is_read(tmp_path, line):
+  (tmp_path / 'a.es').write_text(f'{line}\n')
+  assert text.read_lines([str(tmp_path / 'a.es')]) == [line]
 
 
 def test_a_nul_far_into_a_file_is_named_by_its_line(tmp_path):
