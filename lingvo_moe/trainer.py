@@ -237,6 +237,7 @@ def restore(
   """
   from lingvo_moe.run import warm_start
 
+  choice.lead(checkpoints.sweep)
   resumed = checkpoints.latest()
   if resumed is not None:
     warm_start.resume(runtime, checkpoints, resumed)

@@ -340,6 +340,7 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
 def test_measuring_an_earlier_best_again_leaves_training_as_it_was(corpus, whole, tmp_path, capsys):
   logdir = tmp_path / 'run'
   shutil.copytree(whole, logdir)
+  (logdir / 'train.jsonl').unlink()  # which has the dev loss of step 4 on this text
   for step, loss in ((4, 1.0), (8, 2.0)):  # as if step 4 were the best
     (logdir / 'checkpoints' / f'step_{step:08d}' / 'dev_loss.json').write_text(f'{{"dev_loss": {loss}}}')
   train(corpus, tmp_path / 'whole', 9)

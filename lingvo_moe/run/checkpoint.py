@@ -184,7 +184,7 @@ class Checkpoints:
     if holder.agree(holder.step in self.steps()):
       return False
     if holder.process_index == 0:
-      self._sweep()
+      self.sweep()
       files.makedirs(self._partial(holder.step))
     holder.agree(True)
     return True
@@ -212,7 +212,7 @@ class Checkpoints:
     step, leads = holder.step, holder.process_index == 0
     if not holder.agree(not reason):
       if leads:
-        self._sweep()
+        self.sweep()
       raise UserError(
         f'the checkpoint of step {step} could not be written to {self._partial(step)} ({reason or "by another process"}): '
         f'make room there; {self._left()}'
@@ -320,7 +320,7 @@ class Checkpoints:
     text, changes = found.get('dev_text') or '', found.get('text_changes') or 0
     return Evaluation(float(found['dev_loss']), text, changes, found.get('evaluated_after'))
 
-  def _sweep(self):
+  def sweep(self) -> None:
     """Removes what a crash left half written or half removed."""
     partial = set(files.listdir(self.directory)) if files.isdir(self.directory) else set()
     whole = {os.path.basename(self._folder(step)) for step in self.steps()} if self._is_remote else partial

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 
+import killed
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -147,6 +148,31 @@ def test_evaluations_after_the_best_are_counted_though_their_checkpoints_are_dro
   assert kept.best() == (7, 1.0) and kept.evaluated_after_best() == []
   (tmp_path / 'step_00000007' / 'dev_loss.json').write_text('{"dev_loss": 1.0}')  # of an earlier version
   assert kept.evaluated_after_best() is None
+
+
+@pytest.mark.parametrize('loss, left', [(1.0, [3]), (3.0, [1, 3])])
+def test_a_kill_while_a_dev_loss_is_noted_and_old_checkpoints_are_dropped_is_made_good(tmp_path, loss, left):
+  kept = Checkpoints(str(tmp_path), keep=1)
+
+  def evaluate_two_of_three():
+    for step in (1, 2, 3):
+      (tmp_path / f'step_{step:08d}').mkdir(exist_ok=True)
+      (tmp_path / f'step_{step:08d}' / 'dev_loss.json').unlink(missing_ok=True)
+    for step, dev_loss in ((1, 2.0), (2, 2.5)):
+      Checkpoints(str(tmp_path)).note_dev_loss(step, dev_loss, 'all')
+
+  def look(number):
+    assert kept.best() in ((1, 2.0), (3, loss))
+    kept.sweep()
+    kept.note_dev_loss(3, loss, 'all')
+    assert sorted(os.listdir(tmp_path)) == [f'step_{step:08d}' for step in left]
+    assert {path.name for path in tmp_path.glob('*/*')} == {'dev_loss.json'}
+    assert kept.best() == ((1, 2.0) if loss > 2 else (3, loss))
+    assert kept.evaluated_after_best() == ([2, 3] if loss > 2 else [])
+    evaluate_two_of_three()
+
+  evaluate_two_of_three()
+  assert killed.at_every_point(lambda: kept.note_dev_loss(3, loss, 'all'), look) >= 4
 
 
 def test_losses_of_another_dev_text_are_not_compared(tmp_path):
