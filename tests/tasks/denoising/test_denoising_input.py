@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -136,3 +137,15 @@ def test_bytes_of_a_character_on_both_sides_of_a_sentinel_are_kept():
 def test_what_is_no_number_of_a_sentinel_is_text(config, number):
   vocab = SentinelVocab(Bytes(), 4)
   assert vocab.decode(vocab.encode(f'<extra_id_{number}>')) == f'<extra_id_{number}>'
+
+
+def test_the_hash_of_dev_text_is_that_of_its_files_and_batches(config):
+  whole = held_out(config).content_hash
+  assert held_out(dataclasses.replace(config, seed=7)).content_hash == whole
+  others = {
+    held_out(dataclasses.replace(config, batch_tokens=128)).content_hash,
+    held_out(config, first=1).content_hash,
+  }
+  with open(os.path.join(config.data_dir, 'dev-a.txt'), 'a') as f:
+    f.write('x')
+  assert len({whole, held_out(config).content_hash, *others}) == 4

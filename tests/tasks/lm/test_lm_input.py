@@ -130,6 +130,21 @@ def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_lea
   assert dev.units == {'words': len(text.split()), 'bytes': sum(map(len, own))} and dev.subsets == ['dev']
 
 
+def test_the_hash_of_dev_text_is_that_of_its_documents_and_windows(config):
+  def made(process=0, count=1, **changes):
+    changed = dataclasses.replace(config, **changes)
+    return HeldOutInput(
+      changed, changed.vocabs(), config.data_dir + '/../cache', Feed(process, count, True)
+    ).content_hash
+
+  whole = made()
+  assert made(1, 2) == made(seed=7) == whole
+  others = [made(eval_stride=3), made(eval_batch_tokens=64), made(documents='file')]
+  with open(os.path.join(config.data_dir, 'dev.txt'), 'a') as f:
+    f.write('line 1\n')
+  assert len({whole, made(), *others}) == 5
+
+
 def test_paragraphs_are_between_empty_lines(tmp_path):
   (tmp_path / 'train.txt').write_text('\na\nb\n\n \nc\n\n\n')
   assert list(corpus.documents(str(tmp_path / 'train.txt'), 'paragraph')) == ['a\nb', 'c']

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import socket
 import threading
 import types
@@ -264,6 +265,25 @@ def test_evaluation_tells_the_pair_of_every_row(world):
   halves = [EvalInput(config, cache_dir, quiet=True, process_index=i, process_count=2) for i in (0, 1)]
   for whole, *parts in zip(dev, *halves, strict=True):
     np.testing.assert_array_equal(whole['pairs'], np.concatenate([part['pairs'] for part in parts]))
+
+
+def test_the_hash_of_dev_text_is_that_of_its_pairs_sentences_and_batches(world, tmp_path):
+  config, cache_dir = world
+  made = lambda config=config, **options: EvalInput(config, cache_dir, quiet=True, **options).content_hash
+  whole = made()
+  assert [made(), made(process_index=1, process_count=2), made(max_sentences=20)] == [whole] * 3
+  moved = shutil.copytree(config.data_dir, tmp_path / 'moved')
+  assert made(dataclasses.replace(config, data_dir=str(moved), seed=config.seed + 1)) == whole
+  with open(moved / 'de-en' / 'train.de', 'a') as f, open(moved / 'de-en' / 'train.en', 'a') as g:
+    print('more', file=f), print('more', file=g)
+  others = [made(max_sentences=3), made(dataclasses.replace(config, data_dir=str(moved), pairs='de-en'))]
+  assert made(dataclasses.replace(config, data_dir=str(moved))) == whole  # train is not dev
+  path = moved / 'fr-en' / 'dev.en'
+  first, second, *rest = path.read_text().splitlines()
+  path.write_text('\n'.join([second, first, *rest]) + '\n')
+  others += [made(dataclasses.replace(config, data_dir=str(moved)))]
+  others += [made(dataclasses.replace(config, eval_batch_tokens=2 * config.batch_tokens))]
+  assert len({whole, *others}) == 5
 
 
 def test_given_sentences_come_back_by_number(world):
