@@ -17,6 +17,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
@@ -54,8 +55,9 @@ def main(argv):
       )
   found = recording.new_records(run, known, *options, progress)
   added, there = recording.append(_OUT.value, found) if found else ([], len(known))
-  count = lambda kind: sum(record['kind'] == kind for record in added)
-  print(f'{_OUT.value}: {count("eval")} evaluations and {count("test")} scores added to {there} lines')
+  count = lambda kind, noun: words.counted(sum(record['kind'] == kind for record in added), noun)
+  evaluations, scores = count('eval', 'evaluation'), count('test', 'score')
+  print(f'{_OUT.value}: {evaluations} and {scores} added to {words.counted(there, "line")}')
   if any(record['seconds'] is None for record in added):
     print(f'of some of them seconds and tokens are null: {run.train_log_path} does not have those', file=sys.stderr)
 

@@ -14,7 +14,7 @@ from lingvo_moe.params.mt.cldr import MoE8E
 class Soft(MoE8E):
   """Soft mixture of 8 narrow experts, all of which answer (Jacobs et al., 1991): 1.72M weights, 948k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.Soft --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.Soft --logdir=...
   Result:  docs/gates.md
   """
 
@@ -27,7 +27,7 @@ class Soft(MoE8E):
 class NoisyTop2(MoE8E):
   """Noisy top-2 gate (Shazeer et al., 2017): 2.5M weights, 950k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.NoisyTop2 --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.NoisyTop2 --logdir=...
   Result:  docs/gates.md
   """
 
@@ -39,7 +39,7 @@ class NoisyTop2(MoE8E):
 class Hierarchical(MoE8E):
   """Hierarchical noisy gate (2017), 2 of 4 groups of 4 experts, 2 in each: 2.51M weights, 957k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.Hierarchical --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.Hierarchical --logdir=...
   Result:  docs/gates.md
   """
 
@@ -55,7 +55,7 @@ class Hierarchical(MoE8E):
 class Switch(MoE8E):
   """Switch gate (Fedus et al., 2021), one expert, twice as wide: 3.55M weights, 948k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.Switch --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.Switch --logdir=...
   Result:  docs/gates.md
   """
 
@@ -69,7 +69,7 @@ class Switch(MoE8E):
 class Top4(MoE8E):
   """Top-4 gate, normalised, over 16 experts of half the width: 2.5M weights, 950k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.Top4 --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.Top4 --logdir=...
   Result:  docs/gates.md
   """
 
@@ -84,7 +84,7 @@ class Top4(MoE8E):
 class SharedTop3(MoE8E):
   """Top-3 gate over 16 narrow experts, and a shared one (DeepSeekMoE, 2024): 2.57M weights, 950k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.SharedTop3 --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.SharedTop3 --logdir=...
   Result:  docs/gates.md
   """
 
@@ -100,7 +100,7 @@ class SharedTop3(MoE8E):
 class DroplessTop2(MoE8E):
   """Top-2 gate of which every choice is served (MegaBlocks, 2022): 2.5M weights, 948k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.DroplessTop2 --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.DroplessTop2 --logdir=...
   Result:  docs/gates.md
   """
 
@@ -112,7 +112,7 @@ class DroplessTop2(MoE8E):
 class ExpertChoice(MoE8E):
   """Expert choice (Zhou et al., 2022) in the encoder; a dense decoder: 2.04M weights, 882k used by a token.
 
-  Run:     python -m lingvo_moe.trainer --model=mt.cldr_gates.ExpertChoice --logdir=...
+  Run:     lingvo-moe train --model=mt.cldr_gates.ExpertChoice --logdir=...
   Result:  docs/gates.md
   """
 

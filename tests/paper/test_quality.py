@@ -90,7 +90,7 @@ def test_cost_is_of_the_step_that_was_translated(tmp_path):
   assert cost_of(at_30 | {'seconds': None}) == (30, 3000, 60.0)  # between evaluations
   assert cost_of(at_30 | {'seconds': None, 'step': 41}) is None
   blocks = quality.Quality(quality.by_run([*curve, at_30], 'test'), 'dense', str(tmp_path), PAIRS).table3()
-  assert '| dense | 30 | 0.0M | 0.01 | 16666.7 | 5.0000 | 20.00 (1 pairs, step 30) |' in blocks[1]
+  assert '| dense | 30 | 0.0M | 0.01 | 16666.7 | 5.0000 | 20.00 (1 pair, step 30) |' in blocks[1]
 
 
 def test_a_share_before_the_first_evaluation_has_no_loss(tmp_path):

@@ -103,7 +103,7 @@ def test_again_it_adds_nothing_and_later_only_what_is_new(run, tmp_path):
     f.write(log_line(5) + '\n' + evaluation(5, 4.0) + '\n' + '{"step": 6, "sec')  # being written
   decode(run, 5, {'en-deu': TRANSLATIONS['en-deu']})
   done = tool(run, f'--out={out}')
-  assert done.stdout.endswith(': 1 evaluations and 1 scores added to 4 lines\n')
+  assert done.stdout.endswith(': 1 evaluation and 1 score added to 4 lines\n')
   assert out.read_text(encoding='utf-8').startswith(before)
   evaluated, scored = records(out)[4:]
   assert (evaluated['kind'], evaluated['step'], evaluated['epochs'], evaluated['commit']) == ('eval', 5, None, None)
