@@ -74,6 +74,11 @@ def test_new_rows_begin_as_the_seed_of_the_run_says(dense, monkeypatch):
     tables.append(loaded['weights'][name])
     np.testing.assert_array_equal(tables[-1], np.concatenate([usual[:4], theirs[[5, 4]], usual[6:]]))
   assert np.all(np.any(tables[0] != tables[1], axis=1) == [row not in (4, 5) for row in range(50)])
+  monkeypatch.setattr(
+    Foreign, 'shared_rows', lambda *args: {}
+  )  # nothing in common: equal names and shapes mean nothing
+  warm_start.take_weights(runtime, run.path, config, None)
+  np.testing.assert_array_equal(loaded['weights'][name], usual)
 
 
 @pytest.mark.parametrize(
