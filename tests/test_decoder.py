@@ -145,6 +145,7 @@ def test_scores_are_written_and_told(run, capsys):
   assert xx['bleu'] == sacrebleu.corpus_bleu(hypotheses, [TEST_TARGETS]).score
   assert xx['chrf'] == sacrebleu.corpus_chrf(hypotheses, [TEST_TARGETS]).score
   assert xx['copy_bleu'] == sacrebleu.corpus_bleu(TEST_SOURCES, [TEST_TARGETS]).score > 0
+  assert (xx['best_bleu'], xx['best_chrf']) == pytest.approx((100, 100))  # the vocabulary can write the references
   assert (xx['sentences'], xx['truncated']) == (7, 1) and 'tok:13a' in xx['bleu_signature']
   mean = {k: sum(written['pairs'][p][k] for p in PAIRS) / 2 for k in ('bleu', 'chrf', 'copy_bleu', 'copy_chrf')}
   assert written['mean'] == pytest.approx(mean)

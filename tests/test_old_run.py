@@ -52,7 +52,7 @@ def corpus(tmp_path):
   return tmp_path / 'corpus'
 
 
-def test_an_old_run_goes_on_to_the_same_losses(logdir, corpus, expected):
+def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   flags = [*expected['flags'], f'--logdir={logdir}', f'--data_dir={corpus}', '--max_steps=8']
   env = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   done = subprocess.run([sys.executable, '-m', 'lingvo_moe.trainer', *flags], env=env, capture_output=True, text=True)
@@ -62,6 +62,8 @@ def test_an_old_run_goes_on_to_the_same_losses(logdir, corpus, expected):
   losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line and line['step'] > 4}
   assert losses == pytest.approx(expected['losses'], rel=1e-5)
   assert lines[-1]['dev_loss'] == pytest.approx(expected['dev_loss'], rel=1e-5)
+  values = json.loads((logdir / 'config.json').read_text(encoding='utf-8'))['values']
+  assert values['target_normalization'] == ('identity' if name == GIVEN_VOCABS else 'nmt_nfkc')  # of its vocabulary
 
 
 def test_an_old_run_translates_to_the_same_text(logdir, expected):

@@ -14,6 +14,7 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.sentencepiece_training import RULES
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
 _PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
@@ -28,7 +29,10 @@ _COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all chara
 _MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
 _TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
 _NORMALIZATION = flags.DEFINE_enum(
-  'normalization', 'nmt_nfkc', ['nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf', 'identity'], "SentencePiece's rule."
+  'normalization',
+  None,
+  RULES,
+  "SentencePiece's rule. Unset: nmt_nfkc for --side=source, else identity, so that a model can write all text.",
 )
 _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')

@@ -10,6 +10,7 @@ from typing import Any
 import gin
 
 from lingvo_moe.core import bindings
+from lingvo_moe.core import fields
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import registry
@@ -91,11 +92,12 @@ def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
-  """'field=old, now new' for every field in which two configurations differ."""
+  """'field=old, now new' for every field in which two configurations differ; one that old had yet to settle does not."""
+  open_in_old = {name for name, spec in fields.specs(type(old)).items() if spec.settled and getattr(old, name) is None}
   return [
     f'{f.name}={shown(getattr(old, f.name))}, now {shown(getattr(new, f.name))}'
     for f in dataclasses.fields(old)
-    if f.name not in ignore and getattr(old, f.name) != getattr(new, f.name)
+    if f.name not in open_in_old.union(ignore) and getattr(old, f.name) != getattr(new, f.name)
   ]
 
 

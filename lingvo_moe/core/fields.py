@@ -37,6 +37,7 @@ class Spec:
   choices: tuple[str, ...] = ()
   way_out: str = ''
   may_change: bool = False
+  settled: bool = False
 
   @property
   def rule(self) -> str:
@@ -76,6 +77,7 @@ def field(
   choices: Sequence[str] = (),
   way_out: str = '',
   may_change: bool = False,
+  settled: bool = False,
 ) -> Any:
   """Declares a field of a configuration.
 
@@ -89,8 +91,9 @@ def field(
     choices: all values there are.
     way_out: advice that ends the error about a value out of range.
     may_change: whether a run that goes on in its log directory may have another value than it began with.
+    settled: whether a run puts a value in the place of None when it begins; one of an earlier version still has None.
   """
-  spec = Spec(meaning, at_least, above, at_most, below, tuple(choices), way_out, may_change)
+  spec = Spec(meaning, at_least, above, at_most, below, tuple(choices), way_out, may_change, settled)
   return dataclasses.field(default=default, metadata={_KEY: spec})
 
 
@@ -186,6 +189,7 @@ _TYPES = {
   bool: 'True or False',
   bool | None: 'True, False or None',
   float | None: 'a number or None',
+  str | None: 'a string or None',
   tuple[tuple[str, float], ...]: 'a dict of numbers by name',
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core import words
@@ -19,6 +19,8 @@ from lingvo_moe.report.series import text
 from lingvo_moe.report.svg import Curve
 
 _METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}
+_COLUMNS = {**_METRICS, 'copy_bleu': 'copy BLEU'}
+_BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what the target vocabulary can write
 
 
 def section(records: Sequence[RunRecord]) -> Markup:
@@ -65,27 +67,30 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
       colour = shape if record.alone else record.place
       rows.append(Curve(record.label(metric), Series(xs, ys, ys, ys), colour, shape))
   head = ['language', *([unit] if sizes else [])]
-  head += [record.label(what) for record in records for what in ('BLEU', 'chrF', 'copy BLEU')]
+  found = [number(record.scores.get(name, {}).get(key)) for record in records for name in names for key in _BOUNDS]
+  bounded = any(bound is not None and bound < 99.95 for bound in found)
+  columns = {**_COLUMNS, **_BOUNDS} if bounded else _COLUMNS
+  head += [record.label(what) for record in records for what in columns.values()]
   head += ['BLEU, difference'] if len(records) == 2 else []
-  table = figures.table(head, [_row(records, name, sizes) for name in names], 'BLEU and chrF by language')
+  table = figures.table(head, [_row(records, name, sizes, columns) for name in names], 'BLEU and chrF by language')
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
   means = '; '.join(f'{row.name} {statistics.mean(row.series.ys):.1f}' for row in rows if row.series.ys)
   label = f'BLEU and chrF of {words.counted(len(names), "language")}, {by}. Means: {means}'
-  note = (
-    f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the BLEU in the last column of a run.'
-  )
+  note = f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the copy BLEU.'
+  if bounded:
+    note += ' The target vocabulary cannot write all references: a perfect model gets the BLEU and chrF at most.'
   if other := [name for name in names if differ_in_text(records, name)]:
     note += f' Of different text, so not to be compared: {", ".join(other)}.'
   picture = svg.dots(names, rows, 0, 100, 'score', label)
   return figures.figure('BLEU and chrF by language', picture, table, note, figures.legend(rows, True))
 
 
-def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int]) -> list[Any]:
+def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int], columns: Iterable[str]) -> list[Any]:
   cells: list[Any] = [name, *([sizes.get(name)] if sizes else [])]
   bleu = []
   for record in records:
     scores = record.scores.get(name, {})
-    cells += [_one_digit(scores.get(key)) for key in ('bleu', 'chrf', 'copy_bleu')]
+    cells += [_one_digit(scores.get(key)) for key in columns]
     bleu.append(number(scores.get('bleu')))
   if len(records) == 2:
     incomparable = None in bleu or differ_in_text(records, name)

@@ -17,7 +17,7 @@ from lingvo_moe.tasks.vocab import SPECIAL
 
 _LINE_BYTES = 4192  # SentencePiece's own default: of sentence pairs, longer ones are hardly sentences
 _LISTED_FIRST = b'<pad>\t0\n<s>\t0\n</s>\t0\n<unk>\t0\n'  # the special ids, in every .vocab that is written here
-_ZWNJ = '\u200c'  # zero-width non-joiner, within words of Persian, Odia, Telugu and others
+RULES = ('identity', 'nfkc', 'nfkc_cf', 'nmt_nfkc', 'nmt_nfkc_cf')  # of normalisation, by SentencePiece's names
 
 
 def check_output(output: str, overwrite: bool) -> None:
@@ -49,23 +49,20 @@ def train(
   vocab_size: int,
   *,
   character_coverage: float = 0.9995,
-  normalization: str = 'nmt_nfkc',
+  normalization: str = 'identity',
   symbols: Sequence[str] = (),
   exact_size: bool = True,
   max_line_bytes: int = _LINE_BYTES,
 ) -> str:
   """Writes `output`.model and `output`.vocab, and returns the path of the first. Equal lines give equal bytes.
 
-  The rules nmt_nfkc and nmt_nfkc_cf put a space in the place of U+200C, a zero-width non-joiner, which parts words in two
-  (github.com/google/sentencepiece/issues/896). Where the text has it, a line on stderr says so.
-
   Args:
     lines: the text.
     output: path without '.model'.
     vocab_size: number of pieces, including the 4 special ids, 256 bytes and the symbols.
     character_coverage: share of all characters that get pieces; the others are written as bytes.
-    normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
-    symbols: pieces that are never split.
+    normalization: one of RULES.
+    symbols: pieces that no text is encoded to, and that are decoded to none.
     exact_size: True to raise an error if the text gives fewer pieces; False to accept a smaller vocabulary.
     max_line_bytes: longer lines are left out, and a line on stderr says how many.
   """
@@ -78,7 +75,7 @@ def train(
     byte_fallback=True,
     character_coverage=character_coverage,
     normalization_rule_name=normalization,
-    user_defined_symbols=list(symbols),
+    control_symbols=list(symbols),
     hard_vocab_limit=exact_size,
     max_sentence_length=max_line_bytes,
     **{f'{name}_id': i for name, i in SPECIAL.items()},
@@ -91,21 +88,12 @@ def train(
       'out',
       file=sys.stderr,
     )
-  if counts['non-joiner'] and _ZWNJ not in processor.normalize(f'a{_ZWNJ}b'):
-    print(
-      f'{counts["non-joiner"]:,} of {counts["all"]:,} lines for {output}.model have U+200C, a zero-width non-joiner, '
-      f'within words; {normalization} makes it a space, so such words come out as two: tools/train_vocab.py '
-      f'--normalization={normalization.removeprefix("nmt_")} keeps it',
-      file=sys.stderr,
-    )
   return output + '.model'
 
 
 def _counted(lines: Iterable[bytes], counts: collections.Counter, max_line_bytes: int) -> Iterator[bytes]:
-  mark = _ZWNJ.encode()
   for line in lines:
     counts['all'] += 1
-    counts['non-joiner'] += mark in line
     counts['long'] += len(line) > max_line_bytes
     yield line
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.errors import UserError
 
@@ -25,8 +26,8 @@ class SentencePieceVocab:
   Attributes:
     path: path of the file.
     size: number of ids.
-    model_bytes: contents of the file.
-    fingerprint: SHA-256 of the contents, in hex.
+    model_bytes: model as it is used, which `_adapted` makes of the contents.
+    fingerprint: SHA-256 of the contents of the file, in hex.
   """
 
   def __init__(self, path: str):
@@ -34,10 +35,12 @@ class SentencePieceVocab:
       raise UserError(f'no vocabulary file {path!r}: make one with lingvo-moe vocab')
     self.path = path
     with open(path, 'rb') as f:
-      self.model_bytes = f.read()
-    self.fingerprint = hashlib.sha256(self.model_bytes).hexdigest()
+      contents = f.read()
+    self.fingerprint = hashlib.sha256(contents).hexdigest()
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
+      self._processor.LoadFromSerializedProto(contents)
+      self.model_bytes = self._adapted(contents)
       self._processor.LoadFromSerializedProto(self.model_bytes)
       self.size = self._processor.get_piece_size()
     except RuntimeError:
@@ -45,6 +48,15 @@ class SentencePieceVocab:
     if not self.size:
       raise UserError(f'{path} is not a SentencePiece model: give the .model file that lingvo-moe vocab wrote')
     self._check_special_ids()
+
+  def _adapted(self, model: bytes) -> bytes:
+    """The model to use, given that of the file."""
+    return model
+
+  @property
+  def normalization(self) -> str:
+    """SentencePiece's name of the rule by which text is normalised; of rules of one's own 'user_defined'."""
+    return sentencepiece_model_pb2.ModelProto.FromString(self.model_bytes).normalizer_spec.name
 
   def _check_special_ids(self) -> None:
     saw = {name: getattr(self._processor, f'{name}_id')() for name in SPECIAL}
@@ -98,6 +110,9 @@ class SentencePieceVocab:
     """Pieces by their ids, special ones too: '<s>', '\u2581the', '</s>'."""
     return [self._processor.id_to_piece(int(i)) for i in ids]
 
-  def normalize(self, line: str) -> str:
-    """Normalised text, the result of tokenising and detokenising a line."""
-    return self._processor.normalize(line).replace('\u2581', ' ').strip(' ')
+  def written(self, lines: Sequence[str]) -> list[str]:
+    """Each line as a model that learns it would write it: encoded and decoded.
+
+    SentencePiece makes one space of several (U+0020), and none of those at the edges; identity keeps all others.
+    """
+    return self.detokenize(self._processor.encode(list(lines)))

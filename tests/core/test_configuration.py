@@ -186,3 +186,10 @@ def test_differences_name_the_field_and_both_values():
   new = dataclasses.replace(old, ff_dim=48, max_steps=5)
 
   assert configuration.differences(old, new, ignore=['max_steps']) == ['ff_dim=64, now 48']
+
+
+def test_what_a_run_has_yet_to_settle_may_be_settled_but_not_changed():
+  unset = configuration.resolve(TINY)  # as an earlier version wrote it, without such a field
+  settled, other = (dataclasses.replace(unset, target_normalization=rule) for rule in ('nmt_nfkc', 'identity'))
+  assert configuration.differences(unset, settled) == []
+  assert configuration.differences(settled, other) == ["target_normalization='nmt_nfkc', now 'identity'"]

@@ -348,6 +348,18 @@ def test_thousands_of_experts_share_rows_and_a_summary(tmp_path):
 # What is escaped
 
 
+def test_a_ceiling_of_the_vocabulary_stands_beside_the_score(tmp_path):
+  run = write_run(tmp_path / 'run', pairs=PAIRS[:2])
+  assert 'at most' not in made(run)
+  path = run / 'decode' / 'test' / 'step_20' / 'scores.json'
+  scores = json.loads(path.read_text())
+  scores['pairs'][PAIRS[0]] |= {'best_bleu': 78.64, 'best_chrf': 70.6}
+  write_json(path, scores)
+  found = parsed(made(run)).text
+  at = found.index('BLEU at most')
+  assert found[at + 1] == 'chrF at most' and '78.6' in found[at:] and '70.6' in found[at:]
+
+
 def test_scores_on_other_text_are_not_subtracted(tmp_path):
   runs = [write_run(tmp_path / name, pairs=PAIRS[:2]) for name in ('one', 'two')]
   for number, run in enumerate(runs):

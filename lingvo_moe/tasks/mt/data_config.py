@@ -10,6 +10,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.mt import batching
+from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.transformer_config import BatchConfig
 
 
@@ -38,9 +39,24 @@ class DataConfig(BatchConfig):
     at_most=1,
     way_out='0.9995 suits many scripts, 1 keeps every character',
   )
+  source_normalization: str | None = field(
+    None,
+    "SentencePiece's rule for the text of a source vocabulary; None: nmt_nfkc, or that of the vocabulary given.",
+    choices=RULES,
+    settled=True,
+  )
+  target_normalization: str | None = field(
+    None,
+    'Rule of the target vocabulary, or of the shared one, which bounds what a model can write; None: identity, which '
+    'writes text as it is, or that of the vocabulary given.',
+    choices=RULES,
+    settled=True,
+  )
   vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
   tag_target: bool | None = field(
-    None, 'Whether a <2xx> symbol before the source names the target language; None: if there are several.'
+    None,
+    'Whether a <2xx> symbol before the source names the target language; None: if there are several.',
+    settled=True,
   )
   temperature: float = field(
     1.0,
@@ -105,6 +121,10 @@ class DataConfig(BatchConfig):
         'leave it out'
       )
     return [dict(self.weights).get(pair, 1.0) for pair in pairs] if self.weights else []
+
+  def normalization(self, side: str) -> str | None:
+    """The rule that is asked for the vocabulary of a side: 'source', 'target' or 'shared'."""
+    return self.source_normalization if side == 'source' else self.target_normalization
 
   def tags(self, targets: set[str]) -> bool:
     """Whether sources are tagged, given the target languages there are."""

@@ -127,6 +127,7 @@ class Translator:
     tokens = max(batch_tokens, config.max_length * row_multiple)
     self._config = dataclasses.replace(config, num_groups=row_multiple, micro_batches=1, eval_batch_tokens=tokens)
     self._vocabs = vocabs
+    self.target_vocab = vocabs[1]
     program = self._config.program()
     model = program.task
     self._search = make(lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best))

@@ -167,7 +167,8 @@ class TranslateJob:
 
   @functools.cached_property
   def _references(self) -> dict[str, scoring.References]:
-    return {s.name: scoring.References(s.sources, s.targets, s.target) for s in self._sets}
+    written = self._translator.target_vocab.written
+    return {s.name: scoring.References(s.sources, s.targets, s.target, written(s.targets)) for s in self._sets}
 
 
 def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> list[tuple[str, int, str]]:

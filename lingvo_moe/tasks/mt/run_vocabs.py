@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import unwritten
 from lingvo_moe.tasks.mt import vocab_training
 from lingvo_moe.tasks.mt.vocab import Vocab
 
@@ -80,18 +81,36 @@ def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
     given = {side: given[side] or ('' if made(side) else _own(side, folder)) for side in sides}
   named = dict(zip(('source_vocab', 'target_vocab'), [given[side] for side in sides] * 2, strict=False))
   paths = vocab_training.ensure_vocabs(dataclasses.replace(config, **named), folder)
-  sizes = {}
+  settled = {}
   for side, path in zip(sides, paths, strict=False):
     field = 'source_vocab_size' if side == 'shared' else f'{side}_vocab_size'
-    size = Vocab(path).size
+    vocab = Vocab(path)
+    settled |= _normalization(config, side, vocab)
+    if given[side] and not begun and side != 'source':
+      pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+      if said := unwritten.remark(vocab, pairs):
+        print(said, file=sys.stderr)
+    size = vocab.size
     if size == getattr(config, field):
       continue
     if given[side]:
       print(f'{field}={size}, as {path} has; the configuration has {getattr(config, field)}', file=sys.stderr)
     else:
       print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
-    sizes[field] = size
-  return dataclasses.replace(config, source_vocab=paths[0], target_vocab=paths[1], **sizes)
+    settled[field] = size
+  return dataclasses.replace(config, source_vocab=paths[0], target_vocab=paths[1], **settled)
+
+
+def _normalization(config: MtConfig, side: str, vocab: Vocab) -> dict[str, str]:
+  """Fields of the rule that a vocabulary has; of one that is given, its rule counts."""
+  names = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
+  for name in names:
+    if getattr(config, name) not in (None, vocab.normalization):
+      print(
+        f'{name}={vocab.normalization}, as {vocab.path} has; the configuration has {getattr(config, name)}',
+        file=sys.stderr,
+      )
+  return dict.fromkeys(names, vocab.normalization)
 
 
 def _adopt(path: str, side: str, folder: str, begun: bool) -> str:

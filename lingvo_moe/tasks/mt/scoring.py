@@ -31,6 +31,7 @@ _BY_SCRIPT = {
   # Thai, Lao, Tibetan, Myanmar, Khmer; Tai Le, New Tai Lue; Tai Tham; more of Myanmar; Tai Viet
   'char': re.compile('[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]'),
 }
+_BOUNDED = 99.9  # BLEU below which a vocabulary's ceiling is worth a line
 _MANY_TOKENIZED = 100  # lines of a set, as sacreBLEU has it
 
 
@@ -115,16 +116,26 @@ class PairScores:
   bleu_signature: str
   chrf_signature: str
   truncated: int = 0  # sentences over the length limit
+  best_bleu: float | None = None  # of the references, as the target vocabulary writes them
+  best_chrf: float | None = None
 
 
 class References:
   """Sources and references of one pair, with the statistics that do not depend on translations computed once."""
 
-  def __init__(self, sources: Sequence[str], references: Sequence[str], target_language: str):
+  def __init__(
+    self,
+    sources: Sequence[str],
+    references: Sequence[str],
+    target_language: str,
+    written: Sequence[str] | None = None,
+  ):
+    """`written`: the references as the target vocabulary writes them."""
     # `force` turns off a warning of every call that text looks tokenised, and changes no score; see notices.
     self._bleu = BLEU(tokenize=tokenizer(target_language, references), force=True, references=[list(references)])
     self._chrf = CHRF(references=[list(references)])
-    self._copy = self._scores(sources)
+    self.copy = self._scores(sources)
+    self._best = (None, None) if written is None else self._scores(written)
 
   def score(self, translations: Sequence[str], truncated: int = 0) -> PairScores:
     """Scores as many translations as there are references, in the same order."""
@@ -133,11 +144,13 @@ class References:
       sentences=len(translations),
       bleu=bleu,
       chrf=chrf,
-      copy_bleu=self._copy[0],
-      copy_chrf=self._copy[1],
+      copy_bleu=self.copy[0],
+      copy_chrf=self.copy[1],
       bleu_signature=f'BLEU|{self._bleu.get_signature().format()}',
       chrf_signature=f'chrF2|{self._chrf.get_signature().format()}',
       truncated=truncated,
+      best_bleu=self._best[0],
+      best_chrf=self._best[1],
     )
 
   def _scores(self, translations):
@@ -168,6 +181,13 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
     lines.append(f'{name:{width}}  {s.sentences:9d}  {s.bleu:5.1f}  {s.chrf:5.1f}  {s.copy_bleu:9.1f}')
   if len(names) < len(scores):
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
+  bounded = {name: s for name, s in scores.items() if (s.best_bleu or 100) < _BOUNDED}
+  if bounded:
+    name, worst = min(bounded.items(), key=lambda item: item[1].best_bleu)
+    lines.append(
+      f'the target vocabulary cannot write all references of {len(bounded)} pairs; of {name} BLEU is at most '
+      f'{worst.best_bleu:.1f}, chrF {worst.best_chrf:.1f}'
+    )
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)
   lines.append(

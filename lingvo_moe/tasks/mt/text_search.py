@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -40,7 +41,8 @@ class TextSearch:
     source, target = vocabs
     self._target_size = target.size
     # A process that loads a SavedModel shares tokenisers of one name, also between models.
-    tokenizer = lambda vocab: tensorflow_text.SentencepieceTokenizer(vocab.model_bytes, name=f'v{vocab.fingerprint}')
+    name = lambda vocab: 'v' + hashlib.sha256(vocab.model_bytes).hexdigest()
+    tokenizer = lambda vocab: tensorflow_text.SentencepieceTokenizer(vocab.model_bytes, name=name(vocab))
     self.resources = [tokenizer(vocab) for vocab in vocabs]
     self._tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
     self.inputs = {'lines': tf.TensorSpec([None], tf.string)}

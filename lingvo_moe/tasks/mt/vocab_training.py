@@ -18,10 +18,11 @@ from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.lock import lock
 from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.tasks.mt import unwritten
 from lingvo_moe.tasks.mt import vocab as vocab_lib
 from lingvo_moe.tasks.mt.data_config import DataConfig
 
-SIDES = ('source', 'target', 'shared')
+NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity'}  # nobody reads sources back
 
 
 def train_vocab(
@@ -35,7 +36,7 @@ def train_vocab(
   max_sentences: int = 1_000_000,
   character_coverage: float = 0.9995,
   tags: bool | None = None,
-  normalization: str = 'nmt_nfkc',
+  normalization: str | None = None,
   seed: int = 1,
   overwrite: bool = False,
   exact_size: bool = True,
@@ -53,7 +54,7 @@ def train_vocab(
     max_sentences: most lines of either side to use.
     character_coverage: share of all characters that get pieces; the others are written as bytes.
     tags: True to add the symbols `<2xx>` of the target languages; None to add them if there are several.
-    normalization: SentencePiece's rule: 'nmt_nfkc', 'nfkc', 'nmt_nfkc_cf', 'nfkc_cf' or 'identity'.
+    normalization: one of SentencePiece's rules (sentencepiece_training.RULES); None: as NORMALIZATION has it.
     seed: seed of the choice of lines.
     overwrite: True to replace existing files.
     exact_size: True to raise an error if the corpus gives fewer pieces; False to accept a smaller vocabulary.
@@ -65,8 +66,8 @@ def train_vocab(
   Raises:
     UserError: the corpus is damaged, it cannot give a vocabulary of that size, or the output exists.
   """
-  if side not in SIDES:
-    raise UserError(f'side must be one of {", ".join(SIDES)}; saw {side!r}')
+  if side not in NORMALIZATION:
+    raise UserError(f'side must be one of {", ".join(NORMALIZATION)}; saw {side!r}')
   if max_sentences < 1:
     raise UserError(f'max_sentences must be at least 1; saw {max_sentences}')
   sentencepiece_training.check_output(output, overwrite)
@@ -77,15 +78,18 @@ def train_vocab(
   wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)), weights)
   with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
     lines = _lines(pairs, sizes, wanted, side, seed, bar)
-    return sentencepiece_training.train(
+    path = sentencepiece_training.train(
       lines,
       output,
       vocab_size,
       character_coverage=character_coverage,
-      normalization=normalization,
+      normalization=normalization or NORMALIZATION[side],
       symbols=symbols,
       exact_size=exact_size,
     )
+  if side != 'source' and (said := unwritten.remark(vocab_lib.Vocab(path), pairs)):
+    print(said, file=sys.stderr)
+  return path
 
 
 def _count(pair: corpus.Pair) -> int:
@@ -151,7 +155,8 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
   with lock(vocab_dir):
     made = settings_of(output)
     if made is not None and _is_whole(output + '.model', made):
-      for name, value in settings.items():
+      made = {**made, 'normalization': vocab_lib.Vocab(output + '.model').normalization}
+      for name, value in {**settings, 'normalization': config.normalization(side) or made['normalization']}.items():
         if made.get(name) not in (None, value):  # an earlier version kept fewer settings, or left one open
           raise UserError(
             f'a vocabulary keeps the settings it was made with; {output}.model has {name}={made.get(name)!r}, now '
@@ -173,6 +178,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
       max_sentences=config.vocab_sentences,
       character_coverage=config.character_coverage,
       tags=tags,
+      normalization=config.normalization(side),
       seed=config.seed,
       overwrite=True,
       exact_size=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -109,6 +110,23 @@ def test_a_table_has_every_pair_then_signatures_then_the_mean():
     'chrF2|nc:6',
     'mean BLEU 15.0 over 2 pairs (copying the source: 2.5)',
   ]
+
+
+@pytest.mark.parametrize(('best', 'told'), [(None, 0), (100.0, 0), (99.95, 0), (78.6, 1)])
+def test_a_table_says_where_the_vocabulary_bounds_the_score(best, told):
+  bounded = dataclasses.replace(scores(10.0), best_bleu=best, best_chrf=70.64)
+  lines = scoring.table({'en-cmn': bounded, 'en-de': scores(20.0)}).splitlines()
+  line = 'the target vocabulary cannot write all references of 1 pairs; of en-cmn BLEU is at most 78.6, chrF 70.6'
+  assert lines.count(line) == told and len(lines) == 6 + told
+
+
+def test_the_ceiling_is_the_score_of_the_references_as_they_can_be_written():
+  references = ['一，二，三', '四五六七']
+  written = [line.replace('，', ',') for line in references]
+  found = scoring.References(['x', 'y'], references, 'zh', written).score(references)
+  assert (found.bleu, found.chrf) == pytest.approx((100, 100))
+  again = scoring.References(['x', 'y'], references, 'zh').score(written)
+  assert (found.best_bleu, found.best_chrf) == (again.bleu, again.chrf) and again.bleu < 90 and again.best_bleu is None
 
 
 @pytest.mark.parametrize('count', [20, 21, 25, 100])
