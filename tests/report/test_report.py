@@ -509,7 +509,13 @@ def test_chosen_are_evenly_spaced_with_the_last():
 
 @pytest.mark.parametrize(
   'low, high, expected',
-  [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (3, 18, [5, 10, 15]), (-1e-3, 1e-3, [-1e-3, -5e-4, 0, 5e-4, 1e-3]), (2, 2, [2])],
+  [
+    (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+    (3, 18, [5, 10, 15]),
+    (-1e-3, 1e-3, [-1e-3, -5e-4, 0, 5e-4, 1e-3]),
+    (0, 0.6, [0, 0.2, 0.4, 0.6]),
+    (2, 2, [2]),
+  ],
 )
 def test_ticks_are_round_and_inside(low, high, expected):
   assert series.ticks(low, high) == pytest.approx(expected, abs=1e-12)

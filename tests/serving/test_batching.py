@@ -85,6 +85,14 @@ def test_only_equal_keys_share_a_batch_and_none_waits_for_ever(echo, batcher):
   assert echo.batches[1:] == [(['0', '2'], 'en'), (['1', '3'], 'de')]
 
 
+def test_what_is_left_of_a_long_request_comes_after_requests_of_other_keys(echo, batcher):
+  begin(batcher, echo)
+  found = [batcher.submit(list('abcdef'), 'en'), batcher.submit(['x'], 'de')]
+  echo.go.set()
+  futures.wait(found, 30)
+  assert echo.batches[1:] == [(list('abcd'), 'en'), (['x'], 'de'), (list('ef'), 'en')]
+
+
 def test_a_long_request_leaves_room_for_short_ones_and_keeps_its_order(echo, batcher):
   begin(batcher, echo)
   long = batcher.submit([f'{i}' for i in range(7)], 'en')
