@@ -85,6 +85,7 @@ def test_blocks_are_small_and_make_up_the_whole():
       for begin, sizes in averaging._blocks(shape, most):
         filled[tuple(slice(b, b + s) for b, s in zip(begin, sizes))] += 1
         assert np.prod(sizes) <= max(most, shape[-1] if shape else 1)
+        assert all(b + s <= size for b, s, size in zip(begin, sizes, shape, strict=True))
       assert (filled == 1).all(), (shape, most)
 
 
