@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lingvo_moe.core import weights
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
+from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import source_arrays
@@ -121,3 +123,12 @@ def test_positions_matter_and_only_relative_ones_do():
   memory, _ = MODEL.encode(THETA, batch)
   np.testing.assert_allclose(memory[0, :3], memory[1, 2:], atol=1e-5)
   assert np.abs(memory[0, :3] - memory[2, 2::-1]).max() > 1e-3
+
+
+def test_a_text_may_have_fewer_answers_than_are_asked_for():
+  none = float('-inf')
+  arrays = np.array([[[5, 2], [0, 0]]]), np.array([[2, 0]]), np.array([[-1.0, none]]), np.array([[-0.5, none]])
+  runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: beam_search.Hypotheses(*arrays, 2))
+  vocab = types.SimpleNamespace(fill=lambda source, ids: f'{source.tolist()} {ids}')
+  [found] = filling.Filler(CONFIG, vocab, runner, n_best=2).fill([np.array([5, 13])])
+  assert found == [filling.Filled('[5, 13, 2] [5, 2]', -1.0, -0.5, (5, 2))]

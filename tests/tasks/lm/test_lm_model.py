@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lingvo_moe.core import weights
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
+from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.vocab import BOS
@@ -193,3 +195,13 @@ def test_dropout_needs_a_key():
   np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
   keys = prng.fold(prng.key(0), tf.range(4))
   assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)
+
+
+def test_a_prompt_may_have_fewer_continuations_than_are_asked_for():
+  none = float('-inf')
+  arrays = np.array([[[5, 2], [0, 0]]]), np.array([[2, 0]]), np.array([[-1.0, none]]), np.array([[-0.5, none]])
+  runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: beam_search.Hypotheses(*arrays, 2))
+  vocab = types.SimpleNamespace(encode=lambda text: [5, 6], decode=str)
+  config = dataclasses.replace(CONFIG, search='beam')
+  [found] = generation.Continuer(config, vocab, runner, n_best=2).continue_texts(['ab'])
+  assert found == [generation.Continuation('[5, 2]', -1.0, -0.5, (5, 2))]
