@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -26,7 +27,6 @@ ORDER = (
   'analysis',
   'report',
   'bench',
-  'paper',
   'app checkpoint_flags runtime_flags launcher',
   'serving',
   'trainer decoder translate',
@@ -85,6 +85,11 @@ def test_jobs_and_what_they_share_know_no_task_by_name(path):
 def test_params_are_imported_by_name_only():
   for path in FILES:
     assert 'params' not in {module.split('.')[0] for module in imported(path)}, path
+
+
+def test_the_package_imports_nothing_of_the_studies_below_tools():
+  for path in FILES:
+    assert not re.search(r'^ *(from|import) (paper|tools)\b', path.read_text(encoding='utf-8'), re.M), path
 
 
 def test_the_root_has_some_ten_modules():

@@ -25,8 +25,8 @@ _STEP = flags.DEFINE_integer('step', None, 'Step of every run; default: the newe
 def main(argv):
   if len(argv) < 2:
     raise UserError('at least one run is shown: tools/compare_gates.py RUN RUN ...; saw none')
-  from lingvo_moe.analysis import gates
   from lingvo_moe.analysis.results import Run
+  from paper import gates
 
   print(gates.table([gates.row(Run.read(path), _SPLIT.value, _STEP.value) for path in argv[1:]]))
 

@@ -37,12 +37,12 @@ def main(argv):
     raise UserError(
       f'a page is of one run: tools/expert_specialization.py RUN --out=DIR; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  from lingvo_moe.analysis import specialization
-  from lingvo_moe.paper import experts
   from lingvo_moe.report import reading
   from lingvo_moe.run import loaded
   from lingvo_moe.tasks.mt import held_out
   from lingvo_moe.tasks.mt.config import MtConfig
+  from paper import experts
+  from paper import specialization
 
   about = experts.read_labels(_LABELS.value) if _LABELS.value else {}
   record = reading.read(argv[1], _SPLIT.value)

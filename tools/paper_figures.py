@@ -36,8 +36,8 @@ _COST = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'cost.py')
 
 def main(argv):
   del argv
-  from lingvo_moe.paper import figures
-  from lingvo_moe.paper.report_cache import ReportCache
+  from paper import figures
+  from paper.report_cache import ReportCache
 
   for name in _WHAT.value:
     if name not in figures.NAMES:

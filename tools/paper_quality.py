@@ -32,8 +32,8 @@ def main(argv):
     raise UserError(
       f'results are in one file: tools/paper_quality.py RESULTS.jsonl --base=RUN; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  from lingvo_moe.analysis import recording
-  from lingvo_moe.paper import quality
+  from paper import quality
+  from paper import recording
 
   if not os.path.exists(argv[1]):
     raise UserError(f'there is no file {argv[1]}: tools/record_results.py makes one')

@@ -40,8 +40,8 @@ def main(argv):
     raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
   import tqdm
 
-  from lingvo_moe.analysis import recording
   from lingvo_moe.analysis.results import Run
+  from paper import recording
 
   interval = 0.5 if sys.stderr.isatty() else 30
   progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lingvo_moe.analysis import recording
 from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
@@ -35,6 +34,7 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome
+from paper import recording
 
 MODEL = 'mt.cldr.Tiny'
 OLD = pathlib.Path(__file__).resolve().parent.parent / 'data' / 'run_of_3fe42dc' / 'log'

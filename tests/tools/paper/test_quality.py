@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip('matplotlib')
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.paper import quality
+from paper import quality
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'paper_quality.py'
+TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'paper_quality.py'
 PAIRS = {'en-a': 400, 'en-b': 300, 'en-c': 200, 'en-d': 100}
 
 

@@ -15,12 +15,12 @@ from typing import Any
 from lingvo_moe.analysis import cost
 from lingvo_moe.core.markdown import table
 from lingvo_moe.layers.gates.gate import expert_capacity
-from lingvo_moe.paper import claims
-from lingvo_moe.paper.claims import Case
-from lingvo_moe.paper.report_cache import configured
 from lingvo_moe.tasks import sizes
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.xla_sharding import Mesh
+from paper import claims
+from paper.claims import Case
+from paper.report_cache import configured
 
 Report = Mapping[str, Any]
 

@@ -14,10 +14,10 @@ import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
-from lingvo_moe.analysis import recording
 from lingvo_moe.core.errors import UserError
+from paper import recording
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'record_results.py'
+TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'record_results.py'
 REFERENCES = {'en-deu': ['der hund schläft im haus .', 'das haus'], 'en-mya': ['သူသည်အိမ်သို့သွားသည်', 'အိမ်']}
 TRANSLATIONS = {'en-deu': ['der hund schläft im garten .', 'ein haus'], 'en-mya': ['သူသည်အိမ်မှသွားသည်', 'အိမ်']}
 

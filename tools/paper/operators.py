@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.xla_sharding import convolution
 from lingvo_moe.xla_sharding import shard
+from paper.convolution import convolution
 
 AR, AG, AA, CP = 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute'
 

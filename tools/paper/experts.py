@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.analysis import specialization
 from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.paper import plots
 from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.tasks import text
+from paper import plots
+from paper import specialization
 
 _NAME = 'name'  # the column that is no label
 _RANKS = ('first_dropped', 'second_dropped', 'second_skipped')

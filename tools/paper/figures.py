@@ -17,17 +17,17 @@ from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.core.markdown import image
 from lingvo_moe.core.markdown import table
-from lingvo_moe.paper import claims
-from lingvo_moe.paper import operator_tables
-from lingvo_moe.paper import plots
-from lingvo_moe.paper import programs
-from lingvo_moe.paper.claims import Case
-from lingvo_moe.paper.claims import Row
-from lingvo_moe.paper.report_cache import ReportCache
-from lingvo_moe.paper.report_cache import configured
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks import sizes
 from lingvo_moe.xla_sharding import Mesh
+from paper import claims
+from paper import operator_tables
+from paper import plots
+from paper import programs
+from paper.claims import Case
+from paper.claims import Row
+from paper.report_cache import ReportCache
+from paper.report_cache import configured
 
 Report = Mapping[str, Any]
 

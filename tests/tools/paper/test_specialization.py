@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip('scipy')
 
-from lingvo_moe.analysis import specialization
 from lingvo_moe.tasks.task import LayerRouting
 from lingvo_moe.tasks.task import SentenceRouting
+from paper import specialization
 
 
 def sentence(pieces, experts, weights=None):

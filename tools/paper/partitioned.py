@@ -19,12 +19,12 @@ import tensorflow as tf
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.core import extras
-from lingvo_moe.paper.operators import Operator
-from lingvo_moe.paper.operators import Split
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import replicate
 from lingvo_moe.xla_sharding import split
+from paper.operators import Operator
+from paper.operators import Split
 
 try:
   import jax

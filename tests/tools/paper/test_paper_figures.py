@@ -17,15 +17,15 @@ pytest.importorskip('jax')
 pytest.importorskip('matplotlib')
 
 from lingvo_moe.analysis.parts import PARTS
-from lingvo_moe.paper import claims
-from lingvo_moe.paper import figures
-from lingvo_moe.paper import plots
-from lingvo_moe.paper import report_cache
-from lingvo_moe.paper.claims import Case
-from lingvo_moe.paper.report_cache import ReportCache
 from lingvo_moe.tasks import sizes
+from paper import claims
+from paper import figures
+from paper import plots
+from paper import report_cache
+from paper.claims import Case
+from paper.report_cache import ReportCache
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOL = ROOT / 'tools' / 'paper_figures.py'
 TINY = claims.tiny_growing('v3:2x2')
 
@@ -326,8 +326,8 @@ def test_an_unknown_figure_is_told(tmp_path):
 
 
 def test_missing_matplotlib_is_answered_with_the_package_to_install(tmp_path):
-  code = "import sys; sys.modules['matplotlib'] = None\nfrom lingvo_moe.paper import plots"
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+  code = "import sys; sys.modules['matplotlib'] = None\nfrom paper import plots"
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT / 'tools', timeout=300)
   assert 'plots need matplotlib, which is not installed' in done.stderr
   assert "pip install 'matplotlib>=3.9'" in done.stderr
 

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip('matplotlib')
 pytest.importorskip('scipy')
 
-from lingvo_moe.analysis.specialization import LayerChoices
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.paper import experts
 from lingvo_moe.report import reading
+from paper import experts
+from paper.specialization import LayerChoices
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'expert_specialization.py'
+TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'expert_specialization.py'
 ABOUT = {'de': {'name': 'German', 'script': 'Latin'}, 'nl': {'script': 'Latin'}, 'ru': {'script': 'Cyrillic'}}
 
 

@@ -10,15 +10,15 @@ import tensorflow as tf
 
 pytest.importorskip('jax')
 
-from lingvo_moe.paper import operator_tables
-from lingvo_moe.paper import operators
-from lingvo_moe.paper import partitioned
-from lingvo_moe.paper.operators import AG
-from lingvo_moe.paper.operators import AR
-from lingvo_moe.paper.operators import CP
-from lingvo_moe.paper.operators import OPERATORS
-from lingvo_moe.paper.operators import TABLE_4
 from lingvo_moe.runtime.chips import Topology
+from paper import operator_tables
+from paper import operators
+from paper import partitioned
+from paper.operators import AG
+from paper.operators import AR
+from paper.operators import CP
+from paper.operators import OPERATORS
+from paper.operators import TABLE_4
 
 name_of = lambda operator: f'{operator.name} {operator.split}'.replace(' ', '_')
 

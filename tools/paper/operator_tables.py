@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.markdown import table
-from lingvo_moe.paper import partitioned
-from lingvo_moe.paper.operators import COMMUNICATION
-from lingvo_moe.paper.operators import TABLE_4
-from lingvo_moe.paper.operators import UNEVEN
-from lingvo_moe.paper.operators import WINDOWS
-from lingvo_moe.paper.operators import Operator
-from lingvo_moe.paper.operators import large
 from lingvo_moe.runtime.chips import Topology
+from paper import partitioned
+from paper.operators import COMMUNICATION
+from paper.operators import TABLE_4
+from paper.operators import UNEVEN
+from paper.operators import WINDOWS
+from paper.operators import Operator
+from paper.operators import large
 
 _SHORT = {
   'all-reduce': 'AR',

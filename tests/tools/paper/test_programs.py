@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip('jax')
 
 from lingvo_moe.analysis import cost
-from lingvo_moe.paper import claims
-from lingvo_moe.paper import programs
-from lingvo_moe.paper.report_cache import configured
+from paper import claims
+from paper import programs
+from paper.report_cache import configured
 
 CASES = programs.cases()
 

@@ -1,4 +1,4 @@
-"""Quality beside cost, from recorded results (analysis/recording.py), as GShard's tables and figures have them.
+"""Quality beside cost, from recorded results (recording.py), as GShard's tables and figures have them.
 
 Curves of the dev loss over tokens and seconds; Table 2, tokens until a loss is reached; Table 3 and Figure 1, cost beside
 quality; Figure 6, differences by language, the largest training sets first.
@@ -16,7 +16,7 @@ from lingvo_moe.core import markdown
 from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.paper import plots
+from paper import plots
 
 WINDOW = 10  # languages of the moving average of Figure 6
 METRICS = ('chrF2', 'chrF++', 'BLEU')
@@ -80,7 +80,7 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
   """Results of each run, in the order in which runs first occur.
 
   Args:
-    records: of analysis/recording.py. Evaluations without seconds or tokens are left out.
+    records: of recording.py. Evaluations without seconds or tokens are left out.
     split: decoded set whose scores are meant.
   """
   found = {}

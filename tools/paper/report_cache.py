@@ -20,8 +20,8 @@ from typing import Any
 
 from lingvo_moe.core import configuration
 from lingvo_moe.core import json_files
-from lingvo_moe.paper.claims import Case
 from lingvo_moe.tasks.mt.config import MtConfig
+from paper.claims import Case
 
 _LAST_LINES = 3
 _FORM = 2  # of a report; to be raised when its fields change

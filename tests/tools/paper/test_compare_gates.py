@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from lingvo_moe.analysis import gates
 from lingvo_moe.analysis.results import Run
 from lingvo_moe.core.errors import UserError
+from paper import gates
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'compare_gates.py'
+TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'compare_gates.py'
 
 
 @pytest.fixture
