@@ -118,9 +118,11 @@ def test_a_print_with_another_result_and_a_failing_block_are_found(tmp_path):
     assert done.returncode == 1 and 'AssertionError' in done.stderr
 
 
-def test_every_document_of_docs_is_linked_from_the_readme():
-  readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-  assert [d for d in DOCUMENTS if d.startswith('docs/') and f'({d})' not in readme] == []
+def test_every_document_is_linked_from_the_index_and_the_index_from_the_readme():
+  index = (ROOT / 'docs' / 'README.md').read_text(encoding='utf-8')
+  pages = [d.removeprefix('docs/') for d in DOCUMENTS if d.startswith('docs/') and d != 'docs/README.md']
+  assert [page for page in pages if f'({page})' not in index] == []
+  assert '(docs/README.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 # Commands
@@ -250,7 +252,7 @@ def test_paths_in_backticks_exist(document):
 def test_every_reading_of_the_paper_names_the_code_that_does_it():
   readings = prose('docs/paper.md').partition('## Where we read it our way')[2].partition('\nWhere the code departs')[0]
   found = [
-    re.findall(r'`(lingvo_moe/[^`:]+): (\w+)`', re.sub(r'\s+', ' ', item)) for item in readings.split('\n- ')[1:]
+    re.findall(r'`((?:lingvo_moe|tools)/[^`:]+): (\w+)`', re.sub(r'\s+', ' ', item)) for item in readings.split('\n- ')[1:]
   ]
   assert len(found) > 10 and all(found)
   for path, name in (place for places in found for place in places):
