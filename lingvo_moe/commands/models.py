@@ -1,9 +1,10 @@
-"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json]
+"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json | --markdown=models]
 
 Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
 is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its configuration: its value,
 its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
-so the 1T model takes seconds.
+so the 1T model takes seconds. --markdown=models prints the page docs/models.md, every model
+with its size and result, and --markdown=fields the page docs/fields.md, every field of every configuration by topic.
 
 A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
 each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
@@ -13,7 +14,11 @@ embedding.
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import itertools
 import json
+import re
+import sys
 import textwrap
 
 from absl import flags
@@ -22,6 +27,7 @@ from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
+from lingvo_moe.core import markdown
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 
@@ -29,6 +35,20 @@ _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lis
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
 _BINDINGS = values.define('ff_dim=512')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
+_MARKDOWN = flags.DEFINE_enum(
+  'markdown', None, ['models', 'fields'], 'Print the page docs/models.md or docs/fields.md.'
+)
+
+_MODELS_HEAD = """# Models
+
+This page lists every registered model with its size and result. `lingvo-moe models --markdown=models` makes the page, and
+`lingvo-moe models --model=NAME` prints a model's command, weights and fields. **Start here** marks models that train on a
+laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
+_FIELDS_HEAD = """# Fields of a configuration
+
+This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --markdown=fields` makes the page.
+`lingvo-moe models --model=NAME` prints the values of one model."""
+_TASKS = {'mt': 'Translation', 'lm': 'Language models', 'switch': 'Span corruption, as T5 is trained'}
 
 
 def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
@@ -64,6 +84,44 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
 def summaries() -> dict[str, str]:
   """The first docstring line of every registered model, by name."""
   return {name: registry.about(name).splitlines()[0] for name in registry.names()}
+
+
+def models_page() -> str:
+  """Markdown page of all models: a section for each module of params/, a row for each model that is no test size."""
+  blocks = [_MODELS_HEAD]
+  for module, names in itertools.groupby(registry.names(), lambda name: name.rpartition('.')[0]):
+    if (task := f'## {_TASKS[module.partition(".")[0]]}') not in blocks:
+      blocks.append(task)
+    rows = [_row(name, registry.about(name)) for name in names]
+    module_doc = inspect.getdoc(sys.modules[f'lingvo_moe.params.{module}'])
+    table = markdown.table(['model', 'what it is', 'result'], [row for row in rows if row])
+    blocks += [f'### {module}', module_doc.splitlines()[0], table]
+  return '\n\n'.join(blocks)
+
+
+def _row(name: str, about: str) -> list[str]:
+  """Name, first line and result of a model; empty for a size of the tests."""
+  result = re.search(r'^Result: +(.*?)(?=\n\S|\n\n|\Z)', about, re.M | re.S)
+  if not result and name.endswith('Tiny'):
+    return []
+  start = '**Start here.** ' if 'Start here' in about else ''
+  said = re.sub(r'\s+', ' ', result[1]) if result else 'not yet run'
+  return [f'`{name}`', start + about.splitlines()[0].rstrip('.'), said.replace('|', '\\|')]
+
+
+def fields_page() -> str:
+  """Markdown page of all fields: a section for each class that declares some."""
+  blocks, seen = [_FIELDS_HEAD], set()
+  for cls in (parent for name in registry.names() for parent in reversed(registry.get(name).__mro__)):
+    own = inspect.get_annotations(cls)
+    if cls in seen or not dataclasses.is_dataclass(cls) or '.params.' in cls.__module__ or not own:
+      continue
+    seen.add(cls)
+    default = {f.name: f.default for f in dataclasses.fields(cls)}
+    rows = [[f'`{n}`', f'`{default[n]!r}`', s.text] for n, s in fields.specs(cls).items() if n in own]
+    table = markdown.table(['field', 'default', 'meaning'], [[c.replace('|', '\\|') for c in row] for row in rows])
+    blocks += [f'## {inspect.getdoc(cls).splitlines()[0].rstrip(".")}', f'Class `{cls.__name__}`.', table]
+  return '\n\n'.join(blocks)
 
 
 def _table(found: dict) -> str:
@@ -108,6 +166,9 @@ def main(argv):
   del argv
   if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
     raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
+  if _MARKDOWN.value:
+    print({'models': models_page, 'fields': fields_page}[_MARKDOWN.value]())
+    return
   if not _MODEL.value:
     found = summaries()
     width = max(map(len, found))

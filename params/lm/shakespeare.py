@@ -51,6 +51,8 @@ class Dense(LmConfig):
 class MoE8E(Dense):
   """Dense with 8 experts of half its H in every layer, of which a token visits two: 2.37M weights, 801k used by a token.
 
+  Start here: minutes on a laptop.
+
   Result:  dev loss 1.67 nats a character after 2000 steps (Dense: 1.70)
   """
 
