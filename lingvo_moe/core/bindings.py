@@ -158,7 +158,7 @@ class _Reader:
   def _with_quotes(self, text: str) -> str:
     """A line `MoE8E.pairs = de-en` with quotes around its value: text is meant where a field holds text."""
     line = _UNQUOTED.fullmatch(text)
-    if not line or fields.types(self._cls).get(line['field']) is not str:
+    if not line or fields.types(self._cls).get(line['field']) not in (str, str | None):
       return text
     return f'{line["key"]} = {line["value"]!r}'
 

@@ -82,6 +82,11 @@ def test_values_are_literals_of_any_kind():
   assert read(text) == {'pairs': 'ab', 'packing': True, 'split_files': (('dev', 'val'),), 'window': -1}
 
 
+def test_text_needs_no_quotes_where_a_field_may_hold_none():
+  assert read('Tiny.target_normalization = nmt_nfkc') == {'target_normalization': 'nmt_nfkc'}
+  assert read('Tiny.target_normalization = None') == {'target_normalization': None}
+
+
 def test_files_include_files(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'sizes.gin').write_text('Tiny.ff_dim = 48\nTiny.model_dim = %width\n')
