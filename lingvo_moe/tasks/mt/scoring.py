@@ -185,8 +185,8 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
   if bounded:
     name, worst = min(bounded.items(), key=lambda item: item[1].best_bleu)
     lines.append(
-      f'the target vocabulary cannot write all references of {len(bounded)} pairs; of {name} BLEU is at most '
-      f'{worst.best_bleu:.1f}, chrF {worst.best_chrf:.1f}'
+      f'the target vocabulary cannot write all references of {words.counted(len(bounded), "pair")}; of {name} BLEU is at '
+      f'most {worst.best_bleu:.1f}, chrF {worst.best_chrf:.1f}'
     )
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)

@@ -116,7 +116,7 @@ def test_a_table_has_every_pair_then_signatures_then_the_mean():
 def test_a_table_says_where_the_vocabulary_bounds_the_score(best, told):
   bounded = dataclasses.replace(scores(10.0), best_bleu=best, best_chrf=70.64)
   lines = scoring.table({'en-cmn': bounded, 'en-de': scores(20.0)}).splitlines()
-  line = 'the target vocabulary cannot write all references of 1 pairs; of en-cmn BLEU is at most 78.6, chrF 70.6'
+  line = 'the target vocabulary cannot write all references of 1 pair; of en-cmn BLEU is at most 78.6, chrF 70.6'
   assert lines.count(line) == told and len(lines) == 6 + told
 
 
