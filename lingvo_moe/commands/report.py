@@ -11,13 +11,11 @@ an earlier version wrote no sources and references beside its translations, they
 
 from __future__ import annotations
 
-import os
 import sys
 
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _OUT = flags.DEFINE_string('out', None, 'The file to write; default: report.html in the first log directory.')
@@ -34,22 +32,9 @@ def main(argv):
       f'{" ".join(argv[1:]) or "none"!r}'
     )
   from lingvo_moe.report import page
-  from lingvo_moe.report import reading
 
-  records = reading.read_all(argv[1:], _SPLIT.value, _DATA_DIR.value)
-  out = _OUT.value or os.path.join(records[0].run.path, 'report.html')
-  if files.isdir(out):
-    raise UserError(
-      f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
-    )
-  if files.isfile(out) and not files.read(out, 15).lower().startswith(b'<!doctype html>'):
-    raise UserError(f'a report replaces reports only; {out} is another file: choose another --out')
-  data = page.page(records).encode()
-  try:
-    files.write(out, data)
-  except OSError as e:
-    raise UserError(f'cannot write {out} ({e.strerror}): choose another file with --out=FILE') from None
-  print(f'{out}: {len(data) / 1000:.0f} kB; open it in a browser')
+  out, size = page.write(argv[1:], _SPLIT.value, _DATA_DIR.value, _OUT.value)
+  print(f'{out}: {size / 1000:.0f} kB; open it in a browser')
 
 
 def command() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 
+from lingvo_moe.core import files
 from lingvo_moe.core import words
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import duration
 from lingvo_moe.report import experts
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
+from lingvo_moe.report import reading
 from lingvo_moe.report import samples
 from lingvo_moe.report import setup
 from lingvo_moe.report import training
@@ -30,6 +34,31 @@ _SECTIONS = {
 
 # The page may load nothing and run nothing, whatever a run has put into it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str | None = None) -> tuple[str, int]:
+  """Writes the report on one run or two; returns the path of the file and its bytes.
+
+  Args:
+    runs: log directories.
+    split: held-out set of scores and samples.
+    data_dir: corpus that was decoded; None: text beside the translations.
+    out: file to write; None: report.html in the first log directory.
+  """
+  records = reading.read_all(runs, split, data_dir)
+  out = out or os.path.join(records[0].run.path, 'report.html')
+  if files.isdir(out):
+    raise UserError(
+      f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
+    )
+  if files.isfile(out) and not files.read(out, 15).lower().startswith(b'<!doctype html>'):
+    raise UserError(f'a report replaces reports only; {out} is another file: choose another --out')
+  data = page(records).encode()
+  try:
+    files.write(out, data)
+  except OSError as e:
+    raise UserError(f'cannot write {out} ({e.strerror}): choose another file with --out=FILE') from None
+  return out, len(data)
 
 
 def page(records: Sequence[RunRecord]) -> str:

@@ -7,12 +7,11 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
-from lingvo_moe.commands import report
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import experts
@@ -554,34 +553,28 @@ def test_curves_without_points_are_no_figure():
 # The command
 
 
-def command(*arguments, **values):
-  flags.FLAGS.mark_as_parsed()  # and not parsed: other tests import jobs, whose required flags are not given
-  with flagsaver.flagsaver(**values):
-    return report.main(['report', *map(str, arguments)])
-
-
-def test_the_command_writes_the_file_and_says_so(run, tmp_path, capsys):
+def test_the_command_writes_the_file_and_says_so(run, tmp_path):
   out = tmp_path / 'a.html'
-  command(run, out=str(out))
-  assert out.read_text() == page.page(reading.read_all([str(run)], 'test')) and capsys.readouterr().out.startswith(
-    f'{out}: '
-  )
-  command(write_run(tmp_path / 'run'))
+  command = [sys.executable, '-m', 'lingvo_moe.commands.report']
+  done = subprocess.run([*command, str(run), f'--out={out}'], capture_output=True, text=True)
+  assert out.read_text() == page.page(reading.read_all([str(run)], 'test')) and done.stdout.startswith(f'{out}: ')
+  for runs in [], [run] * 3:
+    assert 'one run or two' in subprocess.run([*command, *runs], capture_output=True, text=True).stderr
+
+
+def test_a_report_is_written_into_its_run(tmp_path):
+  page.write([str(write_run(tmp_path / 'run'))], 'test')
   assert (tmp_path / 'run' / 'report.html').exists() and not list(tmp_path.rglob('*.partial'))
 
 
-def test_the_command_answers_mistakes(run, tmp_path):
-  with pytest.raises(UserError, match='one run or two.*none'):
-    command()
-  with pytest.raises(UserError, match='one run or two'):
-    command(run, run, run)
+def test_mistakes_are_answered(run, tmp_path):
   with pytest.raises(UserError, match='there is no run in'):
-    command(tmp_path / 'nowhere')
+    page.write([str(tmp_path / 'nowhere')], 'test')
   with pytest.raises(UserError, match='is a directory'):
-    command(run, out=str(tmp_path))
+    page.write([str(run)], 'test', out=str(tmp_path))
   (tmp_path / 'mine.json').write_text('{}')
   with pytest.raises(UserError, match='replaces reports only; .*mine.json is another file'):
-    command(run, out=str(tmp_path / 'mine.json'))
+    page.write([str(run)], 'test', out=str(tmp_path / 'mine.json'))
   assert (tmp_path / 'mine.json').read_text() == '{}'
 
 
