@@ -67,6 +67,7 @@ setup(
       'matplotlib>=3.9',
       'nbclient>=0.10',
       'pytest>=8.0',
+      'pytest-xdist>=3.6',
       'ruff==0.17.*',
       'scipy>=1.13',
       'setuptools>=64',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import os
 import pathlib
@@ -20,7 +21,8 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-THREADS = 2
+WORKER = 'PYTEST_XDIST_WORKER' in os.environ  # one of several processes that share the tests and the cores
+THREADS = 1 if WORKER else 2
 _MUCH = 2**29  # bytes
 _resident = 0  # bytes, when the last were given back
 
@@ -45,7 +47,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         f'{module.__name__} comes from {found.parent}, not from this checkout ({ROOT}). '
         'Run tools/test, or pip install -e ".[test]" here first.'
       )
-  _limit_threads()
+  if WORKER or not session.config.getoption('numprocesses', 0):  # the process that hands out tests runs none
+    _limit_threads()
 
 
 def _limit_threads() -> None:
@@ -87,7 +90,15 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory):
   """A RunDir, FOLDER/runs/mine, that knows a few German sentences by heart; treat it as read-only."""
   import toy_run as toy
 
-  return toy.make(tmp_path_factory.mktemp('toy_run'))
+  shared = tmp_path_factory.getbasetemp()
+  folder = (shared.parent if WORKER else shared) / 'toy_run'  # one for all workers
+  folder.mkdir(exist_ok=True)
+  with open(folder / 'made', 'a+') as made:
+    fcntl.flock(made, fcntl.LOCK_EX)
+    if not made.tell():
+      toy.make(folder)
+      made.write('yes')
+  return toy.run_of(folder)
 
 
 def _resident_bytes() -> int:

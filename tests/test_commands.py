@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 
+import forks
 import pytest
 
 import lingvo_moe
@@ -134,16 +135,32 @@ def test_a_changed_setup_is_installed_again(environment):
   assert _installed_by('tools/test', environment) == ['.[test]']
 
 
-def test_files_that_run_alone_exist():
-  listed = re.findall(r'^  (tests/\S+\.py)$', (ROOT / 'tools/test').read_text(), flags=re.MULTILINE)
-  assert len(listed) > 5
-  assert [name for name in listed if not (ROOT / name).is_file()] == []
+@pytest.mark.parametrize(
+  ('arguments', 'runs'),
+  [
+    ([], ['-m not slow and not compiled --numprocesses=2 --dist=loadfile']),
+    (['--rest'], ['-m compiled and not slow tests/test_a.py', '-m compiled and not slow tests/test_b.py']),
+    (['tests/test_a.py', '-k', 'x'], ['tests/test_a.py -k x']),
+  ],
+)
+def test_files_marked_compiled_are_left_to_the_rest_where_each_has_a_process(arguments, runs, environment):
+  checkout, python = environment.parent, environment / 'bin' / 'python'
+  (checkout / 'tests').mkdir()
+  for name, text in ('a', 'pytestmark = pytest.mark.compiled'), ('b', '@pytest.mark.compiled'), ('c', ''):
+    (checkout / 'tests' / f'test_{name}.py').write_text(text)
+  with python.open('a') as f:
+    f.write(f'case "$*" in "-m pytest "*) echo "$*" >> {checkout}/ran;; esac\n')
+    f.write('case "$*" in *test_b.py) exit 3;; esac\n')
+  done = _run(checkout / 'tools/test', *arguments, VIRTUAL_ENV=str(environment))
+  assert sorted((checkout / 'ran').read_text().splitlines()) == [f'-m pytest {words}' for words in runs]
+  assert (done.returncode != 0) == ('--rest' in arguments)  # where one of the files fails
+  assert ('(tools/test --rest)' in done.stdout) == (not arguments)
 
 
 @pytest.mark.parametrize('job', ['trainer', 'decoder', 'translate'])
 def test_help_of_a_job_has_the_flags_that_jobs_share(job):
-  command = [sys.executable, '-m', f'lingvo_moe.{job}', '--help']
-  said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+  command = ['-m', f'lingvo_moe.{job}', '--help']
+  said = forks.run(command, timeout=60).stdout
   assert '--logdir' in said and '--mesh' in said and ('--beam_size' in said) == (job != 'trainer')
 
 
@@ -156,8 +173,8 @@ def _logdir(command: str, checkout: pathlib.Path) -> list[str]:
 
 def _moe(*words: str, **options) -> subprocess.CompletedProcess:
   """lingvo-moe, as its entry point runs it."""
-  command = [sys.executable, '-m', 'lingvo_moe.commands.main', *words]
-  return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+  command = ['-m', 'lingvo_moe.commands.main', *words]
+  return forks.run(command, timeout=300, **options)
 
 
 # Modules that take seconds to import.
@@ -188,7 +205,7 @@ def test_an_unknown_subcommand_is_answered_with_the_closest():
 
 
 def test_a_door_in_tools_calls_the_command_by_its_own_name():
-  done = subprocess.run([sys.executable, ROOT / 'tools/cost.py', '--help'], capture_output=True, text=True, timeout=60)
+  done = forks.run([ROOT / 'tools/cost.py', '--help'], timeout=60)
   assert done.returncode == 0 and done.stdout.startswith('python tools/cost.py --model=mt.m4.MoE2048E36L')
 
 
@@ -223,7 +240,7 @@ def test_a_command_of_one_run_says_how_it_is_given(command, words, saw):
 
 @pytest.mark.parametrize('command', ['decode --once', 'translate', 'average --last=1', 'checkpoint'])
 def test_a_run_may_be_an_argument(command, tmp_path):
-  done = _moe(*command.split(), 'mine', cwd=tmp_path, stdin=subprocess.DEVNULL)
+  done = _moe(*command.split(), 'mine', cwd=tmp_path)
   assert done.returncode == 1 and re.match('error: .*mine', done.stderr), done.stderr
 
 

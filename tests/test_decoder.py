@@ -8,11 +8,10 @@ import math
 import os
 import random
 import shutil
-import subprocess
-import sys
 import threading
 import time
 
+import forks
 import numpy as np
 import pytest
 import sacrebleu
@@ -426,8 +425,8 @@ def test_mistakes_are_answered(run, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_answers_a_mistake_with_one_line(tmp_path):
-  command = [sys.executable, '-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/nowhere', '--once']
-  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  command = ['-m', 'lingvo_moe.decoder', f'--logdir={tmp_path}/nowhere', '--once']
+  done = forks.run(command, timeout=120)
   assert done.returncode == 1 and done.stdout == ''
   assert done.stderr.splitlines()[-1] == (
     f'error: {tmp_path}/nowhere: there is no such directory; give the log directory of a run'

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+import forks
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -107,14 +108,14 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize('document', [d for d in DOCUMENTS if blocks(d, 'python')])
 def test_python_blocks_run_and_print_what_they_say(document):
-  done = subprocess.run([sys.executable, __file__, document], cwd=ROOT, capture_output=True, text=True, timeout=300)
+  done = forks.run([__file__, document], cwd=ROOT, timeout=300)
   assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_print_with_another_result_and_a_failing_block_are_found(tmp_path):
   for line in ('print(1 + 1)  # 3', 'print(1 + 1)', 'assert False'):
     (tmp_path / 'document.md').write_text(f'```python\n{line}\n```\n')
-    done = subprocess.run([sys.executable, __file__, tmp_path / 'document.md'], capture_output=True, text=True)
+    done = forks.run([__file__, tmp_path / 'document.md'])
     assert done.returncode == 1 and 'AssertionError' in done.stderr
 
 
@@ -143,9 +144,7 @@ def test_shell_commands_exist(document):
 @pytest.mark.parametrize(('document', 'command'), OWN, ids=IDS)
 def test_a_command_takes_its_flags(document, command):
   del document
-  done = subprocess.run(
-    [sys.executable, *command[1:], '--only_check_args'], cwd=ROOT, capture_output=True, text=True, timeout=60
-  )
+  done = forks.run([*command[1:], '--only_check_args'], cwd=ROOT, timeout=60)
   assert done.returncode == 0, done.stderr
 
 
@@ -168,8 +167,8 @@ def test_models_and_bindings_of_a_command_exist(document, command):
 def test_the_readmes_command_for_one_model_runs():
   command = ['lingvo-moe', 'models', '--model=mt.multi30k.MoE8E']
   assert command in commands('README.md')
-  command = [sys.executable, '-m', 'lingvo_moe.commands.main', *command[1:]]
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+  command = ['-m', 'lingvo_moe.commands.main', *command[1:]]
+  done = forks.run(command, cwd=ROOT, timeout=120)
   assert done.returncode == 0 and 'mt.multi30k.MoE8E' in done.stdout
 
 
@@ -220,9 +219,7 @@ def test_the_files_for_a_scheduler_are_well_formed_and_give_flags_that_exist():
     found.append(shlex.split(line[0]))
   assert len(found) == 3
   for command in found:
-    done = subprocess.run(
-      [sys.executable, *command[1:], '--only_check_args'], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = forks.run([*command[1:], '--only_check_args'], cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,9 +10,8 @@ import pathlib
 import random
 import re
 import shutil
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,8 +49,8 @@ json.dump(found, open(sys.argv[3], 'w'))
 
 def use(model: pathlib.Path, lines: list[str], folder: pathlib.Path) -> dict:
   (folder / 'lines.json').write_text(json.dumps(lines))
-  command = [sys.executable, '-c', USER, model, folder / 'lines.json', folder / 'found.json']
-  done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+  command = ['-c', USER, model, folder / 'lines.json', folder / 'found.json']
+  done = forks.run(command, timeout=300)
   assert done.returncode == 0, done.stderr[-3000:]
   return json.loads((folder / 'found.json').read_text())
 

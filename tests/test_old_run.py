@@ -10,10 +10,9 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import tarfile
 
+import forks
 import pytest
 
 from lingvo_moe import translate
@@ -55,7 +54,7 @@ def corpus(tmp_path):
 def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   flags = [*expected['flags'], f'--logdir={logdir}', f'--data_dir={corpus}', '--max_steps=8']
   env = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
-  done = subprocess.run([sys.executable, '-m', 'lingvo_moe.trainer', *flags], env=env, capture_output=True, text=True)
+  done = forks.run(['-m', 'lingvo_moe.trainer', *flags], env=env)
   assert done.returncode == 0, done.stderr
   assert 'going on from step 4' in done.stderr
   lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]

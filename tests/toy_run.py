@@ -34,6 +34,10 @@ def sentences() -> list[tuple[str, str]]:
   return sorted((f'{s} {many if s[0] == "Z" else one}', f'{t} {english}') for (s, t), (one, many, english) in pairs)
 
 
+def run_of(folder: pathlib.Path) -> RunDir:
+  return RunDir(str(folder / 'runs' / 'mine'))
+
+
 def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunDir:
   """Trains the run in folder/runs/mine."""
   pair = folder / 'corpus' / 'de-en'
@@ -42,7 +46,7 @@ def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunD
     for side, language in enumerate(('de', 'en')):
       text = ''.join(pair[side] + '\n' for pair in sentences() * copies)
       (pair / f'{split}.{language}').write_text(text, encoding='utf-8')
-  run = RunDir(str(folder / 'runs' / 'mine'))
+  run = run_of(folder)
   config = configuration.resolve(
     MODEL,
     data_dir=str(folder / 'corpus'),

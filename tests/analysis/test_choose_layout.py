@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 from typing import NamedTuple
 
+import forks
 import pytest
 
 from lingvo_moe.core import registry
@@ -159,7 +158,7 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
 def run(*flags):
-  return subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, timeout=600)
+  return forks.run([TOOL, *flags], timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import collections
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 
@@ -25,6 +24,8 @@ from lingvo_moe.xla_sharding import Mesh
 pytest.importorskip('jax')
 cost = pytest.importorskip('lingvo_moe.analysis.cost')
 aot = pytest.importorskip('lingvo_moe.runtime.aot')
+
+pytestmark = pytest.mark.compiled
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'cost.py'
 SMALL = {
@@ -251,7 +252,7 @@ def test_mistakes_get_one_line(flags, message):
 
 
 def run(*flags):
-  return subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, timeout=600)
+  return forks.run([TOOL, *flags], timeout=600)
 
 
 # Scanned, and of a size that 8 devices divide, and 128.

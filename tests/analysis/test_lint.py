@@ -5,9 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from lingvo_moe import runtime_flags
@@ -20,6 +19,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
+
+pytestmark = pytest.mark.compiled
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'lint_sharding.py'
 MESH = 'data:2,expert:2'
@@ -214,26 +215,26 @@ def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
 
 def documented(flag=''):
   """The command in the tool's help, with or without its optional flag."""
-  said = subprocess.run([sys.executable, TOOL, '--help'], capture_output=True, text=True, timeout=60).stdout
+  said = forks.run([TOOL, '--help'], timeout=60).stdout
   line = said.splitlines()[0].removeprefix('python tools/lint_sharding.py ')
   command, optional = line.removesuffix(']').split(' [')
   assert optional == '--plant=topk'
-  return [sys.executable, TOOL, *command.split(), *([optional] if flag else [])]
+  return [TOOL, *command.split(), *([optional] if flag else [])]
 
 
 def test_the_documented_command_finds_the_plant():
-  done = subprocess.run(documented('--plant=topk'), capture_output=True, text=True, timeout=300)
+  done = forks.run(documented('--plant=topk'), timeout=300)
   assert done.returncode == 1, done.stdout + done.stderr
   assert 'encoder/layer_01/moe: ' in done.stdout and 'decoder/layer_01/moe: ' in done.stdout
 
 
 @pytest.mark.slow
 def test_the_documented_command_finds_nothing_without_the_plant():
-  done = subprocess.run(documented(), capture_output=True, text=True, timeout=300)
+  done = forks.run(documented(), timeout=300)
   assert done.returncode == 0 and 'no tensors above' in done.stdout, done.stdout + done.stderr
 
 
 def test_a_plant_in_a_model_without_experts_is_refused():
-  command = [sys.executable, TOOL, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
-  done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+  command = [TOOL, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
+  done = forks.run(command, timeout=300)
   assert done.returncode == 1 and 'mt.cldr.Dense has none: name another --model' in done.stderr, done.stderr

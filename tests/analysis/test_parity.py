@@ -7,9 +7,8 @@ import functools
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 
@@ -19,6 +18,8 @@ from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytest.importorskip('jax')
+
+pytestmark = pytest.mark.compiled
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'parity.py'
 MESHES = ('expert:2', 'expert:4', 'data:2,expert:2', 'expert:2,model:2', 'data:2,expert:2,model:2')
@@ -205,17 +206,14 @@ def test_the_matrix_is_not_of_nothing():
 @pytest.mark.parametrize('changed, all_to_alls', [({}, 2 * 4), ({'num_experts': 0}, 0)], ids=['moe', 'dense'])
 def test_two_processes_agree(changed, all_to_alls, tmp_path):
   bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in {**SMALL, **changed}.items()]
-  done = subprocess.run(
+  done = forks.run(
     [
-      sys.executable,
       TOOL,
       '--model=mt.cldr.Tiny',
       '--meshes=data:2,expert:2@2',
       f'--json={tmp_path}/t.json',
       *bindings,
     ],
-    capture_output=True,
-    text=True,
     timeout=600,
   )
   assert done.returncode == 0, done.stdout + done.stderr
@@ -226,8 +224,8 @@ def test_two_processes_agree(changed, all_to_alls, tmp_path):
 @pytest.mark.slow
 def test_the_grid_agrees(tmp_path):
   bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in SMALL.items()]
-  command = [sys.executable, TOOL, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+  command = [TOOL, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
+  done = forks.run(command, timeout=3600)
   assert done.returncode == 0, done.stdout + done.stderr
   rows = json.loads((tmp_path / 't.json').read_text())
   assert len(rows) == 8 * 2 * 2 and all(row['agrees'] for row in rows.values())

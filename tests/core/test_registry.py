@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import subprocess
-import sys
 
+import forks
 import gin
 import pytest
 
@@ -138,7 +137,7 @@ def test_only_the_module_asked_for_is_imported():
     ' sorted(registry.siblings("mt.m4mini.Tiny")))'
   )
 
-  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+  out = forks.run(['-c', code], check=True).stdout
 
   siblings = [f'mt.m4mini.{n}' for n in ('Dense', 'FromEnglishDense')]
   assert out.startswith("['lingvo_moe.params.mt.m4mini'] ")

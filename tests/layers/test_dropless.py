@@ -46,10 +46,20 @@ def inputs_of(kind, seed=0):
 def run(layer, kind, in_force, key, jit=False, seed=0):
   """Outputs, gradients of tokens and weights, and the statistics of routing."""
   x_BTM, paddings_BT = inputs_of(kind, seed)
-  pull_BTM = tf.random.stateless_normal(x_BTM.shape, [1, 2])
+  known = (layer, in_force.name, jit, key is None)  # compiled once for all kinds of inputs
+  if known not in _PROGRAMS:
+    _PROGRAMS[known] = _values_and_gradients(layer, in_force, jit)
+  return _PROGRAMS[known](THETA, x_BTM, paddings_BT, key)
+
+
+_PROGRAMS = {}
+
+
+def _values_and_gradients(layer, in_force, jit):
+  pull_BTM = tf.random.stateless_normal([ROWS, LENGTH, EXPERTS], [1, 2])
 
   @tf.function(jit_compile=jit, autograph=False)
-  def values_and_gradients(theta, x_BTM, paddings_BT):
+  def values_and_gradients(theta, x_BTM, paddings_BT, key):
     with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch([theta, x_BTM])
       y_BTM, routing = layer(theta, x_BTM, paddings_BT, key)
@@ -57,12 +67,13 @@ def run(layer, kind, in_force, key, jit=False, seed=0):
     grads = tape.gradient(loss, [x_BTM, theta['gate'], theta['wi'], theta['wo']])
     return [y_BTM, *map(tf.convert_to_tensor, grads)], routing.stats
 
-  return values_and_gradients(THETA, x_BTM, paddings_BT)
+  return values_and_gradients
 
 
 def assert_same(got, expected):
   for a, b in zip(got, expected, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5 * max(1, np.max(np.abs(b))))
+    # Where one expert's probability rounds to 1, its gradient is of a difference that rounding decides: 1.1e-5 or 0.
+    np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.max(np.abs(b))))
 
 
 @pytest.mark.parametrize('way', ['einsum', 'gather'])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import forks
 
 SCRIPT = """
 import os, sys
@@ -41,9 +40,7 @@ print(tf.config.threading.get_intra_op_parallelism_threads(), threads.parallel_k
 
 
 def run(script, *args):
-  return subprocess.run(
-    [sys.executable, '-c', script, *args], capture_output=True, text=True, check=True
-  ).stdout.strip()
+  return forks.run(['-c', script, *args], check=True).stdout.strip()
 
 
 def test_training_has_one_core_a_kernel_where_cores_are_few():

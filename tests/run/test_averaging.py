@@ -6,9 +6,8 @@ import os
 import pathlib
 import random
 import shutil
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -229,7 +228,7 @@ def trained(tmp_path_factory):
 def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(trained, tmp_path):
   logdir = str(tmp_path / 'log')
   shutil.copytree(trained.path, logdir)
-  done = subprocess.run([sys.executable, TOOL, f'--logdir={logdir}/', '--last=2'], capture_output=True, text=True)
+  done = forks.run([TOOL, f'--logdir={logdir}/', '--last=2'])
   assert done.returncode == 0, done.stderr
   out = RunDir(logdir + '_average')
   assert done.stdout == (
@@ -263,6 +262,6 @@ def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(tra
   ],
 )
 def test_a_mistake_gets_one_line_and_status_1(tmp_path, flags, answer):
-  done = subprocess.run([sys.executable, TOOL, f'--logdir={tmp_path}/nowhere', *flags], capture_output=True, text=True)
+  done = forks.run([TOOL, f'--logdir={tmp_path}/nowhere', *flags])
   assert done.returncode == 1 and not done.stdout and answer in done.stderr
   assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith('error: ')

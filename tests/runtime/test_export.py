@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import forks
 import numpy as np
 import pytest
 
@@ -18,6 +19,8 @@ from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
 export = pytest.importorskip('lingvo_moe.runtime.export')
+
+pytestmark = pytest.mark.compiled
 
 TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'export_step.py'
 SIZES = {
@@ -68,8 +71,8 @@ def folder(tmp_path_factory):
 
 def test_the_command_exports_a_step_that_trains_to_the_same_losses(tmp_path, expected):
   bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in SIZES.items()]
-  command = [sys.executable, TOOL, '--model=mt.cldr.Tiny', f'--out={tmp_path}/step', *bindings]
-  subprocess.run(command, check=True, capture_output=True, timeout=300)
+  command = [TOOL, '--model=mt.cldr.Tiny', f'--out={tmp_path}/step', *bindings]
+  forks.run(command, check=True, timeout=300)
   done = run(tmp_path / 'step', str(STEPS))
   assert done.returncode == 0, done.stderr
   np.testing.assert_allclose(losses(done.stdout), expected, rtol=1e-5)
@@ -88,8 +91,8 @@ def test_a_step_for_a_mesh_trains_to_the_same_losses(folder, expected):
 def test_the_command_exports_a_language_model(tmp_path):
   sizes = {'vocab_size': 40, 'window': 16, 'batch_tokens': 64, 'num_layers': 2}
   bindings = [f'--gin_bindings=Tiny.{name} = {value}' for name, value in sizes.items()]
-  command = [sys.executable, TOOL, '--model=lm.shakespeare.Tiny', f'--out={tmp_path}/step', *bindings]
-  subprocess.run(command, check=True, capture_output=True, timeout=300)
+  command = [TOOL, '--model=lm.shakespeare.Tiny', f'--out={tmp_path}/step', *bindings]
+  forks.run(command, check=True, timeout=300)
   done = run(tmp_path / 'step', '2')
   assert done.returncode == 0 and len(losses(done.stdout)) == 2, done.stderr
 

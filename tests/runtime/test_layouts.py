@@ -35,6 +35,8 @@ jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
 lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
+pytestmark = pytest.mark.compiled
+
 DOCUMENT = pathlib.Path(__file__).resolve().parent.parent.parent / 'docs' / 'meshes.md'
 M, H, E, G, T = 16, 32, 8, 8, 8
 ROWS = 16

@@ -13,6 +13,8 @@ from lingvo_moe.core import registry
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = registry.get('mt.m4.MoE2048E36LTiny')(
   source_vocab_size=60,
   target_vocab_size=50,

@@ -22,6 +22,8 @@ jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
 lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
+pytestmark = pytest.mark.compiled
+
 CONFIG = registry.get('mt.cldr.Tiny')(
   source_vocab_size=60,
   target_vocab_size=50,

@@ -34,6 +34,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import OpSharding
 
+pytestmark = pytest.mark.compiled
+
 
 @dataclasses.dataclass(frozen=True)
 class Copier:

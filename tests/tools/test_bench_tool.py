@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from lingvo_moe.analysis import flops
@@ -19,7 +18,7 @@ FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
 
 
 def tool(*args):
-  return subprocess.run([sys.executable, TOOL, *args], capture_output=True, text=True, timeout=300)
+  return forks.run([TOOL, *args], timeout=300)
 
 
 def records(path):

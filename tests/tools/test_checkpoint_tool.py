@@ -6,10 +6,9 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import threading
 
+import forks
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,7 +71,7 @@ def save_by_two(directory, fails=()):
 
 
 def tool(*args):
-  return subprocess.run([sys.executable, TOOL, *args], capture_output=True, text=True, timeout=120)
+  return forks.run([TOOL, *args], timeout=120)
 
 
 def test_pieces_of_two_processes_make_one_checkpoint(tmp_path):

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import forks
 import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU
@@ -68,7 +69,7 @@ def runs(corpus, tmp_path_factory):
 
 
 def tool(*args):
-  return subprocess.run([sys.executable, TOOL, *map(str, args)], capture_output=True, text=True, timeout=120)
+  return forks.run([TOOL, *map(str, args)], timeout=120)
 
 
 def records(path):

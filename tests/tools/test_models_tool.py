@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from lingvo_moe.core import registry
@@ -15,7 +14,7 @@ TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'models
 
 
 def run(*flags):
-  return subprocess.run([sys.executable, str(TOOL), *flags], capture_output=True, text=True)
+  return forks.run([str(TOOL), *flags])
 
 
 def test_without_a_model_it_lists_every_name_with_a_summary():

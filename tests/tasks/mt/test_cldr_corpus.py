@@ -4,10 +4,9 @@ import collections
 import functools
 import os
 import pathlib
-import subprocess
-import sys
 import unicodedata
 
+import forks
 import killed
 import pytest
 
@@ -38,11 +37,8 @@ def _lines(path):
 
 
 def _run(*arguments, **environment):
-  return subprocess.run(
-    [sys.executable, str(_ROOT / 'tools' / 'make_cldr_corpus.py'), *arguments],
-    capture_output=True,
-    text=True,
-    check=False,
+  return forks.run(
+    [str(_ROOT / 'tools' / 'make_cldr_corpus.py'), *arguments],
     env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment},
   )
 

@@ -206,12 +206,12 @@ def vocab_file(tmp_path_factory):
   return train_vocab(corpus.find_pairs(str(folder)), str(folder / 'v'), 290, quiet=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def vocab(vocab_file):
   return Vocab(vocab_file)
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def config(vocab):
   return dataclasses.replace(
     CONFIG,
@@ -223,8 +223,13 @@ def config(vocab):
   )
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def translator(config, vocab):
+  """It is traced once for all tests."""
+  return make_translator(config, vocab)
+
+
+def make_translator(config, vocab):
   return decoding.Translator(config, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
 
 
@@ -263,7 +268,8 @@ def test_known_translations_are_not_made_again_and_the_others_are_as_before(tran
   assert translator.translate(LINES, 'de', known=kept).truncated == [3]
 
 
-def test_one_trace_serves_all_shapes(translator):
+def test_one_trace_serves_all_shapes(config, vocab):
+  translator = make_translator(config, vocab)
   for lines in (['1'], LINES, ['1 2 3 4 5 6 7 8'] * 9):
     translator.translate(lines, 'de')
     translator.score(lines, lines, 'de')

@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import os
 import re
-import subprocess
-import sys
 
+import forks
 import hypothesis
 import hypothesis.strategies as st
 import killed
@@ -347,14 +346,14 @@ def test_lines_too_long_for_sentences_are_left_out_and_said(tmp_path, capfd):
 
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
   data = write_corpus(tmp_path / 'data')
-  command = [sys.executable, os.path.join(os.path.dirname(__file__), '..', '..', '..', 'tools', 'train_vocab.py')]
+  command = [os.path.join(os.path.dirname(__file__), '..', '..', '..', 'tools', 'train_vocab.py')]
   command += [f'--data_dir={data}', f'--vocab_size={SIZE}', f'--output={tmp_path}/out']
   env = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(__file__), '..', '..', '..'))
-  done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+  done = forks.run(command, env=env)
   assert done.returncode == 0, done.stderr
   assert Vocab(f'{tmp_path}/out.model').size == SIZE
   assert len(open(f'{tmp_path}/out.vocab').read().splitlines()) == SIZE
-  again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+  again = forks.run(command, env=env)
   assert again.returncode == 1
   assert again.stderr.splitlines()[-1].startswith('error: ') and 'is not replaced' in again.stderr
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import pytest
 
 from lingvo_moe.analysis.results import Run
@@ -74,11 +73,11 @@ def test_an_average_has_no_dev_loss(run, tmp_path):
 
 
 def test_the_tool_prints_a_table(run):
-  done = subprocess.run([sys.executable, TOOL, str(run), str(run)], capture_output=True, text=True)
+  done = forks.run([TOOL, str(run), str(run)])
   assert done.returncode == 0, done.stderr
   head, rule, one, two = done.stdout.splitlines()
   assert rule == '| --- | --- |' + ' --: |' * 7
   assert head == '| model | gate | step | BLEU | dev loss | dropped | largest load | entropy | s/step |'
   assert one == two == '| m.Gate | switch | 200 | 15.0 | 4.25 | 0.2 | 2 | 1 | 2 |'
-  done = subprocess.run([sys.executable, TOOL], capture_output=True, text=True)
+  done = forks.run([TOOL])
   assert done.returncode == 1 and done.stderr.count('\n') == 1 and 'saw none' in done.stderr

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 
@@ -165,11 +164,11 @@ def test_the_tool_as_typed(toy_run, tmp_path):
     (folder / 'dev.en').write_text(target)
   labels = tmp_path / 'labels.tsv'
   labels.write_text('language\tname\tscript\nde\tGerman\tLatin\nnl\tDutch\tLatin\nru\tRussian\tCyrillic\n')
-  command = [sys.executable, TOOL, toy_run.path, f'--out={tmp_path / "out"}', f'--data_dir={tmp_path / "held_out"}']
-  done = subprocess.run([*command, f'--labels={labels}', '--max_sentences=5'], capture_output=True, text=True)
+  command = [TOOL, toy_run.path, f'--out={tmp_path / "out"}', f'--data_dir={tmp_path / "held_out"}']
+  done = forks.run([*command, f'--labels={labels}', '--max_sentences=5'])
   assert done.returncode == 0, done.stderr
   assert (tmp_path / 'out' / 'experts.md').read_text() == done.stdout
   assert 'mine has no loads of its experts' in done.stdout and '| decoder/layer_00 |' in done.stdout
   assert 'same script' in done.stdout and (tmp_path / 'out' / 'experts.png').exists()
-  done = subprocess.run([*command, f'--labels={tmp_path / "none.tsv"}'], capture_output=True, text=True)
+  done = forks.run([*command, f'--labels={tmp_path / "none.tsv"}'])
   assert done.returncode == 1 and done.stderr.count('\n') == 1 and 'none.tsv' in done.stderr

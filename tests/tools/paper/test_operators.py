@@ -20,6 +20,8 @@ from paper.operators import CP
 from paper.operators import OPERATORS
 from paper.operators import TABLE_4
 
+pytestmark = pytest.mark.compiled
+
 name_of = lambda operator: f'{operator.name} {operator.split}'.replace(' ', '_')
 
 

@@ -8,9 +8,8 @@ import json
 import math
 import pathlib
 import re
-import subprocess
-import sys
 
+import forks
 import pytest
 
 pytest.importorskip('jax')
@@ -316,7 +315,7 @@ def test_the_paper_counts_what_the_models_have():
 
 
 def run(*args):
-  return subprocess.run([sys.executable, str(TOOL), *args], capture_output=True, text=True, timeout=900)
+  return forks.run([str(TOOL), *args], timeout=900)
 
 
 def test_an_unknown_figure_is_told(tmp_path):
@@ -327,7 +326,7 @@ def test_an_unknown_figure_is_told(tmp_path):
 
 def test_missing_matplotlib_is_answered_with_the_package_to_install(tmp_path):
   code = "import sys; sys.modules['matplotlib'] = None\nfrom paper import plots"
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT / 'tools', timeout=300)
+  done = forks.run(['-c', code], cwd=ROOT / 'tools', timeout=300)
   assert 'plots need matplotlib, which is not installed' in done.stderr
   assert "pip install 'matplotlib>=3.9'" in done.stderr
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
-import sys
 
+import forks
 import numpy as np
 import pytest
 
@@ -133,11 +132,11 @@ def test_the_tool_counts_examples_and_writes_a_page(tmp_path):
     folder.mkdir(parents=True)
     for language in (pair[3:], 'en'):
       (folder / f'train.{language}').write_text('a\n' * lines)
-  command = [sys.executable, TOOL, results, '--base=dense', f'--out={tmp_path / "out"}']
-  done = subprocess.run([*command, f'--data_dir={tmp_path / "corpus"}'], capture_output=True, text=True)
+  command = [TOOL, results, '--base=dense', f'--out={tmp_path / "out"}']
+  done = forks.run([*command, f'--data_dir={tmp_path / "corpus"}'])
   assert done.returncode == 0, done.stderr
   assert '| en-b | 300 | 20.00 | +2.00 |' in done.stdout
   assert (tmp_path / 'out' / 'quality.md').read_text() == done.stdout
   for flag, answer in (('--runs=expert', "saw 'expert'; closest: experts"), ('--split=dev', "set, test; saw 'dev'")):
-    done = subprocess.run([*command, flag], capture_output=True, text=True)
+    done = forks.run([*command, flag])
     assert done.returncode == 1 and answer in done.stderr and done.stderr.count('\n') == 1

@@ -7,9 +7,8 @@ import json
 import math
 import os
 import pathlib
-import subprocess
-import sys
 
+import forks
 import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
@@ -64,7 +63,7 @@ def run(tmp_path):
 
 
 def tool(*args):
-  return subprocess.run([sys.executable, TOOL, *map(str, args)], capture_output=True, text=True, timeout=120)
+  return forks.run([TOOL, *map(str, args)], timeout=120)
 
 
 def records(path):
