@@ -339,7 +339,7 @@ def test_streams_that_are_closed_or_full_are_told_in_one_line(words, closed, ans
     ('decode --logdir=. --poll_seconds=1e30', 'poll_seconds'),
     ('decode . --split=/etc/a', "--split is the prefix of files in --data_dir, such as test; saw '/etc/a'"),
     ('serve . --batch_wait_ms=nan', '--batch_wait_ms must be a finite number; saw nan'),
-    ('prepare --tsv=a --pair=a-b --out=d --columns=1,' + '1' * 5000, '--columns are two numbers'),
+    ('prepare --tsv=a --pair=a-b --out=d --columns=1,' + '1' * 5000, 'columns are two different numbers'),
     (
       'compare . . --json=none/a.json',
       '--json is a file to write in a folder that is there; saw none/a.json: make the folder none',

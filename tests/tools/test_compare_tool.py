@@ -240,7 +240,7 @@ def test_a_mistake_gets_one_line_and_status_1(runs, corpus, tmp_path, mistake):
     (lambda run: (run / 'config.json').write_text('[]'), 'is not a configuration written by the trainer'),
     (lambda run: os.remove(run / 'decode/test/step_100/fra-en.hyp'), 'fra-en.hyp; decode the step again'),
     (lambda run: (run / 'decode/test/step_100/scores.json').write_text('{}'), 'is not what the decoder writes'),
-    (lambda run: write_lines(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 lines, of 40 that were decoded'),
+    (lambda run: write_lines(run / 'decode/test/step_100/fra-en.hyp', ['a']), 'has 1 line, of 40 that were decoded'),
   ],
 )
 def test_a_run_that_is_not_whole_is_told_in_one_line(runs, corpus, tmp_path, edit, answer):
