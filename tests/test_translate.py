@@ -238,4 +238,4 @@ def test_the_command_answers_while_its_input_stays_open(run):
 
 def test_a_byte_order_mark_before_the_first_line_is_no_text():
   lines = [b'\xef\xbb\xbfeins\n', b'\xef\xbb\xbfzwei\n']
-  assert list(translate._batches(lines, 9)) == [['eins', '\ufeffzwei']]
+  assert list(translate._batches([(lines, False)], 9)) == [['eins', '\ufeffzwei']]

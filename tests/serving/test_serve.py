@@ -182,10 +182,6 @@ def test_a_missing_extra_names_the_line_to_type(monkeypatch):
     serve.require_extra()
 
 
-def test_the_run_is_the_argument_or_the_flag():
-  assert serve.logdir_of(['serve', 'runs/a'], None) == serve.logdir_of(['serve'], 'runs/a') == 'runs/a'
-
-
 def test_the_run_is_loaded_as_translate_does_and_is_warm(toy_run):
   run = serve.load(serve.Options(toy_run.path))
   assert run.step == 250 and list(run._made) == [('translator', 1)]
