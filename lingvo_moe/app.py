@@ -45,7 +45,7 @@ def run(
 
   def guarded(argv):
     if run_flag:
-      _take_run(argv, flags.FLAGS[run_flag], sys.modules[main.__module__])
+      _take_run(argv, flags.FLAGS[run_flag], _module_name(main))
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
@@ -97,26 +97,28 @@ def run(
   app.run(shielded, flags_parser=parse)
 
 
-def _take_run(argv: list[str], flag: flags.Flag, module: types.ModuleType) -> None:
+def _module_name(main: Callable) -> str:
+  """Name of the module of a command, also where Python runs it as __main__."""
+  module = sys.modules[main.__module__]
+  return module.__spec__.name if module.__spec__ else module.__name__
+
+
+def _take_run(argv: list[str], flag: flags.Flag, module: str) -> None:
   """Gives a flag the value of the one argument; UserError unless one of both is given."""
+  name = module.rpartition('.')[2]
+  command = {'decoder': 'decode'}.get(name, name)
   given = [*argv[1:], *filter(None, [flag.value])]
   if len(given) != 1:
     raise UserError(
-      f'one run is given, by its log directory: {called(module)} runs/mine; saw {" ".join(given) or "none"!r}'
+      f'one run is given, by its log directory: lingvo-moe {command} runs/mine; saw {" ".join(given) or "none"!r}'
     )
   paths.check('a log directory', given[0], _SCHEMES['logdir'])
   flag.value = given[0]
 
 
 def print_help(module: types.ModuleType) -> None:
-  """Prints a command's docstring, as it was called, and its flags; a reader may close the pipe before the end."""
+  """Prints a command's docstring and its flags; a reader may close the pipe before the end."""
   text = inspect.cleandoc(module.__doc__)
-  for name in (
-    f'lingvo-moe {module.__name__.rpartition(".")[2]}',
-    f'python -m {module.__name__}',
-    _module_called(module),
-  ):
-    text = re.sub(re.escape(name) + r'(?![\w.])', called(module), text)
   own = flags.FLAGS.module_help(module).strip().partition('\n')[2]  # without the line that names the module
   print_whole(f'{text}\n\nflags:\n\n{own}' if own else text)
 
@@ -131,21 +133,6 @@ def print_whole(text: str) -> None:
     _drop_stdout()
     print(f'error: standard output: {e.strerror}', file=sys.stderr)
     sys.exit(1)
-
-
-def called(module: types.ModuleType) -> str:
-  """A command's name as it was typed: 'lingvo-moe cost', 'python tools/cost.py' or 'python -m lingvo_moe.trainer'."""
-  typed = sys.argv[0]
-  if typed.startswith('lingvo-moe '):
-    return typed
-  if os.path.basename(os.path.dirname(os.path.abspath(typed))) == 'tools':
-    return f'python tools/{os.path.basename(typed)}'
-  return _module_called(module)
-
-
-def _module_called(module: types.ModuleType) -> str:
-  spec = getattr(module, '__spec__', None)
-  return f'python -m {spec.name if spec else module.__name__}'
 
 
 def claim_stdout() -> None:

@@ -1,6 +1,6 @@
 """Evaluates a run's checkpoints on held-out text as they appear, for translation by BLEU and chrF:
 
-  python -m lingvo_moe.decoder RUN --split=test
+  lingvo-moe decode RUN --split=test
 
 where RUN is a log directory (or --logdir=RUN).
 

@@ -1,6 +1,6 @@
 """Serves a run over HTTP: POST /translate as LibreTranslate has it, /languages, /health, /metrics, and a page to try it.
 
-  python -m lingvo_moe.serve runs/mine --port=5000
+  lingvo-moe serve runs/mine --port=5000
   curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
 
 The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another. Requests that

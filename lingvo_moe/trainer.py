@@ -1,6 +1,6 @@
 """Trains a registered model:
 
-  python -m lingvo_moe.trainer --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
+  lingvo-moe train --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
 
 The same command goes on where the run was interrupted, to the same numbers; --logdir=DIR alone does too, with the model
 and the values that the run has, but for those that --set may change. SIGTERM, SIGHUP and Ctrl-C save first. The exit

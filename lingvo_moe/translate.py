@@ -1,6 +1,6 @@
 """Translates standard input, a sentence a line, to standard output, a translation a line:
 
-  echo 'Guten Morgen.' | python -m lingvo_moe.translate RUN
+  echo 'Guten Morgen.' | lingvo-moe translate RUN
 
 RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another.
 

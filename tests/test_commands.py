@@ -204,18 +204,6 @@ def test_an_unknown_subcommand_is_answered_with_the_closest():
   assert done.returncode == 1 and "there is no command 'tran'; closest: train" in done.stderr
 
 
-def test_a_door_in_tools_calls_the_command_by_its_own_name():
-  done = forks.run([ROOT / 'tools/cost.py', '--help'], timeout=60)
-  assert done.returncode == 0 and done.stdout.startswith('python tools/cost.py --model=mt.m4.MoE2048E36L')
-
-
-@pytest.mark.parametrize('path', sorted((ROOT / 'tools').glob('*.py')), ids=lambda path: path.name)
-def test_a_tool_is_a_door_to_a_command_unless_it_is_for_checkouts(path):
-  of_checkouts = {'compare_gates', 'export_step', 'mutants', 'paper_figures', 'paper_quality', 'record_results'}
-  of_checkouts |= {'expert_specialization', 'time_processes'}
-  assert (len(path.read_text().splitlines()) < 10) == (path.stem not in of_checkouts)
-
-
 @pytest.mark.parametrize('job', ['trainer', 'decoder', 'translate'])
 def test_help_of_a_job_succeeds_whatever_reads_it(job):
   done = subprocess.run(

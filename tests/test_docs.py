@@ -62,10 +62,10 @@ def commands(document: str) -> list[list[str]]:
 
 
 def own_commands(document: str) -> list[list[str]]:
-  """What it runs of this repository with Python: that of tools/launch.py's processes, too."""
+  """What it runs of this repository with Python: that of lingvo-moe launch's processes, too."""
   found = []
   for command in commands(document):
-    if command[:2] in (['python', 'tools/launch.py'], ['lingvo-moe', 'launch']):
+    if command[:2] == ['lingvo-moe', 'launch']:
       assert command[2].isdecimal() and command[3] == '--', command
       command = command[4:]
     if command[0] == 'lingvo-moe':

@@ -3,9 +3,9 @@
 
 Compares gates: a Markdown table with a row for each run, of its BLEU, dev loss, dropped choices, largest over mean load,
 entropy of the gate and seconds a step. A run is a log directory, trained and decoded. params/mt/cldr_gates.py has
-models for most gates, each with as many FLOPs a token, for the corpus that tools/make_cldr_corpus.py makes:
+models for most gates, each with as many FLOPs a token, for the corpus that lingvo-moe cldr makes:
 
-  python tools/make_cldr_corpus.py --out_dir=gates/data --languages=quickstart
+  lingvo-moe cldr --out_dir=gates/data --languages=quickstart
   python -m lingvo_moe.trainer --model=mt.cldr_gates.Switch --logdir=gates/Switch --data_dir=gates/data --max_steps=600
   python -m lingvo_moe.decoder --logdir=gates/Switch --split=test --once
   python tools/compare_gates.py gates/Switch

@@ -4,7 +4,7 @@
 Reproduces the tables and figures of GShard (arXiv 2006.16668) from programs compiled for the same TPU slices, next to
 the paper's numbers, as Markdown (DIR/paper_figures.md, and printed) and plots (DIR/*.png).
 
-figure9 and table4 take a minute. All others compile models with tools/cost.py, which takes minutes for each giant
+figure9 and table4 take a minute. All others compile models with lingvo-moe cost, which takes minutes for each giant
 model and some hours for all. Reports are kept in DIR, so the same command resumes after an interruption and compiles
 nothing twice. Delete a report to compile it again, for example after a change of the code. --tiny compiles the tiny
 siblings of the giants for 8 and 128 cores, to test the command.
@@ -31,7 +31,7 @@ _WHAT = flags.DEFINE_list(
 )
 _TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant models instead.')
 
-_COST = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'cost.py')
+_COST = ('-m', 'lingvo_moe.commands.cost')
 
 
 def main(argv):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""python tools/launch.py 2 -- python tools/time_processes.py --model=mt.cldr.Tiny --runtime=spmd --mesh=data:2
+"""lingvo-moe launch 2 -- python tools/time_processes.py --model=mt.cldr.Tiny --runtime=spmd --mesh=data:2
 
 Times what the processes of a run spend on each other, in rounds of turns side by side: steps after each of which they
 tell each other of signals, against the trainer's, which do so about once a second; and steps with a checkpoint saved

@@ -1,1 +1,1 @@
-"""Benchmarks of tools/bench.py: one measurement per file, the clock that they share, and comparisons of results."""
+"""Benchmarks of lingvo-moe bench: one measurement per file, the clock that they share, and comparisons of results."""

@@ -1,6 +1,6 @@
 """Comparison of benchmark results with those of earlier runs, of this package or of other systems.
 
-Two kinds of JSON lines are read: the output of tools/bench.py --json, and timings of other systems at bench-S, either
+Two kinds of JSON lines are read: the output of lingvo-moe bench --json, and timings of other systems at bench-S, either
 printed ('RESULT {...}', with 'peer', 'config' such as 'bench-S-E128', and 'measure') or collected in a file (then with
 'job', the name of what was run).
 """

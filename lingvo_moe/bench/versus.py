@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from lingvo_moe.core.errors import UserError
 
-_TOOL = os.path.join('tools', 'bench.py')
+# Benchmarks of a commit: the command, or in earlier commits a script.
+_MODULE, _SCRIPT = os.path.join('lingvo_moe', 'commands', 'bench.py'), os.path.join('tools', 'bench.py')
 # Fields that identify a figure among those of one command.
 _KEYS = ('model', 'what', 'dispatch', 'mode', 'serving', 'load', 'length')
 
@@ -31,14 +32,14 @@ class Compared(NamedTuple):
 def compare(
   root: str, commit: str, flags: Sequence[str], rounds: int, progress: Callable[[str], object] = lambda _: None
 ) -> list[Compared]:
-  """Runs tools/bench.py of both sides with the same flags, in turn: this, that, this, that, ...
+  """Runs lingvo-moe bench of both sides with the same flags, in turn: this, that, this, that, ...
 
-  Each side runs its own tools/bench.py, so the flags must be ones that the other commit has too.
+  Each side runs its own lingvo-moe bench, so the flags must be ones that the other commit has too.
 
   Args:
     root: this checkout, including uncommitted changes.
     commit: any name that git has for a commit.
-    flags: flags of tools/bench.py.
+    flags: flags of lingvo-moe bench.
     rounds: number of runs of each side.
     progress: function called with a line of text before each run.
 
@@ -66,7 +67,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
   """Makes a temporary worktree of a commit, whose path it yields; the worktree's own packages are imported there."""
   top = _git(root, 'rev-parse', '--show-toplevel')
   if top.returncode or os.path.realpath(top.stdout.strip()) != os.path.realpath(root):
-    raise UserError(f'--versus times a commit of a git checkout; {root} is none: run tools/bench.py of a clone')
+    raise UserError(f'--versus times a commit of a git checkout; {root} is none: run lingvo-moe bench of a clone')
   revision = _git(root, 'rev-parse', '--verify', '--quiet', '--end-of-options', commit + '^{commit}')
   if revision.returncode:
     raise UserError(f'--versus takes a commit of this checkout; saw {commit!r}, which git does not know: see git log')
@@ -76,8 +77,8 @@ def worktree(root: str, commit: str) -> Iterator[str]:
     try:
       if added.returncode:
         raise UserError(f'git made no worktree of {commit}: {_last(added.stderr)}')
-      if not os.path.exists(os.path.join(path, _TOOL)):
-        raise UserError(f'--versus={commit} has no {_TOOL}: give a later commit')
+      if not any(os.path.exists(os.path.join(path, file)) for file in (_MODULE, _SCRIPT)):
+        raise UserError(f'--versus={commit} has no lingvo-moe bench: give a later commit')
       # setup.py installs params/ below the package; the worktree is not installed, so a link stands for it.
       os.symlink(os.path.join(path, 'params'), os.path.join(path, 'lingvo_moe', 'params'))
       yield path
@@ -89,11 +90,13 @@ def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
   """Tokens a second of each figure, by its identifying fields."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
-    command = [sys.executable, os.path.join(root, _TOOL), *flags, f'--json={path}']
+    has_module = os.path.exists(os.path.join(root, _MODULE))
+    what = ['-m', 'lingvo_moe.commands.bench'] if has_module else [os.path.join(root, _SCRIPT)]
+    command = [sys.executable, *what, *flags, f'--json={path}']
     search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
     done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': search}, capture_output=True, text=True)
     if done.returncode:
-      raise UserError(f'{name}: its {_TOOL} ended with exit status {done.returncode}: {_last(done.stderr)}')
+      raise UserError(f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {_last(done.stderr)}')
     with open(path, encoding='utf-8') as f:
       records = [json.loads(line) for line in f]
   return {tuple((key, r[key]) for key in _KEYS if _identifies(key, r)): r['tokens_per_s'] for r in records}

@@ -41,9 +41,7 @@ _JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.'
 
 def main(argv):
   if len(argv) != 3:
-    raise UserError(
-      f'two runs are compared: {app.called(sys.modules[__name__])} BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}'
-    )
+    raise UserError(f'two runs are compared: lingvo-moe compare BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}')
   if not _METRIC.value:
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw none')
   if wrong := [metric for metric in _METRIC.value if metric not in _METRICS]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,8 +98,9 @@ def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str
   given = list(argv[1:])
   found = [flag or (given.pop(0) if given else None) for flag in (logdir, out)]
   if given or None in found:
-    typed = app.called(sys.modules[__name__])
-    raise UserError(f'a run is exported to a new folder: {typed} RUN OUT; saw {" ".join(argv[1:]) or "none"!r}')
+    raise UserError(
+      f'a run is exported to a new folder: lingvo-moe export RUN OUT; saw {" ".join(argv[1:]) or "none"!r}'
+    )
   return found[0], found[1]
 
 

@@ -1,10 +1,10 @@
-"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json | --markdown=models]
+"""lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json | --page=models]
 
 Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
 is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its configuration: its value,
 its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
-so the 1T model takes seconds. --markdown=models prints the page docs/models.md, every model
-with its size and result, and --markdown=fields the page docs/fields.md, every field of every configuration by topic.
+so the 1T model takes seconds. --page=models prints the page docs/models.md, every model
+with its size and result, and --page=fields the page docs/fields.md, every field of every configuration by topic.
 
 A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
 each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
@@ -35,18 +35,16 @@ _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lis
 _GIN_FILE = flags.DEFINE_multi_string('gin_file', [], 'File of gin bindings; may be repeated.')
 _BINDINGS = values.define('ff_dim=512')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON, for machines.')
-_MARKDOWN = flags.DEFINE_enum(
-  'markdown', None, ['models', 'fields'], 'Print the page docs/models.md or docs/fields.md.'
-)
+_PAGE = flags.DEFINE_enum('page', None, ['models', 'fields'], 'Print the page docs/models.md or docs/fields.md.')
 
 _MODELS_HEAD = """# Models
 
-This page lists every registered model with its size and result. `lingvo-moe models --markdown=models` makes the page, and
+This page lists every registered model with its size and result. `lingvo-moe models --page=models` makes the page, and
 `lingvo-moe models --model=NAME` prints a model's command, weights and fields. **Start here** marks models that train on a
 laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
 _FIELDS_HEAD = """# Fields of a configuration
 
-This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --markdown=fields` makes the page.
+This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --page=fields` makes the page.
 `lingvo-moe models --model=NAME` prints the values of one model."""
 _TASKS = {'mt': 'Translation', 'lm': 'Language models', 'switch': 'Span corruption, as T5 is trained'}
 
@@ -166,8 +164,8 @@ def main(argv):
   del argv
   if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
     raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
-  if _MARKDOWN.value:
-    print({'models': models_page, 'fields': fields_page}[_MARKDOWN.value]())
+  if _PAGE.value:
+    print({'models': models_page, 'fields': fields_page}[_PAGE.value]())
     return
   if not _MODEL.value:
     found = summaries()

@@ -11,8 +11,6 @@ an earlier version wrote no sources and references beside its translations, they
 
 from __future__ import annotations
 
-import sys
-
 from absl import flags
 
 from lingvo_moe import app
@@ -28,8 +26,7 @@ _DATA_DIR = flags.DEFINE_string(
 def main(argv):
   if not 2 <= len(argv) <= 3:
     raise UserError(
-      f'a report is of one run or two: {app.called(sys.modules[__name__])} RUN [OTHER_RUN]; saw '
-      f'{" ".join(argv[1:]) or "none"!r}'
+      f'a report is of one run or two: lingvo-moe report RUN [OTHER_RUN]; saw {" ".join(argv[1:]) or "none"!r}'
     )
   from lingvo_moe.report import page
 

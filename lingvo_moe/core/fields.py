@@ -2,7 +2,7 @@
 
   ff_dim: int = field(256, 'H, of the dense feed-forward layers and of every expert.', at_least=1)
 
-Errors, tools/models.py and the check of a run that goes on are made of this line. A subclass states another default and
+Errors, lingvo-moe models and the check of a run that goes on are made of this line. A subclass states another default and
 nothing else (`ff_dim: int = 512`); the rest is that of the parent.
 """
 

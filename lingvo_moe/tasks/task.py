@@ -270,7 +270,7 @@ class InferenceProgram(NamedTuple):
 
 
 class Measurable(Protocol):
-  """A TaskConfig whose programs tools can compile, count and compare without text: tools/cost.py, tools/parity.py."""
+  """A TaskConfig whose programs tools can compile, count and compare without text: lingvo-moe cost, lingvo-moe parity."""
 
   def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
     """Batch of random ids in full rows, or in rows with padding; its size is that of a batch in training."""

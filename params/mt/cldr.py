@@ -1,6 +1,6 @@
 """The default corpus: 125 languages into English, composed out of the CLDR data in Babel.
 
-tools/make_cldr_corpus.py writes it; tools/quickstart does it all.
+lingvo-moe cldr writes it; tools/quickstart does it all.
 """
 
 from __future__ import annotations

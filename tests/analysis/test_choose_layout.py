@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from typing import NamedTuple
 
 import forks
@@ -18,7 +17,7 @@ pytest.importorskip('jax')
 cost = pytest.importorskip('lingvo_moe.analysis.cost')
 layouts = pytest.importorskip('lingvo_moe.analysis.layouts')
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'cost.py'
+COMMAND = ['-m', 'lingvo_moe.commands.cost']
 SMALL = {
   'source_vocab_size': 60,
   'target_vocab_size': 50,
@@ -158,7 +157,7 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
 def run(*flags):
-  return forks.run([TOOL, *flags], timeout=600)
+  return forks.run([*COMMAND, *flags], timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import pathlib
 
 import forks
 import numpy as np
@@ -27,7 +26,7 @@ aot = pytest.importorskip('lingvo_moe.runtime.aot')
 
 pytestmark = pytest.mark.compiled
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'cost.py'
+COMMAND = ['-m', 'lingvo_moe.commands.cost']
 SMALL = {
   'source_vocab_size': 60,
   'target_vocab_size': 50,
@@ -252,7 +251,7 @@ def test_mistakes_get_one_line(flags, message):
 
 
 def run(*flags):
-  return forks.run([TOOL, *flags], timeout=600)
+  return forks.run([*COMMAND, *flags], timeout=600)
 
 
 # Scanned, and of a size that 8 devices divide, and 128.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import pathlib
 
 import forks
 import pytest
@@ -22,7 +21,7 @@ pytest.importorskip('jax')
 
 pytestmark = pytest.mark.compiled
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'lint_sharding.py'
+COMMAND = ['-m', 'lingvo_moe.commands.lint']
 MESH = 'data:2,expert:2'
 
 
@@ -215,11 +214,11 @@ def test_a_shape_that_merges_axes_of_a_part_in_the_same_place_is_no_finding():
 
 def documented(flag=''):
   """The command in the tool's help, with or without its optional flag."""
-  said = forks.run([TOOL, '--help'], timeout=60).stdout
-  line = said.splitlines()[0].removeprefix('python tools/lint_sharding.py ')
+  said = forks.run([*COMMAND, '--help'], timeout=60).stdout
+  line = said.splitlines()[0].removeprefix('lingvo-moe lint ')
   command, optional = line.removesuffix(']').split(' [')
   assert optional == '--plant=topk'
-  return [TOOL, *command.split(), *([optional] if flag else [])]
+  return [*COMMAND, *command.split(), *([optional] if flag else [])]
 
 
 def test_the_documented_command_finds_the_plant():
@@ -235,6 +234,6 @@ def test_the_documented_command_finds_nothing_without_the_plant():
 
 
 def test_a_plant_in_a_model_without_experts_is_refused():
-  command = [TOOL, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
+  command = [*COMMAND, '--model=mt.cldr.Dense', f'--mesh={MESH}', '--plant=topk']
   done = forks.run(command, timeout=300)
   assert done.returncode == 1 and 'mt.cldr.Dense has none: name another --model' in done.stderr, done.stderr

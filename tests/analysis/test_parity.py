@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import pathlib
 
 import forks
 import numpy as np
@@ -21,7 +20,7 @@ pytest.importorskip('jax')
 
 pytestmark = pytest.mark.compiled
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'parity.py'
+COMMAND = ['-m', 'lingvo_moe.commands.parity']
 MESHES = ('expert:2', 'expert:4', 'data:2,expert:2', 'expert:2,model:2', 'data:2,expert:2,model:2')
 SMALL = {
   'source_vocab_size': 60,
@@ -208,7 +207,7 @@ def test_two_processes_agree(changed, all_to_alls, tmp_path):
   bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in {**SMALL, **changed}.items()]
   done = forks.run(
     [
-      TOOL,
+      *COMMAND,
       '--model=mt.cldr.Tiny',
       '--meshes=data:2,expert:2@2',
       f'--json={tmp_path}/t.json',
@@ -224,7 +223,7 @@ def test_two_processes_agree(changed, all_to_alls, tmp_path):
 @pytest.mark.slow
 def test_the_grid_agrees(tmp_path):
   bindings = [f'--gin_bindings=Tiny.{name} = {value!r}' for name, value in SMALL.items()]
-  command = [TOOL, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
+  command = [*COMMAND, '--model=mt.cldr.Tiny', '--grid', f'--json={tmp_path}/t.json', *bindings]
   done = forks.run(command, timeout=3600)
   assert done.returncode == 0, done.stdout + done.stderr
   rows = json.loads((tmp_path / 't.json').read_text())

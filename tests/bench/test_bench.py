@@ -1,4 +1,4 @@
-"""Parts of tools/bench.py: the clock, comparisons of figures, both forms of beam attention, profiles, two commits."""
+"""Parts of lingvo-moe bench: the clock, comparisons of figures, both forms of beam attention, profiles, two commits."""
 
 from __future__ import annotations
 
@@ -306,8 +306,8 @@ def test_two_commits_run_in_turn_and_nothing_is_left(checkout, tmp_path):
   [
     ('nonsense', [], "saw 'nonsense', which git does not know"),
     ('--help', [], "saw '--help', which git does not know"),
-    ('empty', [], '--versus=empty has no tools/bench.py: give a later commit'),
-    ('fast', ['--what=bad'], 'this checkout: its tools/bench.py ended with exit status 1: error: it cannot'),
+    ('empty', [], '--versus=empty has no lingvo-moe bench: give a later commit'),
+    ('fast', ['--what=bad'], 'this checkout: its lingvo-moe bench ended with exit status 1: error: it cannot'),
   ],
 )
 def test_mistakes_of_versus_are_told_and_nothing_is_left(checkout, commit, flags, message):
@@ -318,5 +318,5 @@ def test_mistakes_of_versus_are_told_and_nothing_is_left(checkout, commit, flags
 
 
 def test_versus_outside_of_a_checkout_is_told(tmp_path):
-  with pytest.raises(UserError, match='is none: run tools/bench.py of a clone'):
+  with pytest.raises(UserError, match='is none: run lingvo-moe bench of a clone'):
     versus.compare(str(tmp_path), 'HEAD', [], rounds=1)

@@ -28,7 +28,7 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'average_checkpoints.py'
+COMMAND = ['-m', 'lingvo_moe.commands.average']
 SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
 MODEL = 'mt.cldr.Tiny'
 
@@ -228,7 +228,7 @@ def trained(tmp_path_factory):
 def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(trained, tmp_path):
   logdir = str(tmp_path / 'log')
   shutil.copytree(trained.path, logdir)
-  done = forks.run([TOOL, f'--logdir={logdir}/', '--last=2'])
+  done = forks.run([*COMMAND, f'--logdir={logdir}/', '--last=2'])
   assert done.returncode == 0, done.stderr
   out = RunDir(logdir + '_average')
   assert done.stdout == (
@@ -262,6 +262,6 @@ def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(tra
   ],
 )
 def test_a_mistake_gets_one_line_and_status_1(tmp_path, flags, answer):
-  done = forks.run([TOOL, f'--logdir={tmp_path}/nowhere', *flags])
+  done = forks.run([*COMMAND, f'--logdir={tmp_path}/nowhere', *flags])
   assert done.returncode == 1 and not done.stdout and answer in done.stderr
   assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith('error: ')

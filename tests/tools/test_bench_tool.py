@@ -1,4 +1,4 @@
-"""tools/bench.py, as typed."""
+"""lingvo-moe bench, as typed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import registry
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'bench.py'
+COMMAND = ['-m', 'lingvo_moe.commands.bench']
 FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
 
 
 def tool(*args):
-  return forks.run([TOOL, *args], timeout=300)
+  return forks.run([*COMMAND, *args], timeout=300)
 
 
 def records(path):
@@ -117,7 +117,7 @@ def test_mistakes_get_one_line(flags, message):
   assert done.returncode == 1 and message in line
 
 
-@pytest.mark.skipif(not (TOOL.parent.parent / '.git').exists(), reason='it is about a git checkout')
+@pytest.mark.skipif(not (pathlib.Path(__file__).parents[2] / '.git').exists(), reason='it is about a git checkout')
 def test_a_commit_that_does_not_exist_is_told():
   done = tool('--versus=nonsense')
   assert done.returncode == 1 and "saw 'nonsense', which git does not know: see git log" in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""tools/checkpoint.py, as typed; and checkpoints in pieces, as several processes write them."""
+"""lingvo-moe checkpoint, as typed; and checkpoints in pieces, as several processes write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.runtime.pieces import Piece
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'checkpoint.py'
+COMMAND = ['-m', 'lingvo_moe.commands.checkpoint']
 WI = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 SHAPES = {'step': (), 'moe/wi': (2, 3, 4), 'norm': (4,), 'slots/moe/wi/row': (2, 3)}
 
@@ -71,7 +71,7 @@ def save_by_two(directory, fails=()):
 
 
 def tool(*args):
-  return forks.run([TOOL, *args], timeout=120)
+  return forks.run([*COMMAND, *args], timeout=120)
 
 
 def test_pieces_of_two_processes_make_one_checkpoint(tmp_path):

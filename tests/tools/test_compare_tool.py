@@ -1,10 +1,9 @@
-"""tools/compare.py, as typed: two runs by their translations, sacreBLEU's own test, and what a mistake is answered."""
+"""lingvo-moe compare, as typed: two runs by their translations, sacreBLEU's own test, and what a mistake is answered."""
 
 from __future__ import annotations
 
 import json
 import os
-import pathlib
 import random
 import re
 import subprocess
@@ -16,7 +15,6 @@ import sacrebleu
 from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'compare.py'
 MYANMAR = ['သူ', 'သည်', 'အိမ်', 'သို့', 'သွား', 'စာ', 'ဖတ်']
 WORDS = ['der', 'hund', 'schläft', 'auf', 'einer', 'bank', 'unter', 'grünen', 'bäumen', '.']
 PAIRS = ('deu-en', 'fra-en', 'mya-en')
@@ -69,7 +67,7 @@ def runs(corpus, tmp_path_factory):
 
 
 def tool(*args):
-  return forks.run([TOOL, *map(str, args)], timeout=120)
+  return forks.run(['-m', 'lingvo_moe.commands.compare', *map(str, args)], timeout=120)
 
 
 def records(path):
@@ -221,7 +219,7 @@ def split(corpus, tmp_path):
 
 
 def third(corpus, tmp_path):
-  return ['more'], 'two runs are compared: python tools/compare.py BASELINE RUN; saw'
+  return ['more'], 'two runs are compared: lingvo-moe compare BASELINE RUN; saw'
 
 
 @pytest.mark.parametrize('mistake', [other_corpus, no_corpus, metric, split, third])
@@ -261,10 +259,10 @@ def test_a_step_that_was_not_decoded_is_told_with_those_that_were(runs):
   assert done.returncode == 1 and 'no translations of test by step 7; decoded there: 100' in done.stderr
 
 
-@pytest.mark.parametrize('name', ['compare.py', 'record_results.py', 'average_checkpoints.py'])
+@pytest.mark.parametrize('name', ['compare', 'average'])
 def test_help_is_quick_since_it_imports_next_to_nothing(name):
-  command = [sys.executable, '-X', 'importtime', TOOL.with_name(name), '--help']
+  command = [sys.executable, '-X', 'importtime', '-m', f'lingvo_moe.commands.{name}', '--help']
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-  assert done.stdout.lstrip().startswith(f'python tools/{name} ')
+  assert done.stdout.lstrip().startswith(f'lingvo-moe {name} ')
   imported = {line.rpartition('|')[2].strip().split('.')[0] for line in done.stderr.splitlines()}
   assert 'absl' in imported and not imported & {'tensorflow', 'numpy', 'sacrebleu'}

@@ -1,4 +1,4 @@
-"""tools/models.py, as typed."""
+"""lingvo-moe models, as typed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from lingvo_moe.core import registry
 
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / 'tools' / 'models.py'
+COMMAND = ['-m', 'lingvo_moe.commands.models']
 
 
 def run(*flags):
-  return forks.run([str(TOOL), *flags])
+  return forks.run([*COMMAND, *flags])
 
 
 def test_without_a_model_it_lists_every_name_with_a_summary():
@@ -26,8 +26,8 @@ def test_without_a_model_it_lists_every_name_with_a_summary():
 
 @pytest.mark.parametrize('page', ['models', 'fields'])
 def test_the_page_of_the_documentation_is_what_the_command_prints(page):
-  written = (TOOL.parent.parent / 'docs' / f'{page}.md').read_text(encoding='utf-8')
-  assert run(f'--markdown={page}').stdout == written, f'lingvo-moe models --markdown={page} > docs/{page}.md'
+  written = (pathlib.Path(__file__).parents[2] / 'docs' / f'{page}.md').read_text(encoding='utf-8')
+  assert run(f'--page={page}').stdout == written, f'lingvo-moe models --page={page} > docs/{page}.md'
 
 
 def test_json_tells_the_weights_of_the_1t_model():

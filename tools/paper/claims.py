@@ -26,7 +26,7 @@ class Case:
     mesh: devices by axis.
     values: fields of the configuration that differ from the model's own.
     split_dense: True to split dense weights over the devices too.
-    program: as in tools/cost.py.
+    program: as in lingvo-moe cost.
   """
 
   model: str

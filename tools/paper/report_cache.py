@@ -1,4 +1,4 @@
-"""Cache of reports of tools/cost.py as JSON files in a folder, so that an interrupted run can be resumed.
+"""Cache of reports of lingvo-moe cost as JSON files in a folder, so that an interrupted run can be resumed.
 
 The key of a report is what was compiled: the model's resolved configuration, the program, the slice and the mesh. The code is not
 part of the key: after a change, use a new folder or delete files to compile again.
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core import configuration
@@ -32,17 +32,17 @@ class ReportCache:
 
   Args:
     folder: folder of the reports; created if missing.
-    command: path of tools/cost.py.
+    command: words after Python that run lingvo-moe cost.
     progress: function called with each line about progress.
   """
 
-  def __init__(self, folder: str, command: str, progress: Callable[[str], None]):
+  def __init__(self, folder: str, command: Sequence[str], progress: Callable[[str], None]):
     os.makedirs(folder, exist_ok=True)
     self._folder, self._command, self._progress = folder, command, progress
     self._reports: dict[Case, Mapping[str, Any] | None] = {}
 
   def get(self, case: Case) -> Mapping[str, Any] | None:
-    """Report of a case, as tools/cost.py --json writes it; None if it failed, which was reported to `progress`."""
+    """Report of a case, as lingvo-moe cost --json writes it; None if it failed, which was reported to `progress`."""
     if case not in self._reports:
       path = os.path.join(self._folder, self.name(case) + '.json')
       if not os.path.exists(path):
@@ -63,7 +63,7 @@ class ReportCache:
     begun, log, partial = time.monotonic(), path.removesuffix('.json') + '.log', path + '.partial'
     with contextlib.suppress(FileNotFoundError):
       os.remove(partial)  # left by an interrupted run
-    command = [sys.executable, self._command, f'--model={case.model}', f'--topology={case.topology}']
+    command = [sys.executable, *self._command, f'--model={case.model}', f'--topology={case.topology}']
     command += [f'--program={case.program}']
     command += [f'--mesh={case.mesh}', f'--split_dense={case.split_dense}', f'--json={partial}']
     command += [f'--gin_bindings={binding}' for binding in bindings(case)]
@@ -80,7 +80,7 @@ class ReportCache:
 
 
 def bindings(case: Case) -> list[str]:
-  """gin bindings for tools/cost.py with the values of a case."""
+  """gin bindings for lingvo-moe cost with the values of a case."""
   return [f'{case.model.rpartition(".")[2]}.{name} = {value!r}' for name, value in case.values]
 
 
@@ -92,6 +92,6 @@ def configured(case: Case) -> MtConfig:
 
 def _read(path: str) -> Mapping[str, Any] | None:
   try:
-    return json_files.read(path, 'a report of tools/cost.py', 'remove it, and it is made again')
+    return json_files.read(path, 'a report of lingvo-moe cost', 'remove it, and it is made again')
   except FileNotFoundError:
     return None

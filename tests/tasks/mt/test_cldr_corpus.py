@@ -38,7 +38,7 @@ def _lines(path):
 
 def _run(*arguments, **environment):
   return forks.run(
-    [str(_ROOT / 'tools' / 'make_cldr_corpus.py'), *arguments],
+    ['-m', 'lingvo_moe.commands.cldr', *arguments],
     env={**os.environ, 'PYTHONPATH': str(_ROOT), **environment},
   )
 

@@ -1,4 +1,4 @@
-"""Tables and figures of the paper, with a stand-in for tools/cost.py, and once with the real one."""
+"""Tables and figures of the paper, with a stand-in for lingvo-moe cost, and once with the real one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOL = ROOT / 'tools' / 'paper_figures.py'
 TINY = claims.tiny_growing('v3:2x2')
 
-# Answers as tools/cost.py does, and keeps a list of what it was asked; ends as it is told for some models.
+# Answers as lingvo-moe cost does, and keeps a list of what it was asked; ends as it is told for some models.
 STAND_IN = """
 import json, pathlib, sys
 args = dict(arg[2:].split('=', 1) for arg in sys.argv[1:] if not arg.startswith('--gin'))
@@ -102,7 +102,7 @@ def asked(stand_in):
 
 def cache(stand_in, tmp_path, told=None):
   tell = (lambda line: None) if told is None else told.append
-  return ReportCache(str(tmp_path / 'out'), str(stand_in / 'cost.py'), tell)
+  return ReportCache(str(tmp_path / 'out'), [str(stand_in / 'cost.py')], tell)
 
 
 def made(stand_in, tmp_path, name, tiny=True):
