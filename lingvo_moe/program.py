@@ -1,4 +1,4 @@
-"""Program: a task, its optimizer and its seed as pure functions of a state, which every runtime runs.
+"""Program: a model, its optimizer and its seed as pure functions of a state, which every runtime runs.
 
 A state is {'step': int64 scalar, 'weights': {name: tensor}, 'slots': {name/slot: tensor}}. Nothing here owns a
 variable, opens a file or names a device.
@@ -26,10 +26,10 @@ from lingvo_moe.optim.optimizer import clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
 
 State = dict[str, Any]
-Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a task
+Metrics = dict[str, Any]  # scalars, and nests of tensors specific to a model
 
 
-class Task(Protocol):
+class Model(Protocol):
   """Interface of a model to a program: its weights and a loss."""
 
   def weights(self) -> Specs:
@@ -50,10 +50,10 @@ class Task(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """Task with its optimizer, schedule and seed.
+  """Model with its optimizer, schedule and seed.
 
   Attributes:
-    task: model and loss.
+    model: weights and loss.
     optimizer: see optimizer.py.
     schedule: schedule of the learning rate.
     clip_norm: largest global norm of the gradients; 0: no limit.
@@ -65,7 +65,7 @@ class Program:
     frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.of_parts.
   """
 
-  task: Task
+  model: Model
   optimizer: Optimizer
   schedule: Schedule
   clip_norm: float = 0.0
@@ -77,7 +77,7 @@ class Program:
   @functools.cached_property
   def weight_specs(self) -> dict[str, WeightSpec]:
     """Flat name -> WeightSpec."""
-    return weights_lib.flatten(self.task.weights())
+    return weights_lib.flatten(self.model.weights())
 
   @functools.cached_property
   def trained_specs(self) -> dict[str, WeightSpec]:
@@ -102,7 +102,7 @@ class Program:
     }
 
   def train_step(self, state: State, batch: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
-    """Train step: one update. Returns (the next state, metrics of the task with 'grad_norm' and 'learning_rate')."""
+    """Train step: one update. Returns (the next state, metrics of the model with 'grad_norm' and 'learning_rate')."""
     grads, metrics = self.gradients(state['step'], state['weights'], batch)
     with tf.name_scope('update'):
       state, applied = self.apply(state, grads)
@@ -111,7 +111,7 @@ class Program:
   def gradients(
     self, step: tf.Tensor, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor], sparse: bool = False
   ) -> tuple[dict[str, Any], Metrics]:
-    """Gradients of the loss by weight that is trained, and metrics of the task.
+    """Gradients of the loss by weight that is trained, and metrics of the model.
 
     With `sparse` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
     backend; tf.convert_to_tensor makes it a tensor.
@@ -126,7 +126,7 @@ class Program:
       trained = {name: weights[name] for name in self.trained_specs}
       with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        loss, metrics = self.task.loss(self.theta(weights), batch, key_B, **totals)
+        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, **totals)
       grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
@@ -150,7 +150,7 @@ class Program:
       divided_rows[i],
       {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided_batch.items()},
     )
-    totals = [self.task.totals(part(i)[1]) for i in range(self.micro_batches)]
+    totals = [self.model.totals(part(i)[1]) for i in range(self.micro_batches)]
     of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
 
     def dense_part(i):
@@ -188,11 +188,11 @@ class Program:
     return {'step': step + 1, 'weights': new_weights, 'slots': new_slots}, {'grad_norm': norm, 'learning_rate': rate}
 
   def eval_step(self, weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Metrics:
-    """Metrics of the task for a batch, at inference."""
-    return self.task.loss(self.theta(weights), batch)[1]
+    """Metrics of the model for a batch, at inference."""
+    return self.model.loss(self.theta(weights), batch)[1]
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-    """Nested weights for the task; weights that devices store in parts but use whole are gathered.
+    """Nested weights for the model; weights that devices store in parts but use whole are gathered.
 
     Weights of a scanned stack are gathered layer by layer, within its loop.
     """

@@ -201,7 +201,7 @@ def log_probs(config, vocabs, weights, sources, targets) -> np.ndarray:
   program, found = config.program(), np.zeros(len(sources))
   config = dataclasses.replace(config, num_groups=1, eval_batch_tokens=config.max_length * len(sources))
   for index_B, batch in TextInput(config, vocabs[0], sources, targets=targets, target_vocab=vocabs[1]):
-    found[index_B] = program.task.score(program.theta(weights), batch)
+    found[index_B] = program.model.score(program.theta(weights), batch)
   return found
 
 

@@ -56,7 +56,7 @@ def test_every_draw_of_a_step_has_keys_of_its_own(case, monkeypatch):
     return bits(key, shape)
 
   monkeypatch.setattr(prng, 'bits', noted)
-  task = config.task()
+  task = config.model()
   theta = weights.unflatten({n: tf.zeros(s.shape) for n, s in weights.flatten(task.weights()).items()})
   rows = len(next(iter(batch.values())))
   task.loss(theta, batch, prng.fold(prng.key(1), tf.range(rows)))

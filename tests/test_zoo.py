@@ -41,7 +41,7 @@ def used_by_a_token(config, specs):
 
 
 def specs_of(name):
-  return registry.get(name)().task().weights()
+  return registry.get(name)().model().weights()
 
 
 @pytest.mark.parametrize('name', TABLE_1)
@@ -67,7 +67,7 @@ def test_switch_transformers_have_their_published_weights(name):
 
 
 def test_switch_transformers_count_otherwise_as_table_9_prints_two_of_them():
-  count = lambda name, **sizes: weights_lib.count(registry.get(name)(**sizes).task().weights()) / 1e9
+  count = lambda name, **sizes: weights_lib.count(registry.get(name)(**sizes).model().weights()) / 1e9
 
   assert f'{count("switch.c4.Large", ff_dim=2816, activation="geglu", expert="geglu"):.1f}' == '27.1'  # printed: 26
   assert f'{count("switch.c4.XXL", num_experts=64):.0f}' == '201'  # printed: 395
@@ -75,7 +75,7 @@ def test_switch_transformers_count_otherwise_as_table_9_prints_two_of_them():
 
 @pytest.mark.parametrize('experts, billions', [(16, '1.1'), (32, '2.0'), (64, '3.8'), (128, '7.4'), (256, '14.7')])
 def test_switch_base_has_the_weights_of_table_7_at_any_number_of_experts(experts, billions):
-  specs = registry.get('switch.c4.Base')(num_experts=experts).task().weights()
+  specs = registry.get('switch.c4.Base')(num_experts=experts).model().weights()
 
   assert f'{weights_lib.count(specs) / 1e9:.1f}' == billions
 
@@ -105,7 +105,7 @@ def test_a_tiny_language_model_differs_from_its_giant_in_sizes_only(name):
 
   counts = {'num_groups', 'num_heads', 'num_kv_heads', 'num_experts', 'num_layers', 'vocab_size', 'max_steps'}
   assert differing <= counts | {'window', 'batch_tokens', 'model_dim', 'ff_dim', 'head_dim'}
-  assert weights_lib.count(tiny.task().weights()) < 1e6
+  assert weights_lib.count(tiny.model().weights()) < 1e6
 
 
 # Tables 7 and 8 of arXiv 1701.06538: (millions of weights without embedding and softmax, billions in all).
@@ -199,7 +199,7 @@ def test_a_dense_model_with_one_vocabulary_uses_all_it_has():
 @pytest.mark.parametrize('name', ['mt.m4.MoE128E12LTiny', 'mt.m4.T96LTiny', 'mt.multi30k.EnDe'])
 def test_parts_are_where_they_are_said_to_be(name):
   config = registry.get(name)()
-  parts = sizes.parts(config.task().weights())
+  parts = sizes.parts(config.model().weights())
   moe_layers = config.encoder_layers // 2 if config.num_experts else 0
   m, h = config.model_dim, config.ff_dim
 
@@ -276,7 +276,7 @@ def test_a_tiny_sibling_differs_from_its_giant_in_sizes_only(name):
     'decoder_layers',
     'max_steps',
   }
-  assert weights_lib.count(tiny.task().weights()) < 1e6
+  assert weights_lib.count(tiny.model().weights()) < 1e6
   assert bool(giant.num_experts) == bool(tiny.num_experts)
 
 
@@ -380,7 +380,7 @@ def test_bfloat16_activations_decode_with_a_bfloat16_cache():
   config = registry.get('mt.m4.MoE2048E60LTiny')(
     source_vocab_size=40, target_vocab_size=30, encoder_layers=2, decoder_layers=2
   )
-  model = config.task()
+  model = config.model()
   theta = weights_lib.unflatten(config.program().init()['weights'])
   batch = random_batch(config)
   memory, _ = model.encode(theta, batch)

@@ -221,8 +221,8 @@ def compile_step(config: ModelConfig, mesh: Mesh, topology: chips.Topology | Non
   found = config.inference_programs()
   if program not in found:
     raise UserError(f'{type(config).__name__} has no --program={program}: use train, {", ".join(found)}')
-  chosen, task, theta = found[program], runtime.program.task, runtime.program.theta
-  call = lambda weights, batch: chosen.function(task, theta(weights), batch)
+  chosen, model, theta = found[program], runtime.program.model, runtime.program.theta
+  call = lambda weights, batch: chosen.function(model, theta(weights), batch)
   return runtime.function(call, chosen.batch, by_rows=chosen.by_rows)
 
 

@@ -35,7 +35,7 @@ def train_step(config: ModelConfig) -> Parts:
   rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
   source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
   parts = dict.fromkeys(PARTS, 0)
-  for name, stack in vars(config.task()).items():
+  for name, stack in vars(config.model()).items():
     if isinstance(stack, Stack):
       _add_layers(parts, config, stack, rows, source_length if name == 'encoder' else length, source_length)
     elif isinstance(stack, RecurrentStack):
@@ -85,8 +85,8 @@ def moe_layer(config: MtConfig, dispatch: str) -> Parts:
 
 def first_moe(config: MtConfig) -> MoE:
   """The first MoE layer of the encoder, or of the decoder where the encoder has none; a model of experts has one."""
-  task = config.task()
-  return next(layer.ffn for stack in (task.encoder, task.decoder) for layer, _ in _layers(stack) if layer.is_moe)
+  model = config.model()
+  return next(layer.ffn for stack in (model.encoder, model.decoder) for layer, _ in _layers(stack) if layer.is_moe)
 
 
 def decode(config: MtConfig, rows: int) -> Parts:
@@ -98,13 +98,13 @@ def decode(config: MtConfig, rows: int) -> Parts:
   length, width = config.max_length, config.beam_size
   sources, symbols = rows * length, rows * width * length
   parts = dict.fromkeys(PARTS, 0)
-  task = config.task()
-  for layer, _ in _layers(task.encoder):
+  model = config.model()
+  for layer, _ in _layers(model.encoder):
     parts['attention'] += _attention(config, sources, length)
     parts['projections'] += 4 * _projection(config, sources)
     _add_feed_forward(parts, config, layer, sources)
   heads = config.num_heads * config.head_dim
-  for layer, _ in _layers(task.decoder):
+  for layer, _ in _layers(model.decoder):
     parts['projections'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
     parts['projections'] += (4 + 2) * _projection(config, symbols)  # self-attention, cross-attention
     written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
@@ -141,7 +141,7 @@ def _matrices(specs: Specs) -> int:
 
 
 def _scores(config: ModelConfig, tokens: int) -> int:
-  return 2 * tokens * config.model_dim * config.task().target_embedding.vocab_size
+  return 2 * tokens * config.model_dim * config.model().target_embedding.vocab_size
 
 
 def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> None:

@@ -31,7 +31,7 @@ class Observed(Program):
   @classmethod
   def of(cls, program: Program) -> Observed:
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
-    return cls(**{**values, 'task': dataclasses.replace(program.task, report_decisions=True)})
+    return cls(**{**values, 'model': dataclasses.replace(program.model, report_decisions=True)})
 
   def gradients(self, step, weights, batch, sparse=False):
     grads, metrics = super().gradients(step, weights, batch, sparse)
@@ -91,7 +91,7 @@ def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation
   # change the decision of a gate with two nearly equal probabilities.
   probe = config.probe_search()
   search = runtime.function(
-    lambda weights, batch: (probe.function(program.task, program.theta(_sharper(weights)), batch), dict(weights))
+    lambda weights, batch: (probe.function(program.model, program.theta(_sharper(weights)), batch), dict(weights))
   )
   hypotheses, initial = search(probe.batch)
   observed = []

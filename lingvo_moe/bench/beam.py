@@ -66,7 +66,7 @@ def measure(config: MtConfig, clock: Clock, lengths: Sequence[int] = LENGTHS) ->
 
 def decoder_attention(config: MtConfig) -> tuple[Attention, list[Theta]]:
   """Self-attention of a model's decoder, and initial weights of it for each layer."""
-  layers = config.task().decoder.layers
+  layers = config.model().decoder.layers
   attention = next(iter(layers.values())).attention
   return attention, [weights_lib.initialize({name: attention.weights()}, config.seed) for name in layers]
 

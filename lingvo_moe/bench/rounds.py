@@ -49,7 +49,7 @@ class _Step:
   """One MoE layer, forward, and backward in training, on tokens whose experts are chosen beforehand."""
 
   def __init__(self, config: MtConfig, training: bool, serving: str, load: str):
-    layer = next(layer.ffn for layer in config.task().encoder.layers.values() if layer.is_moe)
+    layer = next(layer.ffn for layer in config.model().encoder.layers.values() if layer.is_moe)
     factor = {'dropping': 2.0, 'rounds': None, 'room for all': None}[serving]
     slots = float(layer.num_experts) if serving == 'room for all' else 2.0
     self._layer = dataclasses.replace(

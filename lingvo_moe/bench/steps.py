@@ -70,7 +70,7 @@ def _search(config, clock, make, batch) -> Timing:
     )
   search = runtime.function(
     lambda weights, batch: decoding.search(
-      program.task, program.theta(weights), batch, config, min_length=config.max_length
+      program.model, program.theta(weights), batch, config, min_length=config.max_length
     )
   )
   sources = {name: value for name, value in batch.items() if name in SOURCE_KEYS}

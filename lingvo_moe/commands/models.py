@@ -56,7 +56,7 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
   from lingvo_moe.tasks import sizes
 
   config = configuration.resolve(name, gin_files, gin_bindings)
-  specs = config.task().weights()
+  specs = config.model().weights()
   return {
     'model': name,
     'about': registry.about(name),

@@ -1,13 +1,14 @@
 """Configuration that models share: sizes, experts, regularisers, optimizer, and when to log, save and stop.
 
 A task's configuration derives from it, or from that of Transformers, adds its stacks, its data and its decoding, and says
-in `task()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
+in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any, Self
 
 from lingvo_moe.core import fields
@@ -74,7 +75,7 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BatchConfig):
-  """Model, training and checkpoints; a subclass has `task()`."""
+  """Model, training and checkpoints; a subclass has `model()`."""
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
   ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
@@ -300,9 +301,19 @@ class ModelConfig(BatchConfig):
       capacity_chunks=self.capacity_chunks,
     )
 
-  def task(self) -> Any:
-    """The model that these values describe; see program.Task."""
-    raise NotImplementedError(f'{type(self).__name__} has no task()')
+  def __init_subclass__(cls, **more):
+    """Takes `task()`, the name of `model()` until 0.1, of a params class of a user; it goes with the next release."""
+    super().__init_subclass__(**more)
+    own = vars(cls)
+    if 'task' in own and 'model' not in own:
+      warnings.warn(f'{cls.__name__}.task() is now called model(): rename it', FutureWarning, stacklevel=2)
+      cls.model = own['task']
+    if 'model' in own:
+      cls.task = own['model']
+
+  def model(self) -> Any:
+    """The model that these values describe; see program.Model."""
+    raise NotImplementedError(f'{type(self).__name__} has no model()')
 
   def program(self) -> Program:
     """The model and how it learns."""
@@ -313,7 +324,7 @@ class ModelConfig(BatchConfig):
     else:
       rates = schedule.Constant(self.learning_rate)
     return Program(
-      self.task(),
+      self.model(),
       self._optimizer(),
       rates,
       clip_norm=self.clip_norm,
@@ -330,7 +341,7 @@ class ModelConfig(BatchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-  """Model, training and checkpoints of a Transformer; a subclass has `task()`."""
+  """Model, training and checkpoints of a Transformer; a subclass has `model()`."""
 
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)

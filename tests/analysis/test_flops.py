@@ -90,9 +90,9 @@ def test_one_layer_with_experts():
 
 
 def test_the_first_layer_with_experts_may_be_the_decoders():
-  assert flops.first_moe(TINY) == TINY.task().encoder.layers['layer_01'].ffn
+  assert flops.first_moe(TINY) == TINY.model().encoder.layers['layer_01'].ffn
   in_decoder = dataclasses.replace(TINY, experts_in='decoder')
-  assert flops.first_moe(in_decoder) == in_decoder.task().decoder.layers['layer_01'].ffn
+  assert flops.first_moe(in_decoder) == in_decoder.model().decoder.layers['layer_01'].ffn
   assert flops.moe_layer(in_decoder, 'gather')['experts'] == 3 * (2 * 2 * SLOTS * 32 * 64)
 
 

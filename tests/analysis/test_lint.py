@@ -52,7 +52,7 @@ def different_tinies():
   kept = {}
   for name in registry.names():
     if name.endswith('Tiny') and registry.get(name)().num_groups % 4 == 0:
-      kept.setdefault(repr(shortened(name).task()), name)
+      kept.setdefault(repr(shortened(name).model()), name)
   return sorted(kept.values())
 
 
@@ -79,7 +79,7 @@ def listed_with_experts():
   kept = {}
   for name in registry.names():
     config = registry.get(name)()
-    if config.num_experts and weights_lib.count(config.task().weights()) < 100e6:
+    if config.num_experts and weights_lib.count(config.model().weights()) < 100e6:
       sizes = 'num_experts', 'model_dim', 'ff_dim', 'batch_tokens', 'max_length', 'scan_layers', 'gate'
       kept.setdefault(tuple(getattr(config, size, None) for size in sizes), name)
   return sorted(kept.values())

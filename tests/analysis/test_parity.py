@@ -167,7 +167,7 @@ def evaluated(model, runtime_of):
   runtime.init()
   batch = random_batch(config, full=False)
   metrics = runtime.function(program.eval_step)(batch)
-  scores = runtime.function(lambda weights, batch: program.task.score(program.theta(weights), batch))(batch)
+  scores = runtime.function(lambda weights, batch: program.model.score(program.theta(weights), batch))(batch)
   return metrics['xent'], [float(stats.rounds) for stats in metrics['routing'].values()], scores
 
 

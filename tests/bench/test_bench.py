@@ -182,7 +182,7 @@ def test_a_layer_is_timed_by_every_kind_of_dispatch():
 
 
 def test_loads_are_as_they_say():
-  layer = next(layer.ffn for layer in TINY.task().encoder.layers.values() if layer.is_moe)
+  layer = next(layer.ffn for layer in TINY.model().encoder.layers.values() if layer.is_moe)
   load = lambda kind: layer(theta_of(kind), tokens[kind][0], tf.zeros([8, 16]))[1].stats.tokens_E.numpy()
   tokens = {kind: rounds._routed(layer, 8, 16, kind) for kind in rounds.LOADS}
   theta_of = lambda kind: {**weights_lib.initialize(layer.weights(), 0), 'gate': tokens[kind][1]}

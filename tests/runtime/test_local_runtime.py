@@ -205,7 +205,7 @@ def test_the_reference_backend_trains_and_evaluates_to_the_same_numbers(run):
 def test_a_program_larger_than_the_memory_is_refused():
   local.check_fits(PROGRAM)
 
-  huge = dataclasses.replace(PROGRAM, task=Copier(dataclasses.replace(TASK.moe, num_experts=10**9)))
+  huge = dataclasses.replace(PROGRAM, model=Copier(dataclasses.replace(TASK.moe, num_experts=10**9)))
   with pytest.raises(
     UserError, match=r'must fit into memory; saw 102,000,000,000 weights, which take .* GiB with .*: make'
   ):

@@ -36,7 +36,7 @@ def hypotheses(mesh, scan, period=2):
   batch = random_batch(config, seed=1, full=False)
   batch = {name: batch[name] for name in ('src_ids', 'src_segments', 'src_positions')}
   batch['src_segments'][3] = 0  # a row without a source
-  search = runtime.function(lambda w, batch: decoding.search(program.task, program.theta(w), batch, config, n_best=2))
+  search = runtime.function(lambda w, batch: decoding.search(program.model, program.theta(w), batch, config, n_best=2))
   return search(batch)
 
 

@@ -175,7 +175,7 @@ def test_a_weight_that_is_not_split_is_whole_on_every_core():
 
 
 def test_a_weight_that_cannot_be_split_is_told_by_name(strategy):
-  odd = dataclasses.replace(PROGRAM, task=Copier(dataclasses.replace(TASK.moe, num_experts=3)))
+  odd = dataclasses.replace(PROGRAM, model=Copier(dataclasses.replace(TASK.moe, num_experts=3)))
   with pytest.raises(UserError, match=r'moe/wi: axis E \(experts\) has size 3.*or --mesh=data:2,expert:1$'):
     tpu.TpuRuntime(odd, MESH, tpu.Cores(strategy, CPU)).init()
 

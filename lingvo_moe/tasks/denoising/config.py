@@ -67,7 +67,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
     """B, a multiple of num_groups."""
     return self._rows_of_length(self.inputs_length, training)
 
-  def task(self) -> EncoderDecoder:
+  def model(self) -> EncoderDecoder:
     """The model that these values describe."""
     moe = self.moe()
     stack = lambda layers, is_decoder: Stack(

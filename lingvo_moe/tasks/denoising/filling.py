@@ -81,7 +81,7 @@ class Filler:
     self._rows = -(-_ROWS // runner.row_multiple) * runner.row_multiple
     program = self._config.program()
     self._search = runner.function(
-      lambda weights, batch: search(program.task, program.theta(weights), batch, self._config, n_best)
+      lambda weights, batch: search(program.model, program.theta(weights), batch, self._config, n_best)
     )
 
   def translate(

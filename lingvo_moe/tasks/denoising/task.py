@@ -99,7 +99,7 @@ class DenoisingTask:
     from lingvo_moe.tasks.denoising.input import source_arrays
     from lingvo_moe.tasks.denoising.input import target_arrays
 
-    rng, rows, size = np.random.default_rng(seed), self.rows_of_batch(), self.task().target_embedding.vocab_size
+    rng, rows, size = np.random.default_rng(seed), self.rows_of_batch(), self.model().target_embedding.vocab_size
     one = lambda length: np.append(rng.integers(4, size, length - 1), EOS)
     some = lambda most: [one(most if full else rng.integers(1, most + 1)) for _ in range(rows)]
     of_inputs, of_targets = self.inputs_length, self.lengths.targets

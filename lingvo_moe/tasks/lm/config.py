@@ -22,7 +22,7 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
-  """Text, training and sampling of a language model; a subclass has its layers, and `task()`."""
+  """Text, training and sampling of a language model; a subclass has its layers, and `model()`."""
 
   documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
   window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)
@@ -78,7 +78,7 @@ class LmConfig(TransformerConfig, LanguageConfig):
     self._check_experts(self.num_layers)
     self._attention()  # refuses heads that do not divide
 
-  def task(self) -> LanguageModel:
+  def model(self) -> LanguageModel:
     """The model that these values describe."""
     return LanguageModel(
       decoder=Stack(

@@ -169,7 +169,7 @@ class Continuer:
     self._done = 0
     program = self._config.program()
     self._go_on = runner.function(
-      lambda weights, batch: go_on(program.task, program.theta(weights), batch, self._config, n_best)
+      lambda weights, batch: go_on(program.model, program.theta(weights), batch, self._config, n_best)
     )
 
   def translate(

@@ -22,7 +22,7 @@ class RecurrentConfig(LanguageConfig):
   )
   lstm_dim: int = field(0, 'Units of both LSTMs, projected to model_dim features; 0: model_dim.', at_least=0)
 
-  def task(self) -> LanguageModel:
+  def model(self) -> LanguageModel:
     """The model that these values describe."""
     embedding = Embedding(self.vocab_size or 8000, self.model_dim)
     return LanguageModel(

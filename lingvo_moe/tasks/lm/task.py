@@ -98,7 +98,7 @@ class LanguageTask:
     shape = self.rows_of_batch(), self.window
     lengths_B1 = np.full([shape[0], 1], self.window) if full else rng.integers(1, self.window + 1, [shape[0], 1])
     segments_BT = (np.arange(self.window) < lengths_B1).astype(np.int32)
-    labels_BT = rng.integers(4, self.task().target_embedding.vocab_size, shape, np.int32) * segments_BT
+    labels_BT = rng.integers(4, self.model().target_embedding.vocab_size, shape, np.int32) * segments_BT
     inputs_BT = np.concatenate([np.full([shape[0], 1], BOS, np.int32), labels_BT[:, :-1]], axis=1) * segments_BT
     return {'inputs': inputs_BT, 'labels': labels_BT, 'segments': segments_BT}
 

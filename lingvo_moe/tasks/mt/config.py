@@ -44,7 +44,7 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
     stacks = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}
     self._check_experts(*(layers for name, layers in stacks.items() if self.experts_in in ('both', name)))
 
-  def task(self) -> EncoderDecoder:
+  def model(self) -> EncoderDecoder:
     """The model that these values describe."""
     attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
     moe = self.moe()

@@ -67,12 +67,12 @@ def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any
   from ctranslate2.specs import transformer_spec
 
   program = config.program()
-  task = program.task
+  model = program.model
   sizes = {'num_heads': config.num_heads, 'pre_norm': True, 'head_dim': config.head_dim}
   encoder = transformer_spec.TransformerEncoderSpec(config.encoder_layers, **sizes)
   decoder = transformer_spec.TransformerDecoderSpec(config.decoder_layers, **sizes)
   spec = transformer_spec.TransformerSpec(encoder, decoder)
-  spec.config.layer_norm_epsilon = task.encoder.norm.epsilon
+  spec.config.layer_norm_epsilon = model.encoder.norm.epsilon
   spec.config.add_source_eos = True
   source, target = vocabs
   bos, eos, unk = target.pieces([BOS, EOS, UNK])

@@ -129,7 +129,7 @@ class Translator:
     self._vocabs = vocabs
     self.target_vocab = vocabs[1]
     program = self._config.program()
-    model = program.task
+    model = program.model
     self._search = make(lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best))
     self._score = make(lambda weights, batch: model.score(program.theta(weights), batch))
 

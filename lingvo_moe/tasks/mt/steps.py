@@ -21,7 +21,7 @@ def make(config: MtConfig, rows: int) -> DecodingSteps:
   """The functions for `rows` sentences, beam_size hypotheses each, and max_length steps."""
   config = dataclasses.replace(config, num_groups=1, micro_batches=1)
   program = config.program()
-  model = program.task
+  model = program.model
   width, steps = config.beam_size, config.max_length
 
   def encode(weights: Theta, source: Mapping[str, tf.Tensor]) -> StackCache:

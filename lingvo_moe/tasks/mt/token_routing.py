@@ -32,7 +32,7 @@ class Router:
     )
     self._vocabs = vocabs
     program = self._config.program()
-    model = program.task
+    model = program.model
     self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
 
   def routing(

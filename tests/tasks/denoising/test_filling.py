@@ -47,7 +47,7 @@ CONFIG = DenoisingConfig(
   beam_size=3,
   length_norm_alpha=0.0,
 )
-MODEL = CONFIG.task()
+MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=2, scale=0.6)
 SOURCES = [np.array(ids) for ids in ([5, 13, 6, EOS], [13, 4, 5, 6, 7, 8, 9, 12, 5, EOS], [9, 13, EOS])]
 BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
@@ -59,7 +59,7 @@ def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
   @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return filling.search(config.task(), theta, batch, config, n_best)
+      return filling.search(config.model(), theta, batch, config, n_best)
 
   return tf.nest.map_structure(lambda t: t.numpy(), run(theta, {k: tf.constant(v) for k, v in batch.items()}))
 
@@ -87,7 +87,7 @@ def test_an_answer_depends_on_its_source_alone():
 def test_a_scanned_stack_answers_as_an_unrolled_one_does():
   config = dataclasses.replace(CONFIG, scan_layers=True, remat='block')
   flat, theta = weights.flatten(THETA), {}
-  for name, spec in weights.flatten(config.task().weights()).items():
+  for name, spec in weights.flatten(config.model().weights()).items():
     layers = weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
     theta[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
   scanned, plain = search(config, weights.unflatten(theta)), plainly()

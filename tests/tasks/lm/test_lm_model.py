@@ -41,7 +41,7 @@ CONFIG = LmConfig(
   max_new_tokens=5,
   length_norm_alpha=0.0,
 )
-MODEL = CONFIG.task()
+MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=3, scale=0.6)
 PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
 
@@ -93,7 +93,7 @@ def go_on(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
   @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return generation.go_on(config.task(), theta, batch, config, n_best)
+      return generation.go_on(config.model(), theta, batch, config, n_best)
 
   return tf.nest.map_structure(lambda t: t.numpy(), run(theta, batch))
 
@@ -141,7 +141,7 @@ def test_under_xla_a_prompt_has_room_for_any_number_of_samples():
 
 def test_a_scanned_stack_goes_on_as_an_unrolled_one_does():
   config = dataclasses.replace(CONFIG, scan_layers=True, remat='block')
-  stacked = weights.flatten(config.task().weights())
+  stacked = weights.flatten(config.model().weights())
   flat = weights.flatten(THETA)
   theta = {}
   for name, spec in stacked.items():

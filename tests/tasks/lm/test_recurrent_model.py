@@ -40,7 +40,7 @@ CONFIG = RecurrentConfig(
   max_new_tokens=6,
   length_norm_alpha=0.0,
 )
-MODEL = CONFIG.task()
+MODEL = CONFIG.model()
 THETA = theta_of(MODEL, seed=3, scale=0.8)
 PROMPTS = [np.array([BOS]), np.array([BOS, 5, 6, 7, 8, 9, 4, 5, 6, 11]), np.array([BOS, 9, 4])]
 BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
@@ -95,7 +95,7 @@ def go_on(config, n_best, kind='cpu'):
   @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return generation.go_on(config.task(), theta, batch, config, n_best)
+      return generation.go_on(config.model(), theta, batch, config, n_best)
 
   return tf.nest.map_structure(lambda t: t.numpy(), run(THETA, batch))
 

@@ -43,7 +43,7 @@ CONFIG = MtConfig(
 
 def variables(config, seed, scale=2.0):
   """Initial weights, made larger so that translations differ and no two score the same."""
-  initial = weights_lib.initialize(config.task().weights(), seed)
+  initial = weights_lib.initialize(config.model().weights(), seed)
   return {
     name: tf.Variable(scale * w if name.endswith(('table', 'wi', 'wo', 'wq', 'wk', 'wv')) else w)
     for name, w in initial.items()
@@ -89,7 +89,7 @@ class Search:
   """decoding.search of one model."""
 
   def __init__(self, config, seed, n_best, in_force=None):
-    self.model, self.config = config.task(), config
+    self.model, self.config = config.model(), config
     self.theta = weights_lib.unflatten({k: v.read_value() for k, v in variables(config, seed).items()})
     signature = [{k: tf.TensorSpec([None, None], tf.int32) for k in ('src_ids', 'src_segments', 'src_positions')}]
     in_force = in_force or cpu.backend(training=False)
@@ -323,7 +323,7 @@ def test_scores_are_those_of_the_model(translator, config, vocab):
   scored = translator.score(sources, targets, 'fr')
   assert scored.log_probs[1] == 0 and scored.log_probs[3] == -np.inf
   search = Search.__new__(Search)
-  search.model = config.task()
+  search.model = config.model()
   search.theta = weights_lib.unflatten({k: v.read_value() for k, v in variables(config, 3).items()})
   for i in (0, 2, 4):
     source, target = ([*vocab.encode([text])[0], 2] for text in (sources[i], targets[i]))

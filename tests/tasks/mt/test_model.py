@@ -267,7 +267,7 @@ def test_the_router_z_loss_is_a_mean_over_the_tokens_of_each_stack_summed_over_l
 @pytest.mark.parametrize('stack', ['encoder', 'decoder'])
 def test_experts_may_be_in_one_stack_alone(stack):
   config = MtConfig(num_experts=4, model_dim=8, num_heads=2, head_dim=4, ff_dim=12, experts_in=stack, num_groups=2)
-  model = config.task()
+  model = config.model()
   assert {name.split('/')[0] for name in weights.flatten(model.weights()) if '/moe/' in name} == {stack}
   totals = model.totals(make_batch([[([5, 6, 7], [4, 5])], [([8], [6, 7, 8, 9])]]))
   assert {name: int(totals[name]) for name in ('encoder', 'decoder')} == {'encoder': 1, 'decoder': 1} | {stack: 2}
@@ -283,3 +283,15 @@ def test_the_cap_of_beta2_is_a_setting_of_adafactor():
     tiny(optimizer='adam', beta2_cap=0.9)
   with pytest.raises(UserError, match='beta2_cap must be above 0 and at most 1; saw 1.5'):
     tiny(optimizer='adafactor', beta2_cap=1.5)
+
+
+def test_a_params_class_that_calls_its_model_task_goes_on_working_with_a_warning():
+  with pytest.warns(FutureWarning, match=r'Older.task\(\) is now called model\(\): rename it'):
+
+    class Older(MtConfig):
+      def task(self):
+        return dataclasses.replace(MtConfig.task(self), input_dropout=0.5)
+
+  sizes = {'source_vocab_size': 20, 'target_vocab_size': 15}
+  model = Older(**sizes).model()
+  assert model == Older(**sizes).task() == dataclasses.replace(MtConfig(**sizes).model(), input_dropout=0.5)
