@@ -232,7 +232,7 @@ def test_counts_are_shortened_to_three_digits(number, text):
 def test_every_registered_model_builds_and_its_docstring_tells_the_truth(name):
   cls = registry.get(name)
   config = cls()  # checks types and ranges
-  specs = config.program().task.weights()
+  specs = config.program().model.weights()
   doc = registry.about(name)
 
   assert cls.__doc__ and doc.splitlines()[0].endswith('.')
