@@ -95,7 +95,7 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory):
   folder.mkdir(exist_ok=True)
   with open(folder / 'made', 'a+') as made:
     fcntl.flock(made, fcntl.LOCK_EX)
-    if not made.tell():
+    if not os.fstat(made.fileno()).st_size:  # as it is now, not as it was before the lock was free
       toy.make(folder)
       made.write('yes')
   return toy.run_of(folder)
