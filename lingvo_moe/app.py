@@ -14,7 +14,6 @@ from absl import app
 from absl import flags
 
 from lingvo_moe.core import files
-from lingvo_moe.core import paths
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import ToldElsewhereError
@@ -112,7 +111,7 @@ def _take_run(argv: list[str], flag: flags.Flag, module: str) -> None:
     raise UserError(
       f'one run is given, by its log directory: lingvo-moe {command} runs/mine; saw {" ".join(given) or "none"!r}'
     )
-  paths.check('a log directory', given[0], _SCHEMES['logdir'])
+  files.check_scheme('a log directory', given[0], _SCHEMES['logdir'])
   flag.value = given[0]
 
 
@@ -171,14 +170,14 @@ def _check_values() -> None:
       _check_file(name, value)
     if name in _PATHS:
       for path in value if isinstance(value, list) else [value] * isinstance(value, str):
-        paths.check(f'--{name}', path, _SCHEMES.get(name, ()))
+        files.check_scheme(f'--{name}', path, _SCHEMES.get(name, ()))
 
 
 def _check_file(name: str, path: str) -> None:
   if os.path.isdir(path):
     raise UserError(f'--{name} is a file to write; saw the folder {path}: add a name')
   folder = os.path.dirname(path) or '.'
-  if not paths.scheme(path) and not os.path.isdir(folder):
+  if not files.scheme(path) and not os.path.isdir(folder):
     raise UserError(f'--{name} is a file to write in a folder that is there; saw {path}: make the folder {folder}')
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
-from lingvo_moe.core import paths
+from lingvo_moe.core import files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import shown
@@ -199,7 +199,7 @@ def test_a_path_with_a_scheme_is_refused_and_no_other(before, scheme, after):
   path = f'{scheme}://{after}'
   if scheme:
     with pytest.raises(UserError, match='is a path of a file system that is mounted'):
-      paths.check('--out', path)
-    paths.check('--out', path, {scheme})
-  paths.check('--out', f'./{before}{path}')
-  paths.check('--out', pathlib.Path('a/b'))
+      files.check_scheme('--out', path)
+    files.check_scheme('--out', path, {scheme})
+  files.check_scheme('--out', f'./{before}{path}')
+  files.check_scheme('--out', pathlib.Path('a/b'))

@@ -19,9 +19,8 @@ import numpy as np
 from lingvo_moe.analysis import significance
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
-from lingvo_moe.core import paths
-from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import counted
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
@@ -50,7 +49,7 @@ class Run:
   @classmethod
   def read(cls, path: str) -> Run:
     """The run in a log directory; UserError if there is none."""
-    paths.check('a log directory', path, files.SCHEMES)
+    files.check_scheme('a log directory', path, files.SCHEMES)
     path = path.rstrip('/') if files.is_remote(path) else os.path.normpath(files.plain(path))
     kinds = dict(model=json_files.TEXT, values=json_files.OBJECT)
     config = read_json(os.path.join(path, 'config.json'), 'a configuration written by the trainer', **kinds)
@@ -200,7 +199,7 @@ def translations(
     count = len(lines)  # the first ones, with --max_sentences
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(
-        f'{path} has {words.counted(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and {len(references)} '
+        f'{path} has {counted(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and {len(references)} '
         f'in {", ".join(pair.target_files)}: decode it again (--overwrite), or give the corpus that was, --data_dir=...'
       )
     for side, given in (('src', sources), ('ref', references)) if not beside else ():

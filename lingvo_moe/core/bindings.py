@@ -52,40 +52,28 @@ def read(name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] =
 _UNQUOTED = re.compile(r"""\s*(?P<key>[\w./]*\.(?P<field>\w+))\s*=\s*(?P<value>[^\s'"%@\[({#][^'"\n]*?)\s*""")
 
 
-class _Macro(NamedTuple):
-  """%name, where a value is expected."""
+class _Name(NamedTuple):
+  """%macro, @reference or @reference(), where a value is expected."""
 
+  sign: str
   name: str
+  call: str = ''
 
   def __repr__(self):
-    return f'%{self.name}'
-
-
-class _Reference(NamedTuple):
-  """@name or @name(), where a value is expected."""
-
-  name: str
-  is_call: bool
-
-  def __repr__(self):
-    return f'@{self.name}{"()" * self.is_call}'
+    return ''.join(self)
 
 
 class _Delegate(config_parser.ParserDelegate):
   """Makes what gin's parser leaves to its caller."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
-    return _Reference(scoped_configurable_name, evaluate)
+    return _Name('@', scoped_configurable_name, '()' * evaluate)
 
   def macro(self, macro_name):
-    return _Macro(macro_name)
+    return _Name('%', macro_name)
 
 
-class _Stated(NamedTuple):
-  """Right side of a statement."""
-
-  value: Any
-  where: str  # prefix of an error about it: the file, or nothing
+_Stated = tuple[Any, str]  # the right side of a statement, and the prefix of an error about it: the file, or nothing
 
 
 class _Reader:
@@ -124,17 +112,16 @@ class _Reader:
         case config_parser.IncludeStatement(filename=path):
           self.read_file(_located(path), f'include {shown(path, 200)}', where, including)
         case config_parser.ImportStatement():
-          raise UserError(
-            f'{where}bindings bind values and import nothing; saw {shown(statement.format())}: take it out'
-          )
+          line = shown(statement.format())
+          raise UserError(f'{where}bindings bind values and import nothing; saw {line}: take it out')
 
   def values(self) -> dict[str, Any]:
     """Values of fields, macros replaced by theirs."""
     used: set[str] = set()
-    resolved = {f: self._resolve(stated.value, stated.where, (), used) for f, stated in self._bound.items()}
+    resolved = {f: self._resolve(value, where, (), used) for f, (value, where) in self._bound.items()}
     for macro, (value, where) in self._macros.items():
       if macro not in used:
-        line = self._line(macro, value if macro in self._fields else _Macro(macro))
+        line = self._line(macro, value if macro in self._fields else _Name('%', macro))
         raise UserError(f'{where}{macro} binds no value of the model: write {line}')
     return resolved
 
@@ -168,9 +155,11 @@ class _Reader:
       key = '.'.join(filter(None, (f'{scope}/{selector}', field)))
       raise UserError(f'{where}{key} binds no value of the model: write {self._line(field or selector, value)}')
     if not field:
-      self._macros[selector] = _Stated(value, where)
+      self._macros[selector] = value, where
       return
-    called = next((c for c in (*self._classes, *self._others()) if _is_called(c, selector)), None)
+    # Other models that have been imported, those of the same module first.
+    others = sorted(registry.siblings(self._name).values(), key=lambda c: c.__module__ != self._cls.__module__)
+    called = next((c for c in (*self._classes, *others) if _is_called(c, selector)), None)
     if called is None:
       raise UserError(
         f'{where}{shown(selector)} is not the chosen model; its bindings are written {self._cls.__name__}.<field>: '
@@ -179,23 +168,16 @@ class _Reader:
     if field not in self._fields:
       raise UserError(f'{where}{self._cls.__name__} has no field {shown(field)}; {closest(field, self._fields)}')
     giver = self._giver[field]
-    if called not in self._classes:
-      why = f'of which {_label(called)} is no parent'
-    elif self._classes.index(giver) < self._classes.index(called):
-      why = f'for which {giver.__name__} sets {field}'
-    else:
+    if called in self._classes and self._classes.index(giver) >= self._classes.index(called):
       self._giver[field] = called
-      self._bound[field] = _Stated(value, where)
+      self._bound[field] = value, where
       return
+    label = next((name for name, c in registry.siblings('').items() if c is called), called.__name__)
+    why = f'for which {giver.__name__} sets {field}' if called in self._classes else f'of which {label} is no parent'
     raise UserError(
-      f'{where}{called.__name__}.{field} is bound, a value of {_label(called)}, but the model is {self._name}, '
-      f'{why}: write {self._line(field, value)}'
+      f'{where}{called.__name__}.{field} is bound, a value of {label}, but the model is {self._name}, {why}: write '
+      f'{self._line(field, value)}'
     )
-
-  def _others(self) -> list[type]:
-    """Other models that have been imported, those of the same module first."""
-    others = registry.siblings(self._name).values()
-    return sorted(others, key=lambda c: c.__module__ != self._cls.__module__)
 
   def _line(self, field: str, value: Any) -> str:
     """Binding to the model, as a user would type it."""
@@ -205,15 +187,15 @@ class _Reader:
     """A value without macros; `within` are the macros on the way to it, `used` collects all."""
     resolve = lambda part: self._resolve(part, where, within, used)
     match value:
-      case _Macro(name) if name in within:
+      case _Name('%', name) if name in within:
         chain = ' = '.join(f'%{macro}' for macro in (*within, name))
         raise UserError(f'{where}a macro has a value of its own; saw {chain}: write {name} = <value>')
-      case _Macro(name) if name not in self._macros:
+      case _Name('%', name) if name not in self._macros:
         raise UserError(f'{where}%{name} is not defined; {closest(name, self._macros)}: write {name} = <value>')
-      case _Macro(name):
+      case _Name('%', name):
         used.add(name)
         return self._resolve(*self._macros[name], (*within, name), used)
-      case _Reference():
+      case _Name():
         raise UserError(f'{where}bindings bind values, not functions or classes; saw {shown(value)}: write a value')
       case dict():
         return tuple((resolve(key), resolve(part)) for key, part in value.items())  # as fields.check has it
@@ -225,11 +207,6 @@ class _Reader:
 def _is_called(cls: type, selector: str) -> bool:
   """Whether a selector is the end, or all, of a class's dotted name."""
   return f'.{cls.__module__}.{cls.__qualname__}'.endswith(f'.{selector}')
-
-
-def _label(cls: type) -> str:
-  """Registered name of a model, or the name of a class that is no model."""
-  return next((name for name, c in registry.siblings('').items() if c is cls), cls.__name__)
 
 
 def _located(path: str) -> str:
@@ -244,5 +221,4 @@ def _located(path: str) -> str:
     spec = importlib.util.find_spec(package)
   except ValueError:  # a module without a spec, such as __main__
     return path
-  places = (spec and spec.submodule_search_locations) or [package]
-  return os.path.join(places[0], rest)
+  return os.path.join(((spec and spec.submodule_search_locations) or [package])[0], rest)

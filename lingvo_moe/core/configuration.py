@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gin
-
 from lingvo_moe.core import bindings
 from lingvo_moe.core import fields
 from lingvo_moe.core import files
@@ -22,7 +20,9 @@ from lingvo_moe.core.errors import shown
 def resolve(
   name: str, gin_files: Sequence[str] = (), gin_bindings: Sequence[str] = (), base: Any = None, **overrides
 ) -> Any:
-  """The model registered as `name`, with gin's values, then `overrides`, in place of its own.
+  """The model registered as `name`, with the values of bindings, then `overrides`, in place of its own.
+
+  gin's global bindings are neither read nor written: those that a program makes by gin.parse_config stay its own.
 
   Args:
     name: of a registered model.
@@ -34,19 +34,7 @@ def resolve(
   Raises:
     UserError: for an unknown model or field, a value out of its range, or a binding without effect.
   """
-  cls = registry.get(name)
-  values = bindings.read(name, gin_files, gin_bindings)
-  if base is not None:
-    return _make(
-      cls, name, {**{f.name: getattr(base, f.name) for f in dataclasses.fields(base)}, **values, **overrides}
-    )
-  gin.clear_config()
-  for field, value in values.items():
-    gin.bind_parameter(f'{cls.__module__}.{cls.__name__}.{field}', value)
-  try:
-    return _make(cls, name, overrides)
-  finally:
-    gin.clear_config()
+  return _make(name, name, {**bindings.read(name, gin_files, gin_bindings), **overrides}, base)
 
 
 def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:
@@ -63,16 +51,13 @@ def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | No
 
 
 def load(path: str) -> tuple[str, Any]:
-  """(model name, configuration) of a file that `save` wrote; gin has no say in it."""
+  """(model name, configuration) of a file that `save` wrote."""
   read = _read(path, model=json_files.TEXT, values=json_files.PLAIN_OBJECT)
-  name, values = read['model'], read['values']
-  gin.clear_config()
-  cls = registry.get(name)
-  known = {f.name for f in dataclasses.fields(cls)}
-  for field in values:
-    if field not in known:
-      raise UserError(f'{path}: {name} has no field {field!r} in this version; {closest(field, known)}')
-  return name, _make(cls, f'{path}: {name}', {k: _as_tuples(v) for k, v in values.items()})
+  name = read['model']
+  known = {f.name for f in dataclasses.fields(registry.get(name))}
+  if unknown := next((field for field in read['values'] if field not in known), None):
+    raise UserError(f'{path}: {name} has no field {unknown!r} in this version; {closest(unknown, known)}')
+  return name, _make(name, f'{path}: {name}', {k: _as_tuples(v) for k, v in read['values'].items()})
 
 
 def fingerprints(path: str) -> dict[str, str]:
@@ -93,22 +78,25 @@ def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:
 
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
   """'field=old, now new' for every field in which two configurations differ; one that old had yet to settle does not."""
-  open_in_old = {name for name, spec in fields.specs(type(old)).items() if spec.settled and getattr(old, name) is None}
-  return [
-    f'{f.name}={shown(getattr(old, f.name))}, now {shown(getattr(new, f.name))}'
-    for f in dataclasses.fields(old)
-    if f.name not in open_in_old.union(ignore) and getattr(old, f.name) != getattr(new, f.name)
-  ]
+  changed = lambda name, spec: (
+    getattr(old, name) != getattr(new, name) and not (name in ignore or (spec.settled and getattr(old, name) is None))
+  )
+  names = [name for name, spec in fields.specs(type(old)).items() if changed(name, spec)]
+  return [f'{name}={shown(getattr(old, name))}, now {shown(getattr(new, name))}' for name in names]
 
 
 def _as_tuples(value):
   return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-def _make(cls: type, label: str, values: dict[str, Any]) -> Any:
+def _make(name: str, label: str, values: dict[str, Any], base: Any = None) -> Any:
+  """A configuration with every field given, so that gin, whose bindings fill in what a call leaves out, adds none."""
+  cls = registry.get(name)
+  others = cls if base is None else base
   try:
-    return cls(**values)
-  except UserError as e:
-    raise UserError(f'{label}: {str(e).splitlines()[0]}') from None  # gin adds lines of its own
-  except TypeError as e:
-    raise UserError(f'{label} cannot be made: {str(e).splitlines()[0]}') from None
+    return cls(**{f.name: getattr(others, f.name) for f in dataclasses.fields(cls)} | values)
+  except (UserError, TypeError) as e:
+    problem = str(e).splitlines()[0]  # gin adds lines of its own
+    raise UserError(
+      f'{label}: {problem}' if isinstance(e, UserError) else f'{label} cannot be made: {problem}'
+    ) from None

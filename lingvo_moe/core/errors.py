@@ -1,4 +1,4 @@
-"""Errors that are reported to a user as a message, without a stack trace."""
+"""Errors that are reported to a user as a message, without a stack trace, and the words of messages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def shown(value: Any, most: int = 80) -> str:
   except (ValueError, RecursionError):  # an integer of over 4300 digits; lists deep in each other
     text = f'<{type(value).__name__} too long to show>'
   return text if len(text) <= most else f'{text[:most]}...'
+
+
+def counted(count: int, one: str, many: str = '') -> str:
+  """A count with its noun: '1 line', '1,234 lines'; `many` is given where it is more than `one` and an s."""
+  return f'{count:,} {one if count == 1 else many or one + "s"}'
 
 
 def reason(error: Exception) -> str:

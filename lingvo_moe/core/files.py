@@ -15,15 +15,17 @@ import hashlib
 import io
 import itertools
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import IO
 
-from lingvo_moe.core import paths
 from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import shown
 
 SCHEMES = ('file', 'gs', 'ram')  # of the file systems in TensorFlow's wheels
+_SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')
 
 
 def plain(path: str) -> str:
@@ -33,7 +35,7 @@ def plain(path: str) -> str:
 
 def is_remote(path: str) -> bool:
   """Whether tf.io.gfile is needed."""
-  return bool(paths.scheme(plain(path)))
+  return bool(scheme(plain(path)))
 
 
 def absolute(path: str) -> str:
@@ -50,13 +52,48 @@ def local_copy_of(folder: str) -> str:
   """Local folder for what belongs to a folder but has to be local, such as caches; the folder itself if it is local."""
   if not is_remote(folder):
     return folder
-  name = hashlib.sha256(folder.rstrip('/').encode()).hexdigest()[:16]
   caches = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return os.path.join(caches, 'lingvo_moe', name)
+  return os.path.join(caches, 'lingvo_moe', hashlib.sha256(folder.rstrip('/').encode()).hexdigest()[:16])
+
+
+def scheme(path: str | os.PathLike) -> str:
+  """Scheme of a path, 'gs' of gs://bucket/run; '' if it has none."""
+  found = _SCHEME.match(os.fspath(path))
+  return found[1] if found else ''
+
+
+def check_scheme(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> None:
+  """Raises UserError for a path such as s3://bucket/run, for which Python would make a folder 's3:' here.
+
+  Args:
+    what: whose path it is, for the message.
+    path: as given.
+    schemes: those that are known, without '://'.
+  """
+  if scheme(path) not in ('', *schemes):
+    known = ', '.join(f'{name}://' for name in sorted(schemes)) or 'no scheme'
+    raise UserError(
+      f'{what} is a path of a file system that is mounted on this machine ({known} is known); saw {shown(path)}: mount '
+      'it and give its folder'
+    )
+
+
+def check_for_tensorflow(what: str, path: str | os.PathLike) -> None:
+  """Raises UserError for a folder in which TensorFlow would write files that it cannot read again.
+
+  Its name, or that of a folder above it, has a bracket or a backslash, which TensorFlow reads as a pattern, or is not
+  UTF-8. `what` says whose path it is, for the message.
+  """
+  text = os.fspath(path) if scheme(path) else os.path.abspath(path)
+  if re.search(r'[\[\\\ud800-\udfff]', text):
+    raise UserError(
+      f'TensorFlow cannot read files in a folder with [ or \\ in its path, or a name that is not UTF-8; saw {what}='
+      f'{shown(text)}: choose another name, or rename the folder'
+    )
 
 
 def exists(path: str) -> bool:
-  return remote_files.exists(path) if is_remote(path) else os.path.exists(path)
+  return remote_files.call('exists', path) if is_remote(path) else os.path.exists(path)
 
 
 def isdir(path: str) -> bool:
@@ -64,11 +101,11 @@ def isdir(path: str) -> bool:
 
 
 def isfile(path: str) -> bool:
-  return remote_files.isfile(path) if is_remote(path) else os.path.isfile(path)
+  return exists(path) and not isdir(path) if is_remote(path) else os.path.isfile(path)
 
 
 def size(path: str) -> int:
-  return remote_files.size(path) if is_remote(path) else os.path.getsize(path)
+  return remote_files.call('stat', path).length if is_remote(path) else os.path.getsize(path)
 
 
 def state(path: str) -> list[int]:
@@ -80,48 +117,45 @@ def state(path: str) -> list[int]:
 
 
 def file_names(folder: str) -> list[str]:
-  """Names of the files in a folder, without those of folders."""
+  """Names of the files in a folder; of a remote one all but those that a bucket marks as folders, to save a call for each."""
   if is_remote(folder):
-    return remote_files.file_names(folder)
+    return [name for name in remote_files.names(folder) if not name.endswith('/')]
   with os.scandir(folder) as entries:
     return [entry.name for entry in entries if entry.is_file()]
 
 
 def listdir(path: str) -> list[str]:
   """Names in a folder; a remote one that is not there is empty."""
-  return remote_files.listdir(path) if is_remote(path) else os.listdir(path)
+  return [name.rstrip('/') for name in remote_files.names(path)] if is_remote(path) else os.listdir(path)
 
 
 def makedirs(path: str) -> None:
   """Makes a folder, if it is not there, and those above it."""
-  if is_remote(path):
-    remote_files.makedirs(path)
-  else:
-    os.makedirs(path, exist_ok=True)
+  remote_files.call('makedirs', path) if is_remote(path) else os.makedirs(path, exist_ok=True)
 
 
 def remove(path: str) -> None:
-  (remote_files.remove if is_remote(path) else os.remove)(path)
+  remote_files.call('remove', path) if is_remote(path) else os.remove(path)
 
 
 def set_aside(path: str) -> str:
   """Renames a file to the first of path.old, path.old.2 and so on that is not there, which is returned."""
-  names = itertools.chain([f'{path}.old'], (f'{path}.old.{number}' for number in itertools.count(2)))
-  kept = next(name for name in names if not exists(name))
+  old = f'{path}.old'
+  for number in itertools.count(2):
+    if not exists(old):
+      break
+    old = f'{path}.old.{number}'
   if is_remote(path):
-    write(kept, read(path))
+    write(old, read(path))
     remove(path)
   else:
-    os.rename(path, kept)
-  return kept
+    os.rename(path, old)
+  return old
 
 
 def rmtree(path: str) -> None:
   """Removes a folder and what is in it, as far as that can be done."""
-  if is_remote(path):
-    remote_files.rmtree(path)
-  else:
-    shutil.rmtree(path, ignore_errors=True)
+  remote_files.rmtree(path) if is_remote(path) else shutil.rmtree(path, ignore_errors=True)
 
 
 def read(path: str, size: int = -1) -> bytes:

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from lingvo_moe.core import paths
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
@@ -22,8 +22,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 def check(path: str, what: str) -> None:
   """Raises UserError if something is at the path, or TensorFlow could not read it; `what` goes there: 'an export'."""
-  paths.check('--out', path)
-  paths.check_for_tensorflow('--out', path)
+  files.check_scheme('--out', path)
+  files.check_for_tensorflow('--out', path)
   if os.path.lexists(path):
     raise UserError(f'--out={path} exists: {what} goes to a new directory; choose another, or remove that one')
 

@@ -32,7 +32,9 @@ _T = TypeVar('_T')
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(fields.field,))
 def register(cls: type[_T]) -> type[_T]:
-  """Class decorator: makes a frozen dataclass whose fields gin can bind, and registers it by module and name.
+  """Class decorator: makes a frozen dataclass, whose fields gin can bind, and registers it by module and name.
+
+  Our jobs read bindings by core/bindings.py; that gin can bind the fields is for programs with a gin.parse_config of their own.
 
   Raises:
     ValueError: for a module outside lingvo_moe.params, a name that is taken, or a field that no parent declares.
@@ -87,10 +89,10 @@ def get(name: str) -> type:
 def about(name: str) -> str:
   """Docstring of a model, with the trainer's command where it has no 'Run:' of its own."""
   doc = inspect.getdoc(get(name))
-  run = f'Run:     lingvo-moe train --model={name} --logdir=DIR --data_dir=CORPUS'
   if 'Run:' in doc:
     return doc
   text, result, rest = doc.partition('\nResult:')
+  run = f'Run:     lingvo-moe train --model={name} --logdir=DIR --data_dir=CORPUS'
   return f'{text}\n{run}{result}{rest}' if result else f'{text}\n\n{run}'
 
 
@@ -118,21 +120,20 @@ def _root() -> types.ModuleType:
   A checkout has it in the folder params/ beside lingvo_moe/, and setup.py puts it in its place. Where the working
   directory is a checkout that is not installed in place, Python imports the checkout's lingvo_moe, which then lacks it.
   """
+  name = _ROOT[:-1]
   try:
-    return importlib.import_module(_ROOT[:-1])
+    return importlib.import_module(name)
   except ModuleNotFoundError as e:
-    if e.name != _ROOT[:-1]:
+    if e.name != name:
       raise
   checkout = pathlib.Path(__file__).resolve().parents[2]
-  folder = checkout / 'params'
-  if not (folder / '__init__.py').exists():
+  file = checkout / 'params' / '__init__.py'
+  if not file.exists():
     raise UserError(
       f'the models, lingvo_moe.params, are not beside {checkout / "lingvo_moe"}: run this elsewhere, or install the '
       'checkout that you are in, with pip install -e .'
     )
-  spec = importlib.util.spec_from_file_location(
-    _ROOT[:-1], folder / '__init__.py', submodule_search_locations=[str(folder)]
-  )
-  module = sys.modules[_ROOT[:-1]] = importlib.util.module_from_spec(spec)
+  spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+  module = sys.modules[name] = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   return module

@@ -16,56 +16,34 @@ _BUFFER = 1 << 20  # bytes
 _REWRITE_SECONDS = 30.0  # from one writing of a log to the next
 
 
-def exists(path: str) -> bool:
+def call(name: str, path: str) -> Any:
+  """Result of a function of tf.io.gfile: exists, stat, makedirs, remove, ..."""
   with _as_os_errors(path):
-    return _gfile().exists(path)
+    return getattr(_gfile(), name)(path)
 
 
 def isdir(path: str) -> bool:
   with contextlib.suppress(FileNotFoundError):
-    return _stat(path).is_directory
+    return call('stat', path).is_directory
   return False
-
-
-def isfile(path: str) -> bool:
-  return exists(path) and not isdir(path)
-
-
-def size(path: str) -> int:
-  return _stat(path).length
 
 
 def state(path: str) -> list[int]:
   """Size and time of a file, as files.state has them; now, where the file system keeps no time."""
-  stat = _stat(path)
+  stat = call('stat', path)
   return [stat.length, stat.mtime_nsec or time.time_ns(), 0, 0]
 
 
-def listdir(path: str) -> list[str]:
-  """Names in a folder; one that is not there is empty."""
-  return [name.rstrip('/') for name in _entries(path)]
-
-
-def file_names(folder: str) -> list[str]:
-  """Names in a folder, but those that a bucket marks as folders; to ask about each would take long."""
-  return [name for name in _entries(folder) if not name.endswith('/')]
-
-
-def makedirs(path: str) -> None:
-  with _as_os_errors(path):
-    _gfile().makedirs(path)
-
-
-def remove(path: str) -> None:
-  with _as_os_errors(path):
-    _gfile().remove(path)
+def names(folder: str) -> list[str]:
+  """Names in a folder, those of folders with a slash if it is a bucket's; one that is not there is empty."""
+  return call('listdir', folder) if isdir(folder) else []
 
 
 def rmtree(path: str) -> None:
   """Removes a folder and what is in it, as far as that can be done."""
   if isdir(path):
-    with contextlib.suppress(OSError), _as_os_errors(path):
-      _gfile().rmtree(path)
+    with contextlib.suppress(OSError):
+      call('rmtree', path)
 
 
 def read(path: str, size: int = -1) -> bytes:
@@ -74,13 +52,13 @@ def read(path: str, size: int = -1) -> bytes:
     return f.read(size)
 
 
-def open_to_read(path: str) -> io.BufferedReader:
-  return io.BufferedReader(_Stream(path), _BUFFER)
-
-
 def write(path: str, data: str | bytes) -> None:
   with _as_os_errors(path), _gfile().GFile(path, 'wb') as f:
     f.write(data)
+
+
+def open_to_read(path: str) -> io.BufferedReader:
+  return io.BufferedReader(_Stream(path), _BUFFER)
 
 
 class _Stream(io.RawIOBase):
@@ -89,7 +67,7 @@ class _Stream(io.RawIOBase):
   def __init__(self, path: str):
     super().__init__()
     self.name = path
-    _stat(path)  # GFile would miss a file only when it is read
+    call('stat', path)  # GFile would miss a file only when it is read
     self._file = _gfile().GFile(path, 'rb')
 
   def readable(self) -> bool:
@@ -126,7 +104,7 @@ class Log(io.StringIO):
     super().__init__()
     self._path = path
     self._written = time.monotonic()
-    self.write(read(path).decode() if exists(path) else '')
+    self.write(read(path).decode() if call('exists', path) else '')
 
   def flush(self) -> None:
     if time.monotonic() - self._written > _REWRITE_SECONDS:
@@ -140,16 +118,6 @@ class Log(io.StringIO):
     if not self.closed:
       self.sync()
       super().close()
-
-
-def _stat(path: str) -> Any:
-  with _as_os_errors(path):
-    return _gfile().stat(path)
-
-
-def _entries(folder: str) -> list[str]:
-  with _as_os_errors(folder):
-    return _gfile().listdir(folder) if isdir(folder) else []
 
 
 def _gfile() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from lingvo_moe.core import words
+from lingvo_moe.core.errors import counted
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
 from lingvo_moe.report import svg
@@ -157,7 +157,7 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   fullest = max(range(experts), key=last.__getitem__)
   dead = [str(e) for e in range(experts) if last[e] <= 0]
   label = (
-    f'{title} in {layer}: {experts} experts over {words.counted(len(kept), "span")} of steps. At step {text(kept[-1].step)} expert '
+    f'{title} in {layer}: {experts} experts over {counted(len(kept), "span")} of steps. At step {text(kept[-1].step)} expert '
     f'{fullest} is the fullest with {text(last[fullest])} times a fair share; dead experts: '
     + (', '.join(dead[:8]) or 'none')
     + (f' and {len(dead) - 8} more' if len(dead) > 8 else '')

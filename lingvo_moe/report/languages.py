@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core import words
+from lingvo_moe.core.errors import counted
 from lingvo_moe.report import figures
 from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup
@@ -75,7 +75,7 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
   table = figures.table(head, [_row(records, name, sizes, columns) for name in names], 'BLEU and chrF by language')
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
   means = '; '.join(f'{row.name} {statistics.mean(row.series.ys):.1f}' for row in rows if row.series.ys)
-  label = f'BLEU and chrF of {words.counted(len(names), "language")}, {by}. Means: {means}'
+  label = f'BLEU and chrF of {counted(len(names), "language")}, {by}. Means: {means}'
   note = f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the copy BLEU.'
   if bounded:
     note += ' The target vocabulary cannot write all references: a perfect model gets the BLEU and chrF at most.'

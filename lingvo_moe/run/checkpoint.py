@@ -32,7 +32,6 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
-from lingvo_moe.core import paths
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.pieces import Piece
@@ -479,7 +478,7 @@ def _write(prefix: str, pieces: Iterable[Piece]) -> str:
 def _reader(prefix: str):
   if not files.exists(prefix + '.index'):
     raise UserError(f'there is no checkpoint {prefix} (no file {prefix}.index)')
-  paths.check_for_tensorflow('checkpoint', prefix)
+  files.check_for_tensorflow('checkpoint', prefix)
   try:
     return tf.compat.v1.train.NewCheckpointReader(prefix)
   except _READ_ERRORS as e:

@@ -12,8 +12,8 @@ from typing import Any
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
-from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import counted
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.run.kept_texts import KeptTexts
@@ -116,7 +116,7 @@ class Results:
     """Where the job keeps its lines until they are written as results; prints a line if an interrupted job has left some."""
     found = KeptTexts(self._kept_path(step), step, settings)
     if found:
-      print(f'going on after {words.counted(len(found), "line")} in {self._kept_path(step)}', file=sys.stderr)
+      print(f'going on after {counted(len(found), "line")} in {self._kept_path(step)}', file=sys.stderr)
     return found
 
   def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:

@@ -27,7 +27,6 @@ from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
-from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
@@ -50,7 +49,7 @@ class RunDir:
   vocab_outside: bool = False
 
   def __post_init__(self):
-    paths.check('a log directory', self.path, files.SCHEMES)
+    files.check_scheme('a log directory', self.path, files.SCHEMES)
     object.__setattr__(self, 'path', files.plain(os.fspath(self.path)))
 
   @property
@@ -87,7 +86,7 @@ class RunDir:
 
     A remote directory cannot be locked: there it is for the scheduler to start one trainer.
     """
-    paths.check_for_tensorflow('--logdir', self.path)
+    files.check_for_tensorflow('--logdir', self.path)
     self._make_writable()
     if files.is_remote(self.path):
       return open(os.devnull, 'w')

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from lingvo_moe.core import words
+from lingvo_moe.core.errors import counted
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.checkpoint import Saver
 from lingvo_moe.run.reporting import NoLog
@@ -53,7 +53,7 @@ class Training:
     if self.runtime.step >= self.config.max_steps:
       return 'max_steps'
     if self.config.patience and self._evaluations_without_gain() >= self.config.patience:
-      return f'no gain on dev in {words.counted(self.config.patience, "evaluation")}'
+      return f'no gain on dev in {counted(self.config.patience, "evaluation")}'
     return ''
 
   def _evaluations_without_gain(self) -> int:

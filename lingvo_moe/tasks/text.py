@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 from lingvo_moe.core import files as files_lib
-from lingvo_moe.core import paths
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import packed
 
@@ -51,7 +50,7 @@ def key(line: str) -> str:
 
 def corpus_folder(data_dir: str) -> str:
   """Path of the folder that `data_dir` names, where paths of its files begin; UserError if it is not there."""
-  paths.check('data_dir', data_dir, files_lib.SCHEMES)
+  files_lib.check_scheme('data_dir', data_dir, files_lib.SCHEMES)
   folder = files_lib.plain(data_dir)
   if not folder or not files_lib.isdir(folder):
     raise UserError(f'data_dir must be an existing folder; saw {data_dir!r}: give one with --data_dir=...')

@@ -189,11 +189,20 @@ def test_a_mistake_in_an_included_file_names_the_way_to_it(tmp_path):
     bindings.read(TINY, [str(tmp_path / 'a.gin')])
 
 
-def test_a_resolved_configuration_leaves_nothing_in_gin():
+def test_gin_bindings_of_a_program_are_its_own(tmp_path):
+  cls = registry.get(TINY)
   gin.parse_config('mt.m4mini.Tiny.seed = 5')
+  try:
+    bound = gin.config_str()
+    resolved = configuration.resolve(TINY, (), ['Tiny.ff_dim = 48'])
+    configuration.save(TINY, resolved, str(tmp_path / 'config.json'))
+    loaded = configuration.load(str(tmp_path / 'config.json'))[1]
 
-  assert configuration.resolve(TINY, (), ['Tiny.ff_dim = 48']).seed == 1
-  assert not gin.config_str().strip()
-  with pytest.raises(UserError):
-    configuration.resolve(TINY, (), ['Tiny.ff_dim = 0'])
-  assert registry.get(TINY)().ff_dim == 64
+    assert (resolved.ff_dim, resolved.seed, loaded) == (48, cls.seed, resolved)
+    assert gin.config_str() == bound
+    assert cls().seed == 5
+    with pytest.raises(UserError, match='^mt.m4mini.Tiny: ff_dim must be at least 1; saw 0'):
+      configuration.resolve(TINY, (), ['Tiny.ff_dim = 0'])
+    assert gin.config_str() == bound
+  finally:
+    gin.clear_config()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.core import words
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import counted
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import corpus
@@ -60,7 +60,7 @@ class Stats:
       if n
     )
     return (
-      f'{words.counted(len(self.pairs), "pair")}, {words.counted(self.total("kept"), "example")}, {self.total("source_tokens"):,} source and '
+      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, {self.total("source_tokens"):,} source and '
       f'{self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')

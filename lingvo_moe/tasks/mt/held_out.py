@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import words
+from lingvo_moe.core.errors import counted
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import dev_lines
@@ -232,7 +232,7 @@ class ScoreJob:
       )
     total = summary['all']
     lines.append(
-      f'cross-entropy {total["cross_entropy"]:.4f} nats a target token over {words.counted(len(summary["pairs"]), "pair")} '
+      f'cross-entropy {total["cross_entropy"]:.4f} nats a target token over {counted(len(summary["pairs"]), "pair")} '
       f'(perplexity {total["perplexity"]:.4g})'
     )
     return '\n'.join(lines)
@@ -286,6 +286,6 @@ def _warn_of_cuts(truncated: Mapping[str, int], what: str, max_length: int) -> N
     worst = sorted((name for name in truncated if truncated[name]), key=lambda name: -truncated[name])
     where = ', '.join([f'{name} {truncated[name]}' for name in worst[:5]] + ['...'] * (len(worst) > 5))
     print(
-      f'warning: {words.counted(total, "line")} over max_length={max_length} tokens, {what} in part ({where})',
+      f'warning: {counted(total, "line")} over max_length={max_length} tokens, {what} in part ({where})',
       file=sys.stderr,
     )

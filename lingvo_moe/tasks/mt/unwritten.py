@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from lingvo_moe.core import words
+from lingvo_moe.core.errors import counted
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import scoring
@@ -38,7 +38,7 @@ def remark(vocab: Vocab, pairs: Sequence[corpus.Pair]) -> str:
   if vocab.normalization != 'identity':
     way_out = 'identity writes all: lingvo-moe vocab --normalization=identity, or --set target_normalization=identity'
   return (
-    f'{len(lost):,} of {words.counted(len(lines), "target line")} cannot be written with {vocab.path} (rule: {vocab.normalization})'
+    f'{len(lost):,} of {counted(len(lines), "target line")} cannot be written with {vocab.path} (rule: {vocab.normalization})'
     f'{_example(vocab, lost)}; a perfect model gets BLEU {bleu:.1f} and chrF {chrf:.1f}: {way_out}'
   )
 
