@@ -35,6 +35,7 @@ from absl import flags
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
 from lingvo_moe import runtime_flags
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import UserError
 
@@ -146,7 +147,7 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
   if warning := getattr(job, 'warning', ''):
     choice.say(f'warning: {warning}')
-  root = options.out or run.file('decode', options.split)
+  root = options.out or log_directory.results_dir(run.path, options.split)
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 
 

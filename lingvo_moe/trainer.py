@@ -19,6 +19,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe import runtime_flags
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -168,10 +169,9 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
   from lingvo_moe.core import bindings
   from lingvo_moe.core import configuration
   from lingvo_moe.core import files
-  from lingvo_moe.run import averaging
   from lingvo_moe.run import warm_start
 
-  if run.exists and files.exists(run.file(averaging.NOTE)):
+  if run.exists and files.exists(run.file(log_directory.AVERAGED)):
     raise UserError(
       f'{run.path} holds an average, which has no optimizer slots to go on from: begin a run with its weights, '
       f'--init_from={run.path} and another --logdir'
@@ -213,7 +213,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, choice: runtime_flags.Choi
 
   def check_corpus(config, begun):
     accept = FLAGS.accept_changed_corpus
-    corpus_record.check(run.file('corpus.json'), config, cache_dir(run), begun, accept, choice.say)
+    corpus_record.check(run.file(log_directory.CORPUS), config, cache_dir(run), begun, accept, choice.say)
 
   lock, begun = choice.together(
     lambda: run.lock_and_begin(name, config, check_corpus) if choice.leads else (None, None)

@@ -18,9 +18,10 @@ import sacrebleu
 import tensorflow as tf
 
 from lingvo_moe import decoder
-from lingvo_moe.analysis import results
+from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import inference
 from lingvo_moe.run import kept_texts
 from lingvo_moe.run.checkpoint import Checkpoints
@@ -293,14 +294,14 @@ def test_results_of_another_pair_need_a_folder_of_their_own_and_lie_beside_their
 
 def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
   decode(run, once=True)
-  ours = results.Run.read(run.path)
+  ours = LogDirectory.read(run.path)
   other = tmp_path / 'other'
   shutil.copytree(ours.values['data_dir'], other)
   (other / 'xx-en' / 'test.en').write_text(''.join(f'{line}\n' for line in TEST_TARGETS[::-1]))
   with pytest.raises(UserError, match='xx-en was decoded from other text than .*other has: give the corpus'):
-    results.translations(ours, 'test', 2, str(other))
+    translations.read(ours, 'test', 2, str(other))
   moved = dataclasses.replace(ours, values={**ours.values, 'data_dir': str(tmp_path / 'nowhere')})
-  for found in results.translations(moved, 'test', 2), results.translations(ours, 'test', 2, ours.values['data_dir']):
+  for found in translations.read(moved, 'test', 2), translations.read(ours, 'test', 2, ours.values['data_dir']):
     assert found['xx-en'].sources == TEST_SOURCES and found['xx-en'].references == TEST_TARGETS
     assert (found['xx-en'].pair.source, found['xx-en'].pair.target) == ('xx', 'en')
   named = summary(run, 2)['languages']
@@ -308,12 +309,12 @@ def test_results_are_read_with_the_text_that_was_translated(run, tmp_path):
   with open(run.file('decode', 'test', 'step_2', 'xx-en.ref'), 'a', encoding='utf-8') as f:
     f.write('more\n')
   with pytest.raises(UserError, match='xx-en.ref is not as the decoder wrote it: decode the step again'):
-    results.translations(ours, 'test', 2)
+    translations.read(ours, 'test', 2)
 
 
 def test_scores_against_a_language_that_the_model_does_not_write_are_warned_of(run, tmp_path, capsys):
   corpus = tmp_path / 'corpus'
-  shutil.copytree(results.Run.read(run.path).values['data_dir'], corpus)
+  shutil.copytree(LogDirectory.read(run.path).values['data_dir'], corpus)
   shutil.copytree(corpus / 'xx-en', corpus / 'xx-fr')
   os.rename(corpus / 'xx-fr' / 'test.en', corpus / 'xx-fr' / 'test.fr')
   decode(run, once=True, data_dir=str(corpus), pairs='xx-fr', out=str(tmp_path / 'fr'))

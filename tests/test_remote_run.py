@@ -19,12 +19,12 @@ from lingvo_moe import decoder
 from lingvo_moe import trainer
 from lingvo_moe import translate
 from lingvo_moe.analysis import compare
-from lingvo_moe.analysis import results
 from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
 from lingvo_moe.run import kept_texts
@@ -255,14 +255,14 @@ def test_results_of_a_remote_run_are_read(remote):
     files.write(f'{logdir}/{path}', json_files.dump(value))
   files.makedirs(f'{logdir}/decode/test/step_3')  # begun
 
-  run = results.Run.read(f'{logdir}/')
+  run = LogDirectory.read(f'{logdir}/')
   assert run.name == 'log' and run.decoded_steps('test') == [2] and [line['step'] for line in run.train_log()] == [2]
   (part,) = compare.read_system(f'{logdir}@2', 'test').parts
   translated = part.translations['de-en']
   assert (translated.references, translated.lines) == (['a dog', 'a child'], ['a dog', 'a cat'])
   assert 'a cat' in page.page(reading.read_all([logdir], 'test'))
   with pytest.raises(UserError, match='there is no run in ram://.*/none '):
-    results.Run.read(f'{remote}/none')
+    LogDirectory.read(f'{remote}/none')
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ _STEP = flags.DEFINE_integer('step', None, 'Step of every run; default: the newe
 def main(argv):
   if len(argv) < 2:
     raise UserError('at least one run is shown: tools/compare_gates.py RUN RUN ...; saw none')
-  from lingvo_moe.analysis.results import Run
+  from lingvo_moe.core.log_directory import LogDirectory
   from paper import gates
 
-  print(gates.table([gates.row(Run.read(path), _SPLIT.value, _STEP.value) for path in argv[1:]]))
+  print(gates.table([gates.row(LogDirectory.read(path), _SPLIT.value, _STEP.value) for path in argv[1:]]))
 
 
 if __name__ == '__main__':

@@ -55,7 +55,7 @@ def main(argv):
   names = _languages(sets)
   routed = {name: run.routing(s.sources, s.targets, s.tag) for name, s in zip(names, sets)}
   found = experts.Specialization(specialization.collect(routed), names, run.config.num_experts, about)
-  last = _LAST_STEP.value or max((span.step for span in record.loads), default=0)
+  last = _LAST_STEP.value or max((span.step for span in record.run.loads), default=0)
   blocks = ['# What experts have learnt', *experts.load_in_training(record, last), f'{_SPLIT.value}, {run.checkpoint}:']
   blocks += [*found.information(), *found.neighbours(_WITHIN.value), *found.plot(_OUT.value, _LAYER.value)]
   text = '\n\n'.join(blocks) + '\n'

@@ -40,14 +40,14 @@ def main(argv):
     raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
   import tqdm
 
-  from lingvo_moe.analysis.results import Run
+  from lingvo_moe.core.log_directory import LogDirectory
   from paper import recording
 
   interval = 0.5 if sys.stderr.isatty() else 30
   progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
   known = recording.read(_OUT.value)
   options = (_SPLIT.value, _DATA_DIR.value, _COMMIT.value, _STEPS_PER_EPOCH.value)
-  run = Run.read(argv[1])
+  run = LogDirectory.read(argv[1])
   for split in _SPLIT.value if flags.FLAGS['split'].present else ():
     if not run.decoded_steps(split):
       raise UserError(

@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import results
 from lingvo_moe.analysis import significance
+from lingvo_moe.analysis import translations
 from lingvo_moe.analysis.significance import Difference
 from lingvo_moe.core import files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import scoring
 
 _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
@@ -24,9 +26,9 @@ _NONE = '(none)'
 class Part(NamedTuple):
   """One run's part of a system: with the translations of one checkpoint."""
 
-  run: results.Run
+  run: LogDirectory
   step: int
-  translations: dict[str, results.Translations]
+  translations: dict[str, translations.Translations]
   settings: dict[str, Any]  # of decoding
 
   def describe(self) -> dict[str, Any]:
@@ -40,7 +42,7 @@ class System:
   parts: tuple[Part, ...]
 
   @property
-  def translations(self) -> dict[str, results.Translations]:
+  def translations(self) -> dict[str, translations.Translations]:
     return {name: t for part in self.parts for name, t in part.translations.items()}
 
   def part_of(self, pair: str) -> Part:
@@ -96,9 +98,9 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
   parts = []
   for path in filter(None, (part.strip() for part in text.split(','))):
     before, at, step = path.rpartition('@')
-    is_step = at and re.fullmatch(r'\d{1,18}', step) and not files.exists(os.path.join(path, 'config.json'))
+    is_step = at and re.fullmatch(r'\d{1,18}', step) and not files.exists(os.path.join(path, log_directory.CONFIG))
     chosen = int(step) if is_step else None
-    run = results.Run.read(path if chosen is None else before)
+    run = LogDirectory.read(path if chosen is None else before)
     if chosen is None:
       chosen = max(run.decoded_steps(split), default=None)
     if chosen is None:
@@ -106,7 +108,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
         f'{run.path} has no translations of {split}: make them with lingvo-moe decode {run.path} --split={split} --once'
       )
     settings = run.summary(split, chosen).get('settings') or {}
-    parts.append(Part(run, chosen, results.translations(run, split, chosen, data_dir), settings))
+    parts.append(Part(run, chosen, translations.read(run, split, chosen, data_dir), settings))
   if not parts:
     raise UserError(f'a system is a log directory or several, with commas between; saw {text!r}')
   counts = collections.Counter(name for part in parts for name in part.translations)

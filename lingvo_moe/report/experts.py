@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import counted
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
@@ -38,7 +40,7 @@ def section(records: Sequence[RunRecord]) -> Markup:
       'What the log has of its layers is shown.'
     )
     for record in routed
-    if not record.loads
+    if not record.run.loads
   ]
   parts += [
     figures.absent(
@@ -46,10 +48,10 @@ def section(records: Sequence[RunRecord]) -> Markup:
       'experts serve which languages.'
     )
     for record in routed
-    if not record.dev_routing
+    if not record.run.dev_routing
   ]
   layers = list(dict.fromkeys(layer for record in routed for layer in record.layers))
-  if any(record.loads or record.dev_routing for record in routed):
+  if any(record.run.loads or record.run.dev_routing for record in routed):
     parts.append(_scale())
   points = max(24, min(training.POINTS, 1200 // max(1, len(layers))))
   for layer in layers:
@@ -98,9 +100,9 @@ def _scale() -> Markup:
 def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
   of = lambda record, title: title if record.alone else f'{title}, {record.name}'
   parts = [_loads(record, layer, of(record, 'Load by expert')) for record in records]
-  key = lambda statistic: f'moe/{layer}/{statistic}'
+  key = functools.partial(log_directory.moe_metric, layer)
   present = dict.fromkeys(s for record in records for s in record.layers[layer])
-  drops = {key(s): s.replace('_', ' ') for s in present if s.endswith('_dropped')}
+  drops = {key(s): s.replace('_', ' ') for s in present if log_directory.is_dropped(s)}
   if any(line.get(key('second_skipped')) for record in records for line in record.steps):
     drops[key('second_skipped')] = 'second skipped'
   parts.append(
@@ -133,7 +135,7 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
 
 
 def _dead(record: RunRecord, layer: str) -> Curve:
-  loads = [load for load in record.loads if layer in load.choices]
+  loads = [load for load in record.run.loads if layer in load.choices]
   xs, ys, begin = [], [], 0
   for end in (i + 1 for i in chosen(len(loads), _COLUMNS)):  # each point is of all records since the point before
     choices = zip(*(load.choices[layer] for load in loads[begin:end]))
@@ -145,7 +147,7 @@ def _dead(record: RunRecord, layer: str) -> Curve:
 
 def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   """Heat map of loads, experts by time."""
-  kept = [load for load in record.loads if layer in load.choices]
+  kept = [load for load in record.run.loads if layer in load.choices]
   if not kept:
     return None
   kept = [kept[i] for i in chosen(len(kept), _COLUMNS)]
@@ -163,7 +165,7 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
     + (f' and {len(dead) - 8} more' if len(dead) > 8 else '')
   )
   note = 'A row for each expert' if len(rows) == experts else f'A row for each {-(-experts // len(rows))} experts'
-  note += '; each column is of the steps since the column before.' if len(kept) == len(record.loads) else '.'
+  note += '; each column is of the steps since the column before.' if len(kept) == len(record.run.loads) else '.'
   picture = svg.heat_map(
     [[level(share) for share in row] for row in rows],
     names,
@@ -199,7 +201,7 @@ def _load_table(title, kept, by_time, experts) -> Markup:
 
 def _by_language(record: RunRecord, layer: str, title: str) -> Markup | None:
   """Heat map of the shares of a language's choices that each expert serves."""
-  found = record.dev_routing
+  found = record.run.dev_routing
   if not found or not found['choices'].get(layer):
     return None
   choices = dict(zip(map(str, found['subsets']), found['choices'][layer], strict=True))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import counted
+from lingvo_moe.core.log_directory import dev_losses
+from lingvo_moe.core.log_directory import number
 from lingvo_moe.report import figures
 from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup
@@ -14,7 +16,6 @@ from lingvo_moe.report.markup import join
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.reading import differ_in_text
 from lingvo_moe.report.series import Series
-from lingvo_moe.report.series import number
 from lingvo_moe.report.series import text
 from lingvo_moe.report.svg import Curve
 
@@ -107,8 +108,8 @@ def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   found = []
   for record in records:
     last = record.evaluations[-1] if record.evaluations else {}
-    by = next((v for k, v in last.items() if k.startswith('dev_loss_by_') and isinstance(v, dict)), {})
-    found.append((record, last.get('step'), {name: y for name, v in by.items() if (y := number(v)) is not None}))
+    losses = {name: y for name, loss in dev_losses(last).items() if (y := number(loss)) is not None}
+    found.append((record, last.get('step'), losses))
   found = [(record, step, losses) for record, step, losses in found if losses]
   names, by = in_order(records, sorted({name for *_, losses in found for name in losses}))
   if len(names) < 2:

@@ -7,8 +7,11 @@ import statistics
 from collections.abc import Sequence
 
 from lingvo_moe.core import files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
+from lingvo_moe.core.log_directory import number
+from lingvo_moe.core.log_directory import tokens_so_far
 from lingvo_moe.core.progress import duration
 from lingvo_moe.report import experts
 from lingvo_moe.report import figures
@@ -20,8 +23,6 @@ from lingvo_moe.report import training
 from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.report.reading import tokens_so_far
-from lingvo_moe.report.series import number
 from lingvo_moe.report.series import text
 
 _SECTIONS = {
@@ -46,7 +47,7 @@ def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str
     out: file to write; None: report.html in the first log directory.
   """
   records = reading.read_all(runs, split, data_dir)
-  out = out or os.path.join(records[0].run.path, 'report.html')
+  out = out or os.path.join(records[0].run.path, log_directory.REPORT)
   if files.isdir(out):
     raise UserError(
       f'--out is the file to write; {out} is a directory: give a name such as {out.rstrip("/")}/report.html'
@@ -103,7 +104,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
   mean = lambda key: [y for of in record.scores.values() if (y := number(of.get(key))) is not None]
   languages = counted(len(record.scores), 'language')
   scored = f' over {languages} of {record.split} at step {record.decoded_step}'
-  end = record.finished or {}
+  end = record.run.finished
   ended = f'ended at step {end.get("step")} ({end.get("reason")})' if end else 'not ended, or ended by force'
   return {
     'model': record.run.model,

@@ -5,27 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from lingvo_moe.analysis import results
+from lingvo_moe.analysis import translations
 from lingvo_moe.core import files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report.series import number
+from lingvo_moe.core.log_directory import LogDirectory
+from lingvo_moe.core.log_directory import number
+from lingvo_moe.core.log_directory import tokens_so_far
 from lingvo_moe.tasks import text
 from lingvo_moe.tasks.mt import corpus
-
-_DROPPED = re.compile(r'moe/(.+)/(aux_loss|[a-z\d_]+_dropped|second_skipped|entropy|largest_load)$')
-
-
-@dataclasses.dataclass(frozen=True)
-class Loads:
-  """Choices that found a slot, of each expert, over some steps."""
-
-  step: int  # the last of them
-  steps: int  # how many
-  choices: Mapping[str, list[float]]  # by layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +32,7 @@ class RunRecord:
     data_dir: the corpus, if it was given: a report reads no folder that a run names.
   """
 
-  run: results.Run
+  run: LogDirectory
   name: str
   split: str
   place: int = 0
@@ -97,46 +88,9 @@ class RunRecord:
 
   @functools.cached_property
   def layers(self) -> dict[str, list[str]]:
-    """By MoE layer, the statistics of it that train.jsonl has, in the order of the layers."""
-    found: dict[str, list[str]] = {}
-    for key in next(iter(self.steps), {}):
-      if match := _DROPPED.match(key):
-        found.setdefault(match[1], []).append(match[2])
-    for layer in self.loads[-1].choices if self.loads else ():
-      found.setdefault(layer, [])
-    return found
-
-  @functools.cached_property
-  def loads(self) -> list[Loads]:
-    """Loads of experts over time; none of runs of an earlier version."""
-    found = []
-    for line in results.read_json_lines(os.path.join(self.run.path, 'routing.jsonl')):
-      choices = line.get('choices')
-      if isinstance(choices, dict) and all(map(_numbers, choices.values())):
-        found.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
-    return found
-
-  @functools.cached_property
-  def dev_routing(self) -> dict[str, Any] | None:
-    """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
-    found = results.read_json(os.path.join(self.run.path, 'dev_routing.json'))
-    if not isinstance(found, dict) or not isinstance(found.get('choices'), dict):
-      return None
-    subsets = found.get('subsets')
-    whole = lambda rows: isinstance(rows, list) and len(rows) == len(subsets) and all(map(_numbers, rows))
-    return found if isinstance(subsets, list) and all(map(whole, found['choices'].values())) else None
-
-  @functools.cached_property
-  def environments(self) -> list[dict[str, Any]]:
-    """Where the run was computed: one for each start of the trainer with something new."""
-    trained = os.path.dirname(self.run.train_log_path)  # of an average, where its weights were computed
-    return list(results.read_json_lines(os.path.join(trained, 'environment.jsonl')))
-
-  @functools.cached_property
-  def finished(self) -> dict[str, Any] | None:
-    """Step and reason of the end of training; None while it goes on."""
-    found = results.read_json(os.path.join(self.run.path, 'finished.json'))
-    return found if isinstance(found, dict) else None
+    """By MoE layer, its statistics that train.jsonl has, in the order of the layers."""
+    found = {layer: list(of) for layer, of in log_directory.moe_metrics(next(iter(self.steps), {})).items()}
+    return found | {layer: [] for layer in (self.run.loads[-1].choices if self.run.loads else ()) if layer not in found}
 
   @functools.cached_property
   def decoded_step(self) -> int | None:
@@ -158,29 +112,24 @@ class RunRecord:
     return {name: sides for name, sides in both.items() if None not in sides}
 
   @functools.cached_property
-  def translations(self) -> tuple[dict[str, results.Translations], str]:
+  def translations(self) -> tuple[dict[str, translations.Translations], str]:
     """(translations with source and reference by pair; why there are none)."""
     if self.decoded_step is None:
       return {}, f'{self.name} has not decoded {self.split}.'
     try:
-      return results.translations(self.run, self.split, self.decoded_step, self.data_dir, own_corpus=False), ''
+      return translations.read(self.run, self.split, self.decoded_step, self.data_dir, own_corpus=False), ''
     except (UserError, OSError) as e:
       return {}, f'{self.name}: {e}.'
 
   @functools.cached_property
   def perplexities(self) -> tuple[int, dict[str, Any]] | None:
     """(step, summary) of the newest evaluation of a language model; None where there is none."""
-    steps = self.run.steps_with('perplexity.json', self.split)
-    if not steps:
-      return None
-    path = os.path.join(self.run.path, 'decode', self.split, f'step_{steps[-1]}', 'perplexity.json')
-    summary = results.read_json(path)
-    return (steps[-1], summary) if isinstance(summary, dict) and isinstance(summary.get('files'), dict) else None
+    return self.run.perplexities(self.split)
 
   @functools.cached_property
   def sizes(self) -> tuple[dict[str, int], str]:
     """(size of each pair's training text, unit of it); ({}, '') where it is not known."""
-    for environment in reversed(self.environments):
+    for environment in reversed(self.run.environments):
       examples = environment.get('examples')
       if isinstance(examples, dict) and examples:
         return {name: int(number(count) or 0) for name, count in examples.items()}, 'examples'
@@ -198,7 +147,7 @@ class RunRecord:
 
 def read(path: str, split: str, data_dir: str | None = None) -> RunRecord:
   """The run in a log directory; UserError if there is none."""
-  run = results.Run.read(path)
+  run = LogDirectory.read(path)
   return RunRecord(run, run.name, split, data_dir=data_dir)
 
 
@@ -219,16 +168,11 @@ def differ_in_text(records: Sequence[RunRecord], pair: str) -> bool:
 
 def hypotheses(record: RunRecord, pair: str) -> list[str]:
   """Translations of a pair, where sources and references are not at hand; none if the file is lost."""
-  path = os.path.join(record.run.path, 'decode', record.split, f'step_{record.decoded_step}', pair + '.hyp')
+  path = record.run.results_file(record.split, record.decoded_step, pair + log_directory.HYPOTHESES)
   try:
     return text.read_lines([path]) if files.is_inside(path, record.run.path) else []
   except UserError:
     return []
-
-
-def tokens_so_far(line: dict[str, Any]) -> float:
-  """Source and target tokens that a run had been trained on at a line of its log; 0 where an earlier version wrote none."""
-  return sum(number(value) or 0.0 for key, value in line.items() if key.endswith('_tokens_so_far'))
 
 
 def _training_time(log: Sequence[dict[str, Any]]) -> list[float | None]:
@@ -246,7 +190,3 @@ def _training_time(log: Sequence[dict[str, Any]]) -> list[float | None]:
       seconds, tokens = (seconds or 0.0) + (now - tokens) / pace, now
     found.append(seconds)
   return found
-
-
-def _numbers(values: Any) -> bool:
-  return isinstance(values, list) and values != [] and all(number(value) is not None for value in values)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from lingvo_moe.core.log_directory import number
+
 
 class Series(NamedTuple):
   """Points of a curve; each stands for one logged value, or is the mean of several."""
@@ -19,13 +21,6 @@ class Series(NamedTuple):
   def thinned(self) -> bool:
     """Whether a point stands for several values."""
     return self.low != self.high
-
-
-def number(value: Any) -> float | None:
-  """A finite number as a float; None for all else."""
-  if isinstance(value, bool) or not isinstance(value, int | float):
-    return None
-  return float(value) if math.isfinite(value) else None
 
 
 def thinned(points: Iterable[tuple[Any, Any]], most: int) -> Series:

@@ -25,19 +25,19 @@ def section(records: Sequence[RunRecord]) -> Markup:
     parts.append(_table(records, rows, 'What differs') if rows else figures.absent('No value differs.'))
   parts.append(tag('h3', 'Versions, commit and machine'))
   for record in records:
-    if not record.environments:
+    if not record.run.environments:
       parts.append(
         figures.absent(
           f'{record.name} has no environment.jsonl: it was trained by a version that did not record versions, commit '
           'and machine.'
         )
       )
-    elif len(record.environments) > 1:
-      starts = ', '.join(f'step {e.get("step")}' for e in record.environments)
+    elif len(record.run.environments) > 1:
+      starts = ', '.join(f'step {e.get("step")}' for e in record.run.environments)
       parts.append(tag('p', f'{record.name} was started in several environments ({starts}); the last one is shown.'))
-  known = [record for record in records if record.environments]
+  known = [record for record in records if record.run.environments]
   if known:
-    parts.append(_table(known, _rows([_flat(record.environments[-1]) for record in known]), 'Environment'))
+    parts.append(_table(known, _rows([_flat(record.run.environments[-1]) for record in known]), 'Environment'))
   parts.append(
     tag(
       'details', tag('summary', 'All values of the configuration'), _table(records, _rows(configured), 'Configuration')

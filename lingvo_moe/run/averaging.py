@@ -25,6 +25,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
@@ -33,7 +34,6 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.pieces import Piece
 
-NOTE = 'averaged.json'
 _PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is written at once
 
 
@@ -126,7 +126,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
       raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
     written.finish(step, 'average')
     of = os.path.relpath(run.path, os.path.abspath(out))
-    files.write(written.file(NOTE), json_files.dump({**note, 'of': of}, indent=2))
+    files.write(written.file(log_directory.AVERAGED), json_files.dump({**note, 'of': of}, indent=2))
 
 
 def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from typing import Any
 import lingvo_moe
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.run import reporting
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
@@ -32,7 +33,7 @@ def record(logdir: str, step: int, **facts: Any) -> None:
     step: updates made when the trainer starts. Later lines are dropped, as those of the log are.
     **facts: what else is known, ready for JSON.
   """
-  path = os.path.join(logdir, 'environment.jsonl')
+  path = os.path.join(logdir, log_directory.ENVIRONMENT)
   reporting.keep_lines_up_to(path, step)
   found = {'software': software(), 'machine': machine(), **facts}
   if _last(path) == json.loads(json.dumps(found)):

@@ -12,6 +12,7 @@ from typing import Any
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
 from lingvo_moe.run.checkpoint import Checkpoints
@@ -54,7 +55,7 @@ class Results:
   given: bool = False
 
   def folder(self, step: int) -> str:
-    return os.path.join(self.root, f'step_{step}')
+    return log_directory.step_dir(self.root, step)
 
   def done(self, step: int) -> dict | None:
     """The summary of a step, if that was made with these settings; one that is damaged counts as none, with a line."""

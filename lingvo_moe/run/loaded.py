@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops.cpu import threads
 from lingvo_moe.run import inference
@@ -312,15 +313,15 @@ def _shaped(hypotheses: Sequence[Sequence[Any]], n_best: int | None, scores: boo
 def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:
   """Names of the parts of the dev set by which the run last logged its dev loss; none where it has not."""
   try:
-    with files.open_to_read(run.file('train.jsonl')) as f:
+    with files.open_to_read(run.file(log_directory.TRAIN_LOG)) as f:
       f.seek(max(0, f.seek(0, 2) - _TAIL))
       lines = f.read().decode('utf-8', errors='replace').splitlines()
   except OSError:
     return []
+  name = log_directory.dev_loss_by(subset)
   for line in reversed(lines):
-    if f'"dev_loss_by_{subset}"' in line:
+    if f'"{name}"' in line:
       try:
-        name = f'dev_loss_by_{subset}'
         return sorted(json_files.parse(line, **{name: json_files.OBJECT})[name])
       except ValueError:
         continue

@@ -16,6 +16,7 @@ import numpy as np
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
@@ -73,7 +74,7 @@ class TrainLog:
 
   def __init__(self, logdir: str, config: TaskConfig, first_step: int):
     self._config = config
-    self._path = os.path.join(logdir, 'train.jsonl')
+    self._path = os.path.join(logdir, log_directory.TRAIN_LOG)
     self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
     self._measured: dict[tuple[int, str], float] = {}
     self._totals |= keep_lines_up_to(self._path, first_step, self._totals, self._note)
@@ -113,7 +114,7 @@ class TrainLog:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
-    self._write(step, values, {f'dev_loss_by_{self._config.subset}': loss.by_subset, 'dev_text': loss.text})
+    self._write(step, values, {log_directory.dev_loss_by(self._config.subset): loss.by_subset, 'dev_text': loss.text})
     self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
     return loss.mean
@@ -148,7 +149,7 @@ class TrainLog:
 
   def _write(self, step, values, nested=None):
     self._totals['seconds'] = time.perf_counter() - self._begun
-    so_far = {f'{name}_so_far': total for name, total in self._totals.items()}
+    so_far = {log_directory.so_far(name): total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
     line = json_files.dump({'step': step, 'time': now, **so_far, **values, **(nested or {})})
     try:
@@ -224,11 +225,11 @@ def keep_lines_up_to(
     print(f'there is no checkpoint, so step 1 is next; {path} is kept as {files.set_aside(path)}', file=sys.stderr)
     return {}
   last = {}
-  so_far = {f'{name}_so_far': json_files.optional(json_files.NUMBER) for name in totals}
+  so_far = {log_directory.so_far(name): json_files.optional(json_files.NUMBER) for name in totals}
   with files.replacing(path) as new:
     for line, found in json_files.lines(path, **so_far):
       if found['step'] <= step:
         new.write(line)
         note(found)
         last = found
-  return {name: last[f'{name}_so_far'] for name in totals if last.get(f'{name}_so_far') is not None}
+  return {name: last[key] for name, key in zip(totals, so_far, strict=True) if last.get(key) is not None}

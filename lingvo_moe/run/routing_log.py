@@ -14,6 +14,7 @@ import numpy as np
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.run import reporting
 
 _LINES = 50  # of a whole run
@@ -29,7 +30,7 @@ class RoutingLog:
   """
 
   def __init__(self, logdir: str, max_steps: int, first_step: int):
-    self._path = os.path.join(logdir, 'routing.jsonl')
+    self._path = os.path.join(logdir, log_directory.ROUTING_LOG)
     self._max_steps = max_steps
     self._every = max(1, -(-max_steps // _LINES))
     self._steps = 0
@@ -61,7 +62,7 @@ def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[s
   """
   if not choices:
     return
-  path = os.path.join(logdir, 'dev_routing.json')
+  path = os.path.join(logdir, log_directory.DEV_ROUTING)
   found = {'step': step, 'subsets': list(subsets), 'choices': {name: _whole(x) for name, x in choices.items()}}
   files.write(path, json_files.dump(found))
 

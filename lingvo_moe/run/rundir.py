@@ -27,6 +27,7 @@ from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
@@ -62,19 +63,19 @@ class RunDir:
 
   @property
   def config_file(self) -> str:
-    return self.file('config.json')
+    return self.file(log_directory.CONFIG)
 
   @property
   def vocab_dir(self) -> str:
-    return os.path.join(self.local, 'vocab')
+    return os.path.join(self.local, log_directory.VOCAB)
 
   @property
   def cache_dir(self) -> str:
     """Folder for tokenised text."""
-    return os.path.join(self.local, 'cache')
+    return os.path.join(self.local, log_directory.CACHE)
 
   def checkpoints(self, keep: int = 3, keep_every: int = 0) -> Checkpoints:
-    return Checkpoints(self.file('checkpoints'), keep, keep_every)
+    return Checkpoints(self.file(log_directory.CHECKPOINTS), keep, keep_every)
 
   @property
   def exists(self) -> bool:
@@ -206,12 +207,12 @@ class RunDir:
     return ', '.join(fields.may_change(type(config)))
 
   def finish(self, step: int, reason: str) -> None:
-    files.write(self.file('finished.json'), json_files.dump({'step': step, 'reason': reason}))
+    files.write(self.file(log_directory.FINISHED), json_files.dump({'step': step, 'reason': reason}))
 
   @contextlib.contextmanager
   def unfinished(self) -> Iterator[None]:
     """Removes the mark of a finished run, for which decoders end; puts it back where what is done within fails."""
-    path = self.file('finished.json')
+    path = self.file(log_directory.FINISHED)
     mark = files.read(path) if self.finished else None
     if mark is not None:
       files.remove(path)
@@ -224,19 +225,21 @@ class RunDir:
 
   @property
   def finished(self) -> bool:
-    return files.exists(self.file('finished.json'))
+    return files.exists(self.file(log_directory.FINISHED))
 
   def _fetch(self):
     """Copies the task's own files of a remote directory into the local copy."""
     if files.is_remote(self.path):
       os.makedirs(self.vocab_dir, exist_ok=True)
-      for name in files.listdir(self.file('vocab')):
-        files.write(os.path.join(self.vocab_dir, name), files.read(self.file('vocab', name)))
+      for name in files.listdir(self.file(log_directory.VOCAB)):
+        files.write(os.path.join(self.vocab_dir, name), files.read(self.file(log_directory.VOCAB, name)))
 
   def _put(self, fingerprints):
     """Copies the task's own files of the local copy into a remote directory."""
     if files.is_remote(self.path):
-      beside = {os.path.join('vocab', name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')}
+      beside = {
+        os.path.join(log_directory.VOCAB, name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')
+      }
       for name in beside | set(fingerprints):
         files.makedirs(os.path.dirname(self.file(name)))
         files.write(self.file(name), files.read(os.path.join(self.local, name)))

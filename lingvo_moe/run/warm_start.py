@@ -10,6 +10,7 @@ import numpy as np
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
@@ -21,27 +22,27 @@ from lingvo_moe.tasks.task import SharesRows
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import Vocabs
 
-_NOTE = 'init_from.json'
-
 
 def note(run: RunDir, source: str) -> None:
   """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
   if run.checkpoints().steps():
     return
-  files.write(run.file(_NOTE), json_files.dump({'source': files.absolute(find(source))}))
+  files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(find(source))}))
 
 
 def forget(run: RunDir) -> None:
   """Removes the note, of weights that cannot be taken."""
   with contextlib.suppress(FileNotFoundError):
-    files.remove(run.file(_NOTE))
+    files.remove(run.file(log_directory.INIT_FROM))
 
 
 def noted(run: RunDir) -> str:
   """What `note` noted; '' if nothing."""
   way_out = 'give --init_from, or another --logdir'
   try:
-    found = json_files.read(run.file(_NOTE), 'what the trainer wrote', way_out, source=json_files.TEXT)
+    found = json_files.read(
+      run.file(log_directory.INIT_FROM), 'what the trainer wrote', way_out, source=json_files.TEXT
+    )
     return found['source']
   except FileNotFoundError:
     return ''

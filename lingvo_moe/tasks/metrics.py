@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lingvo_moe.core import log_directory
+
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
   """Loss, gradient norm and learning rate by name; of every MoE layer its balance, drops and entropy.
@@ -23,22 +25,15 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     'target_tokens': metrics['target_tokens'],
   }
   for layer, stats in metrics['routing'].items():
-    flat |= {f'moe/{layer}/{name}': value for name, value in _routing_scalars(stats).items()}
+    flat |= {log_directory.moe_metric(layer, name): value for name, value in _routing_scalars(stats).items()}
   return {name: float(value) for name, value in flat.items()}
-
-
-RANKS = ('first', 'second', 'third', 'fourth', 'fifth', 'sixth', 'seventh', 'eighth')  # choices of a token
-
-
-def _rank(r: int) -> str:
-  return RANKS[r] if r < len(RANKS) else f'choice_{r + 1}'
 
 
 def _routing_scalars(stats) -> dict[str, float]:
   routed = max(float(stats.tokens), 1.0)
   return {
     'aux_loss': stats.aux_loss / max(float(stats.groups), 1.0),
-    **{f'{_rank(r)}_dropped': dropped / routed for r, dropped in enumerate(stats.dropped_R)},
+    **{log_directory.dropped(r): count / routed for r, count in enumerate(stats.dropped_R)},
     'second_skipped': stats.skipped / routed,
     'entropy': stats.entropy / routed,
     'z_loss': stats.z_loss / routed,

@@ -180,9 +180,10 @@ def _decode(place: pathlib.Path) -> Any:
 
 def _translations(place: pathlib.Path) -> Any:
   """What the command compare reads."""
-  from lingvo_moe.analysis import results
+  from lingvo_moe.analysis import translations
+  from lingvo_moe.core.log_directory import LogDirectory
 
-  found = results.translations(results.Run.read(str(place / 'log')), 'test', STEPS)
+  found = translations.read(LogDirectory.read(str(place / 'log')), 'test', STEPS)
   return [(t.sources, t.references, t.lines, t.chrf) for t in found.values()]
 
 

@@ -14,11 +14,12 @@ import tensorflow as tf
 import tiny_config
 
 from lingvo_moe import decoder
-from lingvo_moe.analysis import results
+from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration
 from lingvo_moe.core import json_files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run import inference
@@ -237,9 +238,9 @@ def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(tra
   decoder.decode(decoder.Options(logdir=out.path, step=2))
   assert os.path.exists(out.file('decode', 'test', 'step_2', 'scores.json'))
   decoder.decode(decoder.Options(logdir=out.path))  # waits for no other
-  read = results.Run.read(out.path)
+  read = LogDirectory.read(out.path)
   assert read.averaged['steps'] == [1, 2] and read.decoded_steps('test') == [2]
-  assert results.translations(read, 'test', 2)['xx-en'].counted().shape[0] == 3
+  assert translations.read(read, 'test', 2)['xx-en'].counted().shape[0] == 3
   config = inference.load_config(out)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, out.checkpoints(), 2)

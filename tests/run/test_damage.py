@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from lingvo_moe.analysis import results
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging
 from lingvo_moe.run import environment
 from lingvo_moe.run import held_out
@@ -225,7 +225,7 @@ def test_any_configuration_is_read_or_refused(tmp_path_factory, text):
   run = RunDir(str(tmp_path_factory.mktemp('run')))
   pathlib.Path(run.config_file).write_bytes(text)
   one_line(run.load)
-  one_line(lambda: results.Run.read(run.path).configured())
+  one_line(lambda: LogDirectory.read(run.path).configured())
 
 
 @given(mutated(LINE), mutated({'step': 0, 'software': {'python': '3'}, 'examples': {'xx-en': 5}}), st.booleans())
@@ -236,7 +236,7 @@ def test_any_line_of_a_log_is_read_or_refused(tmp_path_factory, line, start, is_
   (folder / 'train.jsonl').write_bytes(b'{"step": 1}\n' + line + (b'' if is_last else b'\n{"step": 4}\n'))
   (folder / 'environment.jsonl').write_bytes(start + b'\n')
   one_line(lambda: loaded._subsets_of_dev_loss(RunDir(str(folder)), 'pair'))
-  one_line(lambda: recording.new_records(results.Run.read(str(folder)), []))
+  one_line(lambda: recording.new_records(LogDirectory.read(str(folder)), []))
   one_line(lambda: environment._last(str(folder / 'environment.jsonl')))
   one_line(lambda: reporting.keep_lines_up_to(str(folder / 'train.jsonl'), 3, ('seconds', 'target_tokens')))
 
@@ -289,7 +289,7 @@ def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
   with open(os.devnull, 'w') as null, contextlib.redirect_stderr(null):
     one_line(lambda: (summary := found.done(1)) and found.job.report(summary))
     one_line(lambda: found.begin(1, found.settings(1)))
-  one_line(lambda: results.Run(str(folder), 'm', {}).summary('test', 1))
+  one_line(lambda: LogDirectory(str(folder), 'm', {}).summary('test', 1))
   assert (folder / 'keep').exists()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_moe.core import log_directory
 from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
@@ -20,12 +21,12 @@ from paper import plots
 from paper import specialization
 
 _NAME = 'name'  # the column that is no label
-_RANKS = ('first_dropped', 'second_dropped', 'second_skipped')
+_RANKS = (log_directory.dropped(0), log_directory.dropped(1), 'second_skipped')
 
 
 def load_in_training(record: RunRecord, last_step: int) -> list[str]:
   """Table of the load of experts over the steps up to one: the fullest, dead ones, choices without a slot."""
-  spans = [span for span in record.loads if span.step <= last_step and record.layers.keys() <= span.choices.keys()]
+  spans = [span for span in record.run.loads if span.step <= last_step and record.layers.keys() <= span.choices.keys()]
   lines = [line for line in record.steps if spans and line['step'] <= spans[-1].step]
   if not spans or not lines:
     return [f'{record.name} has no loads of its experts up to step {last_step}.']
@@ -33,7 +34,9 @@ def load_in_training(record: RunRecord, last_step: int) -> list[str]:
   for layer in record.layers:
     shares = fair_shares(np.sum([span.choices[layer] for span in spans], axis=0))
     percent = [
-      f'{100 * np.mean([line[key] for line in lines]):.2f}%' if (key := f'moe/{layer}/{rank}') in lines[-1] else '-'
+      f'{100 * np.mean([line[key] for line in lines]):.2f}%'
+      if (key := log_directory.moe_metric(layer, rank)) in lines[-1]
+      else '-'
       for rank in _RANKS
     ]
     rows.append([layer, f'{max(shares):.2f}', f'{shares.count(0)} of {len(shares)}', *percent])

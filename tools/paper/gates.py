@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_moe.analysis.results import Run
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 
 _LAST = 100  # lines of the training log over which statistics are averaged
-_DROPPED = re.compile(r'moe/.*/\w+_dropped$')
 
 COLUMNS = {
   'model': 'model',
@@ -28,7 +27,7 @@ COLUMNS = {
 }
 
 
-def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
+def row(run: LogDirectory, split: str, step: int | None = None) -> dict[str, Any]:
   """Row of a run at a decoded step, by default the newest.
 
   BLEU is the mean over pairs. Of the last 100 logged steps: `dropped` is the number of choices without room per token
@@ -50,9 +49,9 @@ def row(run: Run, split: str, step: int | None = None) -> dict[str, Any]:
     'step': step,
     'bleu': statistics.fmean(scores['bleu'] for scores in pairs),
     'dev_loss': dev[-1] if dev and not run.averaged else None,
-    'dropped': _mean_over_layers(trained, _DROPPED, summed=True),
-    'largest_load': _mean_over_layers(trained, re.compile(r'moe/.*/largest_load$')),
-    'entropy': _mean_over_layers(trained, re.compile(r'moe/.*/entropy$')),
+    'dropped': _mean_over_layers(trained, log_directory.is_dropped),
+    'largest_load': _mean_over_layers(trained, 'largest_load'.__eq__),
+    'entropy': _mean_over_layers(trained, 'entropy'.__eq__),
     'seconds': _seconds_a_step(trained),
   }
 
@@ -74,15 +73,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   return markdown.table(list(COLUMNS.values()), [[cell(row[name]) for name in COLUMNS] for row in rows], names=2)
 
 
-def _mean_over_layers(log, pattern, summed: bool = False) -> float | None:
-  """Mean over lines and MoE layers of the values whose names match; of the sum over names of a layer if `summed`."""
-  values = []
-  for line in log:
-    by_layer: dict[str, list[float]] = {}
-    for name, value in line.items():
-      if pattern.match(name):
-        by_layer.setdefault(name.rpartition('/')[0], []).append(value)
-    values += [sum(found) if summed else found[0] for found in by_layer.values()]
+def _mean_over_layers(log, is_counted: Callable[[str], bool]) -> float | None:
+  """Mean over lines and MoE layers of the sum of the statistics that are counted."""
+  layers = [of_layer for line in log for of_layer in log_directory.moe_metrics(line).values()]
+  counted = [[value for name, value in of_layer.items() if is_counted(name)] for of_layer in layers]
+  values = [sum(values) for values in counted if values]
   return statistics.fmean(values) if values else None
 
 

@@ -18,11 +18,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import results
 from lingvo_moe.analysis import significance
+from lingvo_moe.analysis import translations
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import corpus
 
 Record = dict[str, Any]
@@ -51,7 +53,10 @@ _KINDS_OF = {
 _KIND = json_files.Kind(f'one of {", ".join(_KINDS_OF)}', lambda x: isinstance(x, str) and x in _KINDS_OF)
 
 _LOGGED = {
-  **{name: json_files.optional(json_files.NUMBER) for name in ('dev_loss', *(f'{name}_so_far' for name in _SO_FAR))},
+  **{
+    name: json_files.optional(json_files.NUMBER)
+    for name in ('dev_loss', *(log_directory.so_far(name) for name in _SO_FAR))
+  },
   'dev_loss_by_pair': json_files.optional(json_files.by_name(json_files.optional(json_files.NUMBER))),
 }
 
@@ -64,12 +69,14 @@ class Log(NamedTuple):
   by_pair: dict[int, dict[str, float]]
 
   @classmethod
-  def of(cls, run: results.Run) -> Log:
+  def of(cls, run: LogDirectory) -> Log:
     log = cls({}, {}, {})
     for line in run.train_log(**_LOGGED):
       step = line['step']
       # The first line of a step: what evaluating it took is not yet in its seconds.
-      log.so_far.setdefault(step, {name: line[f'{name}_so_far'] for name in _SO_FAR if f'{name}_so_far' in line})
+      log.so_far.setdefault(
+        step, {name: line[log_directory.so_far(name)] for name in _SO_FAR if log_directory.so_far(name) in line}
+      )
       if 'dev_loss' in line:
         log.dev_loss[step] = line['dev_loss']
         log.by_pair[step] = line.get('dev_loss_by_pair') or {}
@@ -117,7 +124,7 @@ def append(path: str, records: Iterable[Record]) -> tuple[list[Record], int]:
 
 
 def new_records(
-  run: results.Run,
+  run: LogDirectory,
   known: Sequence[Record],
   splits: Sequence[str] = ('test',),
   data_dir: str | None = None,
@@ -175,7 +182,7 @@ def new_records(
       missing = [pair for pair, key in keys.items() if key not in there]
       if not missing:
         continue
-      translated = results.translations(run, split, step, data_dir)
+      translated = translations.read(run, split, step, data_dir)
       for pair in progress(missing):
         t = translated[pair]
         scores = significance.corpus_scores(t.counted())
@@ -211,7 +218,7 @@ def _check_same(recorded: Record | None, name: str, value: float, digits: int) -
 
 def _direction(pairs: Mapping[str, float]) -> str | None:
   """The direction that all pairs have."""
-  found = {results.direction(*languages) for languages in corpus.languages_of(pairs)}
+  found = {translations.direction(*languages) for languages in corpus.languages_of(pairs)}
   return found.pop() if len(found) == 1 else None
 
 

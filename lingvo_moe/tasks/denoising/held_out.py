@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import log_directory
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.denoising.filling import Filled
 from lingvo_moe.tasks.denoising.filling import Filler
@@ -42,7 +43,7 @@ class DenoisingJob:
   It writes perplexity.json and samples.jsonl, a line for each window that is filled in; with `score` no windows.
   """
 
-  summary_file = 'perplexity.json'
+  summary_file = log_directory.PERPLEXITY
   suffix = '.jsonl'
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: Runner, options: HeldOutOptions):

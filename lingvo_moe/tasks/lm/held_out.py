@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import log_directory
 from lingvo_moe.tasks import metrics
 from lingvo_moe.tasks.lm.generation import Continuation
 from lingvo_moe.tasks.lm.generation import Continuer
@@ -43,7 +44,7 @@ class PerplexityJob:
   It writes perplexity.json and samples.jsonl, a line for each continuation; with `score` no continuations.
   """
 
-  summary_file = 'perplexity.json'
+  summary_file = log_directory.PERPLEXITY
   suffix = '.jsonl'
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import counted
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import text
@@ -103,8 +104,8 @@ class LogProbs(NamedTuple):
 class TranslateJob:
   """Translates every set and scores the translations: <pair>.hyp, .src and .ref, and scores.json."""
 
-  summary_file = 'scores.json'
-  suffix = '.hyp'
+  summary_file = log_directory.SCORES
+  suffix = log_directory.HYPOTHESES
 
   def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
     self.warning = warning
@@ -150,7 +151,8 @@ class TranslateJob:
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
     languages = {s.name: [s.source, s.target] for s in self._sets}
     summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
-    beside = {f'{s.name}.src': s.sources for s in self._sets} | {f'{s.name}.ref': s.targets for s in self._sets}
+    beside = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
+    beside |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
     return Outcome(texts, scalars, summary, beside)
 
   def report(self, summary: Mapping) -> str:
@@ -182,8 +184,8 @@ def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> lis
 class ScoreJob:
   """Gives the log-probability of every target: <pair>.scores, a number a line, in nats, and perplexity.json."""
 
-  summary_file = 'perplexity.json'
-  suffix = '.scores'
+  summary_file = log_directory.PERPLEXITY
+  suffix = log_directory.LOG_PROBS
 
   def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
     self.warning = warning

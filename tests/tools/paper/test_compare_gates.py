@@ -8,8 +8,8 @@ import pathlib
 import forks
 import pytest
 
-from lingvo_moe.analysis.results import Run
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.log_directory import LogDirectory
 from paper import gates
 
 TOOL = pathlib.Path(__file__).resolve().parents[3] / 'tools' / 'compare_gates.py'
@@ -45,7 +45,7 @@ def run(tmp_path):
 
 
 def test_a_row_by_hand(run):
-  found = gates.row(Run.read(str(run)), 'test')
+  found = gates.row(LogDirectory.read(str(run)), 'test')
   assert found.pop('dropped') == pytest.approx((0.1 + 0.4 + 0.4 + 0.7 + 4 * 0.0) / 8)  # a layer's are summed
   # The median of 20 / 49, 100 / 50 and 100 / 50: seconds between two lines, by the steps between them.
   assert found == {
@@ -59,7 +59,7 @@ def test_a_row_by_hand(run):
     'entropy': 1.0,
   }
   with pytest.raises(UserError, match='has no translations of dev: lingvo-moe decode .* --split=dev'):
-    gates.row(Run.read(str(run)), 'dev')
+    gates.row(LogDirectory.read(str(run)), 'dev')
 
 
 def test_an_average_has_no_dev_loss(run, tmp_path):
@@ -68,7 +68,7 @@ def test_an_average_has_no_dev_loss(run, tmp_path):
   (run / 'decode').rename(average / 'decode')
   (average / 'config.json').write_text((run / 'config.json').read_text())
   (average / 'averaged.json').write_text(json.dumps({'steps': [100, 200], 'of': '..'}))
-  found = gates.row(Run.read(str(average)), 'test')
+  found = gates.row(LogDirectory.read(str(average)), 'test')
   assert found['dev_loss'] is None and found['seconds'] == 2.0
 
 

@@ -1,0 +1,278 @@
+"""Log directory of a run: names of its files and metrics, and what it holds, read without TensorFlow.
+
+docs/log_directory.md says what each file holds. Results of earlier versions are read too. A remote log directory
+(core/files.py) needs TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
+from lingvo_moe.core.errors import UserError
+
+AVERAGED = 'averaged.json'
+CACHE = 'cache'
+CHECKPOINTS = 'checkpoints'
+CONFIG = 'config.json'
+CORPUS = 'corpus.json'
+DEV_ROUTING = 'dev_routing.json'
+ENVIRONMENT = 'environment.jsonl'
+FINISHED = 'finished.json'
+INIT_FROM = 'init_from.json'
+REPORT = 'report.html'
+ROUTING_LOG = 'routing.jsonl'
+TRAIN_LOG = 'train.jsonl'
+VOCAB = 'vocab'
+
+# Files of a decoded step: summaries, and endings after the name of a pair.
+SCORES = 'scores.json'
+PERPLEXITY = 'perplexity.json'
+HYPOTHESES, SOURCES, REFERENCES, LOG_PROBS = '.hyp', '.src', '.ref', '.scores'
+
+_RANKS = (
+  'first',
+  'second',
+  'third',
+  'fourth',
+  'fifth',
+  'sixth',
+  'seventh',
+  'eighth',
+)  # of a token's choices of experts
+_VOCAB_FIELDS = ('source_vocab', 'target_vocab', 'vocab')
+_NONE = '(none)'
+
+
+def results_dir(logdir: str, split: str) -> str:
+  """Folder of the decoder's results on a held-out set."""
+  return os.path.join(logdir, 'decode', split)
+
+
+def step_dir(results: str, step: int) -> str:
+  """Folder of a decoded step below `results_dir`."""
+  return os.path.join(results, f'step_{step}')
+
+
+def moe_metric(layer: str, statistic: str) -> str:
+  """Name in the training log of a statistic of a MoE layer: 'moe/encoder/layer_01/entropy'."""
+  return f'moe/{layer}/{statistic}'
+
+
+def moe_metrics(line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """Statistics by name of each MoE layer in a line of the training log."""
+  found: dict[str, dict[str, Any]] = {}
+  for name, value in line.items():
+    if name.startswith('moe/') and name.count('/') > 1:
+      layer, _, statistic = name.removeprefix('moe/').rpartition('/')
+      found.setdefault(layer, {})[statistic] = value
+  return found
+
+
+def dropped(rank: int) -> str:
+  """Statistic of the choices of a rank, from 0, that found no slot: 'first_dropped'."""
+  return f'{_RANKS[rank] if rank < len(_RANKS) else f"choice_{rank + 1}"}_dropped'
+
+
+def is_dropped(statistic: str) -> bool:
+  """Whether `dropped` made the name of a statistic."""
+  return statistic.endswith('_dropped')
+
+
+def dev_loss_by(subset: str) -> str:
+  """Name in the training log of the dev losses of parts of the text, such as 'dev_loss_by_pair'."""
+  return f'dev_loss_by_{subset}'
+
+
+def dev_losses(line: Mapping[str, Any]) -> dict[str, Any]:
+  """Dev losses by part of the text, in a line of the training log; {} where it has none."""
+  return next((v for k, v in line.items() if k.startswith(dev_loss_by('')) and isinstance(v, dict)), {})
+
+
+def so_far(name: str) -> str:
+  """Name in the training log of a total since the run began."""
+  return f'{name}_so_far'
+
+
+def tokens_so_far(line: Mapping[str, Any]) -> float:
+  """Tokens of training up to a line of the training log, of source and target; 0: an earlier version wrote none."""
+  return sum(number(value) or 0.0 for key, value in line.items() if key.endswith(so_far('_tokens')))
+
+
+def number(value: Any) -> float | None:
+  """A finite number as a float; None for all else."""
+  return float(value) if json_files.NUMBER.fits(value) and math.isfinite(value) else None
+
+
+class Loads(NamedTuple):
+  """Choices with a slot, by expert, summed over some steps."""
+
+  step: int  # the last of them
+  steps: int  # how many
+  choices: Mapping[str, list[float]]  # by layer
+
+
+@dataclasses.dataclass(frozen=True)
+class LogDirectory:
+  """Run that a log directory holds.
+
+  Attributes:
+    path: of the directory.
+    model: the registered name.
+    values: the resolved configuration, as JSON has it.
+    averaged: of an average of checkpoints, its steps and the path of the run they are of; else None.
+  """
+
+  path: str
+  model: str
+  values: Mapping[str, Any]
+  averaged: Mapping[str, Any] | None = None
+
+  @classmethod
+  def read(cls, path: str) -> LogDirectory:
+    """The run in a log directory; UserError if there is none."""
+    files.check_scheme('a log directory', path, files.SCHEMES)
+    path = path.rstrip('/') if files.is_remote(path) else os.path.normpath(files.plain(path))
+    kinds = dict(model=json_files.TEXT, values=json_files.OBJECT)
+    config_file = os.path.join(path, CONFIG)
+    config = _read(config_file, 'a configuration written by the trainer', **kinds)
+    if config is None:
+      raise UserError(f'there is no run in {path} (no file {config_file}): give a log directory')
+    kinds = dict(of=json_files.TEXT, steps=json_files.list_of(json_files.INTEGER))
+    return cls(path, config['model'], config['values'], _read(os.path.join(path, AVERAGED), **kinds))
+
+  @property
+  def name(self) -> str:
+    return os.path.basename(os.path.abspath(self.path))
+
+  def results_file(self, split: str, step: int, name: str) -> str:
+    """Path of a file of a decoded step."""
+    return os.path.join(step_dir(results_dir(self.path, split), step), name)
+
+  def decoded_steps(self, split: str, summary: str = SCORES) -> list[int]:
+    """Steps whose results on a held-out set are complete: `summary` is written last."""
+    folder = results_dir(self.path, split)
+    names = files.listdir(folder) if files.isdir(folder) else []
+    steps = [int(m[1]) for name in names if (m := re.fullmatch(r'step_(\d+)', name))]
+    return sorted(step for step in steps if files.exists(self.results_file(split, step, summary)))
+
+  def summary(self, split: str, step: int) -> dict[str, Any]:
+    """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
+    kinds = {
+      'pairs': json_files.Kind('an object, each value one with numbers sentences, bleu and chrf', _are_scores),
+      'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
+      'languages': json_files.optional(json_files.by_name(json_files.list_of(json_files.TEXT))),
+      'settings': json_files.optional(json_files.OBJECT),
+    }
+    path, way_out = self.results_file(split, step, SCORES), 'decode the step again (--overwrite)'
+    found = _read(path, 'what the decoder writes', way_out, **kinds)
+    if found is None:
+      decoded = ', '.join(map(str, self.decoded_steps(split))) or 'none'
+      raise UserError(
+        f'{self.path} has no translations of {split} by step {step}; decoded there: {decoded}. Make them with '
+        f'lingvo-moe decode {self.path} --split={split} --step={step}'
+      )
+    return found
+
+  def perplexities(self, split: str) -> tuple[int, dict[str, Any]] | None:
+    """(step, summary) of the newest evaluation of a language model; None where there is none."""
+    step = max(self.decoded_steps(split, PERPLEXITY), default=None)
+    found = None if step is None else _read(self.results_file(split, step, PERPLEXITY))
+    return (step, found) if found and isinstance(found.get('files'), dict) else None
+
+  @property
+  def trained_in(self) -> str:
+    """Log directory in which the weights were trained: of an average, that of its run."""
+    return os.path.join(self.path, self.averaged['of'] if self.averaged else '')
+
+  @property
+  def train_log_path(self) -> str:
+    return os.path.join(self.trained_in, TRAIN_LOG)
+
+  def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
+    """Lines of the log of training; none where that is gone.
+
+    Raises:
+      UserError: a line is damaged, other than a last one that is cut short.
+    """
+    return _read_lines(self.train_log_path, **kinds)
+
+  @functools.cached_property
+  def loads(self) -> list[Loads]:
+    """Loads of experts over time; none of runs of an earlier version."""
+    found = []
+    for line in _read_lines(os.path.join(self.path, ROUTING_LOG)):
+      choices = line.get('choices')
+      if isinstance(choices, dict) and all(map(_are_numbers, choices.values())):
+        found.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
+    return found
+
+  @functools.cached_property
+  def dev_routing(self) -> dict[str, Any] | None:
+    """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
+    found = _read(os.path.join(self.path, DEV_ROUTING)) or {}
+    choices, subsets = found.get('choices'), found.get('subsets')
+    if not isinstance(choices, dict) or not isinstance(subsets, list):
+      return None
+    fits = lambda rows: isinstance(rows, list) and len(rows) == len(subsets) and all(map(_are_numbers, rows))
+    return found if all(map(fits, choices.values())) else None
+
+  @functools.cached_property
+  def environments(self) -> list[dict[str, Any]]:
+    """Where the weights were trained: a line for each start of the trainer with something new."""
+    return list(_read_lines(os.path.join(self.trained_in, ENVIRONMENT)))
+
+  @functools.cached_property
+  def finished(self) -> dict[str, Any]:
+    """Step and reason of the end of training; {} while it goes on."""
+    return _read(os.path.join(self.path, FINISHED)) or {}
+
+  def configured(self) -> dict[str, Any]:
+    """Model, values, contents of the vocabularies, and steps of an average, to compare with those of another run."""
+    found = {'model': self.model, **self.values}
+    for name in _VOCAB_FIELDS:
+      if name in self.values:
+        found[f'{name}, pieces'] = _fingerprint(os.path.join(self.path, str(self.values[name] or '')))
+    return found | ({'average of steps': self.averaged['steps']} if self.averaged else {})
+
+
+def _read(
+  path: str,
+  what: str = 'what was written there',
+  way_out: str = 'restore it from a copy, or make it again',
+  **kinds: json_files.Kind,
+) -> dict[str, Any] | None:
+  """The object in a JSON file; None if there is no such file; see json_files.read."""
+  try:
+    return json_files.read(path, what, way_out, **kinds)
+  except FileNotFoundError:
+    return None
+
+
+def _read_lines(path: str, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
+  return (line for _, line in json_files.lines(path, **kinds))
+
+
+def _are_numbers(values: Any) -> bool:
+  return isinstance(values, list) and values != [] and all(number(value) is not None for value in values)
+
+
+def _are_scores(pairs: Any) -> bool:
+  fits = lambda scores: (
+    isinstance(scores, dict) and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
+  )
+  return isinstance(pairs, dict) and bool(pairs) and all(map(fits, pairs.values()))
+
+
+def _fingerprint(path: str) -> str:
+  try:
+    return files.sha256(path)[:8]
+  except OSError:
+    return _NONE
