@@ -18,14 +18,14 @@ from lingvo_moe.core import files
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import shown
+from lingvo_moe.corpora import documents as plain_text
+from lingvo_moe.corpora import pair_files
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import preparation
+from lingvo_moe.corpora import text
 from lingvo_moe.runtime import chips
 from lingvo_moe.runtime import local
 from lingvo_moe.runtime import placement
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.mt import pair_files
-from lingvo_moe.tasks.mt import preparation
-from lingvo_moe.tasks.plain_text import corpus as plain_text
 from lingvo_moe.xla_sharding import Mesh
 
 MODELS = ('mt.cldr.Tiny', 'mt.m4mini.Tiny', 'lm.shakespeare.Tiny', 'switch.shakespeare.Tiny')
@@ -172,8 +172,8 @@ def test_any_corpus_is_read_or_refused_in_one_line(folder, source, target, packe
     (pair / f'{split}.{language}{end}').write_bytes(packed(data))
 
   with refused_in_one_line():
-    (found,) = corpus.find_pairs(str(pair.parent), 'de-en')
-    sources, targets = corpus.read_pair(found)
+    (found,) = parallel.find_pairs(str(pair.parent), 'de-en')
+    sources, targets = parallel.read_pair(found)
     assert len(sources) == len(targets) and all('\n' not in line for line in sources)
   with refused_in_one_line():
     texts = pair_files.Texts(*(str(pair / f'train.{language}{end}') for language in ('de', 'en')))

@@ -277,7 +277,7 @@ def test_the_quickstart_takes_as_long_wherever_it_is_said(path):
   'path', ['README.md', 'CHANGELOG.md', 'tools/quickstart', 'lingvo_moe/commands/cldr.py', 'params/mt/cldr.py']
 )
 def test_the_corpus_has_as_many_languages_wherever_it_is_said(path):
-  from lingvo_moe.tasks.mt.cldr import corpus
+  from lingvo_moe.corpora.cldr import corpus
 
   text = (ROOT / path).read_text(encoding='utf-8')
   assert f'{len(corpus.LANGUAGES)} languages' in text

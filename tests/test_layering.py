@@ -21,6 +21,7 @@ ORDER = (
   'optim',
   'search',
   'program',
+  'corpora',
   'tasks',
   'runtime',
   'run',

@@ -25,15 +25,15 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core import remote_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
+from lingvo_moe.corpora import documents as plain_text
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
 from lingvo_moe.run import kept_texts
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.plain_text import corpus as plain_text
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 
@@ -164,13 +164,13 @@ def test_which_paths_are_remote():
 def test_a_remote_corpus_of_folders_is_found_and_read(remote, tmp_path, monkeypatch):
   write(f'{remote}/deu-en/train.deu.gz', ['ä', 'b'])
   write(f'{remote}/deu-en/train.en', ['x', 'y'])
-  (pair,) = corpus.find_pairs(f'{remote}/')
+  (pair,) = parallel.find_pairs(f'{remote}/')
   assert (pair.name, pair.source, pair.target) == ('deu-en', 'deu', 'en')
-  assert corpus.read_pair(pair) == (['ä', 'b'], ['x', 'y'])
-  (back,) = corpus.find_pairs(remote, 'en-deu')
+  assert parallel.read_pair(pair) == (['ä', 'b'], ['x', 'y'])
+  (back,) = parallel.find_pairs(remote, 'en-deu')
   assert back.source_files == (f'{remote}/deu-en/train.en',) and back.target_files == (f'{remote}/deu-en/train.deu.gz',)
   with pytest.raises(UserError, match=r'no file dev.deu\[.gz\] and dev.en\[.gz\] in ram://'):
-    corpus.find_pairs(remote, split='dev')
+    parallel.find_pairs(remote, split='dev')
 
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', -(10**9))  # as if they had been written long ago
   hashes = lambda: content_hashes.of_cache(str(tmp_path), quiet=True).of(pair.source_files + pair.target_files)
@@ -184,14 +184,14 @@ def test_a_remote_corpus_of_plain_files_and_shards_is_found_and_read(remote):
   for number in range(2):
     write(f'{remote}/train-{number}.de.gz', [f'ein {number}'] * 3)
     write(f'{remote}/train-{number}.en', [f'a {number}'] * 3)
-  (pair,) = corpus.find_pairs(remote, 'de-en')
-  assert corpus.read_pair(pair) == (['ein 0'] * 3 + ['ein 1'] * 3, ['a 0'] * 3 + ['a 1'] * 3)
+  (pair,) = parallel.find_pairs(remote, 'de-en')
+  assert parallel.read_pair(pair) == (['ein 0'] * 3 + ['ein 1'] * 3, ['a 0'] * 3 + ['a 1'] * 3)
   for path in pair.source_files + pair.target_files:
     seen = []
     assert sum(map(len, text.line_batches(path, 2, seen.append))) == 3 and sum(seen) == files.size(path)
   files.remove(f'{remote}/train-1.en')
   with pytest.raises(UserError, match=r'both sides of a pair .*; saw ram://.*/train-1.de.gz without train-1.en'):
-    corpus.find_pairs(remote, 'de-en')
+    parallel.find_pairs(remote, 'de-en')
 
 
 def test_remote_plain_text_is_found_read_and_tokenised(remote, tmp_path):
@@ -220,7 +220,7 @@ def test_remote_text_that_cannot_be_read_is_refused(remote):
     for read in (text.count_lines, plain_text.read):
       with pytest.raises(UserError, match=said):
         read(f'{remote}/{name}')
-  for find in (corpus.find_pairs, lambda folder: plain_text.find_files(folder, 'train')):
+  for find in (parallel.find_pairs, lambda folder: plain_text.find_files(folder, 'train')):
     with pytest.raises(UserError, match="data_dir must be an existing folder; saw 'ram://"):
       find(f'{remote}/none')
     with pytest.raises(UserError, match="data_dir is a path of a file system that is mounted .*; saw 's3://b/c'"):

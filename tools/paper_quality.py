@@ -56,10 +56,10 @@ def main(argv):
 
 def _examples(data_dir: str, pairs: list[str]) -> dict[str, int]:
   """Lines of the training set of each pair."""
-  from lingvo_moe.tasks import text
-  from lingvo_moe.tasks.mt import corpus
+  from lingvo_moe.corpora import parallel
+  from lingvo_moe.corpora import text
 
-  found = corpus.find_pairs(data_dir, ','.join(pairs), 'train')
+  found = parallel.find_pairs(data_dir, ','.join(pairs), 'train')
   return {pair.name: len(text.read_lines(pair.source_files)) for pair in found}
 
 

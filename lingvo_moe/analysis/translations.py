@@ -17,8 +17,8 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt import scoring
 
 _ENGLISH = ('en', 'eng')
@@ -28,7 +28,7 @@ _ENGLISH = ('en', 'eng')
 class Translations:
   """One pair's translations by one checkpoint."""
 
-  pair: corpus.Pair
+  pair: parallel.Pair
   sources: list[str]
   references: list[str]
   lines: list[str]
@@ -87,12 +87,12 @@ def read(
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
   found = {}
   split_files = [tuple(p) for p in run.values.get('split_files') or ()]
-  for pair in written or corpus.find_pairs(data_dir, ','.join(scored), split, split_files):
+  for pair in written or parallel.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = run.results_file(split, step, pair.name + log_directory.HYPOTHESES)
     for decoded in (path, *(pair.source_files + pair.target_files if written else ())):
       _check_unchanged(decoded, hashes, run.path)
     lines = text.read_lines([path])
-    sources, references = corpus.read_pair(pair)
+    sources, references = parallel.read_pair(pair)
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(
         f'{path} has {counted(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and '
@@ -113,7 +113,7 @@ def read(
   return found
 
 
-def _written_pairs(run: LogDirectory, split: str, step: int, summary: Mapping[str, Any]) -> list[corpus.Pair] | None:
+def _written_pairs(run: LogDirectory, split: str, step: int, summary: Mapping[str, Any]) -> list[parallel.Pair] | None:
   """Pairs whose text the decoder wrote with its translations; None where it did not of one."""
   hashes, languages = summary.get('hashes') or {}, summary.get('languages') or {}
   found = []
@@ -122,7 +122,7 @@ def _written_pairs(run: LogDirectory, split: str, step: int, summary: Mapping[st
     cut = languages.get(name) or name.split('-')  # an earlier version did not write languages down
     if len(cut) != 2 or '-'.join(cut) != name or os.path.basename(name) != name or not set(sides) <= set(hashes):
       return None
-    found.append(corpus.Pair(name, *cut, split, *((run.results_file(split, step, side),) for side in sides)))
+    found.append(parallel.Pair(name, *cut, split, *((run.results_file(split, step, side),) for side in sides)))
   return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
-from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
+from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput
 from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs

@@ -10,7 +10,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
+from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('out_dir', None, 'directory to write; it must be new, empty, or made by this command')

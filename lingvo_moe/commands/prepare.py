@@ -25,8 +25,8 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt import preparation
-from lingvo_moe.tasks.mt.pair_files import Texts
+from lingvo_moe.corpora import preparation
+from lingvo_moe.corpora.pair_files import Texts
 
 _SOURCE = flags.DEFINE_string('source', '', 'File of source lines, such as a.de or a.de.gz.')
 _TARGET = flags.DEFINE_string('target', '', 'File of their translations, such as a.en.')

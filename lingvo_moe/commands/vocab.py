@@ -1,7 +1,7 @@
 """lingvo-moe vocab --data_dir=DATA --pairs='*-en' --side=source --vocab_size=8000 --output=vocab/source
 
 Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) on the train split of one or
-more corpora, and writes OUTPUT.model and OUTPUT.vocab. lingvo_moe/tasks/mt/corpus.py describes the layouts of DATA.
+more corpora, and writes OUTPUT.model and OUTPUT.vocab. lingvo_moe/corpora/parallel.py describes the layouts of DATA.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def main(argv):
     raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
   if not 0.98 <= _COVERAGE.value <= 1:
     raise UserError(f'character_coverage must be from 0.98 to 1; saw {_COVERAGE.value}: use 0.9995')
-  from lingvo_moe.tasks.mt import corpus
+  from lingvo_moe.corpora import parallel
   from lingvo_moe.tasks.mt import vocab_training
 
   pairs = [
-    p for folder in dict.fromkeys(_DATA_DIR.value) for p in corpus.find_pairs(folder, _PAIRS.value, _SPLIT.value)
+    p for folder in dict.fromkeys(_DATA_DIR.value) for p in parallel.find_pairs(folder, _PAIRS.value, _SPLIT.value)
   ]
   start = time.time()
   path = vocab_training.train_vocab(

@@ -15,8 +15,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.core.log_directory import number
 from lingvo_moe.core.log_directory import tokens_so_far
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class RunRecord:
     values = self.run.values
     try:
       prefixes = [tuple(pair) for pair in values.get('split_files') or ()]
-      pairs = corpus.find_pairs(self.data_dir, str(values.get('pairs') or ''), 'train', prefixes)
+      pairs = parallel.find_pairs(self.data_dir, str(values.get('pairs') or ''), 'train', prefixes)
       size = lambda pair: sum(map(files.size, (*pair.source_files, *pair.target_files)))
       return {pair.name: size(pair) for pair in pairs}, 'bytes'
     except (UserError, OSError, TypeError, ValueError):

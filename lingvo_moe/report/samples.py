@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lingvo_moe.corpora import text
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
 from lingvo_moe.report import reading
@@ -12,7 +13,6 @@ from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import chosen
-from lingvo_moe.tasks import text
 
 _PAIRS = 24  # of which lines are shown, at most
 _LINES = 2  # of each

@@ -10,12 +10,12 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from lingvo_moe.corpora import text
 from lingvo_moe.report import series as series_lib
 from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.series import Series
-from lingvo_moe.tasks import text
 
 WIDTH = 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36

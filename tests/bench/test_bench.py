@@ -26,8 +26,8 @@ from lingvo_moe.bench.clock import Clock
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
 
 TINY = registry.get('mt.bench_s.Tiny')()
 ONCE = Clock(warmup=1, calls=1)

@@ -14,9 +14,9 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core import markdown
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
+from lingvo_moe.corpora import text
 from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.tasks import text
 from paper import plots
 from paper import specialization
 

@@ -25,7 +25,7 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
 
 Record = dict[str, Any]
 _SCORE_DIGITS = 4
@@ -218,7 +218,7 @@ def _check_same(recorded: Record | None, name: str, value: float, digits: int) -
 
 def _direction(pairs: Mapping[str, float]) -> str | None:
   """The direction that all pairs have."""
-  found = {translations.direction(*languages) for languages in corpus.languages_of(pairs)}
+  found = {translations.direction(*languages) for languages in parallel.languages_of(pairs)}
   return found.pop() if len(found) == 1 else None
 
 

@@ -19,15 +19,15 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
+from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.windows import Batch
-from lingvo_moe.tasks.sampling import fold
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import BOS
 
@@ -115,9 +115,9 @@ class HeldOutInput:
   ):
     self._config = config
     self._feed = feed
-    paths = corpus.find_files(config.data_dir, split)
+    paths = documents.find_files(config.data_dir, split)
     texts = windows.open_text(config.data_dir, split, 'file', vocab.text, cache_dir, feed.quiet)
-    self.subsets = [corpus.name_of(path) for path in paths]
+    self.subsets = [documents.name_of(path) for path in paths]
     hashes = [hashlib.sha256(text.tokens.tobytes()).hexdigest()[:16] for text in texts]
     self.fingerprints = dict(zip(self.subsets, hashes, strict=True))
     self.examples = [

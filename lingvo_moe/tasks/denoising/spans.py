@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.tasks.sampling import fold
+from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.tasks.vocab import EOS
 
 

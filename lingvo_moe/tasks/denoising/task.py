@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
 from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text import run_vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
@@ -44,10 +44,10 @@ class DenoisingTask:
 
   def check_corpus(self: DenoisingConfig) -> None:
     for split in ('train', 'dev'):
-      corpus.find_files(self.data_dir, split)
+      documents.find_files(self.data_dir, split)
 
   def corpus_files(self: DenoisingConfig) -> dict[str, list[str]]:
-    return {split: corpus.find_files(self.data_dir, split) for split in ('train', 'dev')}
+    return {split: documents.find_files(self.data_dir, split) for split in ('train', 'dev')}
 
   def prepare(self: DenoisingConfig, folder: str, begun: bool) -> DenoisingConfig:
     return run_vocab.prepare(self, folder, begun)

@@ -6,6 +6,7 @@ import dataclasses
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
+from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS
@@ -15,7 +16,6 @@ from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.lm.task import LanguageTask
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.plain_text.corpus import DOCUMENTS
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 

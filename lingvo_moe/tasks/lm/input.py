@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.tasks.plain_text import corpus
+from lingvo_moe.corpora import documents
+from lingvo_moe.corpora.sampling import shuffled
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.sampling import shuffled
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
 from lingvo_moe.tasks.vocab import BOS
@@ -140,8 +140,8 @@ class HeldOutInput:
     self._config = config
     self._feed = feed
     texts = windows.open_text(config.data_dir, split, config.documents, vocab, cache_dir, feed.quiet)
-    paths = corpus.find_files(config.data_dir, split)
-    self.subsets = [corpus.name_of(path) for path in paths]
+    paths = documents.find_files(config.data_dir, split)
+    self.subsets = [documents.name_of(path) for path in paths]
     orders = [np.arange(min(len(text), first or len(text))) for text in texts]
     self._streams = [Stream(text, order) for text, order in zip(texts, orders, strict=True)]
     self.files = [_units(path, config.documents, len(order)) for path, order in zip(paths, orders, strict=True)]
@@ -154,8 +154,8 @@ class HeldOutInput:
       starts = (np.arange(count) * stride).tolist()
       self._windows += [(file, s, s + config.window - stride if s else 0) for s in starts]
     layout = repr((self.subsets, self._windows, config.rows_of_batch(training=False), self.fingerprint))
-    documents = b''.join(text.offsets.tobytes() for text in texts)
-    self.content_hash = hashlib.sha256(layout.encode() + documents).hexdigest()[:16]
+    offsets = b''.join(text.offsets.tobytes() for text in texts)
+    self.content_hash = hashlib.sha256(layout.encode() + offsets).hexdigest()[:16]
     total = sum(stream.total for stream in self._streams)
     self.stats = f'{len(paths)} files, {sum(map(len, orders)):,} documents, {total:,} tokens with eos'
 
@@ -189,7 +189,7 @@ class HeldOutInput:
 def _units(path: str, kind: str, count: int) -> tuple[int, int, int]:
   """Words (between spaces), bytes and number of the first documents of a file."""
   words = size = 0
-  for number, document in enumerate(corpus.documents(path, kind)):
+  for number, document in enumerate(documents.documents(path, kind)):
     if number < count:
       words += len(document.split())
       size += len(document.encode())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
 from lingvo_moe.tasks import metrics as metrics_lib
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text import run_vocab
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
@@ -39,10 +39,10 @@ class LanguageTask:
 
   def check_corpus(self: LanguageConfig) -> None:
     for split in ('train', 'dev'):
-      corpus.find_files(self.data_dir, split)
+      documents.find_files(self.data_dir, split)
 
   def corpus_files(self: LanguageConfig) -> dict[str, list[str]]:
-    return {split: corpus.find_files(self.data_dir, split) for split in ('train', 'dev')}
+    return {split: documents.find_files(self.data_dir, split) for split in ('train', 'dev')}
 
   def prepare(self: LanguageConfig, folder: str, begun: bool) -> LanguageConfig:
     return run_vocab.prepare(self, folder, begun)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.tasks.sampling import shuffled
+from lingvo_moe.corpora.sampling import shuffled
 
 # Row lengths in steps of a quarter of the next lower power of two, at least 4. With half as many, the share of padding
 # in a batch was 6 to 8% higher.

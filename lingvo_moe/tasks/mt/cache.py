@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.token_cache import Entry
 from lingvo_moe.tasks.token_cache import TokenCache
@@ -18,7 +18,7 @@ from lingvo_moe.tasks.token_cache import open_entries
 
 
 def open_pairs(
-  pairs: Sequence[corpus.Pair], source_vocab: Vocab, target_vocab: Vocab, cache_dir: str, *, quiet: bool = False
+  pairs: Sequence[parallel.Pair], source_vocab: Vocab, target_vocab: Vocab, cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[TokenCache, TokenCache]]:
   """Opens the (source, target) caches of every pair; missing ones are built, with a progress bar.
 
@@ -35,7 +35,7 @@ def open_pairs(
   sides = open_entries(wanted, _tokenised, cache_dir, quiet=quiet)
   caches = list(zip(sides[::2], sides[1::2], strict=True))
   for pair, (source, target) in zip(pairs, caches, strict=True):
-    corpus.check_counts(pair, source.shard_lines, target.shard_lines)
+    parallel.check_counts(pair, source.shard_lines, target.shard_lines)
   return caches
 
 
@@ -47,7 +47,7 @@ class _Keys:
 
 
 def open_keys(
-  pairs: Sequence[corpus.Pair], cache_dir: str, *, quiet: bool = False
+  pairs: Sequence[parallel.Pair], cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[np.ndarray, np.ndarray]]:
   """A hash of text.key, uint64, of each (source, target) line of every pair; 0 of an empty one."""
   wanted = [

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import sampling
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import text
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -32,21 +32,21 @@ _CHUNK = 1 << 16  # lines that are compared at a time
 _MANY_SHARED = 0.01  # share of held-out lines in train from which on the user is told
 
 
-def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
+def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
   """Pairs of a split; those without dev have in its place, with dev_lines, that of train (Pair.split is 'train').
 
   Raises:
-    UserError: as corpus.find_pairs; of dev that is lacking, with the offer of dev_lines.
+    UserError: as parallel.find_pairs; of dev that is lacking, with the offer of dev_lines.
   """
   if split != 'dev':
     return _find(config, split)
   try:
     found = _find(config, 'dev')
-  except corpus.NoPairError:  # of plain files some have dev
+  except parallel.NoPairError:  # of plain files some have dev
     if not config.dev_lines:
       raise
     found = list(_with_dev(config))
-  except corpus.NotThereError as e:
+  except parallel.NotThereError as e:
     if not config.dev_lines:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
     found = []
@@ -55,20 +55,20 @@ def find_pairs(config: DataConfig, split: str) -> list[corpus.Pair]:
   names = {pair.name for pair in found}
   try:
     found += [pair for pair in _find(config, 'train') if pair.name not in names]
-  except corpus.NotThereError:
+  except parallel.NotThereError:
     if not found:
       raise
   return sorted(found, key=lambda pair: pair.name)
 
 
-def _find(config: DataConfig, split: str) -> list[corpus.Pair]:
-  return corpus.find_pairs(config.data_dir, config.pairs, split, config.split_files)
+def _find(config: DataConfig, split: str) -> list[parallel.Pair]:
+  return parallel.find_pairs(config.data_dir, config.pairs, split, config.split_files)
 
 
-def _with_dev(config: DataConfig) -> Iterator[corpus.Pair]:
+def _with_dev(config: DataConfig) -> Iterator[parallel.Pair]:
   for pair in _find(config, 'train'):
-    with contextlib.suppress(corpus.NotThereError):
-      yield from corpus.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
+    with contextlib.suppress(parallel.NotThereError):
+      yield from parallel.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
 
 
 def taken(config: DataConfig) -> set[str]:
@@ -81,9 +81,9 @@ class Choice:
 
   def __init__(self, config: DataConfig):
     self._seed, self._dev_lines = config.seed, config.dev_lines
-    self._folders_with = collections.Counter(itertools.chain(*corpus.pair_folders(config.data_dir)))
+    self._folders_with = collections.Counter(itertools.chain(*parallel.pair_folders(config.data_dir)))
 
-  def numbers(self, pair: corpus.Pair, size: int) -> np.ndarray:
+  def numbers(self, pair: parallel.Pair, size: int) -> np.ndarray:
     """Numbers of the lines that are taken of a pair's `size` lines of train, ascending."""
     if self._dev_lines * 2 > size:
       raise UserError(
@@ -100,10 +100,10 @@ class Choice:
     again[first] = False
     return np.sort(np.concatenate([first, np.flatnonzero(again)])[: self._dev_lines])
 
-  def read(self, pair: corpus.Pair) -> tuple[list[str], list[str]]:
+  def read(self, pair: parallel.Pair) -> tuple[list[str], list[str]]:
     """(source lines, target lines) of dev."""
     counts = [[text.count_lines(path) for path in files] for files in (pair.source_files, pair.target_files)]
-    chosen = self.numbers(pair, corpus.check_counts(pair, *counts))
+    chosen = self.numbers(pair, parallel.check_counts(pair, *counts))
     return _chosen_lines(pair.source_files, chosen), _chosen_lines(pair.target_files, chosen)
 
 
@@ -191,12 +191,12 @@ class Lines:
     return self._side.gather(self._chosen[lines])
 
 
-def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[corpus.Pair, list[str], list[str]]]:
+def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:
   """Yields (pair, source lines, target lines) of every pair of a held-out set."""
   pairs = find_pairs(config, split)
   choice = Choice(config) if split == 'dev' and any(pair.split == 'train' for pair in pairs) else None
   for pair in pairs:
-    yield pair, *(choice.read(pair) if choice and pair.split == 'train' else corpus.read_pair(pair))
+    yield pair, *(choice.read(pair) if choice and pair.split == 'train' else parallel.read_pair(pair))
 
 
 def _chosen_lines(files: Sequence[str], chosen: np.ndarray) -> list[str]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
+from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt import cache
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -76,7 +76,7 @@ def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
   return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
 
 
-def tag_ids(config: DataConfig, pairs: list[corpus.Pair], source_vocab: Vocab) -> np.ndarray | None:
+def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab) -> np.ndarray | None:
   """Ids of the tags that go before the sources of each pair; None if sources are not tagged.
 
   Sources are tagged if the training corpus has several target languages, for all splits alike.
@@ -84,8 +84,8 @@ def tag_ids(config: DataConfig, pairs: list[corpus.Pair], source_vocab: Vocab) -
   targets = {pair.target for pair in pairs}
   if config.tag_target is None:
     try:
-      targets |= {p.target for p in corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
-    except corpus.NotThereError:
+      targets |= {p.target for p in parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
+    except parallel.NotThereError:
       pass  # there are only held-out sets
   if not config.tags(targets):
     return None

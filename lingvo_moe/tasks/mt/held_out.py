@@ -16,7 +16,7 @@ import numpy as np
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import counted
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig

@@ -23,7 +23,9 @@ import tensorflow as tf
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import text
+from lingvo_moe.corpora.sampling import Sampler
+from lingvo_moe.corpora.sampling import shuffled
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.batching import BatchPlan
@@ -32,8 +34,6 @@ from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.examples import load_vocabs
 from lingvo_moe.tasks.mt.examples import rows_of_process
 from lingvo_moe.tasks.mt.vocab import Vocab
-from lingvo_moe.tasks.sampling import Sampler
-from lingvo_moe.tasks.sampling import shuffled
 
 Batch = assembly.Batch
 _PLAN_VERSION = 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import unwritten
 from lingvo_moe.tasks.mt import vocab_training
 from lingvo_moe.tasks.mt.vocab import Vocab
@@ -63,7 +63,7 @@ def _with_tag(config: MtConfig) -> MtConfig:
   """Settles whether sources are tagged, which decoder and translate could not tell without the training corpus."""
   if config.tag_target is not None:
     return config
-  pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+  pairs = parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
   return dataclasses.replace(config, tag_target=config.tags({pair.target for pair in pairs}))
 
 
@@ -87,7 +87,7 @@ def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
     vocab = Vocab(path)
     settled |= _normalization(config, side, vocab)
     if given[side] and not begun and side != 'source':
-      pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+      pairs = parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
       if said := unwritten.remark(vocab, pairs):
         print(said, file=sys.stderr)
     size = vocab.size

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.vocab import Vocab
@@ -142,10 +142,10 @@ class TranslationTask:
     listed = [name.strip() for name in self.pairs.split(',')]
     names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
     try:
-      found = {(pair.source, pair.target) for pair in corpus.find_pairs(self.data_dir, self.pairs)}
+      found = {(pair.source, pair.target) for pair in parallel.find_pairs(self.data_dir, self.pairs)}
     except UserError:
       found = set()
-    return sorted(found | set(corpus.languages_of(names - {'-'.join(pair) for pair in found})))
+    return sorted(found | set(parallel.languages_of(names - {'-'.join(pair) for pair in found})))
 
   def choose_target(self: MtConfig, vocabs: Vocabs, asked: str | None) -> str | None:
     from lingvo_moe.tasks.mt import decoding

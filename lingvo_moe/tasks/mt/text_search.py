@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow_text
 
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig

@@ -9,15 +9,15 @@ import unicodedata
 from collections.abc import Sequence
 
 from lingvo_moe.core.errors import counted
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.vocab import Vocab
 
 _LINES = 10_000  # that are tried
 
 
-def remark(vocab: Vocab, pairs: Sequence[corpus.Pair]) -> str:
+def remark(vocab: Vocab, pairs: Sequence[parallel.Pair]) -> str:
   """How many of the first target lines are not written as they are, with the ceiling and the way out; '' for none.
 
   Runs of spaces (U+0020) count as one space, as SentencePiece has it.
@@ -43,7 +43,7 @@ def remark(vocab: Vocab, pairs: Sequence[corpus.Pair]) -> str:
   )
 
 
-def _targets(pair: corpus.Pair):
+def _targets(pair: parallel.Pair):
   batches = itertools.chain.from_iterable(map(text.line_batches, pair.target_files))
   return (line.decode('utf-8') for batch in batches for line in batch)
 

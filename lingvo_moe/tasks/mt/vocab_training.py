@@ -13,11 +13,11 @@ import tqdm
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import sampling
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import sampling
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks import text
 from lingvo_moe.tasks.lock import lock
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import unwritten
 from lingvo_moe.tasks.mt import vocab as vocab_lib
 from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -26,7 +26,7 @@ NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity
 
 
 def train_vocab(
-  pairs: Sequence[corpus.Pair],
+  pairs: Sequence[parallel.Pair],
   output: str,
   vocab_size: int,
   *,
@@ -92,9 +92,9 @@ def train_vocab(
   return path
 
 
-def _count(pair: corpus.Pair) -> int:
+def _count(pair: parallel.Pair) -> int:
   sources, targets = ([text.count_lines(f) for f in side] for side in (pair.source_files, pair.target_files))
-  return corpus.check_counts(pair, sources, targets)
+  return parallel.check_counts(pair, sources, targets)
 
 
 def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
@@ -166,7 +166,7 @@ def _ensure(config: DataConfig, side: str, size: int, vocab_dir: str, quiet: boo
     if made is None and os.path.exists(output + '.model'):  # a user's, or of a trainer that was killed here
       kept = files.set_aside(output + '.model')
       print(f'{output}.model was not made for this run; it is kept as {kept}', file=sys.stderr)
-    pairs = corpus.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
+    pairs = parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
     tags = config.tags({pair.target for pair in pairs}) and side != 'target'
     train_vocab(
       pairs,

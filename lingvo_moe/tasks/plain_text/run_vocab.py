@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks import text
 from lingvo_moe.tasks.lock import lock
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.plain_text.vocab import Characters
 from lingvo_moe.tasks.plain_text.vocab import Pieces
@@ -78,11 +78,11 @@ def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
   with lock(folder):
     if os.path.exists(path) and (begun or _is_whole(path)):
       return path
-    files = corpus.find_files(config.data_dir, 'train')
+    files = documents.find_files(config.data_dir, 'train')
     if config.vocab == 'char':
-      characters = Characters.of(map(corpus.read, files))
+      characters = Characters.of(map(documents.read, files))
       if not characters.characters:
-        raise corpus.no_text(files[0])
+        raise documents.no_text(files[0])
       characters.save(path)
     else:
       output = path.removesuffix('.model')

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
+from lingvo_moe.corpora.sampling import fold
+from lingvo_moe.corpora.sampling import permute
 from lingvo_moe.tasks import token_cache
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.sampling import fold
-from lingvo_moe.tasks.sampling import permute
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
 from lingvo_moe.tasks.transformer_config import BatchConfig
@@ -24,23 +24,23 @@ Batch = dict[str, np.ndarray]
 def open_text(
   data_dir: str, split: str, kind: str, vocab: TextVocab, cache_dir: str, quiet: bool = False
 ) -> list[TokenCache]:
-  """Tokens of each file of a split, by documents of a kind of corpus.DOCUMENTS; UserError where there is no text."""
-  found = corpus.find_files(data_dir, split)
+  """Tokens of each file of a split, by documents of a kind of documents.DOCUMENTS; UserError where there is no text."""
+  found = documents.find_files(data_dir, split)
 
   def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
     for path in paths:
-      for document in corpus.documents(path, kind):
+      for document in documents.documents(path, kind):
         ids = vocab.encode(document)
         if len(ids):
           yield ids, np.array([len(ids)], np.int64)
       progress(files.size(path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entries = [token_cache.Entry(f'{corpus.name_of(path)}.{kind}', [path], vocab) for path in found]
+  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab) for path in found]
   texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
   for path, text in zip(found, texts, strict=True):
     if not len(text.tokens):
-      raise corpus.no_text(path)
+      raise documents.no_text(path)
   return texts
 
 

@@ -12,11 +12,11 @@ import pytest
 import sentencepiece
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import documents
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.lm.input import TrainInput
-from lingvo_moe.tasks.plain_text import corpus
 from lingvo_moe.tasks.plain_text import run_vocab
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.plain_text.vocab import Characters
@@ -147,19 +147,19 @@ def test_the_hash_of_dev_text_is_that_of_its_documents_and_windows(config):
 
 def test_paragraphs_are_between_empty_lines(tmp_path):
   (tmp_path / 'train.txt').write_text('\na\nb\n\n \nc\n\n\n')
-  assert list(corpus.documents(str(tmp_path / 'train.txt'), 'paragraph')) == ['a\nb', 'c']
+  assert list(documents.documents(str(tmp_path / 'train.txt'), 'paragraph')) == ['a\nb', 'c']
 
 
 def test_a_file_beside_its_gzipped_copy_is_read_once(tmp_path):
   for name in ('dev.txt', 'dev.txt.gz', 'dev-1.txt.gz', 'dev-2.txt'):
     (tmp_path / name).touch()
-  found = [os.path.basename(path) for path in corpus.find_files(str(tmp_path), 'dev')]
+  found = [os.path.basename(path) for path in documents.find_files(str(tmp_path), 'dev')]
   assert found == ['dev-1.txt.gz', 'dev-2.txt', 'dev.txt']
 
 
 def test_mistakes_are_answered(tmp_path, config):
   with pytest.raises(UserError, match=r'no file test\*.txt\[.gz\] in .*, which has dev.txt'):
-    corpus.find_files(config.data_dir, 'test')
+    documents.find_files(config.data_dir, 'test')
   with pytest.raises(UserError, match="data_dir must be an existing folder; saw ''"):
     LmConfig().check_corpus()
   (tmp_path / 'data' / 'train-3.txt').write_bytes(b'good\nbad \xff\n')

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import parallel
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.search import beam_search
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab import Vocab
@@ -203,7 +203,7 @@ def vocab_file(tmp_path_factory):
     (folder / pair).mkdir()
     for side in pair.split('-'):
       (folder / pair / f'train.{side}').write_text(''.join(f'{i} {i * i}\n' for i in range(200)))
-  return train_vocab(corpus.find_pairs(str(folder)), str(folder / 'v'), 290, quiet=True)
+  return train_vocab(parallel.find_pairs(str(folder)), str(folder / 'v'), 290, quiet=True)
 
 
 @pytest.fixture(scope='module')

@@ -17,10 +17,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import input as mt_input
 from lingvo_moe.tasks.mt import text_search
@@ -58,7 +58,7 @@ def world(tmp_path_factory):
     targets = [sentence(target, i) for i in range(n)] + ['x', 'x']
     write_pair(root / 'data', pair, 'train', sources, targets)
     write_pair(root / 'data', pair, 'dev', sources[:20], targets[:20])
-  vocab = train_vocab(corpus.find_pairs(str(root / 'data')), str(root / 'v'), 320, tags=True, quiet=True)
+  vocab = train_vocab(parallel.find_pairs(str(root / 'data')), str(root / 'v'), 320, tags=True, quiet=True)
   config = DataConfig(
     data_dir=str(root / 'data'),
     source_vocab=vocab,
@@ -227,7 +227,7 @@ def test_several_target_languages_are_told_apart_by_tags(tmp_path):
     write_pair(
       tmp_path, name, 'train', [sentence(source, i) for i in range(80)], [sentence(target, i) for i in range(80)]
     )
-  vocab_path = train_vocab(corpus.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310, quiet=True)
+  vocab_path = train_vocab(parallel.find_pairs(str(tmp_path)), str(tmp_path / 'v'), 310, quiet=True)
   config = DataConfig(data_dir=str(tmp_path), source_vocab=vocab_path, target_vocab=vocab_path, max_length=40)
   vocab = Vocab(vocab_path)
   tags = {vocab.tag_id('en'): 'en', vocab.tag_id('de'): 'de'}
@@ -398,7 +398,7 @@ def test_no_pair_trains_on_dev_text_of_another(three_pairs):
   held = held[0] | held[1]  # the vocabulary is shared
   for number, pair in enumerate(examples.pairs):
     source, _ = examples.lengths(np.full(examples.sizes[number], number), np.arange(examples.sizes[number]))
-    for length, *texts in zip(source, *corpus.read_pair(pair), strict=True):
+    for length, *texts in zip(source, *parallel.read_pair(pair), strict=True):
       assert (length == 0) == bool(held & set(texts))
   # Lines are chosen by their English text: a sentence in the dev text of fr-en is in that of de-en as a rule.
   assert len(held & {sentence('en', i) for i in range(300)}) < 17
@@ -506,7 +506,7 @@ def test_a_pair_that_has_dev_keeps_it(world):
 @pytest.fixture
 def small(tmp_path, world):
   write_pair(tmp_path / 'data', 'de-en', 'train', ['de 1', '', 'de 3'], ['en 1', 'en 2', 'en 3'])
-  pairs = corpus.find_pairs(str(tmp_path / 'data'))
+  pairs = parallel.find_pairs(str(tmp_path / 'data'))
   vocab = Vocab(world[0].source_vocab)
   return pairs, vocab, tmp_path / 'cache'
 
@@ -560,7 +560,7 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   open_small(small)
   lines = [sentence('zz', i) for i in range(100)]
   write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
-  other = Vocab(train_vocab(corpus.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300, quiet=True))
+  other = Vocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300, quiet=True))
   source, _ = cache.open_pairs(small[0], other, other, str(small[2]), quiet=True)[0]
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 

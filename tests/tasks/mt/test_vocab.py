@@ -19,9 +19,9 @@ import tensorflow_text
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import vocab as vocab_lib
-from lingvo_moe.tasks.mt import corpus
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -62,7 +62,7 @@ def write_corpus(folder, pairs=('de-en', 'ru-en'), lines=150):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   folder = tmp_path_factory.mktemp('vocab')
-  pairs = corpus.find_pairs(write_corpus(folder / 'data', ('de-en', 'en-ru')))
+  pairs = parallel.find_pairs(write_corpus(folder / 'data', ('de-en', 'en-ru')))
   return train_vocab(pairs, str(folder / 'shared'), SIZE, quiet=True)
 
 
@@ -137,7 +137,9 @@ def test_a_tag_in_the_text_of_a_vocabulary_is_no_second_piece(tmp_path):
   write_corpus(tmp_path / 'data', ('en-ru', 'ru-en'))
   for path in (tmp_path / 'data').glob('*/*'):
     path.write_text(''.join(f'say <2ru> {i}\n' for i in range(150)))
-  vocab = Vocab(train_vocab(corpus.find_pairs(f'{tmp_path}/data'), f'{tmp_path}/v', SIZE, quiet=True, exact_size=False))
+  vocab = Vocab(
+    train_vocab(parallel.find_pairs(f'{tmp_path}/data'), f'{tmp_path}/v', SIZE, quiet=True, exact_size=False)
+  )
   assert vocab.tags() == ['en', 'ru'] and vocab.written(['say <2ru> 5']) == ['say <2ru> 5']
 
 
@@ -163,7 +165,7 @@ def test_other_special_ids_are_refused(tmp_path):
 
 
 def test_the_same_corpus_and_seed_give_the_same_bytes(tmp_path):
-  pairs = corpus.find_pairs(write_corpus(tmp_path / 'data'))
+  pairs = parallel.find_pairs(write_corpus(tmp_path / 'data'))
   make = lambda name, **kw: open(
     train_vocab(pairs, str(tmp_path / name), SIZE, side='source', max_sentences=100, quiet=True, **kw), 'rb'
   ).read()
@@ -174,7 +176,7 @@ def test_lines_are_drawn_in_the_shares_of_the_temperature(tmp_path):
   from lingvo_moe.tasks.mt import vocab_training
 
   write_corpus(tmp_path, ('de-en',), 400)
-  pairs = corpus.find_pairs(write_corpus(tmp_path, ('ru-en',), 100))
+  pairs = parallel.find_pairs(write_corpus(tmp_path, ('ru-en',), 100))
 
   class Bar:
     update = set_description = lambda self, n: None
@@ -196,7 +198,7 @@ def test_existing_files_are_kept(model):
   [(9000, r'saw vocab_size=9000, and it gives at most \d+'), (200, r'saw vocab_size=200 and 2\d\d of them')],
 )
 def test_impossible_sizes_are_explained(tmp_path, size, message):
-  pairs = corpus.find_pairs(write_corpus(tmp_path / 'data'))
+  pairs = parallel.find_pairs(write_corpus(tmp_path / 'data'))
   with pytest.raises(UserError, match=message):
     train_vocab(pairs, str(tmp_path / 'x'), size, quiet=True)
 
@@ -211,14 +213,14 @@ def test_a_corpus_of_empty_lines_gives_no_vocabulary(tmp_path):
   for language in ('de', 'en'):
     (tmp_path / f'train.{language}').write_text('\n' * 50)
   with pytest.raises(UserError, match='every line that was read is empty'):
-    train_vocab(corpus.find_pairs(str(tmp_path), 'de-en'), str(tmp_path / 'x'), SIZE, quiet=True)
+    train_vocab(parallel.find_pairs(str(tmp_path), 'de-en'), str(tmp_path / 'x'), SIZE, quiet=True)
 
 
 def test_unequal_sides_are_found_before_training(tmp_path):
   data = write_corpus(tmp_path)
   (tmp_path / 'de-en' / 'train.en').write_text('one\n')
   with pytest.raises(UserError, match='saw 150 in .* and 1 in'):
-    train_vocab(corpus.find_pairs(data), str(tmp_path / 'x'), SIZE, quiet=True)
+    train_vocab(parallel.find_pairs(data), str(tmp_path / 'x'), SIZE, quiet=True)
 
 
 def test_missing_vocabularies_are_made_once(tmp_path):
@@ -268,7 +270,7 @@ SAID = (
 
 
 def test_target_text_that_cannot_be_written_is_said_with_its_ceiling(tmp_path, capsys):
-  pairs = corpus.find_pairs(write_chinese(tmp_path / 'data').data_dir)
+  pairs = parallel.find_pairs(write_chinese(tmp_path / 'data').data_dir)
   make = lambda name, side, **kw: train_vocab(
     pairs, str(tmp_path / name), SIZE, side=side, exact_size=False, quiet=True, **kw
   )
@@ -286,7 +288,7 @@ def test_target_text_that_cannot_be_written_is_said_with_its_ceiling(tmp_path, c
 def test_what_a_given_target_vocabulary_cannot_write_is_said_when_a_run_begins(tmp_path, capsys):
   data = write_chinese(tmp_path / 'data')
   path = train_vocab(
-    corpus.find_pairs(data.data_dir), f'{tmp_path}/v', SIZE, side='target', normalization='nmt_nfkc', exact_size=False
+    parallel.find_pairs(data.data_dir), f'{tmp_path}/v', SIZE, side='target', normalization='nmt_nfkc', exact_size=False
   )
   capsys.readouterr()
   config = MtConfig(data_dir=data.data_dir, target_vocab=path, target_normalization='identity')
@@ -337,7 +339,7 @@ def test_lines_too_long_for_sentences_are_left_out_and_said(tmp_path, capfd):
     f.write('Zebra ' * 1000 + '\n')
   with open(f'{corpus_folder}/de-en/train.en', 'a', encoding='utf-8') as f:
     f.write('zebra\n')
-  pairs = corpus.find_pairs(corpus_folder)
+  pairs = parallel.find_pairs(corpus_folder)
   path = train_vocab(pairs, str(tmp_path / 'x'), SIZE, side='source', exact_size=False, quiet=True)
   assert capfd.readouterr().err == f'1 of 151 lines for {path} are over 4,192 bytes and were left out\n'
   train_vocab(pairs, str(tmp_path / 'y'), SIZE, side='target', exact_size=False, quiet=True)

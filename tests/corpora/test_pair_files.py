@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.pair_files import Texts
+from lingvo_moe.corpora.pair_files import Texts
 
 PAIRS = [('Der Hund läuft, "er" bellt.', 'The dog runs.'), ('Ja.', 'Yes & no <i>.')]
 

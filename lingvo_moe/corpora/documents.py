@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import packed
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import packed
+from lingvo_moe.corpora import text
 
 DOCUMENTS = ('file', 'paragraph', 'line')
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt import corpus
-from lingvo_moe.tasks.mt import preparation
-from lingvo_moe.tasks.mt.pair_files import Texts
-from lingvo_moe.tasks.mt.preparation import Fate
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import preparation
+from lingvo_moe.corpora.pair_files import Texts
+from lingvo_moe.corpora.preparation import Fate
 
 RULES = preparation.Rules(dev=1, test=1, max_chars=30)
 
@@ -216,9 +216,9 @@ def test_the_trainers_reader_finds_what_was_written_gzip_bom_and_crlf_too(tmp_pa
   pairs[0] = ('\ufeff' + pairs[0][0], pairs[0][1])
   _, splits = prepare(texts_of(tmp_path, pairs, ('x.deu.gz', 'x.en')), tmp_path / 'out')
   for split in preparation.SPLITS:
-    (pair,) = corpus.find_pairs(str(tmp_path / 'out'), '', split)
+    (pair,) = parallel.find_pairs(str(tmp_path / 'out'), '', split)
     assert pair.name == 'deu-en'
-    source, target = corpus.read_pair(pair)
+    source, target = parallel.read_pair(pair)
     assert [(s.encode(), t.encode()) for s, t in zip(source, target, strict=True)] == splits[split]
   everything = sorted(line for split in splits.values() for line, _ in split)
   assert everything == sorted(f'{i} Ha\u0308user'.encode() for i in range(10))  # not normalised; no mark, no CR

@@ -7,7 +7,7 @@ import collections
 import numpy as np
 import pytest
 
-from lingvo_moe.tasks import sampling
+from lingvo_moe.corpora import sampling
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 7, 64, 1000, 4097])

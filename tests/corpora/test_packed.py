@@ -14,10 +14,10 @@ import time
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import packed
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt.pair_files import Texts
-from lingvo_moe.tasks.plain_text import corpus as plain_text
+from lingvo_moe.corpora import documents as plain_text
+from lingvo_moe.corpora import packed
+from lingvo_moe.corpora import text
+from lingvo_moe.corpora.pair_files import Texts
 
 MANY = 300_000_000
 

@@ -1,6 +1,6 @@
 """Files of sentence pairs to prepare: two files of lines, or one of columns (TSV, CSV), TMX, or JSON lines.
 
-Each may be packed (tasks/packed.py), and may be a pipe, which is copied to a temporary file, as text is read twice. A
+Each may be packed (corpora/packed.py), and may be a pipe, which is copied to a temporary file, as text is read twice. A
 line break within a side of a pair becomes a space.
 """
 
@@ -18,9 +18,9 @@ from typing import IO
 from xml.parsers import expat
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import packed
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import packed
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 
 _BATCH = 4096  # pairs
 _FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}
@@ -170,7 +170,7 @@ def _languages(paths: Sequence[str], pair: str) -> tuple[str, str]:
   if pair == '-'.join(ends) or not pair:
     found = ends
   else:
-    (found,) = corpus.languages_of([pair]) or [()]
+    (found,) = parallel.languages_of([pair]) or [()]
   if len(found) != 2 or found[0] == found[1] or not all(re.fullmatch(r'\w[\w-]*', name) for name in found):
     raise UserError(
       'two different languages must be named, of letters, digits, hyphens and underscores, by --pair or by the ends of '

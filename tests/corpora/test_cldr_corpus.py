@@ -11,9 +11,9 @@ import killed
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.mt.cldr import corpus as cldr_corpus
-from lingvo_moe.tasks.mt.cldr import phrases as cldr_phrases
-from lingvo_moe.tasks.mt.cldr import speaker as cldr_speaker
+from lingvo_moe.corpora.cldr import corpus as cldr_corpus
+from lingvo_moe.corpora.cldr import phrases as cldr_phrases
+from lingvo_moe.corpora.cldr import speaker as cldr_speaker
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 _CODES = ['ar', 'de', 'fa', 'sw', 'zh']

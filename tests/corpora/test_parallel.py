@@ -11,8 +11,8 @@ import re
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import text
-from lingvo_moe.tasks.mt import corpus
+from lingvo_moe.corpora import parallel
+from lingvo_moe.corpora import text
 
 
 def write(path, lines):
@@ -45,33 +45,33 @@ def names(pairs):
 
 
 def test_without_names_every_folder_is_a_pair(folders):
-  assert names(corpus.find_pairs(str(folders))) == ['deu-en', 'en-deu', 'fra-en']
+  assert names(parallel.find_pairs(str(folders))) == ['deu-en', 'en-deu', 'fra-en']
 
 
 def test_names_and_globs_choose(folders):
-  assert names(corpus.find_pairs(str(folders), '*-en')) == ['deu-en', 'fra-en']
-  assert names(corpus.find_pairs(str(folders), 'fra-en, en-*')) == ['en-deu', 'fra-en']
+  assert names(parallel.find_pairs(str(folders), '*-en')) == ['deu-en', 'fra-en']
+  assert names(parallel.find_pairs(str(folders), 'fra-en, en-*')) == ['en-deu', 'fra-en']
 
 
 def test_a_folder_serves_the_other_direction_where_that_has_none_of_its_own(folders):
-  (pair,) = corpus.find_pairs(str(folders), 'en-fra')
+  (pair,) = parallel.find_pairs(str(folders), 'en-fra')
   assert (pair.name, pair.source, pair.target) == ('en-fra', 'en', 'fra')
   assert pair.source_files == (str(folders / 'fra-en' / 'train.en.gz'),)
-  (own,) = corpus.find_pairs(str(folders), 'en-deu')
+  (own,) = parallel.find_pairs(str(folders), 'en-deu')
   assert own.source_files == (str(folders / 'en-deu' / 'train.en.gz'),)
-  assert names(corpus.find_pairs(str(folders), 'en-f*')) == ['en-fra']
+  assert names(parallel.find_pairs(str(folders), 'en-f*')) == ['en-fra']
 
 
 def test_plain_files_make_a_pair_in_either_direction(plain):
-  (pair,) = corpus.find_pairs(str(plain), 'en-de')
+  (pair,) = parallel.find_pairs(str(plain), 'en-de')
   assert (pair.source, pair.target) == ('en', 'de')
   assert pair.source_files == (str(plain / 'train.en.gz'),) and pair.target_files == (str(plain / 'train.de.gz'),)
-  assert names(corpus.find_pairs(str(plain), '*-en')) == ['cs-en', 'de-en']
+  assert names(parallel.find_pairs(str(plain), '*-en')) == ['cs-en', 'de-en']
 
 
 def test_a_split_may_have_another_prefix_and_a_prefix_is_a_split(plain):
-  mapped = corpus.find_pairs(str(plain), 'de-en', 'dev', {'dev': 'val'})
-  direct = corpus.find_pairs(str(plain), 'de-en', 'val')
+  mapped = parallel.find_pairs(str(plain), 'de-en', 'dev', {'dev': 'val'})
+  direct = parallel.find_pairs(str(plain), 'de-en', 'val')
   assert mapped[0].source_files == direct[0].source_files == (str(plain / 'val.de'),)
 
 
@@ -79,19 +79,19 @@ def test_shards_are_taken_in_order(tmp_path):
   for shard in ('train-1', 'train-0'):
     write(tmp_path / f'{shard}.de.gz', [f'{shard} de'])
     write(tmp_path / f'{shard}.en', [f'{shard} en'])
-  (pair,) = corpus.find_pairs(str(tmp_path), 'de-en')
-  assert corpus.read_pair(pair) == (['train-0 de', 'train-1 de'], ['train-0 en', 'train-1 en'])
+  (pair,) = parallel.find_pairs(str(tmp_path), 'de-en')
+  assert parallel.read_pair(pair) == (['train-0 de', 'train-1 de'], ['train-0 en', 'train-1 en'])
 
 
 def test_a_language_code_may_hold_a_hyphen(tmp_path):
   write(tmp_path / 'zh-Hant-en' / 'train.zh-Hant', ['a'])
   write(tmp_path / 'zh-Hant-en' / 'train.en', ['b'])
-  (pair,) = corpus.find_pairs(str(tmp_path))
+  (pair,) = parallel.find_pairs(str(tmp_path))
   assert (pair.source, pair.target) == ('zh-Hant', 'en')
 
 
 def test_a_pair_without_the_split_is_passed_over(folders):
-  assert names(corpus.find_pairs(str(folders), '', 'dev')) == ['deu-en']
+  assert names(parallel.find_pairs(str(folders), '', 'dev')) == ['deu-en']
 
 
 def test_only_lf_ends_a_line(tmp_path):
@@ -113,17 +113,17 @@ def refuses(message):
 
 def test_missing_folder():
   with refuses("data_dir must be an existing folder; saw 'nowhere'"):
-    corpus.find_pairs('nowhere')
+    parallel.find_pairs('nowhere')
 
 
 def test_unknown_pair_names_the_closest(folders):
   with refuses("matches 'deu-eng'; closest: deu-en"):
-    corpus.find_pairs(str(folders), 'fra-en,deu-eng')
+    parallel.find_pairs(str(folders), 'fra-en,deu-eng')
 
 
 def test_unknown_split_names_the_closest(folders, plain):
   with refuses(r'no file tset.deu\[.gz\] and tset.en\[.gz\] in .*deu-en; of the splits there, .*dev, train'):
-    corpus.find_pairs(str(folders), 'deu-en', 'tset')
+    parallel.find_pairs(str(folders), 'deu-en', 'tset')
 
 
 @pytest.mark.parametrize(
@@ -140,35 +140,35 @@ def test_split_files_are_said_as_they_are_typed(tmp_path, split, mapped, there, 
     write(tmp_path / 'de-en' / f'{stem}.de', ['a'])
     write(tmp_path / 'de-en' / f'{stem}.en', ['b'])
   with refuses(re.escape(f'--set "split_files={typed}"')):
-    corpus.find_pairs(str(tmp_path), 'de-en', split, mapped)
+    parallel.find_pairs(str(tmp_path), 'de-en', split, mapped)
   if 'PREFIX' not in typed:
-    corpus.find_pairs(str(tmp_path), 'de-en', split, ast.literal_eval(typed))
+    parallel.find_pairs(str(tmp_path), 'de-en', split, ast.literal_eval(typed))
 
 
 def test_a_named_pair_without_train_is_refused(folders):
   (folders / 'deu-en' / 'train.deu.gz').unlink()
   (folders / 'deu-en' / 'train.en.gz').unlink()
   with refuses('no file train.deu'):
-    corpus.find_pairs(str(folders), 'deu-en,fra-en')
-  assert names(corpus.find_pairs(str(folders), '*-en')) == ['fra-en']
+    parallel.find_pairs(str(folders), 'deu-en,fra-en')
+  assert names(parallel.find_pairs(str(folders), '*-en')) == ['fra-en']
 
 
 def test_plain_files_need_a_direction(plain):
   with refuses('a pair must be named; .* has train.* in cs, de, en'):
-    corpus.find_pairs(str(plain))
+    parallel.find_pairs(str(plain))
 
 
 def test_one_side_alone_is_refused(folders):
   (folders / 'deu-en' / 'dev.en').unlink()
   with refuses(r'saw .*dev.deu without dev.en\[.gz\] beside it'):
-    corpus.find_pairs(str(folders), '', 'dev')
+    parallel.find_pairs(str(folders), '', 'dev')
 
 
 def test_unequal_line_counts_are_both_told(folders):
   write(folders / 'deu-en' / 'dev.en', ['z', 'zz'])
-  (pair,) = corpus.find_pairs(str(folders), 'deu-en', 'dev')
+  (pair,) = parallel.find_pairs(str(folders), 'deu-en', 'dev')
   with refuses('saw 1 in .*dev.deu and 2 in .*dev.en: align them'):
-    corpus.read_pair(pair)
+    parallel.read_pair(pair)
 
 
 def test_invalid_utf8_is_told_by_file_and_line(tmp_path):
@@ -180,9 +180,9 @@ def test_invalid_utf8_is_told_by_file_and_line(tmp_path):
 def test_empty_corpus_is_refused(folders):
   write(folders / 'deu-en' / 'dev.deu', [])
   write(folders / 'deu-en' / 'dev.en', [])
-  (pair,) = corpus.find_pairs(str(folders), 'deu-en', 'dev')
+  (pair,) = parallel.find_pairs(str(folders), 'deu-en', 'dev')
   with refuses('a corpus must have lines; .*dev.deu is empty'):
-    corpus.read_pair(pair)
+    parallel.read_pair(pair)
 
 
 def test_damaged_gzip_is_told(tmp_path):
@@ -196,15 +196,15 @@ def test_damaged_gzip_is_told(tmp_path):
 def test_a_side_may_be_packed_by_xz_or_bzip2_and_zstd_is_named(tmp_path):
   (tmp_path / 'train.de.xz').write_bytes(lzma.compress(b'eins\n'))
   (tmp_path / 'train.en.BZ2').write_bytes(bz2.compress(b'one\n'))
-  (pair,) = corpus.find_pairs(str(tmp_path), 'de-en')
-  assert corpus.read_pair(pair) == (['eins'], ['one'])
+  (pair,) = parallel.find_pairs(str(tmp_path), 'de-en')
+  assert parallel.read_pair(pair) == (['eins'], ['one'])
   (tmp_path / 'train.fr.zst').write_bytes(b'\x28\xb5\x2f\xfd' + bytes(9))
-  (pair,) = corpus.find_pairs(str(tmp_path), 'fr-en')
+  (pair,) = parallel.find_pairs(str(tmp_path), 'fr-en')
   with refuses('train.fr.zst is packed by zstd: unpack it with zstd -d'):
-    corpus.read_pair(pair)
+    parallel.read_pair(pair)
 
 
 def test_a_name_of_a_pair_is_cut_before_the_code_of_a_language():
   names = ['en-pt-BR', 'pt-BR-fr', 'zh-Hans-en', 'de-zh-Hant']
   expected = [('en', 'pt-BR'), ('pt-BR', 'fr'), ('zh-Hans', 'en'), ('de', 'zh-Hant')]
-  assert [corpus.languages_of([name])[0] for name in names] == expected
+  assert [parallel.languages_of([name])[0] for name in names] == expected

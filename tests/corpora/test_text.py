@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from lingvo_moe.tasks import text
+from lingvo_moe.corpora import text
 
 CHARACTERS = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x32000), *range(0xE0000, 0xE1000))]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from lingvo_moe.core import files as files_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks import packed
+from lingvo_moe.corpora import packed
 
 _LINES_A_BATCH = 4096
 # Characters of the Unicode categories Cf (format) and Cc (control), but for white space: no part of a sentence.

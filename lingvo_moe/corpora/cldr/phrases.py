@@ -11,7 +11,7 @@ import datetime
 import itertools
 import random
 
-from lingvo_moe.tasks.mt.cldr.speaker import Tree
+from lingvo_moe.corpora.cldr.speaker import Tree
 
 _TERRITORIES = (
   'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
