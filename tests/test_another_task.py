@@ -1,4 +1,4 @@
-"""A task of another kind, in this file alone: a bigram model of bytes, trained and evaluated by the jobs as they are."""
+"""Task of another kind, in this file alone: a bigram model of bytes, trained and evaluated by the jobs."""
 
 from __future__ import annotations
 

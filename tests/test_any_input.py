@@ -1,4 +1,4 @@
-"""Input of any kind, drawn by hypothesis: each is taken, or refused in one line. CONTRIBUTING.md has the command for a longer run."""
+"""Input of any kind, drawn by hypothesis, is taken or rejected in one line. CONTRIBUTING.md has a longer run."""
 
 from __future__ import annotations
 

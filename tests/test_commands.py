@@ -1,4 +1,4 @@
-"""tools/test, tools/quickstart and lingvo-moe: what they install, what they answer before any work, and their --help."""
+"""tools/test, tools/quickstart and lingvo-moe: what they install, answer before any work, and say for --help."""
 
 from __future__ import annotations
 
@@ -233,7 +233,8 @@ def test_a_run_may_be_an_argument(command, tmp_path):
 
 
 def test_importing_tensorflow_is_as_quiet_as_in_a_command():
-  code = 'import lingvo_moe, sys; assert "tensorflow" not in sys.modules; import tensorflow as tf; print(tf.add(1, 1).numpy())'
+  code = 'import lingvo_moe, sys; assert "tensorflow" not in sys.modules\n'
+  code += 'import tensorflow as tf; print(tf.add(1, 1).numpy())'
   env = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, env=env)
   assert (done.stdout, done.stderr) == ('2\n', '')
@@ -241,8 +242,8 @@ def test_importing_tensorflow_is_as_quiet_as_in_a_command():
 
 def test_what_is_no_message_of_tensorflows_start_up_is_still_printed(tmp_path):
   (tmp_path / 'tensorflow.py').write_text(
-    'import os\nos.write(2, b"I0000 00:00:1795397392.395817   10288 port.cc:153] oneDNN\\n")\nos.write(2, b"a fault\\n")\n'
-    'import sys\nif "fail" in sys.argv: raise ImportError("no such library")\n'
+    'import os, sys\nos.write(2, b"I0000 00:00:1795397392.395817   10288 port.cc:153] oneDNN\\n")\n'
+    'os.write(2, b"a fault\\n")\nif "fail" in sys.argv: raise ImportError("no such library")\n'
   )
   code = 'import sys, lingvo_moe\nsys.path.insert(0, sys.argv[1])\nimport tensorflow'
   run = lambda *words: (
@@ -256,7 +257,8 @@ def test_a_checkout_finds_its_models_when_another_copy_is_installed(tmp_path):
   """In a clone the working directory comes first, and what pip install . installed is not looked at."""
   for folder in 'lingvo_moe', 'params':
     shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns('__pycache__'))
-  code = f'import sys; sys.path = [{str(tmp_path)!r}, *[p for p in sys.path if "__editable__" not in p and p != {str(ROOT)!r}]]\n'
+  code = f'import sys; others = [p for p in sys.path if "__editable__" not in p and p != {str(ROOT)!r}]\n'
+  code += f'sys.path = [{str(tmp_path)!r}, *others]\n'
   code += 'sys.meta_path = [f for f in sys.meta_path if "__editable__" not in str(f)]\n'
   code += 'from lingvo_moe.core import registry\nprint(sys.modules[registry.get("mt.cldr.Tiny").__module__].__file__)'
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120, cwd=tmp_path)

@@ -1,8 +1,8 @@
 """README and docs/: every snippet runs, every command, model, flag, link and path in them exists.
 
-`python tests/test_docs.py FILE` runs the Python blocks of a document, in order and in one namespace. A block whose first
-line is a path, such as `# params/mt/x.py`, is a module: it is written to a scratch folder, which is made part of the
-package. What a block prints must be what the comments behind its `print` calls say.
+`python tests/test_docs.py FILE` runs the Python blocks of a document, in order and in one namespace. A block whose
+first line is a path, such as `# params/mt/x.py`, is a module: it is written to a scratch folder, which is made part of
+the package. What a block prints must be what the comments behind its `print` calls say.
 """
 
 from __future__ import annotations

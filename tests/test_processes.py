@@ -205,7 +205,8 @@ def main(argv):
   choice = runtime_flags.Choice.from_flags()
   choice.connect()
   here = choice.process_id
-  found = [choice.lead(lambda: value if choice.leads else 1 / 0) for value in (None, '', 'naïve ✓' * 9, [1, {'a': 0.1}])]
+  values = None, '', 'naïve ✓' * 9, [1, {'a': 0.1}]
+  found = [choice.lead(lambda: value if choice.leads else 1 / 0) for value in values]
   found.append(choice.together(lambda: here))
   choice.say(f'said by {here}')
   sys.stderr.write(f'<{here}: {found}>')

@@ -28,8 +28,8 @@ def translation(gate):
   groups = {'groups_of_experts': 3} if gate == 'hierarchical' else {}
   stacks = {'encoder_layers': 2, 'decoder_layers': 2, 'max_length': 8, 'shared_experts': 1}
   config = tiny_config.make(**RATES, **OF_ATTENTION, **SIZES, **HEADS, **stacks, **groups, gate=gate)
-  # Input; attention and its residual; a dense layer and its; of experts: tokens' keys twice, gate, experts, mask, shared
-  # ones, residual.
+  # Input; attention and its residual; a dense layer and its; of experts: tokens' keys twice, gate, experts, mask,
+  # shared ones, residual.
   encoder = 1 + 2 * 2 + 2 + OF_GATE[gate] + 6
   return config, random_batch(config), 2 * encoder + 2 * 2
 

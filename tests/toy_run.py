@@ -1,4 +1,4 @@
-"""Toy run, German into English, that a test can read: trained in this process until it knows its few sentences by heart."""
+"""Toy run, German into English, for tests to read: trained in this process until it knows its few sentences."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """python tools/compare_gates.py RUN RUN ... [--split=test] [--step=N]
 
-Compares gates: a Markdown table with a row for each run, of its BLEU, dev loss, dropped choices, largest over mean load,
-entropy of the gate and seconds a step. A run is a log directory, trained and decoded. params/mt/cldr_gates.py has
+Compares gates: a Markdown table with a row for each run, of its BLEU, dev loss, dropped choices, largest over mean
+load, entropy of the gate and seconds a step. A run is a log directory, trained and decoded. params/mt/cldr_gates.py has
 models for most gates, each with as many FLOPs a token, for the corpus that lingvo-moe cldr makes:
 
   lingvo-moe cldr --out_dir=gates/data --languages=quickstart

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """python tools/expert_specialization.py RUN --out=DIR [--split=dev] [--max_sentences=50] [--labels=TABLE]
 
-Shows what the experts of a translation run have learnt. Of training: the load of every MoE layer's experts over all steps,
-or the first --last_step ones. Of held-out text, with nothing dropped and the decoder reading the references: how much
-language and token tell of a token's expert, whether related languages use the same experts, and a plot of the experts of
-each language. It writes DIR/experts.md, which is printed too, and DIR/experts.png.
+Shows what the experts of a translation run have learnt. Of training: the load of every MoE layer's experts over all
+steps, or the first --last_step ones. Of held-out text, with nothing dropped and the decoder reading the references: how
+much language and token tell of a token's expert, whether related languages use the same experts, and a plot of the
+experts of each language. It writes DIR/experts.md, which is printed too, and DIR/experts.png.
 
 TABLE has what is known of each language, with tabs between columns: language, name, and any labels, such as branch,
 family and script; docs/results/m4mini_languages.tsv is one. The plot is of the layer in which language tells most.

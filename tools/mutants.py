@@ -1,16 +1,17 @@
 #!/usr/bin/env python
 """python tools/mutants.py [--count=120] [--seed=1] [NAME ...]
 
-Mutation test: would a test notice? mutmut changes one expression at a time in the files that pyproject.toml names, and runs
-the fast tests of their packages that execute it, a minute of them at most. Prints, by package, how many mutants were caught,
-and the names of the others. It needs mutmut:
+Mutation test: would a test notice? mutmut changes one expression at a time in the files that pyproject.toml names, and
+runs the fast tests of their packages that execute it, a minute of them at most. Prints, by package, how many mutants
+were caught, and the names of the others. It needs mutmut:
 
   pip install 'mutmut>=3.8,<4'
 
-Without names it draws a sample, in proportion to the mutants of each package but at least 10 of each; with names, patterns
-such as 'lingvo_moe.optim.adam.*', it takes those. 120 take half an hour; all of them, 9,000, would take days. The first call
-also runs every test once, a quarter of an hour, to see which functions it executes. All is kept in mutants/, which may be
-deleted at any time. There, a mutant that survived can be given any test, such as one that is slow:
+Without names it draws a sample, in proportion to the mutants of each package but at least 10 of each; with names,
+patterns such as 'lingvo_moe.optim.adam.*', it takes those. 120 take half an hour; all of them, 9,000, would take days.
+The first call also runs every test once, a quarter of an hour, to see which functions it executes. All is kept in
+mutants/, which may be deleted at any time. There, a mutant that survived can be given any test, such as one that is
+slow:
 
   cd mutants && MUTANT_UNDER_TEST=NAME python -m pytest --rootdir=. tests/layers/test_stack.py
 

@@ -6,8 +6,8 @@ curves of the dev loss, target tokens until a loss is reached (Table 2), cost be
 differences from the run --base by language, the largest training sets first (Figure 6). It writes DIR/quality.md, which
 is printed too, and DIR/*.png.
 
---data_dir is the corpus of the runs, whose training examples are counted for Figure 6; it must be given where another run
-has translated a pair of the base's. --runs leaves out all others.
+--data_dir is the corpus of the runs, whose training examples are counted for Figure 6; it must be given where another
+run has translated a pair of the base's. --runs leaves out all others.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 """python tools/record_results.py RUN --out=docs/results/NAME.jsonl [--commit=C] [--steps_per_epoch=N]
 
 Appends what a run has reached to a file of JSON lines, to be committed: a line for every evaluation on dev, and one for
-every pair of every step that the decoder has translated, with BLEU, chrF2 and chrF++. What is there already is not added
-again, so it may be run while training goes on, after every step that is decoded, and for several runs into one file.
+every pair of every step that the decoder has translated, with BLEU, chrF2 and chrF++. What is there already is not
+added again, so it may be run while training goes on, after every step that is decoded, and for several runs into one
+file.
 
 RUN is a log directory; an average of checkpoints counts as a run of its own. Translations are scored against the
-references that the decoder wrote beside them, or those of --data_dir. --commit is that of the checkout that trained, which
-a log directory does not know.
+references that the decoder wrote beside them, or those of --data_dir. --commit is that of the checkout that trained,
+which a log directory does not know.
 """
 
 from __future__ import annotations

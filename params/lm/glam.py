@@ -1,10 +1,10 @@
 """GLaM (Du et al., arXiv 2112.06905): decoders with experts in every other layer, up to 1.2T weights.
 
 Its table 4: 64B/64E has 64 layers, M=8192, H=32768, 128 heads of 128, 64 experts of which a token visits two, 1.2T
-weights and 96.6B used by a token. Section 4: dense layers are gated by a GELU, experts are not; vocabulary 256K; context
-1024; batch of 1M tokens; Adafactor with beta1 0 and a learning rate of 0.01 for 10K steps, then 1 / sqrt(t); auxiliary
-loss 0.01; no dropout. Departures: positions are rotary, not a bias by distance; beta2
-of Adafactor has this repository's cap of 0.99.
+weights and 96.6B used by a token. Section 4: dense layers are gated by a GELU, experts are not; vocabulary 256K;
+context 1024; batch of 1M tokens; Adafactor with beta1 0 and a learning rate of 0.01 for 10K steps, then 1 / sqrt(t);
+auxiliary loss 0.01; no dropout. Departures: positions are rotary, not a bias by distance; beta2 of Adafactor has this
+repository's cap of 0.99.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Its run.py and model.py: 64 layers, all with experts; M=6144; 48 query heads and 8 key/value heads of 128; experts are
 gated, GELU(x w) * x v, with H=32768; RMSNorm before and after each branch; rotary positions; attention scores capped at
 30 by a tanh; no biases; one embedding of 131,072 symbols for input and output; context 8192. How it was trained is not
-public: optimizer, batch and losses are GShard's here. A token's weights are the softmax at its two experts, not rescaled.
+public: optimizer, batch and losses are GShard's here. A token's weights are the softmax at its two experts, not
+rescaled.
 """
 
 from __future__ import annotations

@@ -3,17 +3,17 @@
 Appendix C: embedding, LSTM, experts, LSTM, softmax, all 512 features wide; the output of each layer gets dropout and is
 added to its input, that of the experts after a sigmoid. An expert is relu(x wi) wo with 1024 hidden units. Noisy top-k
 gates: k = 4 over all experts, or k = 2 over 16 groups and k = 2 in each (names that end in H), so a token visits four
-experts in any model. One-billion-word benchmark: 793,471 words, batches of about 300,000, Adam with 1000 steps of warmup
-and then 1 / sqrt(t), importance and load losses of weight 0.1. Appendix D (`News...`): 32 to 256 groups, batches of 2.5M
-words of a private corpus of 100 billion, beta1 0 and a factored second moment, which is Adafactor.
+experts in any model. One-billion-word benchmark: 793,471 words, batches of about 300,000, Adam with 1000 steps of
+warmup and then 1 / sqrt(t), importance and load losses of weight 0.1. Appendix D (`News...`): 32 to 256 groups, batches
+of 2.5M words of a private corpus of 100 billion, beta1 0 and a factored second moment, which is Adafactor.
 
 All weights of tables 7 and 8, embedding and softmax excluded, are counted by a test.
 
 Departures: symbols are SentencePiece's, as many as the paper's words; the softmax is a full one, where the paper trains
-it by importance sampling; a window of 64 tokens holds whole lines one after the other, each with a state of its own that
-begins at zero; hidden layers of experts are kept for the gradient, where the larger models recompute them; embeddings are
-scaled by sqrt(M). MoE4 uses all four experts, as a soft mixture, without noise. Not given by the paper: the base learning
-rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout.
+it by importance sampling; a window of 64 tokens holds whole lines one after the other, each with a state of its own
+that begins at zero; hidden layers of experts are kept for the gradient, where the larger models recompute them;
+embeddings are scaled by sqrt(M). MoE4 uses all four experts, as a soft mixture, without noise. Not given by the paper:
+the base learning rate; the vocabulary of appendix D, where 100,000 words make up its totals, and its dropout.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MoE32(RecurrentConfig):
 
 @registry.register
 class MoE4(MoE32):
-  """MoE-4 of table 7 (8.4M without embedding and softmax), all of whose experts answer: 821M weights, 415M used by a token.
+  """MoE-4 of table 7 (8.4M without embedding and softmax), all experts used: 821M weights, 415M used by a token.
 
   Result:  not yet run
   """

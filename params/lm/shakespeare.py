@@ -49,7 +49,7 @@ class Dense(LmConfig):
 
 @registry.register
 class MoE8E(Dense):
-  """Dense with 8 experts of half its H in every layer, of which a token visits two: 2.37M weights, 801k used by a token.
+  """Dense with 8 experts of half its H in every layer, two per token: 2.37M weights, 801k used by a token.
 
   Start here: minutes on a laptop.
 
@@ -64,7 +64,7 @@ class MoE8E(Dense):
 
 @registry.register
 class Tiny(MoE8E):
-  """MoE8E at the size of a test, of bytes, 4 groups, 8 experts, 8 heads that share 4 keys: 80.7k weights, 31.5k used by a token."""
+  """MoE8E at the size of a test: bytes, 4 groups, 8 experts, 8 heads, 4 keys: 80.7k weights, 31.5k used by a token."""
 
   vocab: str = 'byte'
   vocab_size: int = 260

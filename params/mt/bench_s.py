@@ -1,4 +1,4 @@
-"""bench-S: one fixed size at which speed is compared, with other systems and between commits; lingvo-moe bench times it.
+"""bench-S: one fixed size for comparing speed, with other systems and between commits (lingvo-moe bench).
 
 M=256, H=1024, 4 heads of 64, 4 + 4 layers, vocabularies of 8000, float32, no dropout; a batch is 32 pairs of 64 tokens
 a side. The models are not meant to be trained on text.

@@ -1,5 +1,6 @@
-"""Models for gates other than top-2, on the default corpus; a token costs as many FLOPs in each as in mt.cldr.MoE8E, but in
-ExpertChoice's decoder.
+"""Models for gates other than top-2, on the default corpus; a token costs the FLOPs of mt.cldr.MoE8E.
+
+ExpertChoice has a dense decoder, which costs less.
 
 tools/compare_gates.py compares runs of them; docs/gates.md has what came out.
 """

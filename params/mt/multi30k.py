@@ -81,7 +81,7 @@ class Dense(Tiny):
 
 @registry.register
 class EnDe(Tiny):
-  """English into German with 'tiny' on one shared vocabulary, as published results have it: 2.35M weights, 2.35M used by a token.
+  """English into German, 'tiny' with a shared vocabulary as published: 2.35M weights, 2.35M used by a token.
 
   Result:  test_2016_flickr, step 9750 (dev loss 1.566, the best): 40.0 BLEU, lower-cased and tokenised 40.3;
            BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0, one shared core of an AMD EPYC

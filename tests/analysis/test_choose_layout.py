@@ -77,7 +77,7 @@ def exchange(size, seconds=None, asynchronous=False):
 
 
 def fake(of_mesh, monkeypatch):
-  """Replaces the compiler by a function of the mesh and the configuration; returns the meshes that it was called with."""
+  """Replaces the compiler by a function of mesh and configuration; returns the meshes of its calls."""
   compiled = []
 
   def estimate(name, config, mesh, topology, program, rounds):

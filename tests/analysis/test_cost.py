@@ -290,8 +290,8 @@ def test_a_tpu_program_costs_what_the_formula_says(on_tpu):
     # Rows of a small table are looked up by a product.
     assert found.pop('other') < 0.05 * told['flops'] * mesh.num_devices
     expected = flops.train_step(config)
-    # The compiler may compute a projection and the product of attention that reads it in one fusion, which counts as the
-    # larger of the two.
+    # The compiler may compute a projection and the product of attention that reads it in one fusion, which counts as
+    # the larger of the two.
     both = [{name: of.pop(name) for name in ('attention', 'projections')} for of in (found, expected)]
     assert sum(both[0].values()) == sum(both[1].values())
     assert 0.7 * both[1]['attention'] <= both[0]['attention'] <= both[1]['attention']

@@ -15,7 +15,8 @@ LOOP = """HloModule jit_f, is_scheduled=true
 %fused (param_0: f32[4,8], param_1: f32[8,16]) -> f32[4,16] {
   %param_0 = f32[4,8]{1,0} parameter(0)
   %param_1 = f32[8,16]{1,0} parameter(1)
-  ROOT %dot.1 = f32[4,16]{1,0} dot(%param_0, %param_1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/call_tf/encoder/layer_01/moe/einsum"}
+  ROOT %dot.1 = f32[4,16]{1,0} dot(%param_0, %param_1), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/call_tf/encoder/layer_01/moe/einsum"}
 }
 
 %body (p: (s32[], f32[4,8], f32[8,16])) -> (s32[], f32[4,8], f32[8,16]) {
@@ -44,7 +45,8 @@ ENTRY %main (x0: f32[4,8], w0: f32[8,16]) -> f32[4,8] {
   %w0 = f32[8,16]{1,0} parameter(1)
   %zero = s32[] constant(0)
   %init = (s32[], f32[4,8]{1,0}, f32[8,16]{1,0}) tuple(%zero, %x0, %w0)
-  %loop = (s32[], f32[4,8]{1,0}, f32[8,16]{1,0}) while(%init), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"6"}}
+  %loop = (s32[], f32[4,8]{1,0}, f32[8,16]{1,0}) while(%init), condition=%condition, body=%body, \
+backend_config={"known_trip_count":{"n":"6"}}
   %out = f32[4,8]{1,0} get-tuple-element(%loop), index=1
   %begun = (f32[4,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%out), replica_groups=[1,4]<=[4], dimensions={0}
   %ended = f32[16,8]{1,0} all-gather-done(%begun)

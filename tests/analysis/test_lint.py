@@ -163,7 +163,8 @@ ENTRY %main {
   %a = f32[8,4]{1,0} add(%p, %p), metadata={op_name="jit(f)/encoder/layer_01/moe/add"}
   %b = f32[4,4]{1,0} add(%q, %q), metadata={op_name="jit(f)/encoder/layer_01/moe/add"}
   %c = f32[8,4]{1,0} add(%p, %p), metadata={op_name="jit(f)/encoder/layer_00/ffn/add"}
-  %d = (f32[2,4]{1,0}, f32[8,4]{1,0}) all-gather-start(%r), metadata={op_name="jit(f)/gradient_tape/decoder/layer_03/attention/mul"}
+  %d = (f32[2,4]{1,0}, f32[8,4]{1,0}) all-gather-start(%r), \
+metadata={op_name="jit(f)/gradient_tape/decoder/layer_03/attention/mul"}
   %e = f32[64,64]{1,0} all-gather(%s), metadata={op_name="jit(f)/weights/XlaSharding"}
 }
 """

@@ -40,7 +40,8 @@ ENTRY %main {
   %x = f32[7]{0} parameter(0)
   %zeros = f32[500]{0} broadcast(%x), metadata={op_name="jit(f)/call_tf/decoder/zeros"}
   %init = (f32[500]{0}, f32[7]{0}) tuple(%zeros, %x)
-  %loop = (f32[500]{0}, f32[7]{0}) while(%init), condition=%never, body=%body, metadata={op_name="jit(f)/call_tf/decoder/while"}
+  %loop = (f32[500]{0}, f32[7]{0}) while(%init), condition=%never, body=%body, \
+metadata={op_name="jit(f)/call_tf/decoder/while"}
   %saved = f32[500]{0} get-tuple-element(%loop), index=0
   %grad = f32[3]{0} add(%saved, %saved), metadata={op_name="jit(f)/call_tf/gradient_tape/decoder/while"}
   ROOT %r = f32[3]{0} negate(%grad)

@@ -1,4 +1,4 @@
-"""Trainings that are killed at random moments, or run out of disk; each must go on to what an undisturbed one reached."""
+"""Trainings that are killed at random moments, or run out of disk; each must reach what an undisturbed one did."""
 
 from __future__ import annotations
 

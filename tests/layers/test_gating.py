@@ -27,7 +27,7 @@ def gate(probabilities_SE, *, paddings_S=None, noise_S=None, capacity=None):
 
 
 def algorithm_1(logits_GSE, paddings_GS, capacity, noise_GS):
-  """Algorithm 1 token by token, with skipped second choices taking no slot (see top2.py). Returns a dict of numpy values."""
+  """Algorithm 1 token by token; skipped second choices take no slot (see top2.py). Returns numpy values by name."""
   groups, size, num_experts = logits_GSE.shape
   out = {
     'expert': np.zeros([groups, size, 2], int),
@@ -223,7 +223,8 @@ def test_the_margin_is_that_of_the_closest_decision_on_a_token():
   gates = [[0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.4, 0.4, 0.2]]
   # Between first and second choice .3, .05 and 0; between the second and the rest .2, .4 and .2.
   np.testing.assert_allclose(gate(gates).margin_GS[0], [0.2, 0.05, 0], atol=1e-6)
-  # The second choice is kept where twice its share of the two exceeds the noise: 2 * .3 / .9 = .667, 2 * .45 / .95 = .947.
+  # The second choice is kept where twice its share of the two exceeds the noise: 2 * .3 / .9 = .667, 2 * .45 / .95 =
+  # .947.
   noisy = gate(gates, noise_S=[0.6, 0.1, 0.1])
   np.testing.assert_allclose(noisy.margin_GS[0], [2 / 3 - 0.6, 0.05, 0], atol=1e-6)
   skipped = gate(gates, noise_S=[0.7, 0.95, 0.1])  # the first two second choices are

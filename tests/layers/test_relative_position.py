@@ -23,7 +23,8 @@ def test_buckets_of_t5_by_hand():
   assert causal.buckets(-np.array(distances)).numpy().tolist() == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 7]
   assert causal.buckets(np.array([1, 5])).numpy().tolist() == [0, 0]
   both = RelativePositions(num_buckets=8, max_distance=16, bidirectional=True)
-  # Of 4 buckets a direction: 0 and 1 alone, 2 + floor(2 log(d / 2) / log 8), from 6 on the last; those of later keys 4 up.
+  # Of 4 buckets a direction: 0 and 1 alone, 2 + floor(2 log(d / 2) / log 8), from 6 on the last; those of later keys 4
+  # up.
   offsets = [-100, -6, -5, -2, -1, 0, 1, 2, 5, 6, 100]
   assert both.buckets(np.array(offsets)).numpy().tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7]
 

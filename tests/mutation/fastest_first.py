@@ -1,4 +1,4 @@
-"""pytest plugin for tools/mutants.py: tests of a mutant in the order of the seconds they took, a minute of them at most.
+"""pytest plugin for tools/mutants.py: a mutant's tests in order of their seconds, a minute of them at most.
 
 Most mutants are caught by a test of milliseconds; without an order, one of half a minute may come first.
 """

@@ -354,7 +354,8 @@ def test_what_goes_wrong_beside_training_is_told_when_it_is_waited_for(tmp_path)
 
 def test_a_full_disk_is_told_with_the_file_and_what_is_left(tmp_path, monkeypatch):
   def full(prefix, **_):
-    message = f'{{{{function_node __wrapped__SaveV2_device_/job:localhost}}}} {prefix}.data; No space left on device [Op:SaveV2]'
+    node = '{{function_node __wrapped__SaveV2_device_/job:localhost}}'
+    message = f'{node} {prefix}.data; No space left on device [Op:SaveV2]'
     raise tf.errors.ResourceExhaustedError(None, None, message)
 
   kept = Checkpoints(str(tmp_path))

@@ -36,7 +36,10 @@ SIZES = {
 CONFIG = configuration.resolve('mt.cldr.Tiny', **SIZES)
 STEPS = 3
 # None in place of a module is an ImportError for whoever imports it.
-ALONE = 'import runpy, sys; sys.modules.update(tensorflow=None, lingvo_moe=None); runpy.run_path("run.py", run_name="__main__")'
+ALONE = (
+  'import runpy, sys; sys.modules.update(tensorflow=None, lingvo_moe=None); '
+  'runpy.run_path("run.py", run_name="__main__")'
+)
 
 
 def one_device():

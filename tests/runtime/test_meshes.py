@@ -1,4 +1,4 @@
-"""Meshes: a layer with experts compiles on every kind of mesh, with every dispatcher, unscanned and scanned; an LSTM too."""
+"""Meshes: a MoE layer compiles on every kind of mesh, with every dispatcher, unscanned and scanned; an LSTM too."""
 
 from __future__ import annotations
 

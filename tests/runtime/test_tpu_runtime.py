@@ -1,7 +1,7 @@
 """TPU runtime without a TPU: the parts on each core, and the steps after the passes of TensorFlow's TPU bridge.
 
-A real TPUStrategy is given a faked topology and traces. Where steps are to run, the cores are this CPU: then what only a
-TPU has (partitioned resources, XLA's annotations) is put aside, and the rest of the runtime is at work.
+A real TPUStrategy is given a faked topology and traces. Where steps are to run, the cores are this CPU: then what only
+a TPU has (partitioned resources, XLA's annotations) is put aside, and the rest of the runtime is at work.
 """
 
 from __future__ import annotations

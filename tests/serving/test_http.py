@@ -380,7 +380,8 @@ def test_a_page_of_another_origin_is_refused_before_its_body_is_read():
     rebound = await client.get('/health', headers={'Host': 'evil.example'})
     return [(r.status, (await r.json())['error']) for r in (*posts, *others)], own.status, rebound.status, run.batches
 
-  words = 'pages of the origin http://evil.example may not use this server: start the server with --cors=http://evil.example to let them'
+  evil = 'http://evil.example'
+  words = f'pages of the origin {evil} may not use this server: start the server with --cors={evil} to let them'
   answers, own, rebound, batches = with_client(test, origins=Origins(loopback=True))
   assert answers == 10 * [(403, words)] and (own, rebound, len(batches)) == (200, 403, 1)
 

@@ -1,4 +1,4 @@
-"""lingvo-moe compare, as typed: two runs by their translations, sacreBLEU's own test, and what a mistake is answered."""
+"""lingvo-moe compare, as typed: two runs by their translations, sacreBLEU's own test, and answers to mistakes."""
 
 from __future__ import annotations
 

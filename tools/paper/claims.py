@@ -66,7 +66,7 @@ class Row:
   steps: int | None = None
 
   def core_years_at(self, steps_per_second: float | None) -> float | None:
-    """TPU core-years of the paper's number of steps at another speed; None if the paper gives neither steps nor years."""
+    """TPU core-years of the paper's steps at another speed; None if the paper gives neither steps nor years."""
     if not steps_per_second or not self.core_years:
       return None
     if self.steps_per_second:
@@ -109,7 +109,7 @@ SLICES = ('v3:2x4', 'v3:4x4', 'v3:4x8', 'v3:8x8', 'v3:8x16', 'v3:16x16', 'v3:16x
 
 
 def growing(topology: str) -> Case:
-  """Model of 12 layers with an expert and a group per core of the slice, and 2048 source tokens a core (section 5.2)."""
+  """Model of 12 layers with an expert and a group per core, and 2048 source tokens per core (section 5.2)."""
   devices = Topology.parse(topology).num_devices
   own = devices == 2048  # then it is the model of Table 1, which is compiled only once
   values = (('num_experts', devices), ('num_groups', devices), ('batch_tokens', _TOKENS_A_CORE * devices))

@@ -1,4 +1,4 @@
-"""XLA's general convolution, for the gradients in Table 4 of GShard; imports private modules of TensorFlow's compiler."""
+"""XLA's general convolution, for gradients in GShard's Table 4; imports private modules of TensorFlow."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class Specialization:
       parts = [f'{part:.2f} ({100 * part / found.entropy:.0f}%)' if found.entropy else '-' for part in found[1:]]
       rows.append([name, f'{len(self._choices[name].languages):,}', f'{found.entropy:.2f}', *parts])
     about = (
-      f'Nats, and shares of the entropy; log {self._num_experts} = {math.log(self._num_experts):.2f} is the entropy where '
-      'all experts serve as much. Adjusted for chance: 0 is what shuffled labels give.'
+      f'Nats, and shares of the entropy; log {self._num_experts} = {math.log(self._num_experts):.2f} is the entropy '
+      'where all experts serve as much. Adjusted for chance: 0 is what shuffled labels give.'
     )
     return [about, markdown.table(['layer', 'tokens', 'H(expert)', 'I(expert; language)', 'I(expert; token)'], rows)]
 
@@ -116,13 +116,13 @@ class Specialization:
     if not rows:
       return []
     about = (
-      f'Languages whose nearest neighbour{f" of the same {within}" if within else ""}, by the experts they use, has the '
-      'same label; in brackets a random neighbour. Languages count that have a neighbour of their label.'
+      f'Languages whose nearest neighbour{f" of the same {within}" if within else ""}, by the experts they use, has '
+      'the same label; in brackets a random neighbour. Languages count that have a neighbour of their label.'
     )
     return [about, markdown.table(['layer', *(f'same {column}' for column in columns)], rows)]
 
   def plot(self, folder: str, layer: str | None = None) -> list[str]:
-    """Draws P(expert | language) of the layer in which language tells most, languages in the order of their clusters."""
+    """Draws P(expert given language) of the layer in which language tells most, languages by cluster."""
     layer = layer or max(self._told, key=lambda name: self._told[name].language)
     _check_known('layers with experts', layer, list(self._told))
     shares = self._shares[layer]
@@ -183,7 +183,8 @@ def read_labels(path: str) -> dict[str, dict[str, str]]:
   """What a table says of languages: columns by name for each language, in the order of the file.
 
   Args:
-    path: of a table with tabs between columns and their names in the first line: `language`, perhaps `name`, and labels.
+    path: of a table with tabs between columns and their names in the first line: `language`, perhaps `name`, and
+      labels.
   """
   try:
     rows = list(csv.DictReader(text.read_lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))

@@ -84,8 +84,8 @@ class Figures:
     return [
       '## Figure 9: communication against the number of partitions',
       'Milliseconds by `torus.seconds`: bytes over the links of the slice that carry most of them, and hops. An axis '
-      'of 32 chips is a ring, the ends of a shorter one are not linked; AllToAll is bound by the longest axis, so it takes '
-      'as long on 4 x 8 chips as on 8 x 8.',
+      'of 32 chips is a ring, the ends of a shorter one are not linked; AllToAll is bound by the longest axis, so it '
+      'takes as long on 4 x 8 chips as on 8 x 8.',
       table(['D', 'slice', *(f'{label(*key)}, ms' for key in seconds)], rows),
       table(
         [f'time with {devices[-1]} partitions over that with {devices[0]}', 'here', 'the paper'],
@@ -134,9 +134,9 @@ class Figures:
     ]
     return [
       '## Compile time and program size',
-      'The paper: compilation takes near constant time for any number of partitions (section 3.3). Seconds are wall-clock '
-      'times, on a machine that may have been busy with other work. With scanned stacks the program is constant in depth '
-      'too, except for the trip counts of its loops.',
+      'The paper: compilation takes near constant time for any number of partitions (section 3.3). Seconds are '
+      'wall-clock times, on a machine that may have been busy with other work. With scanned stacks the program is '
+      'constant in depth too, except for the trip counts of its loops.',
       f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
       table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
       _spread(by_devices, 'cores'),
@@ -189,11 +189,11 @@ class Figures:
     percent = [(part, *(f'{share:.1f}%' for share in values)) for part, values in shares.items()]
     blocks = [
       '## Figure 8: the time of a step by part',
-      f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups as '
-      'cores. A roofline: every operation at the peak of what bounds it, with no overlap. The parts are those of the '
-      "paper's section 5.2: gate einsums are the first two einsums and the last of Algorithm 2, with the softmax and the "
-      'argmax of the gate; cumsum is what finds the places in the queues of experts; dispatch and combine is the AllToAll. '
-      'A norm, dropout and residual sum belong to the part they stand before or after.',
+      f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups '
+      'as cores. A roofline: every operation at the peak of what bounds it, with no overlap. The parts are those of '
+      "the paper's section 5.2: gate einsums are the first two einsums and the last of Algorithm 2, with the softmax "
+      'and the argmax of the gate; cumsum is what finds the places in the queues of experts; dispatch and combine is '
+      'the AllToAll. A norm, dropout and residual sum belong to the part they stand before or after.',
       '### Forward, of the time of the layers, as the paper draws it',
       table(['', *(f'{d} experts' for d, _ in compiled)], percent),
       '### Milliseconds a step by phase',
@@ -251,11 +251,12 @@ class Figures:
     columns = list(kinds[0]) if kinds else []
     return [
       '## Figure 7: memory of a device',
-      "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay constant "
-      'with more experts and grow with layers, up to where activations are rematerialised (its 36 and 60 layers; here '
-      "always, by blocks). Split weights are the experts', and the dense ones too where they are split. Activations are "
-      'the values that backward needs from forward; gradients are among the temporaries. The last columns have the share of '
-      "the step, at the compiler's estimate, that recomputes values for backward; the paper's is of the cycles.",
+      "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay "
+      'constant with more experts and grow with layers, up to where activations are rematerialised (its 36 and 60 '
+      "layers; here always, by blocks). Split weights are the experts', and the dense ones too where they are split. "
+      'Activations are the values that backward needs from forward; gradients are among the temporaries. The last '
+      "columns have the share of the step, at the compiler's estimate, that recomputes values for backward; the "
+      "paper's is of the cycles.",
       table(
         ['model', 'cores', *columns, 'in all', 'time of rematerialisation', 'the paper'],
         [
@@ -296,8 +297,9 @@ class Figures:
     config = configured(self._case(claims.TABLE_1[0]))
     return [
       '## Table 1: the models, compiled for the machines of the paper',
-      f'Source tokens are positions of rows of {config.max_length}, packed; a batch has as many target tokens. Weights, '
-      f'gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows {claims.USABLE_GIB}.',
+      f'Source tokens are positions of rows of {config.max_length}, packed; a batch has as many target tokens. '
+      'Weights, gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows '
+      f'{claims.USABLE_GIB}.',
       table(
         [
           'model',
@@ -352,11 +354,11 @@ class Figures:
     ]
     return [
       '## Table 3: steps a second',
-      "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the other; "
-      'and a roofline, which is the least that a step could take. A batch here has the source tokens of the paper and as '
-      'many target tokens. The paper prints no steps a second for T(96L), which it trained with GPipe, and nothing for '
-      'MoE(2048E, 60L). Core-years are those of as many steps as the paper took: its steps a second times its days, about a '
-      'trillion tokens; 300,000 for T(96L).',
+      "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the "
+      'other; and a roofline, which is the least that a step could take. A batch here has the source tokens of the '
+      'paper and as many target tokens. The paper prints no steps a second for T(96L), which it trained with GPipe, '
+      'and nothing for MoE(2048E, 60L). Core-years are those of as many steps as the paper took: its steps a second '
+      'times its days, about a trillion tokens; 300,000 for T(96L).',
       table(
         ['model', 'tokens a batch', 'the paper, measured', "at the compiler's estimate", 'at most (roofline)']
         + ['TPU core-years: the paper', "at the compiler's estimate"]
@@ -535,6 +537,6 @@ def _spread(points: Sequence[tuple[int, Report | None]], what: str) -> str:
     return 'Too few programs were compiled to compare.'
   ratio = lambda of: max(of(r) for _, r in there) / min(of(r) for _, r in there)
   return (
-    f'From {there[0][0]} to {there[-1][0]} {what} the longest compilation takes {ratio(_compile_seconds):.2f} times the '
-    f'shortest, and the largest program {ratio(_program_mib):.2f} times the smallest.'
+    f'From {there[0][0]} to {there[-1][0]} {what} the longest compilation takes {ratio(_compile_seconds):.2f} times '
+    f'the shortest, and the largest program {ratio(_program_mib):.2f} times the smallest.'
   )

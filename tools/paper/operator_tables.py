@@ -46,7 +46,8 @@ def blocks() -> list[str]:
       + ['difference', 'note'],
       map(_scaling, TABLE_4),
     ),
-    f'Where both operands are split and do not match, and are of 1 GiB, on TPU {_TPU} (Figure 4c: in a loop): {looped}.',
+    f'Where both operands are split and do not match, and are of 1 GiB, on TPU {_TPU} (Figure 4c: in a loop): '
+    f'{looped}.',
     *(block for title, operators in _CASES.items() for block in _cases(title, operators)),
   ]
 

@@ -117,7 +117,7 @@ def _with_zeros(x: tf.Tensor, axis: int, dilation: int) -> tf.Tensor:
 
 
 def _kernel_gradient(image: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
-  """Gradient of the kernel of a convolution of stride 2: over the image, with the dilated upstream gradient as window."""
+  """Gradient of a kernel of stride 2: convolution over the image, with the dilated upstream gradient as window."""
   return convolution(
     image,
     upstream,

@@ -1,8 +1,8 @@
 """Programs of the giants as a table: memory, compile time, AllToAlls, time and tokens a second of each, by rounds.
 
-Where no token is dropped, a MoE layer makes as many rounds over its experts as the longest queue of an expert in a group
-needs (ops/rounds.py). Times are given for one round, which is perfect balance; for tokens that choose their experts at
-random, all experts alike; and for tokens some of whose experts are SKEW times as likely as the average.
+Where no token is dropped, a MoE layer makes as many rounds over its experts as the longest queue of an expert in a
+group needs (ops/rounds.py). Times are given for one round, which is perfect balance; for tokens that choose their
+experts at random, all experts alike; and for tokens some of whose experts are SKEW times as likely as the average.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ def blocks(get: Callable[[Case], tuple[Case, Report | None]]) -> list[str]:
   columns += ['s, 1 round', 'tokens/s', 'rounds at random', 'tokens/s', f'rounds, skew {SKEW:g}', 'tokens/s']
   return [
     '## All programs of the giants',
-    'Compiled for the slices of the paper. `train` is a train step; `eval` computes the dev loss of a batch as large as one '
-    f'of training; `score`, `encode` and `decode` have {ROWS_A_CORE} sentences of max_length a core. `decode` is encoder and '
-    'beam search of max_length steps, with the beam of the configuration. Seconds are those of a batch, at the '
-    "compiler's estimate and our time of collectives; tokens are source positions, which are as many as symbols written. "
-    f'Of the 16 GiB of a core the compiler allows {claims.USABLE_GIB}. AllToAlls are those of a MoE layer in a round.',
-    'In training tokens without room are dropped; elsewhere none is, and each MoE layer makes as many rounds as the longest '
-    f'queue needs. "At random": tokens choose two experts at random; "skew {SKEW:g}": some experts are {SKEW:g} times as '
-    'likely as the average. The number of rounds is then that of the longest queue of all groups, its median; in `decode` '
-    'that of a step.',
+    'Compiled for the slices of the paper. `train` is a train step; `eval` computes the dev loss of a batch as large '
+    f'as one of training; `score`, `encode` and `decode` have {ROWS_A_CORE} sentences of max_length a core. `decode` '
+    'is encoder and beam search of max_length steps, with the beam of the configuration. Seconds are those of a batch, '
+    "at the compiler's estimate and our time of collectives; tokens are source positions, which are as many as "
+    f'symbols written. Of the 16 GiB of a core the compiler allows {claims.USABLE_GIB}. AllToAlls are those of a MoE '
+    'layer in a round.',
+    'In training tokens without room are dropped; elsewhere none is, and each MoE layer makes as many rounds as the '
+    f'longest queue needs. "At random": tokens choose two experts at random; "skew {SKEW:g}": some experts are '
+    f'{SKEW:g} times as likely as the average. The number of rounds is then that of the longest queue of all groups, '
+    'its median; in `decode` that of a step.',
     table(columns, rows),
   ]
 

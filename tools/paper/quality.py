@@ -1,7 +1,7 @@
 """Quality beside cost, from recorded results (recording.py), as GShard's tables and figures have them.
 
-Curves of the dev loss over tokens and seconds; Table 2, tokens until a loss is reached; Table 3 and Figure 1, cost beside
-quality; Figure 6, differences by language, the largest training sets first.
+Curves of the dev loss over tokens and seconds; Table 2, tokens until a loss is reached; Table 3 and Figure 1, cost
+beside quality; Figure 6, differences by language, the largest training sets first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
 
 
 def chosen(runs: Mapping[str, RunResults], base: str, names: Sequence[str]) -> dict[str, RunResults]:
-  """The base and the runs of those names, in that order; without names all runs. UserError for one that is not there."""
+  """Base and named runs, in that order; without names all runs. UserError for a name that is missing."""
   for flag, name in [('--base', base), *(('--runs', name) for name in names)]:
     if name not in runs:
       raise UserError(f'{flag} names a recorded run; saw {name!r}; {closest(name, list(runs))}')
@@ -246,8 +246,8 @@ class Quality:
           for some in (differences, differences[: (len(pairs) + 1) // 2], differences[len(pairs) // 2 :])
         ]
         blocks.append(
-          f'{name}: {means[0]} in the mean of {len(pairs)} pairs, {gains} gain. Of the larger half of the training sets '
-          f'{means[1]}, of the smaller {means[2]}.'
+          f'{name}: {means[0]} in the mean of {len(pairs)} pairs, {gains} gain. Of the larger half of the training '
+          f'sets {means[1]}, of the smaller {means[2]}.'
         )
       axes.set_xlabel('pairs, the largest training set first')
       axes.set_ylabel(f'difference in {self._metric}')

@@ -2,8 +2,8 @@
 
 A line is of one of two kinds:
 
-eval   an evaluation on dev: the mean loss, and at steps that are multiples of keep_every (of every one, where that is 0)
-       the loss by pair
+eval   an evaluation on dev: the mean loss, and at steps that are multiples of keep_every (of every one, where that is
+       0) the loss by pair
 test   a pair that the decoder has translated: BLEU, chrF2 and chrF++, and the pair's dev loss where that step has one
 
 Both have the run, model, direction, step, epochs, seconds of training, source and target tokens of training so far, and
@@ -103,8 +103,8 @@ def _parsed(path: str, number: int, line: bytes) -> Record:
     return record
   except ValueError as e:
     raise UserError(
-      f'each line of {path} is a record of tools/record_results.py; line {number} is not ({e}; saw {line[:40]!r}): mend '
-      'or remove it'
+      f'each line of {path} is a record of tools/record_results.py; line {number} is not ({e}; saw {line[:40]!r}): '
+      'mend or remove it'
     ) from None
 
 

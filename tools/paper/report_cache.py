@@ -1,7 +1,7 @@
 """Cache of reports of lingvo-moe cost as JSON files in a folder, so that an interrupted run can be resumed.
 
-The key of a report is what was compiled: the model's resolved configuration, the program, the slice and the mesh. The code is not
-part of the key: after a change, use a new folder or delete files to compile again.
+The key of a report is what was compiled: the model's resolved configuration, the program, the slice and the mesh. The
+code is not part of the key: after a change, use a new folder or delete files to compile again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ReportCache:
     return self._reports[case]
 
   def name(self, case: Case) -> str:
-    """File name of a case: 'MoE2048E36L-decode-v3_32x32-1f0c...', which ends in a hash of everything that is compiled."""
+    """File name of a case: 'MoE2048E36L-decode-v3_32x32-1f0c...', with a hash of everything that is compiled."""
     what = {'form': _FORM, 'case': dataclasses.asdict(case), 'values': dataclasses.asdict(configured(case))}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
     program = '' if case.program == 'train' else f'-{case.program}'

@@ -31,7 +31,8 @@ def test_four_tokens_by_hand():
   assert routing.capacity == 2 and routing.every_expert
   np.testing.assert_array_equal(routing.stats.tokens_E, [2, 2])
   np.testing.assert_array_equal(routing.stats.dropped_R, [0])
-  # Distances: of 0.9 and 0.8 from the best refused, 0.7; of 0.7 and 0.6 from the last taken, 0.8; the same for expert 1.
+  # Distances: of 0.9 and 0.8 from the best refused, 0.7; of 0.7 and 0.6 from the last taken, 0.8; the same for expert
+  # 1.
   np.testing.assert_allclose(routing.margin_GS[0], [0.2, 0.1, 0.1, 0.2], atol=1e-6)
 
 

@@ -36,7 +36,7 @@ def test_losses_by_hand():
 
 
 def trained(loss, steps=400):
-  """Gates [B, 2], and squared errors of each expert [B, 2], after training on two tasks: y = x for one, y = -x for the other.
+  """Gates [B, 2] and squared errors [B, 2] of experts, after training on two tasks: y = x and y = -x.
 
   The gate sees which task a case is of, the linear experts see x alone.
   """

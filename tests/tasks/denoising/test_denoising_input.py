@@ -1,4 +1,4 @@
-"""Input of denoising: batches of (seed, step) alone, every token in a window once an epoch, held-out noise that stays."""
+"""Input of denoising: batches of (seed, step) alone, each token in a window once an epoch, fixed held-out noise."""
 
 from __future__ import annotations
 

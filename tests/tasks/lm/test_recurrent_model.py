@@ -53,7 +53,8 @@ def batch_of(rows, segments=None):
 
 
 def test_each_layer_is_added_to_its_input_and_experts_go_through_a_sigmoid():
-  # LSTMs without weights give zeros, so x + sigmoid(ffn(x)) is left: with wi = 1 and wo = 2, relu(x) * 2 of one feature.
+  # LSTMs without weights give zeros, so x + sigmoid(ffn(x)) is left: with wi = 1 and wo = 2, relu(x) * 2 of one
+  # feature.
   stack = RecurrentStack(Lstm(1), FeedForward(1, 1, bias=False))
   lstm = {'lstm': {name: tf.zeros(spec.shape) for name, spec in Lstm(1).weights().items()}}
   theta = {'layer_00': lstm, 'layer_01': {'ffn': {'wi': tf.ones([1, 1]), 'wo': tf.constant([[2.0]])}}, 'layer_02': lstm}
