@@ -122,7 +122,7 @@ def _tokens(config: MtConfig) -> int:
 def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
   """Yields (layer, True if it is the last layer of a rematerialised block)."""
   for number, layer in enumerate(stack.layers.values()):
-    yield layer, not stack.scan or (number + 1) % stack.period == 0
+    yield layer, (number + 1) % stack.period == 0
 
 
 def _projection(config: MtConfig, tokens: int) -> int:

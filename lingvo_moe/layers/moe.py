@@ -15,7 +15,6 @@ from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts as experts_lib
-from lingvo_moe.layers.chunks import serve_in_chunks
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.ffn import ACTIVATIONS
@@ -36,7 +35,7 @@ class MoE:
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so the output for
   a token depends on that token alone, and groups and dispatchers change only the cost. Where shapes are static, a
-  layer that drops nothing serves the queues of its experts in rounds of a fixed number of slots (ops.serve_all).
+  layer that drops nothing serves the queues of its experts in rounds of a fixed number of slots (ops.sum_over_rounds).
   If experts choose tokens, a group at inference is one row.
 
   Attributes:
@@ -47,7 +46,7 @@ class MoE:
     capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
       as in MegaBlocks, Gale et al., arXiv 2211.15841).
     dispatch: a name of dispatch.DISPATCHERS, or 'auto'.
-    capacity_chunks: parts of the slots that are dispatched, computed and combined independently in training (chunks.py).
+    capacity_chunks: parts of the slots that are dispatched, computed and combined independently in training.
     round_capacity_factor: slots of a round = round_capacity_factor * S / E.
     gate: chooses the experts of each token.
     expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
@@ -110,45 +109,35 @@ class MoE:
       ValueError: in training, B is static and num_groups does not divide it.
     """
     groups = self._groups(sizes(x_BTM)[0], training=key is not None)
-    grouped = functools.partial(_grouped, groups=groups)
-    x_GSM = shard(grouped(x_BTM), 'GSM')
+    grouped = lambda x_BT: _grouped(x_BT, groups)
     keys = lambda key: None if key is None else grouped(prng.bits(key, sizes(x_BTM)[:2]))
+    x_GSM = shard(grouped(x_BTM), 'GSM')
     with tf.name_scope('gating'):
-      capacity = self._capacity(x_GSM, self.capacity_factor) if key is not None else None
+      capacity = None if key is None else self._capacity(x_GSM, self.capacity_factor)
       routing = self.gate(theta, tf.cast(x_GSM, tf.float32), grouped(paddings_BT), keys(key), capacity)
-    dropout_keys = keys(prng.fold(key, 'experts')) if key is not None and self.expert_dropout else None
-    serve = functools.partial(self._serve, routing, dropout_keys)
-    inputs = x_GSM, {name: theta[name] for name in self.experts.weights()}
-    choices = routing.weight_GSR, routing.slot_GSR, routing.capacity
-    if capacity is not None or routing.every_expert:
-      y_GSM = serve_in_chunks(serve, inputs, *choices, self.capacity_chunks if key is not None else 1)
-    else:
-      y_GSM, rounds = ops.serve_all(serve, inputs, *choices, self._capacity(x_GSM, self.round_capacity_factor))
+    keys_GS = keys(prng.fold(key, 'experts')) if key is not None and self.expert_dropout else None
+
+    def serve(x_GSM, theta, routing):
+      dispatcher = dispatch.make(self.dispatch, routing)
+      with tf.name_scope('dispatch'):
+        tokens = dispatcher.dispatch(x_GSM)
+        token_keys = None if keys_GS is None else dispatcher.dispatch(prng.as_bytes(keys_GS))
+      outputs = experts_lib.apply(self.experts, theta, tokens, token_keys)
+      with tf.name_scope('combine'):
+        return shard(dispatcher.combine(outputs), 'GSM')
+
+    experts = {name: theta[name] for name in self.experts.weights()}
+    if capacity is None and not routing.every_expert:
+      slots = self._capacity(x_GSM, self.round_capacity_factor)
+      y_GSM, rounds = ops.sum_over_rounds(serve, x_GSM, experts, routing, slots)
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
+    else:
+      chunks = routing.chunks(1 if key is None else self.capacity_chunks)
+      y_GSM = tf.add_n([serve(x_GSM, experts, chunk) for chunk in chunks])
     y_BTM = self._masked(shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), key)
     if self.shared:
       y_BTM += self.shared(theta['shared'], x_BTM, None if key is None else prng.fold(key, 'shared'))
     return y_BTM, routing
-
-  def _serve(
-    self,
-    routing: Routing,
-    keys_GS: tf.Tensor | None,
-    inputs: tuple[tf.Tensor, Theta],
-    weight_GSR: tf.Tensor,
-    slot_GSR: tf.Tensor,
-    capacity: Size,
-  ) -> tf.Tensor:
-    """Dispatch, experts, combine: outputs y_GSM for (x_GSM, weights of the experts); a choice of weight 0 adds nothing."""
-    x_GSM, theta = inputs
-    routing = routing._replace(weight_GSR=weight_GSR, slot_GSR=slot_GSR, capacity=capacity)
-    dispatcher = dispatch.make(self.dispatch, routing)
-    with tf.name_scope('dispatch'):
-      tokens = dispatcher.dispatch(x_GSM)
-      keys = None if keys_GS is None else dispatcher.dispatch(prng.as_bytes(keys_GS))
-    outputs = experts_lib.apply(self.experts, theta, tokens, keys)
-    with tf.name_scope('combine'):
-      return shard(dispatcher.combine(outputs), 'GSM')
 
   def _masked(self, y_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
     """Expert output masking: zeros for a random share of the tokens."""

@@ -12,7 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import results_of
+from lingvo_moe.core.weights import Specs
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.remat import again
 from lingvo_moe.ops.custom_gradient import pull_back
@@ -115,12 +118,12 @@ def loop_blocks(count: int, body: Callable[..., Any], *values: Any) -> tuple[Any
   return _loop(count, scoped, *values)
 
 
-def weights_at(
-  weights: Mapping[str, tf.Tensor], specs: Mapping[str, WeightSpec], number: tf.Tensor
-) -> dict[str, tf.Tensor]:
-  """Weights of one block by flat name, gathered for use."""
+def weights_at(theta: Theta, specs: Specs, number: tf.Tensor) -> Theta:
+  """Weights of one block, those that `specs` names, gathered for use."""
   with tf.name_scope('weights'):
-    return {name: xla_sharding.gather(w, specs[name].dims) for name, w in _at(weights, specs, number).items()}
+    flat = weights_lib.flatten(specs)
+    own = _at(weights_lib.flatten(theta), flat, number)
+    return weights_lib.unflatten({name: xla_sharding.gather(w, flat[name].dims) for name, w in own.items()})
 
 
 def _at(weights, specs, number):

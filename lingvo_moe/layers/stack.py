@@ -1,17 +1,15 @@
-"""Encoder and decoder stacks: layers in order, every k-th with experts, unrolled or scanned."""
+"""Stack: layers in order, every k-th with experts; what UnrolledStack and ScannedStack have in common."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe import xla_sharding
-from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -29,14 +27,8 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.norm import LayerNorm
 from lingvo_moe.layers.norm import RMSNorm
-from lingvo_moe.layers.remat import rematerialised
-from lingvo_moe.layers.scan import loop_blocks
-from lingvo_moe.layers.scan import scan
-from lingvo_moe.layers.scan import weights_at
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
-from lingvo_moe.layers.transformer import Rows
-from lingvo_moe.xla_sharding import shard
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
@@ -49,10 +41,11 @@ class Routed(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack:
+class Stack(abc.ABC):
   """Encoder (`cross_attention=False`) or decoder: layers in order, then a last normalisation.
 
-  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none).
+  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). UnrolledStack runs
+  the layers one after the other, ScannedStack in a loop. Results are equal to rounding, and so are checkpoints.
 
   Attributes:
     num_layers: number of layers of both kinds.
@@ -62,9 +55,7 @@ class Stack:
     moe_every: see above.
     cross_attention: whether it is a decoder that attends to an encoder.
     residual_dropout: dropout of every branch.
-    scan: whether whole rows and steps of decoding run in one loop over blocks of `moe_every` layers, whose weights and
-      caches are stacked on a leading axis L (see scan.py). Results are equal to rounding, and so are checkpoints.
-    remat: policy of remat.POLICIES for an unrolled layer. A scanned block is always rematerialised.
+    remat: policy of remat.POLICIES. A scanned block is always rematerialised.
     causal: whether no position attends to a later one; with cross-attention none does in any case.
     norm_type: a name of norm.NORMS.
     post_norm: whether the output of each branch is normalised too.
@@ -77,7 +68,6 @@ class Stack:
   moe_every: int = 2
   cross_attention: bool = False
   residual_dropout: float = 0.0
-  scan: bool = False
   remat: str = 'none'
   causal: bool = False
   norm_type: str = 'layer'
@@ -88,16 +78,6 @@ class Stack:
       raise ValueError(
         'rotary positions relate positions of one sequence, and cross-attention those of two: choose one'
       )
-    if self.scan and self.num_layers % self.period:
-      raise ValueError(
-        f'a scanned stack is made of blocks of moe_every={self.period} layers; saw {self.num_layers} layers: '
-        'use a multiple, or scan_layers=False'
-      )
-
-  @property
-  def period(self) -> int:
-    """Number of layers of a block, which repeats."""
-    return self.moe_every if self.moe is not None and self.moe_every else 1
 
   @property
   def layers(self) -> dict[str, Layer]:
@@ -105,18 +85,27 @@ class Stack:
     return {weights_lib.layer_name(i): self._layer(i) for i in range(self.num_layers)}
 
   @property
+  @abc.abstractmethod
+  def traced(self) -> dict[str, Layer]:
+    """Layers that are traced, by the names of their weights and caches: all, or those of the block that repeats."""
+
+  @property
+  def period(self) -> int:
+    """Number of layers of a block, which a loop repeats."""
+    return 1
+
+  @property
+  def num_blocks(self) -> int | None:
+    """L, the axis on which weights and caches of traced layers are stacked; None: they are not."""
+    return None
+
+  @property
   def norm(self) -> LayerNorm | RMSNorm:
     return NORMS[self.norm_type](self.attention.model_dim)
 
   def weights(self) -> Specs:
-    layers = {name: layer.weights() for name, layer in self.layers.items()}
-    if self.scan:
-      layers = {name: weights_lib.stack(layer.weights(), self.num_blocks) for name, layer in self._block.items()}
-    return {**layers, 'norm': self.norm.weights()}
-
-  @property
-  def num_blocks(self) -> int:
-    return self.num_layers // self.period
+    stacked = lambda specs: specs if self.num_blocks is None else weights_lib.stack(specs, self.num_blocks)
+    return {**{name: stacked(layer.weights()) for name, layer in self.traced.items()}, 'norm': self.norm.weights()}
 
   def __call__(
     self,
@@ -146,75 +135,21 @@ class Stack:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
     if self.cross_attention:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
-    rows = Rows(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
-    return (self._scanned if self.scan else self._unrolled)(theta, rows, paddings_BT)
-
-  def _unrolled(self, theta: Theta, rows: Rows, paddings_BT: tf.Tensor) -> tuple[tf.Tensor, dict[str, Routed]]:
-    parts, routed = ops.split_rows(rows), {}
-    for number, (name, layer) in enumerate(self.layers.items()):
-
-      def run(xs, memories, theta, number=number, name=name, layer=layer, parts=parts):
-        parts = [part._replace(x_BTM=x, memory_BUM=m) for part, x, m in zip(parts, xs, memories or [None] * len(xs))]
-        xs, routing = self._run(number, layer, theta, parts, paddings_BT)
-        return xs, _routed(name, routing)
-
-      if self.remat == 'block' and rows.key is not None:
-        run = functools.partial(rematerialised, run)
-      memories = [part.memory_BUM for part in parts] if self.cross_attention else []
-      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
-        xs, routing = run([part.x_BTM for part in parts], memories, theta[name])
-      parts = [part._replace(x_BTM=x) for part, x in zip(parts, xs, strict=True)]
-      routed |= routing
-    return ops.join_rows([self.norm(theta['norm'], part.x_BTM) for part in parts]), routed
-
-  def _scanned(self, theta: Theta, rows: Rows, paddings_BT: tf.Tensor) -> tuple[tf.Tensor, dict[str, Routed]]:
-    stacked = weights_lib.flatten({name: theta[name] for name in self._block})
-    specs = weights_lib.flatten({name: layer.weights() for name, layer in self._block.items()})
-
-    def run_block(number, x_BTM, shared, weights):
-      parts, routed = ops.split_rows(rows._replace(x_BTM=x_BTM, memory_BUM=shared[0] if shared else None)), {}
-      for place, (name, layer) in enumerate(self._block.items()):
-        own = {n: w for n, w in weights.items() if n.startswith(name + '/')}
-        with tf.name_scope(name):
-          with tf.name_scope('weights'):
-            own = {n: xla_sharding.gather(w, specs[n].dims) for n, w in own.items()}
-          own = weights_lib.unflatten(own)[name]
-          xs, routing = self._run(number * self.period + place, layer, own, parts, paddings_BT)
-        parts = [part._replace(x_BTM=x) for part, x in zip(parts, xs, strict=True)]
-        routed |= _routed(name, routing)
-      return ops.join_rows([part.x_BTM for part in parts]), routed
-
-    shared = [rows.memory_BUM] if self.cross_attention else []
-    x_BTM, by_block = scan(run_block, rows.x_BTM, shared, stacked, specs)
-    routed = {}
-    for name, of_blocks in by_block.items():
-      for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
-        routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
+    x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
     return ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM), routed
 
-  def _run(
-    self, number: int | tf.Tensor, layer: Layer, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
-  ) -> tuple[list[tf.Tensor], Routing | None]:
-    """Runs one layer with random keys of its own, and weights cast to the type of its input."""
-    parts = [part._replace(key=None if part.key is None else prng.fold(part.key, number)) for part in parts]
-    return layer(weights_lib.cast(theta, layer.weights(), parts[0].x_BTM.dtype), parts, paddings_BT)
+  @abc.abstractmethod
+  def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
+    """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
 
+  @abc.abstractmethod
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder layers by name."""
-    if self.scan:
-      return self._init_scanned_cache(theta, memory_BUM, num_positions)
-    return {
-      name: layer.init_cache(
-        weights_lib.cast(theta[name], layer.weights(), memory_BUM.dtype), memory_BUM, num_positions
-      )
-      for name, layer in self.layers.items()
-    }
 
   def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
     """Cache of the layers by name, for a stack without cross-attention."""
-    layers, stacked = (self._block, self.num_blocks) if self.scan else (self.layers, None)
-    return {name: layer.empty_cache(rows, num_positions, dtype, stacked) for name, layer in layers.items()}
+    return {n: layer.empty_cache(rows, num_positions, dtype, self.num_blocks) for n, layer in self.traced.items()}
 
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
     """Cache of T flat positions after reading the first symbols of each row, without cross-attention.
@@ -231,35 +166,9 @@ class Stack:
     now = Now(tf.constant(0), tf.constant(0), tf.cast(mask_BTU, tf.float32), real_BT, tf.range(length)[tf.newaxis])
     return self.extend(theta, x_BTM, now, None, self.empty_cache(rows, length, x_BTM.dtype))[1]
 
-  def _init_scanned_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    arrays = {
-      name: {kind: tf.TensorArray(memory_BUM.dtype, self.num_blocks) for kind in ('keys', 'values')}
-      for name in self._block
-    }
-
-    def fill(number, arrays):
-      filled = {}
-      for name, layer in self._block.items():
-        with tf.name_scope(name):
-          own = self._block_theta(theta, name, number, memory_BUM.dtype, only='cross_attention')
-          cache = layer.memory_cache(own, memory_BUM)
-        filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
-      return [filled]
-
-    (arrays,) = loop_blocks(self.num_blocks, fill, arrays)
-    rows, attention = sizes(memory_BUM)[0], self.attention
-    return {
-      name: {
-        'self': attention.empty_cache(rows, num_positions, memory_BUM.dtype, self.num_blocks),
-        'memory': {kind: shard(array.stack(), 'LBNUK') for kind, array in arrays[name].items()},
-      }
-      for name in self._block
-    }
-
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
     """Cache gathered at these flat positions; see flat_sequence.loop."""
-    layers = self._block if self.scan else self.layers
-    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in layers.items()}
+    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in self.traced.items()}
 
   def extend(
     self,
@@ -291,67 +200,26 @@ class Stack:
       empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
     paddings_BW = tf.cast(empty_BW, tf.float32)
-    if self.scan:
-      x_BWM, cache = self._extend_scanned(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
-      return self.norm(theta['norm'], x_BWM), cache
-    cache = dict(cache)
-    for name, layer in self.layers.items():
-      own = weights_lib.cast(theta[name], layer.weights(), x_BWM.dtype)
-      with tf.name_scope(name):
-        x_BWM, cache[name] = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
+    x_BWM, cache = self._extend(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
     return self.norm(theta['norm'], x_BWM), cache
 
-  def _extend_scanned(
-    self,
-    theta: Theta,
-    x_BWM: tf.Tensor,
-    now: Now,
-    memory_mask_B1U: tf.Tensor | None,
-    paddings_BW: tf.Tensor,
-    cache: StackCache,
-  ) -> tuple[tf.Tensor, StackCache]:
-    """One loop over blocks, each of which writes its positions of the cache in place."""
-
-    def extend_block(number, x_BWM, own_caches):
-      written = {}
-      for name, layer in self._block.items():
-        with tf.name_scope(name):
-          own = self._block_theta(theta, name, number, x_BWM.dtype)
-          of_layers = {**cache[name], 'self': own_caches[name]}
-          x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
-        written[name] = of_layers['self']
-      return shard(x_BWM, 'BWM'), written
-
-    own_caches = {name: of_layers['self'] for name, of_layers in cache.items()}
-    x_BWM, own_caches = loop_blocks(self.num_blocks, extend_block, x_BWM, own_caches)
-    return x_BWM, {name: {**cache[name], 'self': own} for name, own in own_caches.items()}
+  @abc.abstractmethod
+  def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
+    """Runs the layers in order for a step of decoding; arguments are those of Layer.extend, results of `extend`."""
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
-    ffn = self.moe if has_experts else self.ffn
-    remat_attention = self.remat == 'attention'
     return Layer(
       self.attention,
-      ffn,
+      self.moe if has_experts else self.ffn,
       self.cross_attention,
       self.residual_dropout,
-      remat_attention,
+      remat_attention=self.remat == 'attention',
       norm_type=self.norm_type,
       post_norm=self.post_norm,
     )
 
-  @property
-  def _block(self) -> dict[str, Layer]:
-    """Layers of a block by the names of their stacked weights."""
-    return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
-  def _block_theta(self, theta: Theta, name: str, number: tf.Tensor, dtype: tf.DType, only: str = '') -> Theta:
-    """Weights of layer `name` of block `number` of a scanned stack, gathered and cast for use; `only`: of this branch."""
-    specs = weights_lib.flatten(self._block[name].weights())
-    specs = {n: spec for n, spec in specs.items() if n.startswith(only)}
-    theta = weights_lib.unflatten(weights_at(weights_lib.flatten(theta[name]), specs, number))
-    return weights_lib.cast(theta, specs, dtype)
-
-
-def _routed(name: str, routing: Routing | None) -> Mapping[str, Routed]:
+def routed_of(name: str, routing: Routing | None) -> Mapping[str, Routed]:
+  """Routing of a layer by its name; none of a layer without experts."""
   return {} if routing is None else {name: Routed(routing.stats, routing.decisions)}

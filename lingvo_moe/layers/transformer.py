@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng
+from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
@@ -28,17 +27,6 @@ from lingvo_moe.layers.remat import rematerialised
 
 # Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.
 LayerCache = dict[str, Cache]
-Branch = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]  # (normalised x, random key) -> term added to x
-
-
-class Rows(NamedTuple):
-  """Rows of a batch, or of a sub-batch, as inputs of a layer."""
-
-  x_BTM: tf.Tensor
-  mask_BTT: tf.Tensor  # where a position may attend to another of x
-  memory_BUM: tf.Tensor | None = None  # encoder output, for layers with cross-attention
-  memory_mask_BTU: tf.Tensor | None = None  # where a position may attend to memory
-  key: tf.Tensor | None = None  # random key, or one for each row, in training; None at inference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,29 +62,55 @@ class Layer:
     return {'attention': attention, **cross, 'moe' if self.is_moe else 'ffn': ffn}
 
   def __call__(
-    self, theta: Theta, parts: Sequence[Rows], paddings_BT: tf.Tensor
-  ) -> tuple[list[tf.Tensor], Routing | None]:
-    """Runs the layer over whole rows in sub-batches, which are joined for experts only.
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    mask_BTT: tf.Tensor,
+    paddings_BT: tf.Tensor,
+    memory_BUM: tf.Tensor | None = None,
+    memory_mask_BTU: tf.Tensor | None = None,
+    key: tf.Tensor | None = None,
+  ) -> tuple[tf.Tensor, Routing | None]:
+    """Runs the layer over whole rows. All but experts compute each row by itself, on a CPU in sub-batches.
 
     Args:
-      theta: the layer's weights.
-      parts: sub-batches of all rows; see ops.split_rows.
-      paddings_BT: 1.0 where x is padding, for all rows.
+      theta: the layer's weights, which are cast to the type of x unless their spec says float32.
+      x_BTM: input.
+      mask_BTT: where a position may attend to another of x.
+      paddings_BT: 1.0 where x is padding.
+      memory_BUM: encoder output, for layers with cross-attention.
+      memory_mask_BTU: where a position may attend to memory.
+      key: random key, or one for each row, in training; None at inference.
 
     Returns:
-      (x_BTM of each sub-batch, Routing of the experts or None).
+      ([B, T, M], Routing of the experts or None).
     """
-    xs = [self._attention(theta, rows) for rows in parts]
-    keys = [rows.key for rows in parts]
+    theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)
+
+    def attend(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
+      own = theta['attention']
+      with tf.name_scope('attention'):
+        h_BTM = self.norm(own['norm'], x_BTM)
+        y_BTM = self._attend(self.attention, own, h_BTM, h_BTM, mask_BTT, _fold(key, 'attention'))
+        x_BTM = self._add(x_BTM, own, y_BTM, key, 'attention')
+      if self.cross_attention:
+        own = theta['cross_attention']
+        with tf.name_scope('cross_attention'):
+          h_BTM = self.norm(own['norm'], x_BTM)
+          to_memory, own_key = self.attention.of_memory, _fold(key, 'cross_attention')
+          y_BTM = self._attend(to_memory, own, h_BTM, memory_BUM, memory_mask_BTU, own_key)
+          x_BTM = self._add(x_BTM, own, y_BTM, key, 'cross_attention')
+      return x_BTM
+
+    x_BTM = ops.map_sub_batches(attend, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     if not self.is_moe:
-      return [self._feed_forward(theta, x_BTM, key) for x_BTM, key in zip(xs, keys, strict=True)], None
+      return ops.map_sub_batches(lambda x_BTM, key: self._feed_forward(theta, x_BTM, key), x_BTM, key), None
     with tf.name_scope('moe'):
-      own, key = theta['moe'], None if keys[0] is None else ops.join_rows(keys)
-      normalised_BTM = ops.join_rows([self.norm(own['norm'], x_BTM) for x_BTM in xs])
-      y_BTM, routing = self.ffn(own, normalised_BTM, paddings_BT, _fold(key, 'gate'))
-      answers = [y for y, _ in ops.split_rows((y_BTM, key))]
-      dropped = lambda y, key: self._dropout(self._post(own, y), key, 'moe')
-      return [x + dropped(y, key) for x, y, key in zip(xs, answers, keys, strict=True)], routing
+      own = theta['moe']
+      h_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(own['norm'], x_BTM), x_BTM)
+      y_BTM, routing = self.ffn(own, h_BTM, paddings_BT, _fold(key, 'gate'))
+      add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
+      return ops.map_sub_batches(add, x_BTM, y_BTM, key), routing
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
     """Cache of a decoder layer: room for its own keys and values, and those of the encoder output, computed once."""
@@ -111,7 +125,8 @@ class Layer:
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""
-    keys, values = self.attention.of_memory.keys_values(theta['cross_attention'], memory_BUM)
+    own = weights_lib.cast(theta['cross_attention'], self.weights()['cross_attention'], memory_BUM.dtype)
+    keys, values = self.attention.of_memory.keys_values(own, memory_BUM)
     return {'keys': keys, 'values': values}
 
   def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
@@ -131,7 +146,7 @@ class Layer:
     """Decoding step of W hypotheses a row, at inference.
 
     Args:
-      theta: the layer's weights.
+      theta: the layer's weights, which are cast to the type of x unless their spec says float32.
       x_BWM: input.
       now: positions to write, and positions of each hypothesis; see Attention.extend.
       memory_mask_B1U: where the encoder output may be attended to; None without cross-attention.
@@ -142,33 +157,25 @@ class Layer:
     Returns:
       ([B, W, M], the cache with the step's keys and values).
     """
+    theta = weights_lib.cast(theta, self.weights(), x_BWM.dtype)
     own = theta['attention']
     with tf.name_scope('attention'):
-      y_BWM, self_cache = self.attention.extend(own, self.norm(own['norm'], x_BWM), now, cache['self'], number)
-      x_BWM += self._post(own, y_BWM)
+      h_BWM = self.norm(own['norm'], x_BWM)
+      y_BWM, self_cache = self.attention.extend(own, h_BWM, now, cache['self'], number)
+      x_BWM = self._add(x_BWM, own, y_BWM, None, 'attention')
     if self.cross_attention:
-      cross, memory = theta['cross_attention'], of_layer(cache['memory'], number)
-      attend = lambda x, k: self.attention.of_memory.attend(cross, x, memory['keys'], memory['values'], memory_mask_B1U)
-      x_BWM = self._residual(cross, x_BWM, attend, None, 'cross_attention')
-    if self.is_moe:
-      own = theta['moe']
-      with tf.name_scope('moe'):
-        x_BWM += self._post(own, self.ffn(own, self.norm(own['norm'], x_BWM), paddings_BW)[0])
-    else:
-      x_BWM = self._feed_forward(theta, x_BWM, None)
-    return x_BWM, {**cache, 'self': self_cache}
-
-  def _attention(self, theta: Theta, rows: Rows) -> tf.Tensor:
-    """Branches of attention: self-attention, then attention to memory."""
-    own = theta['attention']
-    attend = lambda x, key: self._attend(self.attention, own, x, x, rows.mask_BTT, key)
-    x_BTM = self._residual(own, rows.x_BTM, attend, rows.key, 'attention')
-    if self.cross_attention:
-      cross = theta['cross_attention']
-      to_memory = self.attention.of_memory
-      attend = lambda x, key: self._attend(to_memory, cross, x, rows.memory_BUM, rows.memory_mask_BTU, key)
-      x_BTM = self._residual(cross, x_BTM, attend, rows.key, 'cross_attention')
-    return x_BTM
+      own, memory = theta['cross_attention'], of_layer(cache['memory'], number)
+      with tf.name_scope('cross_attention'):
+        h_BWM = self.norm(own['norm'], x_BWM)
+        y_BWM = self.attention.of_memory.attend(own, h_BWM, memory['keys'], memory['values'], memory_mask_B1U)
+        x_BWM = self._add(x_BWM, own, y_BWM, None, 'cross_attention')
+    cache = {**cache, 'self': self_cache}
+    if not self.is_moe:
+      return self._feed_forward(theta, x_BWM, None), cache
+    own = theta['moe']
+    with tf.name_scope('moe'):
+      y_BWM, _ = self.ffn(own, self.norm(own['norm'], x_BWM), paddings_BW)
+      return self._add(x_BWM, own, y_BWM, None, 'moe'), cache
 
   def _attend(
     self,
@@ -185,19 +192,15 @@ class Layer:
     return attend(theta, x_BTM, memory_BUM)
 
   def _feed_forward(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
-    return self._residual(theta['ffn'], x_BTM, lambda x, key: self.ffn(theta['ffn'], x, key), key, 'ffn')
+    own = theta['ffn']
+    with tf.name_scope('ffn'):
+      y_BTM = self.ffn(own, self.norm(own['norm'], x_BTM), _fold(key, 'ffn'))
+      return self._add(x_BTM, own, y_BTM, key, 'ffn')
 
-  def _residual(self, theta: Theta, x_BTM: tf.Tensor, branch: Branch, key: tf.Tensor | None, name: str) -> tf.Tensor:
-    with tf.name_scope(name):
-      y_BTM = self._post(theta, branch(self.norm(theta['norm'], x_BTM), _fold(key, name)))
-      return x_BTM + self._dropout(y_BTM, key, name)
-
-  def _post(self, theta: Theta, y_BTM: tf.Tensor) -> tf.Tensor:
-    """Output of a branch, normalised if there is a second norm."""
-    return self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
-
-  def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
-    return prng.dropout(y_BTM, self.residual_dropout, _fold(key, f'{name}/residual'))
+  def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
+    """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
+    y_BTM = self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
+    return x_BTM + prng.dropout(y_BTM, self.residual_dropout, _fold(key, f'{branch}/residual'))
 
 
 def _fold(key: tf.Tensor | None, name: str) -> tf.Tensor | None:

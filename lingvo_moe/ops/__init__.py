@@ -17,7 +17,6 @@ __all__ = [
   'combine_rows',
   'dispatch_rows',
   'grouped_ffn',
-  'join_rows',
   'layer_norm',
   'linear',
   'loop_bound',
@@ -28,9 +27,8 @@ __all__ = [
   'mean_square',
   'product',
   'queue_positions',
-  'serve_all',
   'softmax_cross_entropy',
-  'split_rows',
+  'sum_over_rounds',
   'write_cache',
   'write_stacked_cache',
 ]
@@ -42,7 +40,7 @@ lstm = operation(reference.lstm)
 lstm_cell = operation(reference.lstm_cell)
 softmax_cross_entropy = operation(reference.softmax_cross_entropy)
 queue_positions = operation(reference.queue_positions)
-serve_all = operation(reference.serve_all)
+sum_over_rounds = operation(reference.sum_over_rounds)
 dispatch_rows = operation(reference.dispatch_rows)
 combine_rows = operation(reference.combine_rows)
 grouped_ffn = operation(reference.grouped_ffn)
@@ -50,11 +48,5 @@ write_cache = operation(reference.write_cache)
 write_stacked_cache = operation(reference.write_stacked_cache)
 loop_bound = operation(reference.loop_bound)
 mean_square = operation(reference.mean_square)
-split_rows = operation(reference.split_rows)
-join_rows = operation(reference.join_rows)
+map_sub_batches = operation(reference.map_sub_batches)
 map_rows = operation(reference.map_rows)
-
-
-def map_sub_batches(f, *rows):
-  """Computes f(*rows) sub-batch by sub-batch, of nested tensors [B, ...]; each row of the result depends on that row alone."""
-  return join_rows([f(*part) for part in split_rows(rows)])

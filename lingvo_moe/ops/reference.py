@@ -107,24 +107,22 @@ def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: in
   return QueuePositions(tf.cast(tf.stack(position_R, axis=-1), tf.int32), tf.cast(length_G1E[:, 0], tf.int32))
 
 
-def serve_all(
-  serve: Callable[[Any, tf.Tensor, tf.Tensor, Size], tf.Tensor],
-  inputs: Any,
-  weight_GSR: tf.Tensor,
-  position_GSR: tf.Tensor,
-  longest: tf.Tensor,
+def sum_over_rounds(
+  serve: Callable[[tf.Tensor, Any, Any], tf.Tensor],
+  x_GSM: tf.Tensor,
+  theta: Any,
+  routing: Any,
   slots: Size,
   width: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Serves every choice of an expert, in rounds: here one round, with as many slots as the longest queue has choices.
+  """Sum of serve(x_GSM, theta, round) over rounds of a routing: here one round, with room for the longest queue.
 
   Args:
-    serve: function of (inputs, weight_GSR, slot_GSR, C slots of an expert and group) that returns y_GSM, a sum over
-      the choices of weight above 0.
-    inputs: nested tensors of which serve is a function: the tokens x_GSM first, and weights of the experts.
-    weight_GSR: weight of each choice; 0 where none is taken.
-    position_GSR: position of each choice in the queue of its expert.
-    longest: number of choices in the longest queue, at least 1.
+    serve: function that returns y_GSM, a sum over the choices of weight above 0.
+    x_GSM: tokens.
+    theta: nested weights of the experts.
+    routing: NamedTuple with `weight_GSR`, `capacity` (the number of choices in the longest queue, at least 1) and
+      `round(number, slots)`; see Routing in layers/gates/routing.py.
     slots: slots of an expert and group in a round, where memory for the longest queue must not be taken.
     width: features of y; None: as many as those of x.
 
@@ -132,7 +130,7 @@ def serve_all(
     (y_GSM summed over rounds, number of rounds as float32).
   """
   del slots, width
-  return serve(inputs, weight_GSR, position_GSR, longest), tf.ones([])
+  return serve(x_GSM, theta, routing), tf.ones([])
 
 
 class Places(NamedTuple):
@@ -201,14 +199,9 @@ def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
   return tf.reduce_mean(tf.square(x), axis=axes, keepdims=True)
 
 
-def split_rows(rows: Any) -> list[Any]:
-  """Sub-batches of nested tensors [B, ...], to be computed side by side: here one, the whole batch."""
-  return [rows]
-
-
-def join_rows(parts: Sequence[Any]) -> Any:
-  """Nested tensors [B, ...] joined from the sub-batches of `split_rows`."""
-  return tf.nest.map_structure(lambda *x: x[0] if len(x) == 1 else tf.concat(x, axis=0), *parts)
+def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
+  """Computes f(*rows) of nested tensors [B, ...], where each row of the result depends on that row alone; here at once."""
+  return f(*rows)
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:

@@ -16,27 +16,26 @@ import tensorflow as tf
 from lingvo_moe.ops.custom_gradient import pull_back
 
 
-def serve_all(
-  serve: Callable[..., tf.Tensor],
-  inputs: Any,
-  weight_GSR: tf.Tensor,
-  position_GSR: tf.Tensor,
-  longest: tf.Tensor,
+def sum_over_rounds(
+  serve: Callable[[tf.Tensor, Any, Any], tf.Tensor],
+  x_GSM: tf.Tensor,
+  theta: Any,
+  routing: Any,
   slots: int,
   width: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Rounds of `slots` choices of each queue; see reference.serve_all.
+  """Sum over rounds of `slots` choices of each queue, in a loop; see reference.sum_over_rounds.
 
-  Round n serves the choices at positions n * slots up to (n + 1) * slots, at slot position % slots. The number of
-  rounds is that of the longest queue on any device, so all devices run as many. The gradient is a second loop, which
-  runs each round again and differentiates it.
+  The number of rounds is that of the longest queue on any device, so all devices run as many. The gradient is a second
+  loop, which runs each round again and differentiates it.
   """
-  rounds = (longest + slots - 1) // slots
+  inputs = routing.weight_GSR, x_GSM, theta
+  rounds = (routing.capacity + slots - 1) // slots
   scope = tf.get_current_name_scope()
 
-  def serve_round(number, weight_GSR, *flat):
-    now_GSR = tf.cast(position_GSR // slots == number, weight_GSR.dtype)
-    return serve(tf.nest.pack_sequence_as(inputs, flat), weight_GSR * now_GSR, position_GSR % slots, slots)
+  def serve_round(number, *flat):
+    weight_GSR, x_GSM, theta = tf.nest.pack_sequence_as(inputs, flat)
+    return serve(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
 
   def loop(body, *values):
     def scoped(number, *values):
@@ -62,7 +61,7 @@ def serve_all(
       zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
     return loop(lambda number, y_GSM: [y_GSM + serve_round(number, *args)], zeros_GSM)[0], grad
 
-  return run(weight_GSR, *tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
+  return run(*tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
 
 
 def _zeros(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

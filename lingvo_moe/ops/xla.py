@@ -14,7 +14,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.ops import recurrence
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.rounds import serve_all
+from lingvo_moe.ops.rounds import sum_over_rounds
 
 
 def grouped_ffn(*args: Any) -> tf.Tensor:
@@ -53,7 +53,7 @@ OVERRIDES: dict[str, Callable] = {
   'loop_bound': loop_bound,
   'lstm': recurrence.lstm,
   'product': vjp.product,
-  'serve_all': serve_all,
+  'sum_over_rounds': sum_over_rounds,
   'softmax_cross_entropy': vjp.softmax_cross_entropy,
   'write_cache': write_cache,
   'write_stacked_cache': write_stacked_cache,

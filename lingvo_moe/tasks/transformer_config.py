@@ -14,12 +14,17 @@ from typing import Any, Self
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
+from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
+from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates import by_name
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
+from lingvo_moe.layers.scanned_stack import ScannedStack
+from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.unrolled_stack import UnrolledStack
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
@@ -364,6 +369,12 @@ class TransformerConfig(ModelConfig):
     super()._check_together()
     if self.scan_layers and self.remat != 'block':
       fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
+
+  def stack(self, num_layers: int, attention: Attention, ffn: FeedForward, **values: Any) -> Stack:
+    """Stack of layers, scanned or not; `values` are further fields of a Stack."""
+    make = ScannedStack if self.scan_layers else UnrolledStack
+    common = {name: getattr(self, name) for name in ('moe_every', 'residual_dropout', 'remat')}
+    return make(num_layers, attention, ffn, **common, **values)
 
   def with_share_of_experts(self, share: float) -> Self:
     """Configuration with this share of the experts of each MoE layer, rounded up, for weights without the others.

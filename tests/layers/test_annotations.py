@@ -16,11 +16,12 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.relative_position import RelativePositions
-from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.scanned_stack import ScannedStack
+from lingvo_moe.layers.unrolled_stack import UnrolledStack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
 
-STACK = Stack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
+STACK = UnrolledStack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
 
 
 def tiles(function, mesh):
@@ -47,20 +48,24 @@ def decode(stack):
   return run
 
 
-@pytest.mark.parametrize(('scan', 'dispatch'), [(False, 'einsum'), (False, 'gather'), (True, 'einsum')])
-def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(scan, dispatch):
-  stack = dataclasses.replace(STACK, scan=scan, moe=dataclasses.replace(STACK.moe, dispatch=dispatch))
+@pytest.mark.parametrize(
+  ('kind', 'dispatch'), [(UnrolledStack, 'einsum'), (UnrolledStack, 'gather'), (ScannedStack, 'einsum')]
+)
+def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(kind, dispatch):
+  stack = kind(**{**vars(STACK), 'moe': dataclasses.replace(STACK.moe, dispatch=dispatch)})
   theta = theta_of(stack)
   train = lambda: stack(theta, tf.ones([4, 6, 8]), tf.ones([4, 6], tf.int32), key=prng.key(0))[0]
   found = set(tiles(train, 'data:2,expert:2'))
   required = {(4, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1)}  # BTM, GSM and GSE; BNTU and BNUK; EGCM that experts claim first
   assert required <= found <= required | {(1, 4, 1, 1), (2, 1, 1)}  # EGCM that groups claim first, LBTM; below
-  assert ((2, 1, 1) in found) == scan  # weights of experts, EMH, which a loop takes from a stack of them
+  assert ((2, 1, 1) in found) == (
+    kind is ScannedStack
+  )  # weights of experts, EMH, which a loop takes from a stack of them
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_a_cache_is_split_by_rows_and_heads(scan):
-  assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode(dataclasses.replace(STACK, scan=scan)), 'data:2,model:2')]
+@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+def test_a_cache_is_split_by_rows_and_heads(kind):
+  assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode(kind(**vars(STACK))), 'data:2,model:2')]
 
 
 def test_relative_positions_of_a_step_are_split_by_rows_and_heads():

@@ -14,9 +14,10 @@ from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.scanned_stack import ScannedStack
+from lingvo_moe.layers.unrolled_stack import UnrolledStack
 
-STACK = Stack(
+STACK = UnrolledStack(
   2,
   Attention(8, 4, 4, num_kv_heads=2, rotary_base=100.0, bias=False),
   FeedForward(8, 12, activation='geglu', bias=False),
@@ -48,11 +49,11 @@ def test_weights_are_those_of_two_norms_a_branch_and_no_bias():
   assert names == {f'{b}/{n}' for b, own in branches.items() for n in (*own, 'norm', 'post_norm')}
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
 @pytest.mark.parametrize('prefix', [0, 2, 4])
-def test_a_prefix_at_once_and_then_step_by_step_gives_what_whole_rows_do(prefix, scan):
+def test_a_prefix_at_once_and_then_step_by_step_gives_what_whole_rows_do(prefix, kind):
   # Rows of 6 and of 5 symbols; the prefix of the second is one shorter, and padded.
-  stack = dataclasses.replace(STACK, scan=scan, moe_every=1 if scan else 2)
+  stack = kind(**{**vars(STACK), 'moe_every': 1 if kind is ScannedStack else 2})
   theta, x = theta_of(stack), some_input()
   whole, _ = stack(theta, x, ONES)
   lengths = np.array([prefix, max(prefix - 1, 0)])

@@ -1,4 +1,4 @@
-"""Chunks of slots: each choice is served once, and outputs and gradients are those of one chunk."""
+"""Rounds and chunks of a routing: each choice is served once, and outputs and gradients are those of one chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.chunks import serve_in_chunks
+from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.tasks.mt.config import MtConfig
 
@@ -21,20 +21,14 @@ LAYER = MoE(model_dim=4, hidden_dim=8, num_experts=4, num_groups=2, capacity_fac
 def test_three_slots_in_two_chunks_by_hand():
   weight_GSR = tf.constant([[[0.75, 0.25], [0.5, 0.5], [1.0, 0.0]]])
   slot_GSR = tf.constant([[[0, 1], [1, 2], [2, 7]]])  # the last choice has no slot
-  seen = []
-
-  def serve(inputs, weight_GSR, slot_GSR, capacity):
-    kept = weight_GSR.numpy() > 0
-    seen.append((capacity, kept.tolist(), slot_GSR.numpy()[kept].tolist()))
-    return inputs * tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
-
-  y_GSM = serve_in_chunks(serve, tf.constant([[[1.0], [10], [100]]]), weight_GSR, slot_GSR, 3, 2)
-  np.testing.assert_array_equal(y_GSM, [[[1], [10], [100]]])
+  whole = Routing(tf.zeros([1, 3, 2], tf.int32), slot_GSR, weight_GSR, num_experts=2, capacity=3, stats=None)
+  assert whole.chunks(1) == [whole]
+  first, second = whole.chunks(2)
+  assert first.capacity == second.capacity == 2
   # Slots 0 and 1, then slot 2 and one that no choice has.
-  assert seen == [
-    (2, [[[True, True], [True, False], [False, False]]], [0, 1, 1]),
-    (2, [[[False, False], [False, True], [True, False]]], [0, 0]),
-  ]
+  np.testing.assert_array_equal(first.weight_GSR, [[[0.75, 0.25], [0.5, 0], [0, 0]]])
+  np.testing.assert_array_equal(second.weight_GSR, [[[0, 0], [0, 0.5], [1, 0]]])
+  assert [r.slot_GSR[r.weight_GSR > 0].numpy().tolist() for r in (first, second)] == [[0, 1, 1], [0, 0]]
 
 
 def values_and_gradients(layer):

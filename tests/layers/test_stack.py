@@ -20,14 +20,15 @@ from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
-from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.scanned_stack import ScannedStack
+from lingvo_moe.layers.unrolled_stack import UnrolledStack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
-ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
+ENCODER = UnrolledStack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
 DEEP = dataclasses.replace(DECODER, num_layers=6, residual_dropout=0.1)
 
@@ -41,13 +42,13 @@ def some_input(rows, length, seed=0):
   [(2, ['layer_01', 'layer_03']), (1, [f'layer_{i:02d}' for i in range(5)]), (3, ['layer_02']), (0, [])],
 )
 def test_experts_stand_in_every_kth_layer_the_last_of_each_k(every, layers):
-  stack = Stack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
+  stack = UnrolledStack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
   assert [name for name, layer in stack.layers.items() if layer.is_moe] == layers
   assert sorted({n.split('/')[0] for n in weights.flatten(stack.weights()) if '/moe/' in n}) == layers
 
 
 def test_a_stack_without_experts_is_dense():
-  assert not any(layer.is_moe for layer in Stack(4, ATTENTION, FFN, None).layers.values())
+  assert not any(layer.is_moe for layer in UnrolledStack(4, ATTENTION, FFN, None).layers.values())
 
 
 def test_routing_statistics_come_by_layer_name():
@@ -79,7 +80,7 @@ def test_residual_dropout_needs_a_key_and_differs_by_layer_and_branch():
   np.testing.assert_array_equal(dropped, stack(theta, x, ones, key=prng.key(0))[0])
   key = prng.key(0)
   masks = [
-    stack.layers['layer_00']._dropout(tf.ones([8, 8]), prng.fold(key, number), branch).numpy()
+    stack.layers['layer_00']._add(tf.zeros([8, 8]), {}, tf.ones([8, 8]), prng.fold(key, number), branch).numpy()
     for number in range(2)
     for branch in ('attention', 'ffn')
   ]
@@ -87,7 +88,7 @@ def test_residual_dropout_needs_a_key_and_differs_by_layer_and_branch():
 
 
 def stacked(theta, stack):
-  """Weights of an unrolled stack in the form of the scanned one."""
+  """Weights of an unrolled stack in the form of this one."""
   flat = weights.flatten(theta)
   by_layer = lambda name, spec: weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
   found = {}
@@ -143,7 +144,7 @@ def assert_same(got, expected, tolerance=2e-5):
 @pytest.mark.parametrize('every', [2, 3, 1])
 def test_a_scanned_stack_equals_the_unrolled_one(every, training):
   unrolled = dataclasses.replace(DEEP, moe_every=every)
-  scanned = dataclasses.replace(unrolled, scan=True)
+  scanned = ScannedStack(**vars(unrolled))
   theta, key = theta_of(unrolled), prng.key(3) if training else None
   expected = unrolled_output_and_gradients(unrolled, training)
   assert_same(output_and_gradients(scanned, stacked(theta, scanned), key), expected)
@@ -157,30 +158,30 @@ def test_rematerialising_changes_no_number(remat):
 
 
 @pytest.mark.parametrize('looped', [False, True])
-@pytest.mark.parametrize('how', [{'remat': 'block'}, {'scan': True}])
-def test_experts_on_rows_of_their_own_change_no_number(how, looped, monkeypatch):
+@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+def test_experts_on_rows_of_their_own_change_no_number(kind, looped, monkeypatch):
   unrolled = dataclasses.replace(DEEP, num_layers=4)
   theta, key = theta_of(unrolled), prng.key(3)
   expected = unrolled_output_and_gradients(unrolled)
   if looped:
     monkeypatch.setattr(grouped_ffn, '_MAX_UNROLLED', 1)
     monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', 1)
-  stack = dataclasses.replace(unrolled, **how)
+  stack = kind(**{**vars(unrolled), 'remat': 'block'})
   with backend.use(cpu.backend(training=True)):
-    got = output_and_gradients(stack, stacked(theta, stack) if stack.scan else theta, key, static=False)
+    got = output_and_gradients(stack, stacked(theta, stack), key, static=False)
   assert_same(got, expected)
 
 
 def test_a_dense_stack_is_scanned_layer_by_layer():
-  unrolled = Stack(3, ATTENTION, FFN, residual_dropout=0.1)
-  scanned = dataclasses.replace(unrolled, scan=True)
+  unrolled = UnrolledStack(3, ATTENTION, FFN, residual_dropout=0.1)
+  scanned = ScannedStack(**vars(unrolled))
   theta, x, ones = theta_of(unrolled), some_input(2, 5), tf.ones([2, 5], tf.int32)
   expected, _ = unrolled(theta, x, ones, key=prng.key(0))
   np.testing.assert_allclose(scanned(stacked(theta, scanned), x, ones, key=prng.key(0))[0], expected, atol=2e-5)
 
 
 def test_scanned_activations_may_be_bfloat16():
-  scanned = dataclasses.replace(DEEP, scan=True)
+  scanned = ScannedStack(**vars(DEEP))
   theta, key = theta_of(DEEP), prng.key(3)
   y, _, grads = output_and_gradients(scanned, stacked(theta, scanned), key, tf.bfloat16)
   assert y.dtype == grads['x'].dtype == grads['memory'].dtype == tf.bfloat16
@@ -202,7 +203,7 @@ class OwnGate(Top2):
     return super().__call__(theta, *args)
 
 
-@pytest.mark.parametrize('stack', [DECODER, dataclasses.replace(DECODER, scan=True), RecurrentStack(Lstm(8), FFN)])
+@pytest.mark.parametrize('stack', [DECODER, ScannedStack(**vars(DECODER)), RecurrentStack(Lstm(8), FFN)])
 def test_a_gate_says_which_of_its_weights_stay_float32(stack):
   gate, half = OwnGate(), tf.bfloat16
   stack = dataclasses.replace(stack, moe=dataclasses.replace(EXPERTS, gate=gate))
@@ -218,7 +219,7 @@ def test_a_gate_says_which_of_its_weights_stay_float32(stack):
 
 
 def test_a_scanned_decoder_decodes_as_the_unrolled_one():
-  scanned = dataclasses.replace(DEEP, scan=True)
+  scanned = ScannedStack(**vars(DEEP))
   theta, memory, segments = theta_of(DEEP), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
   outputs = []
   for stack, weights_ in ((DEEP, theta), (scanned, stacked(theta, scanned))):
@@ -231,10 +232,10 @@ def test_a_scanned_decoder_decodes_as_the_unrolled_one():
   np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other(scan):
-  stack = dataclasses.replace(DEEP, scan=scan)
-  theta = stacked(theta_of(DEEP), stack) if scan else theta_of(DEEP)
+@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other(kind):
+  stack = kind(**vars(DEEP))
+  theta = stacked(theta_of(DEEP), stack)
   muted = {n: tf.zeros_like(w) if n.endswith('moe/wo') else w for n, w in weights.flatten(theta).items()}
   x, memory, segments = some_input(2, 3), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
   own_positions = tf.eye(3, batch_shape=[2])
@@ -253,7 +254,7 @@ def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other
 @pytest.mark.parametrize('every', [1, 2, 3])
 def test_a_scanned_cache_keeps_the_positions_that_an_unrolled_one_keeps(every):
   unrolled = dataclasses.replace(DEEP, moe_every=every)
-  scanned = dataclasses.replace(unrolled, scan=True)
+  scanned = ScannedStack(**vars(unrolled))
   theta, memory, segments = theta_of(unrolled), some_input(2, 4, seed=1), tf.ones([2, 4], tf.int32)
   kept_BU = tf.constant([[1, 2, 0, 0], [0, 2, 1, 1]])
   caches = []
@@ -270,7 +271,7 @@ def test_a_scanned_cache_keeps_the_positions_that_an_unrolled_one_keeps(every):
 
 def test_the_program_of_a_scanned_decoder_does_not_grow_with_depth():
   def operations(depth):
-    stack = dataclasses.replace(DEEP, num_layers=depth, scan=True)
+    stack = ScannedStack(**{**vars(DEEP), 'num_layers': depth})
     specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
 
     def run(flat):
@@ -286,7 +287,7 @@ def test_the_program_of_a_scanned_decoder_does_not_grow_with_depth():
 
 def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
   def operations(depth):
-    stack = dataclasses.replace(DEEP, num_layers=depth, scan=True)
+    stack = ScannedStack(**{**vars(DEEP), 'num_layers': depth})
     specs = {name: tf.TensorSpec(s.shape) for name, s in weights.flatten(stack.weights()).items()}
     segments = tf.ones([2, 5], tf.int32)
 
@@ -303,7 +304,7 @@ def test_the_program_of_a_scanned_stack_does_not_grow_with_depth():
 
 
 def test_scanned_layers_begin_with_the_values_of_unrolled_ones():
-  scanned = dataclasses.replace(DEEP, scan=True)
+  scanned = ScannedStack(**vars(DEEP))
   alone, together = (weights.initialize({'decoder': s.weights()}, seed=5) for s in (DEEP, scanned))
   for name, value in together.items():
     layers = weights.names_by_layer(name, value.shape[0])
@@ -314,4 +315,4 @@ def test_scanned_layers_begin_with_the_values_of_unrolled_ones():
 
 def test_a_scanned_stack_is_made_of_whole_blocks():
   with pytest.raises(ValueError, match='blocks of moe_every=2 layers; saw 5 layers: use a multiple'):
-    dataclasses.replace(DEEP, num_layers=5, scan=True)
+    ScannedStack(**{**vars(DEEP), 'num_layers': 5})

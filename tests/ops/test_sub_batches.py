@@ -16,7 +16,8 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import Stack
+from lingvo_moe.layers.scanned_stack import ScannedStack
+from lingvo_moe.layers.unrolled_stack import UnrolledStack
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops.backend import Backend
@@ -98,12 +99,14 @@ def test_rows_are_mapped_in_a_loop_whose_last_sub_batch_is_filled_up(rows, monke
   assert [(b.sub_batches, b.parallel_calls) for b in calls] == [(1, 1)]  # divided once
 
 
-STACK = Stack(2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1)
+STACK = UnrolledStack(
+  2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1
+)
 ROWS, LENGTH, VOCABULARY = 4, 5, 15
 
 
-def model(**values):
-  stack = dataclasses.replace(STACK, **values)
+def model(kind=UnrolledStack, **values):
+  stack = kind(**{**vars(STACK), **values})
   decoder = dataclasses.replace(stack, cross_attention=True)
   return EncoderDecoder(stack, decoder, Embedding(VOCABULARY, 8), input_dropout=0.1, label_smoothing=0.1)
 
@@ -117,7 +120,7 @@ def batch():
   return batch
 
 
-ALWAYS = [{}, {'moe': None}, {'scan': True}]
+ALWAYS = [{}, {'moe': None}, {'kind': ScannedStack}]
 IN_TRAINING = [{'remat': 'block'}, {'remat': 'attention'}]  # no effect at inference
 
 

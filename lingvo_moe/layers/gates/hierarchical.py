@@ -128,20 +128,16 @@ class Hierarchical:
     names = ['gate_within', 'gate_within_noise'] if training else ['gate_within']
     specs = {name: spec for name, spec in self._second_weights(theta['gate_within'].shape).items() if name in names}
     second, within = LinearExperts(specs), theta['gate_within'].shape[-1]
-    slot_GS1, length_GE = ops.queue_positions(
-      group_GS[..., tf.newaxis], real_GS[..., tf.newaxis] > 0, self.groups_of_experts
-    )
+    group_GS1, real_GS1 = group_GS[..., tf.newaxis], real_GS[..., tf.newaxis]
+    slot_GS1, length_GE = ops.queue_positions(group_GS1, real_GS1 > 0, self.groups_of_experts)
 
-    def serve(inputs, weight_GSR, slot_GSR, capacity):
-      x_GSM, theta = inputs
-      routing = Routing(group_GS[..., tf.newaxis], slot_GSR, weight_GSR, self.groups_of_experts, capacity, stats=None)
+    def serve(x_GSM, theta, routing):
       dispatcher = dispatch.make(self.dispatch, routing)
       return dispatcher.combine(experts.apply(second, theta, dispatcher.dispatch(x_GSM)))
 
-    inputs = x_GSM, {name: tf.cast(theta[name], tf.float32) for name in names}
+    weights = {name: tf.cast(theta[name], tf.float32) for name in names}
     longest = tf.maximum(1, tf.reduce_max(length_GE))
+    routing = Routing(group_GS1, slot_GS1, real_GS1, self.groups_of_experts, longest, stats=None)
     slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
-    y_GSJ, _ = ops.serve_all(
-      serve, inputs, real_GS[..., tf.newaxis], slot_GS1, longest, slots, width=len(names) * within
-    )
+    y_GSJ, _ = ops.sum_over_rounds(serve, x_GSM, weights, routing, slots, width=len(names) * within)
     return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)

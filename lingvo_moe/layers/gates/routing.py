@@ -1,4 +1,4 @@
-"""Routing: decision of a gate, for each token and choice."""
+"""Routing: decision of a gate, for each token and choice, whole or in parts: rounds and chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RoutingStats(NamedTuple):
   tokens_E: tf.Tensor  # choices with a slot, of each expert
   entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform
   z_loss: tf.Tensor  # router z-loss: square of log sum exp of the logits, summed over tokens
-  # Passes over the experts, summed over micro-batches: 1, but under XLA as many as no token dropped takes (ops.serve_all).
+  # Passes over the experts, summed over micro-batches: 1, or under XLA as many rounds as serve every choice.
   rounds: tf.Tensor
 
 
@@ -42,10 +42,26 @@ class Routing(NamedTuple):
   weight_GSR: tf.Tensor  # float32; 0 where the token is padding, was skipped or found no room
   num_experts: int
   capacity: Size  # C, slots of an expert for each group
-  stats: RoutingStats
+  stats: RoutingStats | None  # None: not counted
   margin_GS: tf.Tensor | None = None  # float32; difference in probability of the token's closest decision, in its level
   every_expert: bool = False  # whether R = E and choice r is of expert r
 
   @property
   def decisions(self) -> Decisions:
     return Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS)
+
+  def round(self, number: int | tf.Tensor, slots: Size) -> Routing:
+    """Routing of the choices at slots number * slots up to (number + 1) * slots alone, which get slots from 0 on."""
+    within_GSR = tf.cast(self.slot_GSR // slots == number, self.weight_GSR.dtype)
+    return self._replace(weight_GSR=self.weight_GSR * within_GSR, slot_GSR=self.slot_GSR % slots, capacity=slots)
+
+  def chunks(self, count: int) -> list[Routing]:
+    """Rounds of equal parts of the capacity, which is rounded up to a multiple of `count`.
+
+    Outputs of chunks do not depend on each other, so while experts compute one, the network can carry the AllToAlls of
+    others (Tutel, Hwang et al., arXiv 2206.03382: adaptive pipelining). Whether it does is the compiler's choice.
+    """
+    if count == 1:
+      return [self]
+    slots = (self.capacity + count - 1) // count
+    return [self.round(number, slots) for number in range(count)]

@@ -23,11 +23,11 @@ OVERRIDES = {
   'linear': linear.linear,
   'lstm': recurrence.lstm,
   'map_rows': sub_batches.map_rows,
+  'map_sub_batches': sub_batches.map_sub_batches,
   'mean_square': mean_square.mean_square,
   'product': linear.product,
   'queue_positions': queue.queue_positions,
   'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
-  'split_rows': sub_batches.split_rows,
   'write_cache': cache.write_cache,
   'write_stacked_cache': cache.write_stacked_cache,
 }

@@ -17,18 +17,23 @@ from lingvo_moe.ops import backend
 _MIN_ROWS = 8  # least rows of a sub-batch of map_rows; with fewer, matrix products are too small
 
 
-def split_rows(rows: Any) -> list[Any]:
-  """Sub-batches, computed side by side in the traced program.
+def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
+  """Computes f sub-batch by sub-batch, side by side in the traced program.
 
   A tensor [1, ...] belongs to every sub-batch. If there is a scalar, such as one random key for all rows, all rows are
   one sub-batch.
   """
+  parts = _divided(rows, backend.current().sub_batches)
+  return f(*rows) if parts is None else tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *(f(*p) for p in parts))
+
+
+def _divided(rows: Any, parts: int) -> list[Any] | None:
+  """Sub-batches of nested tensors; None where they are not divided."""
   flat = tf.nest.flatten(rows)
   tensors = [x for x in flat if x is not None]
-  parts = backend.current().sub_batches
   divisible = [x for x in tensors if x.shape.rank and x.shape[0] != 1]
   if parts == 1 or not divisible or any(x.shape.rank == 0 for x in tensors):
-    return [rows]
+    return None
   count = sizes(divisible[0])[0]
   ends = [count * (part + 1) // parts for part in range(parts)]
   counts = tf.stack([end - begin for begin, end in zip([0, *ends], ends)])

@@ -12,7 +12,6 @@ from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.relative_position import RelativePositions
-from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.task import DenoisingTask
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
@@ -70,7 +69,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
     moe = self.moe()
-    stack = lambda layers, is_decoder: Stack(
+    stack = lambda layers, is_decoder: self.stack(
       num_layers=layers,
       attention=Attention(
         self.model_dim,
@@ -82,11 +81,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
       ),
       ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
       moe=moe,
-      moe_every=self.moe_every,
       cross_attention=is_decoder,
-      residual_dropout=self.residual_dropout,
-      scan=self.scan_layers,
-      remat=self.remat,
       norm_type=self.norm,
     )
     return EncoderDecoder(

@@ -12,7 +12,6 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.lm.task import LanguageTask
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
@@ -81,15 +80,11 @@ class LmConfig(TransformerConfig, LanguageConfig):
   def model(self) -> LanguageModel:
     """The model that these values describe."""
     return LanguageModel(
-      decoder=Stack(
+      decoder=self.stack(
         num_layers=self.num_layers,
         attention=self._attention(),
         ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
         moe=self.moe(),
-        moe_every=self.moe_every,
-        residual_dropout=self.residual_dropout,
-        scan=self.scan_layers,
-        remat=self.remat,
         causal=True,
         norm_type=self.norm,
         post_norm=self.post_norm,

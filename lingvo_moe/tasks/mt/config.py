@@ -8,7 +8,6 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.task import TranslationTask
@@ -48,16 +47,12 @@ class MtConfig(TransformerConfig, DataConfig, TranslationTask):
     """The model that these values describe."""
     attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
     moe = self.moe()
-    stack = lambda layers, is_decoder: Stack(
+    stack = lambda layers, is_decoder: self.stack(
       num_layers=layers,
       attention=attention,
       ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout),
       moe=moe if self.experts_in in ('both', 'decoder' if is_decoder else 'encoder') else None,
-      moe_every=self.moe_every,
       cross_attention=is_decoder,
-      residual_dropout=self.residual_dropout,
-      scan=self.scan_layers,
-      remat=self.remat,
     )
     source = Embedding(self.source_vocab_size, self.model_dim)
     target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
