@@ -87,7 +87,7 @@ class Layer:
     """
     theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)
 
-    def attend(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
+    def rows(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
       own = theta['attention']
       with tf.name_scope('attention'):
         h_BTM = self.norm(own['norm'], x_BTM)
@@ -100,11 +100,11 @@ class Layer:
           to_memory, own_key = self.attention.of_memory, _fold(key, 'cross_attention')
           y_BTM = self._attend(to_memory, own, h_BTM, memory_BUM, memory_mask_BTU, own_key)
           x_BTM = self._add(x_BTM, own, y_BTM, key, 'cross_attention')
-      return x_BTM
+      return x_BTM if self.is_moe else self._feed_forward(theta, x_BTM, key)
 
-    x_BTM = ops.map_sub_batches(attend, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
+    x_BTM = ops.map_sub_batches(rows, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     if not self.is_moe:
-      return ops.map_sub_batches(lambda x_BTM, key: self._feed_forward(theta, x_BTM, key), x_BTM, key), None
+      return x_BTM, None
     with tf.name_scope('moe'):
       own = theta['moe']
       h_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(own['norm'], x_BTM), x_BTM)
