@@ -24,7 +24,7 @@ from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 MODEL = tiny_config.MODEL
 SMALL = tiny_config.make(freeze='encoder, source_embedding')

@@ -14,7 +14,9 @@ from lingvo_moe.bench.clock import Timing
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput
-from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
+from lingvo_moe.tasks.mt.run_vocabs import ensure_vocabs
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.vocab import Vocab
 
 _TEMPERATURE = 5.0  # used if the model's own is 1, which keeps the natural shares of languages
 _SAMPLE = 32  # batches from which the mean number of examples per batch is taken
@@ -37,10 +39,9 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
   """
   with tempfile.TemporaryDirectory() as folder:
     config = _with_corpus(config, data_dir, folder)
-    source, target = ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True)
-    config = dataclasses.replace(config, source_vocab=source, target_vocab=target)
+    source, target = map(Vocab, ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True))
     with one_core():
-      train_input = TrainInput(config, os.path.join(folder, 'cache'), quiet=True)
+      train_input = TrainInput(config, (source, target), os.path.join(folder, 'cache'), Feed(quiet=True))
       stream = _Stream(train_input, config.window_size)
       found = clock.time(stream.read_window)
   return [

@@ -62,15 +62,15 @@ def main(argv):
   texts = Texts(_SOURCE.value, _TARGET.value, _TSV.value, _PAIRS_FILE.value, _COLUMNS.value, _PAIR.value)
   name = '-'.join(texts.sides)
   rules = preparation.Rules(_DEV.value, _TEST.value, _MAX_CHARS.value, _MAX_RATIO.value, _SEED.value)
-  folder = preparation.check_folder(_OUT.value, name, texts, texts.sides, _OVERWRITE.value)
+  folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value)
   with tqdm.tqdm(total=2 * texts.bytes(), unit='B', unit_scale=True, disable=None, file=sys.stderr, leave=False) as bar:
     try:
       found = preparation.examine(texts, rules, bar.update)
     except preparation.TooFewError as e:
       bar.close()
-      print(preparation.table(e.found, rules), flush=True)
+      print(preparation.table(e.decisions, rules), flush=True)
       raise
-    preparation.write(texts, found.fates, folder, texts.sides, bar.update)
+    preparation.write(texts, found.fates, folder, bar.update)
   print(preparation.table(found, rules), flush=True)
   if warning := preparation.warning(found):
     print(warning, file=sys.stderr)

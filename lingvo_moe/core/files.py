@@ -227,6 +227,23 @@ def append(path: str) -> IO:
   return open(path, 'a', encoding='utf-8', opener=_open)
 
 
+@contextlib.contextmanager
+def lock(folder: str) -> Iterator[None]:
+  """Creates a local folder if needed, and holds its lock for the block; the system releases that of a process that dies.
+
+  It avoids duplicate work on one machine. Files must still be renamed into place when complete, as other machines may
+  share the folder without sharing the lock.
+  """
+  try:
+    os.makedirs(folder, exist_ok=True)
+    f = append(os.path.join(folder, '.lock'))
+  except OSError as e:
+    raise UserError(f'{folder} must be a folder that can be written to ({e.strerror}): give another') from None
+  with f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    yield
+
+
 def sync(file: IO) -> None:
   """Writes what was added to a file that `append` opened."""
   file.sync() if isinstance(file, remote_files.Log) else file.flush()

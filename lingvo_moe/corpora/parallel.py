@@ -46,6 +46,11 @@ class Pair:
   source_files: tuple[str, ...]
   target_files: tuple[str, ...]  # as many, in the same order
 
+  @property
+  def sides(self) -> tuple[tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]]:
+    """(language, files) of the source and of the target."""
+    return (self.source, self.source_files), (self.target, self.target_files)
+
 
 def find_pairs(
   data_dir: str,
@@ -81,10 +86,9 @@ def find_pairs(
   missing = [name for name, pair in zip(chosen, found, strict=True) if pair is None]
   if split == 'train' and (named := sorted(set(missing) & set(patterns))):
     raise _no_such_file(*folders[named[0]], split, split_files)
-  found = [pair for pair in found if pair is not None]
-  if not found:
+  if len(missing) == len(found):
     raise _no_such_file(*folders[missing[0]], split, split_files)
-  return found
+  return [pair for pair in found if pair is not None]
 
 
 def pair_folders(data_dir: str) -> list[tuple[str, str]]:
@@ -115,36 +119,38 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
       raise NoPairError(
         f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)} (trainer: --set pairs=..., others: --pairs=...)'
       )
-  return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+  return [name for name in known if _matches(name, patterns)]
 
 
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
   """Pair folders: name -> (folder, source, target) for folders named after two languages, with files of at least one."""
-  found = {}
+  result = {}
   for name in sorted(files.listdir(data_dir)):
     folder = os.path.join(data_dir, name)
     if '-' not in name or not files.isdir(folder):
       continue
     languages = {language for _, language, _ in _files(folder)}
-    cuts = [i for i, c in enumerate(name) if c == '-']  # several, as a language code may contain a hyphen
-    for cut in cuts:
-      if name[:cut] in languages or name[cut + 1 :] in languages:
-        found[name] = (folder, name[:cut], name[cut + 1 :])
-        if name[:cut] in languages and name[cut + 1 :] in languages:
-          break
-  return found
+    ways = [(name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == '-']  # a language code may contain a hyphen
+    ways = [way for way in ways if languages & {*way}]
+    if ways:
+      result[name] = (folder, *next((way for way in ways if languages >= {*way}), ways[-1]))
+  return result
 
 
 def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[str]) -> dict[str, tuple[str, str, str]]:
   """Folders with source and target exchanged, whose reversed names match a pattern that matches no folder's name."""
   reverse = {f'{target}-{source}': (folder, target, source) for folder, source, target in folders.values()}
   lacking = [pattern for pattern in patterns if not fnmatch.filter(folders, pattern)]
-  return {name: way for name, way in reverse.items() if any(fnmatch.fnmatchcase(name, p) for p in lacking)}
+  return {name: way for name, way in reverse.items() if _matches(name, lacking)}
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
   prefix = dict(split_files).get(split, split)
-  known = sorted({lang for stem, lang, _ in _files(data_dir) if stem == prefix or stem.startswith(prefix + '-')})
+  known = sorted({language for stem, language, _ in _files(data_dir) if _has_prefix(stem, prefix)})
   if not known:
     raise _no_such_file(data_dir, '<source>', '<target>', split, split_files)
   directions = {f'{s}-{t}': (data_dir, s, t) for s in known for t in known if s != t}
@@ -153,9 +159,13 @@ def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
       f'plain files give no direction, so a pair must be named; {data_dir} has {prefix}.* in {", ".join(known)}: '
       f'give one with --set pairs={next(iter(directions), "de-en")}'
     )
-  chosen = _choose(directions, patterns, data_dir)
-  found = [_pair(name, *directions[name], split, prefix) for name in chosen]
-  return [pair for pair in found if pair is not None]
+  pairs = [_pair(name, *directions[name], split, prefix) for name in _choose(directions, patterns, data_dir)]
+  return [pair for pair in pairs if pair is not None]
+
+
+def _has_prefix(stem: str, prefix: str) -> bool:
+  """Whether a stem is that of a split's file, or of one of its shards."""
+  return stem == prefix or stem.startswith(prefix + '-')
 
 
 def _files(folder: str) -> Iterator[tuple[str, str, str]]:
@@ -174,7 +184,7 @@ def _side(folder: str, prefix: str, language: str) -> dict[str, str]:
       stems.setdefault(stem, path)  # 'x.de' sorts before 'x.de.gz'
   if prefix in stems:
     return {prefix: stems[prefix]}
-  return {stem: path for stem, path in stems.items() if stem.startswith(prefix + '-')}
+  return {stem: path for stem, path in stems.items() if _has_prefix(stem, prefix)}
 
 
 def _pair(name, folder, source, target, split, prefix) -> Pair | None:
@@ -183,8 +193,8 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
     return None
   if lonely := sorted(set(sources) ^ set(targets)):
     stem = lonely[0]
-    there, wanted = (sources[stem], target) if stem in sources else (targets[stem], source)
-    raise UserError(f'both sides of a pair must be there; saw {there} without {stem}.{wanted}[.gz] beside it')
+    path, lacking = (sources[stem], target) if stem in sources else (targets[stem], source)
+    raise UserError(f'both sides of a pair must be there; saw {path} without {stem}.{lacking}[.gz] beside it')
   stems = sorted(sources)
   return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
@@ -193,11 +203,11 @@ def _no_such_file(folder, source, target, split, split_files) -> NotThereError:
   prefixes = dict(split_files)
   prefix = prefixes.get(split, split)
   stems = {stem for stem, _, _ in _files(folder)}
-  there = lambda prefix: any(stem == prefix or stem.startswith(prefix + '-') for stem in stems)
-  mapped = {other: p for other, p in prefixes.items() if other != split and there(p)}
-  if not there(split):
+  exists = lambda prefix: any(_has_prefix(stem, prefix) for stem in stems)
+  mapped = {other: p for other, p in prefixes.items() if other != split and exists(p)}
+  if not exists(split):
     others = ('train', 'dev', 'test', *mapped.values())
-    free = [stem for stem in stems if not any(stem == p or stem.startswith(p + '-') for p in others)]
+    free = [stem for stem in stems if not any(_has_prefix(stem, other) for other in others)]
     mapped[split] = next(iter(difflib.get_close_matches(split, free, n=1, cutoff=0)), 'PREFIX')
   return NotThereError(
     f'no file {prefix}.{source}[.gz] and {prefix}.{target}[.gz] in {folder}; of the splits there, '
@@ -212,8 +222,13 @@ def read_pair(pair: Pair) -> tuple[list[str], list[str]]:
   return list(itertools.chain(*sources)), list(itertools.chain(*targets))
 
 
+def count_lines(pair: Pair) -> int:
+  """Number of lines of a pair; UserError if the two sides differ or are empty."""
+  return check_counts(pair, map(text.count_lines, pair.source_files), map(text.count_lines, pair.target_files))
+
+
 def check_counts(pair: Pair, source_counts: Iterable[int], target_counts: Iterable[int]) -> int:
-  """Number of lines of a pair, given those of each file; UserError if the two sides differ or are empty."""
+  """Number of lines of a pair, given those of each file; UserError as count_lines."""
   counts = list(zip(pair.source_files, source_counts, pair.target_files, target_counts, strict=True))
   for source_file, sources, target_file, targets in counts:
     if sources != targets:

@@ -17,12 +17,13 @@ Files are read twice and never held: a line takes some 50 bytes of memory, in ar
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import enum
 import hashlib
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -45,7 +46,7 @@ _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
 class Fate(enum.IntEnum):
-  """Place of a line: a split, or the reason why it is dropped. Of several reasons the first counts."""
+  """Where a line goes: a split, or the reason why it is dropped. Of several reasons the first counts."""
 
   TRAIN = 0
   DEV = 1
@@ -79,7 +80,7 @@ class Rules:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Decisions:
   """Result of `examine`.
 
   Attributes:
@@ -100,23 +101,22 @@ class Found:
 
 
 class TooFewError(UserError):
-  """Too few pairs to be divided; `found` says what was dropped."""
+  """Too few pairs to be divided; `decisions` says what was dropped."""
 
-  def __init__(self, message: str, found: Found):
+  def __init__(self, message: str, decisions: Decisions):
     super().__init__(message)
-    self.found = found
+    self.decisions = decisions
 
 
-def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Found:
-  """Reads all lines, and decides the place of each.
+def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Decisions:
+  """Reads all lines, and decides where each goes.
 
   Raises:
     UserError: the files do not fit each other, or a side is of another encoding.
     TooFewError: too few pairs are left to be divided.
   """
-  columns = _Columns()
-  first_not_utf8: dict[int, str] = {}
-  samples: dict[int, bytes] = {}
+  columns = [array.array(code) for code in 'QQiiB']  # an entry per line: hashes, characters of both sides; fate
+  first_not_utf8: dict[int, tuple[int, bytes]] = {}  # by side: number of the line, and the line
   not_utf8 = [0, 0]
   for sides in texts.batches(progress):
     measured = [_measure(side, rules.max_chars) for side in sides]
@@ -124,68 +124,38 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Fou
       bad = np.flatnonzero(fates == Fate.NOT_UTF8)
       not_utf8[i] += bad.size
       if bad.size and i not in first_not_utf8:
-        first_not_utf8[i] = f'line {columns.lines + int(bad[0]) + 1} of {texts.where(i)}'
-        samples[i] = sides[i][bad[0]]
-    (source, source_chars, source_fates), (target, target_chars, target_fates) = measured
-    columns.append(source, target, source_chars, target_chars, np.minimum(source_fates, target_fates))
+        first_not_utf8[i] = len(columns[-1]) + int(bad[0]) + 1, sides[i][bad[0]]
+    hashes, chars, fates = zip(*measured)
+    for column, values in zip(columns, (*hashes, *chars, np.minimum(*fates)), strict=True):
+      column.frombytes(values.tobytes())
+  lines = len(columns[-1])
   for i, count in enumerate(not_utf8):
-    if count > max(_FEW, columns.lines * _SHARE):
-      raise _of_another_encoding(texts.where(i), first_not_utf8[i], samples[i], count, columns.lines)
-  source, target, source_chars, target_chars, fates = columns.taken()
+    if count > max(_FEW, lines * _SHARE):
+      raise _of_another_encoding(texts.where(i), *first_not_utf8[i], count, lines)
+  source, target, source_chars, target_chars, fates = map(np.asarray, columns)
   ratio = _drop_ratios(source_chars, target_chars, fates, rules.max_ratio)
-  del source_chars, target_chars
-  pairs = _by_chunks(lambda *hashes: sampling.fold(*hashes), source, target)
+  del columns, source_chars, target_chars
+  pairs = _by_chunks(sampling.fold, source, target)
   fates[(fates == _UNDECIDED) & _repeats(pairs, fates == _UNDECIDED)] = Fate.DUPLICATE
   copies = int(np.count_nonzero((source == target) & (fates == _UNDECIDED)))
-  found = Found(fates, tuple(first_not_utf8[i] for i in sorted(first_not_utf8)), ratio, copies)
-  _hold_out(source, target, pairs, found, rules)
+  where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
+  decisions = Decisions(fates, where, ratio, copies)
+  _hold_out(source, target, pairs, decisions, rules)
   fates[fates == _UNDECIDED] = Fate.TRAIN
-  return found
+  return decisions
 
 
-def _of_another_encoding(path: str, where: str, line: bytes, count: int, lines: int) -> UserError:
+def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines: int) -> UserError:
   try:
     begin = line.find(0)
     line.decode('utf-8')
   except UnicodeDecodeError as e:
     begin = e.start
   return UserError(
-    f'text must be UTF-8; {count:,} of {lines:,} lines are not, first {where} (byte {begin + 1}: '
-    f'{line[begin : begin + 4]!r}): convert it with iconv -f ENCODING -t utf-8 {shlex.quote(path)}, where ENCODING is often '
-    'cp1252 (Western Europe), cp1251 (Cyrillic), gb18030 (Chinese) or shift_jis (Japanese)'
+    f'text must be UTF-8; {count:,} of {lines:,} lines are not, first line {number} of {path} (byte {begin + 1}: '
+    f'{line[begin : begin + 4]!r}): convert it with iconv -f ENCODING -t utf-8 {shlex.quote(path)}, where ENCODING is '
+    'often cp1252 (Western Europe), cp1251 (Cyrillic), gb18030 (Chinese) or shift_jis (Japanese)'
   )
-
-
-class _Columns:
-  """Columns of numbers, a row for each line, that grow by parts.
-
-  Parts are put together once they are of _CHUNK lines: the memory of small arrays is not given back to the system.
-  """
-
-  _TYPES = (np.uint64, np.uint64, np.int32, np.int32, np.uint8)
-
-  def __init__(self):
-    self.lines = 0
-    self._chunks: list[list[np.ndarray]] = [[] for _ in self._TYPES]
-    self._parts: list[list[np.ndarray]] = []
-    self._start()
-
-  def append(self, *columns: np.ndarray) -> None:
-    self.lines += len(columns[0])
-    for parts, column in zip(self._parts, columns, strict=True):
-      parts.append(column)
-    if self.lines - sum(map(len, self._chunks[0])) >= _CHUNK:
-      self._start()
-
-  def taken(self) -> list[np.ndarray]:
-    """The whole columns. Each takes the place of its chunks, so that no more than one is in memory twice."""
-    self._start()
-    return [np.concatenate(self._chunks.pop(0)) for _ in self._TYPES]
-
-  def _start(self):
-    for chunks, parts in zip(self._chunks, self._parts, strict=False):
-      chunks.append(np.concatenate(parts))
-    self._parts = [[np.zeros(0, dtype)] for dtype in self._TYPES]
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -207,71 +177,74 @@ def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.nd
       fates[i] = Fate.COLUMN_MISSING if line is None else Fate.NOT_UTF8
     digests.append(hashlib.blake2b(key.encode('utf-8'), digest_size=8).digest())
   fates[chars > max_chars] = Fate.TOO_LONG
-  return np.frombuffer(b''.join(digests), '<u8').astype(np.uint64), chars, fates
+  return np.frombuffer(b''.join(digests), np.uint64), chars, fates
 
 
 def _drop_ratios(source: np.ndarray, target: np.ndarray, fates: np.ndarray, most: float) -> float:
   """Drops pairs whose lengths are wildly unlike; returns the corpus's ratio of target to source characters."""
-  kept = fates == _UNDECIDED
-  sums = [int(side.sum(dtype=np.int64, where=kept)) for side in (source, target)]
+  undecided = fates == _UNDECIDED
+  sums = [int(side.sum(dtype=np.int64, where=undecided)) for side in (source, target)]
   ratio = sums[1] / max(sums[0], 1)
-  for start in range(0, len(fates), _CHUNK):
-    part = slice(start, start + _CHUNK)
-    expected, seen = source[part] * ratio + _SLACK, target[part] + float(_SLACK)
-    unlike = np.maximum(expected / seen, seen / expected) > most
-    fates[part][unlike & kept[part]] = Fate.LENGTH_RATIO
+
+  def unlike(source, target):
+    expected, seen = source * ratio + _SLACK, target + float(_SLACK)
+    return np.maximum(expected / seen, seen / expected) > most
+
+  fates[undecided & _by_chunks(unlike, source, target)] = Fate.LENGTH_RATIO
   return ratio
 
 
-def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, found: Found, rules: Rules) -> None:
+def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisions: Decisions, rules: Rules) -> None:
   """Chooses dev and test among the pairs that are left, and drops pairs that share a sentence with them."""
-  fates, kept = found.fates, found.fates == _UNDECIDED
-  total = int(kept.sum())
+  fates, usable = decisions.fates, decisions.fates == _UNDECIDED
+  total = int(usable.sum())
   dev, test = (min(_HELD_OUT, max(total // 10, 1)) if n is None else n for n in (rules.dev, rules.test))
   wanted = dev + test
-  alone = kept.copy()
+  alone = usable.copy()
   for side in (source, target):
-    alone &= ~_repeats(side, kept, with_first=True)
+    alone &= ~_repeats(side, usable, with_first=True)
   rank = _by_chunks(lambda part: sampling.fold(rules.seed, 'held out', part), pairs)
   chosen = _smallest(rank, alone, wanted).tolist()
   if len(chosen) < wanted < total:
-    chosen += _apart(source, target, rank, kept & ~alone, wanted - len(chosen))
+    chosen += _apart(source, target, rank, usable & ~alone, wanted - len(chosen))
   fates[chosen[:test]] = Fate.TEST  # first, so that test stays what it is if there is to be more of dev
   fates[chosen[test:]] = Fate.DEV
   for side in (source, target):
-    shares = _among(side, np.sort(side[chosen]))
+    shares = _by_chunks(lambda part, held_out=side[chosen]: np.isin(part, held_out), side)
     fates[shares & (fates == _UNDECIDED)] = Fate.SHARES_SENTENCE
   if len(chosen) < wanted or not (fates == _UNDECIDED).any():
-    fates[kept] = _UNDECIDED
+    fates[usable] = _UNDECIDED
     most = total // 10
     raise TooFewError(
       f'dev and test, which share no sentence with anything else, must leave pairs to train on; saw {total:,} pairs '
       f'that are fit to keep, of {len(fates):,}, for --dev={dev} --test={test}: '
       + (f'use e.g. --dev={most} --test={most}' if most else 'give more text' if total else 'look at what was dropped'),
-      found,
+      decisions,
     )
 
 
 def _apart(source: np.ndarray, target: np.ndarray, rank: np.ndarray, mask: np.ndarray, count: int) -> list[int]:
   """Up to `count` pairs of a mask, by rank, that share no sentence with each other."""
   index = np.flatnonzero(mask)
-  taken = (set(), set())  # no more than `count` hashes each
+  taken: set[tuple[int, int]] = set()  # (side, hash)
   chosen: list[int] = []
   for i in index[np.argsort(rank[index], kind='stable')]:
-    hashes = (int(source[i]), int(target[i]))
-    if len(chosen) < count and not any(h in seen for h, seen in zip(hashes, taken, strict=True)):
+    if len(chosen) == count:
+      break
+    sentences = {(0, int(source[i])), (1, int(target[i]))}
+    if not taken & sentences:
       chosen.append(int(i))
-      for h, seen in zip(hashes, taken, strict=True):
-        seen.add(h)
+      taken |= sentences
   return chosen
 
 
+def _chunks(lines: int) -> Iterator[slice]:
+  return (slice(start, start + _CHUNK) for start in range(0, max(lines, 1), _CHUNK))
+
+
 def _by_chunks(function: Callable[..., np.ndarray], *columns: np.ndarray) -> np.ndarray:
-  """function(*columns) as uint64, computed some lines at a time."""
-  result = np.empty(len(columns[0]), np.uint64)
-  for start in range(0, len(result), _CHUNK):
-    result[start : start + _CHUNK] = function(*(column[start : start + _CHUNK] for column in columns))
-  return result
+  """function(*columns), computed some lines at a time."""
+  return np.concatenate([function(*(column[part] for column in columns)) for part in _chunks(len(columns[0]))])
 
 
 def _repeats(hashes: np.ndarray, mask: np.ndarray, with_first: bool = False) -> np.ndarray:
@@ -292,35 +265,26 @@ def _repeats(hashes: np.ndarray, mask: np.ndarray, with_first: bool = False) -> 
 def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
   """Indices of the `count` smallest ranks in a mask, in order of rank; fewer if there are fewer."""
   best = np.zeros(0, np.int64)
-  for start in range(0, len(rank), _CHUNK):
-    more = np.flatnonzero(mask[start : start + _CHUNK]) + start
-    best = np.concatenate([best, more])
+  for part in _chunks(len(rank)):
+    best = np.concatenate([best, np.flatnonzero(mask[part]) + part.start])
     best = best[np.argsort(rank[best], kind='stable')][:count]
   return best
 
 
-def _among(hashes: np.ndarray, few: np.ndarray) -> np.ndarray:
-  """Whether each hash is among a few that are sorted."""
-  result = np.zeros(len(hashes), bool)
-  for start in range(0, len(hashes) if few.size else 0, _CHUNK):
-    part = hashes[start : start + _CHUNK]
-    result[start : start + _CHUNK] = few[np.minimum(np.searchsorted(few, part), few.size - 1)] == part
-  return result
-
-
-def check_folder(out: str, name: str, texts: Texts, sides: Sequence[str], overwrite: bool) -> str:
+def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
   """Path of the folder of a pair that may be written: it is new, empty, or of files as written here, with `overwrite`."""
+  name = '-'.join(texts.sides)
   folder = os.path.join(out, name)
   if os.path.exists(out) and not os.path.isdir(out):
     raise UserError(f'--out must name a folder; {out} is a file: name another')
   if not os.path.exists(folder):
     return folder
-  there = sorted(os.listdir(folder)) if os.path.isdir(folder) else [name]
-  if there and not overwrite:
-    raise UserError(f'{folder} is there already ({", ".join(there[:3])}): name another --out, or say --overwrite')
-  foreign = sorted(set(there) - {f'{split}.{language}' for split in SPLITS for language in sides})
-  mine = os.path.realpath(folder)
-  if foreign or any(os.path.dirname(os.path.realpath(path)) == mine for path in texts.paths):
+  present = sorted(os.listdir(folder)) if os.path.isdir(folder) else [name]
+  if present and not overwrite:
+    raise UserError(f'{folder} is there already ({", ".join(present[:3])}): name another --out, or say --overwrite')
+  foreign = sorted(set(present) - {f'{split}.{language}' for split in SPLITS for language in texts.sides})
+  own = os.path.realpath(folder)
+  if foreign or any(os.path.dirname(os.path.realpath(path)) == own for path in texts.paths):
     raise UserError(
       f'{folder} is to be replaced, but holds {", ".join(foreign[:3]) or "the text to prepare"}: move that away, or '
       'name another --out'
@@ -328,36 +292,29 @@ def check_folder(out: str, name: str, texts: Texts, sides: Sequence[str], overwr
   return folder
 
 
-def write(texts: Texts, fates: np.ndarray, folder: str, sides: Sequence[str], progress: Progress | None = None) -> None:
+def write(texts: Texts, fates: np.ndarray, folder: str, progress: Progress | None = None) -> None:
   """Reads all lines again and writes those of each split; the folder appears whole, see core/new_folder.py.
 
   Args:
     texts: as they were examined.
     fates: of their lines.
-    folder: of the pair, '.../de-en'; one that is there is replaced.
-    sides: the two languages.
+    folder: of the pair, '.../de-en'; an existing one is replaced.
     progress: function called with the bytes consumed since the last call.
   """
-  with new_folder.writing(folder, replace=True) as made:
-    _write_splits(texts, fates, made, sides, progress)
-
-
-def _write_splits(texts, fates, folder, sides, progress):
   done = 0
-  for batch in texts.batches(progress):
-    decided = fates[done : done + len(batch[0])]
-    done += len(batch[0])
-    for split, fate in zip(SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
-      index = np.flatnonzero(decided == fate).tolist()
-      if not index:
-        continue
-      for lines, language in zip(batch, sides, strict=True):
-        with open(os.path.join(folder, f'{split}.{language}'), 'ab') as f:
-          f.write(b''.join(lines[i] + b'\n' for i in index))
-  if done != len(fates):
-    raise UserError(
-      f'{" and ".join(texts.paths)} had {len(fates)} lines at first, and {done} a moment later: try again'
-    )
+  with new_folder.writing(folder, replace=True) as partial:
+    for batch in texts.batches(progress):
+      decided = fates[done : done + len(batch[0])]
+      done += len(batch[0])
+      for split, fate in zip(SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
+        index = np.flatnonzero(decided == fate).tolist()
+        for lines, language in zip(batch, texts.sides, strict=True) if index else ():
+          with open(os.path.join(partial, f'{split}.{language}'), 'ab') as f:
+            f.writelines(lines[i] + b'\n' for i in index)
+    if done != len(fates):
+      raise UserError(
+        f'{" and ".join(texts.paths)} had {len(fates)} lines at first, and {done} a moment later: try again'
+      )
 
 
 _REASONS = {
@@ -371,25 +328,25 @@ _REASONS = {
 }
 
 
-def table(found: Found, rules: Rules) -> str:
-  """Table of the counts: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
-  rows = [('lines read', len(found.fates), '')]
+def table(decisions: Decisions, rules: Rules) -> str:
+  """Counts as text: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
+  rows = [('lines read', len(decisions.fates), '')]
   for fate, reason in _REASONS.items():
-    note = f'first: {", ".join(found.first_not_utf8)}' if fate == Fate.NOT_UTF8 and found.first_not_utf8 else ''
-    if found.count(fate):
-      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', found.count(fate), note))
-  if undecided := int(np.count_nonzero(found.fates == _UNDECIDED)):
+    note = f'first: {", ".join(decisions.first_not_utf8)}' if fate == Fate.NOT_UTF8 and decisions.first_not_utf8 else ''
+    if decisions.count(fate):
+      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', decisions.count(fate), note))
+  if undecided := int(np.count_nonzero(decisions.fates == _UNDECIDED)):
     rows.append(('fit to keep', undecided, ''))
-  for split in SPLITS if not undecided and found.count(Fate.TRAIN) else ():
-    chosen_here = getattr(rules, split, 0) is None
-    count = found.count(Fate[split.upper()])
-    rows.append((split, count, f'a tenth: --{split}=N for another number' if chosen_here and count < _HELD_OUT else ''))
+  for split in SPLITS if not undecided and decisions.count(Fate.TRAIN) else ():
+    by_default = getattr(rules, split, 0) is None
+    count = decisions.count(Fate[split.upper()])
+    rows.append((split, count, f'a tenth: --{split}=N for another number' if by_default and count < _HELD_OUT else ''))
   return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)
 
 
-def warning(found: Found) -> str:
+def warning(decisions: Decisions) -> str:
   """Line on what may be wrong with a corpus; '' where nothing seems to be."""
-  total = found.count(Fate.TRAIN, Fate.DEV, Fate.TEST, Fate.SHARES_SENTENCE)
-  if found.copies <= _MANY_COPIES * total:
+  total = decisions.count(Fate.TRAIN, Fate.DEV, Fate.TEST, Fate.SHARES_SENTENCE)
+  if decisions.copies <= _MANY_COPIES * total:
     return ''
-  return f'warning: {found.copies:,} of {total:,} targets equal their sources; a model of them learns to copy'
+  return f'warning: {decisions.copies:,} of {total:,} targets equal their sources; a model of them learns to copy'

@@ -104,9 +104,14 @@ def shortened(text: str, length: int) -> str:
   return text if len(text) <= length else text[: length - 1] + '…'
 
 
+def lines(files: Iterable[str]) -> Iterator[str]:
+  """Yields the lines of files, in order, read as a stream."""
+  return (line.decode('utf-8') for path in files for batch in line_batches(path) for line in batch)
+
+
 def read_lines(files: Iterable[str]) -> list[str]:
-  """Reads all lines of these files, in order; for held-out sets, which are small."""
-  return [line.decode('utf-8') for path in files for batch in line_batches(path) for line in batch]
+  """All lines of files, in order; for held-out sets, which are small."""
+  return list(lines(files))
 
 
 def count_lines(path: str) -> int:

@@ -66,22 +66,38 @@ def train(
     exact_size: True to raise an error if the text gives fewer pieces; False to accept a smaller vocabulary.
     max_line_bytes: longer lines are left out, and a line on stderr says how many.
   """
-  model, counts = io.BytesIO(), collections.Counter()
-  _run(
-    _counted(lines, counts, max_line_bytes),
-    model,
-    vocab_size,
-    model_type='unigram',
-    byte_fallback=True,
-    character_coverage=character_coverage,
-    normalization_rule_name=normalization,
-    control_symbols=list(symbols),
-    hard_vocab_limit=exact_size,
-    max_sentence_length=max_line_bytes,
-    **{f'{name}_id': i for name, i in SPECIAL.items()},
-  )
-  processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-  _write(output, model.getvalue(), processor)
+  model, failures, counts = io.BytesIO(), [], collections.Counter()
+
+  def guarded() -> Iterator[bytes]:  # SentencePiece hides what goes wrong here
+    try:
+      for line in lines:
+        counts['all'] += 1
+        counts['long'] += len(line) > max_line_bytes
+        yield line
+    except UserError as e:
+      failures.append(e)
+
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=guarded(),
+      model_writer=model,
+      vocab_size=vocab_size,
+      model_type='unigram',
+      byte_fallback=True,
+      character_coverage=character_coverage,
+      normalization_rule_name=normalization,
+      control_symbols=list(symbols),
+      hard_vocab_limit=exact_size,
+      max_sentence_length=max_line_bytes,
+      num_threads=16,  # fixed, because the order of its sums, and so the result, depends on it
+      minloglevel=2,
+      **{f'{name}_id': i for name, i in SPECIAL.items()},
+    )
+  except (RuntimeError, OSError) as e:
+    failures.append(_explain(str(e), vocab_size))
+  if failures:
+    raise failures[0]
+  _write(output, model.getvalue())
   if counts['long']:
     print(
       f'{counts["long"]:,} of {counts["all"]:,} lines for {output}.model are over {max_line_bytes:,} bytes and were left '
@@ -89,39 +105,6 @@ def train(
       file=sys.stderr,
     )
   return output + '.model'
-
-
-def _counted(lines: Iterable[bytes], counts: collections.Counter, max_line_bytes: int) -> Iterator[bytes]:
-  for line in lines:
-    counts['all'] += 1
-    counts['long'] += len(line) > max_line_bytes
-    yield line
-
-
-def _run(lines, model, vocab_size, **options) -> None:
-  failure = []
-
-  def guarded():
-    try:
-      yield from lines
-    except UserError as e:
-      failure.append(e)
-
-  try:
-    sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=guarded(),
-      model_writer=model,
-      vocab_size=vocab_size,
-      num_threads=16,  # fixed, because the order of its sums, and so the result, depends on it
-      minloglevel=2,
-      **options,
-    )
-  except (RuntimeError, OSError) as e:
-    if failure:
-      raise failure[0] from None
-    raise _explain(str(e), vocab_size) from None
-  if failure:
-    raise failure[0]
 
 
 def _explain(message: str, vocab_size: int) -> UserError:
@@ -143,15 +126,14 @@ def _explain(message: str, vocab_size: int) -> UserError:
   return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
 
 
-def _write(output: str, model: bytes, processor: sentencepiece.SentencePieceProcessor) -> None:
-  listing = ''.join(
-    f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())
-  )
+def _write(output: str, model: bytes) -> None:
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  listing = [f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())]
   try:
     # Both are on disk before either takes its place; the .model, which alone is read, comes last.
     with files.replacing(output + '.model', binary=True) as f, files.replacing(output + '.vocab') as g:
       f.write(model)
       f.flush()
-      g.write(listing)
+      g.writelines(listing)
   except OSError as e:
     raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None

@@ -1,8 +1,9 @@
 """Token cache: the ids of every line of a corpus on disk, tokenised once and read by line number.
 
-An entry is a list of files, such as one side of one pair and split: `tokens.bin`, the ids of all lines one after the other (uint16, or int32 for
-vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`. Line i of the text is line i
-of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be larger than memory.
+An entry is a list of files, such as one side of one pair and split: `tokens.bin`, the ids of all lines one after the
+other (uint16, or int32 for vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`.
+Line i of the text is line i of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be larger
+than memory.
 
 The name of an entry's folder has a hash of its inputs, the vocabulary and the contents of the files: if any of them
 changes, a new folder is made, and the one of what the same files had before is removed. A folder is written under a
@@ -13,6 +14,7 @@ beside the entries keeps the hashes of files, so that one that has not changed i
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import glob
 import hashlib
@@ -32,7 +34,7 @@ from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files as files_lib
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.lock import lock
+from lingvo_moe.core.files import lock
 
 _FORMAT = 3  # with 2, text began with a byte order mark where the file did
 _DTYPES = ('uint16', 'int32')
@@ -148,33 +150,32 @@ def open_entries(
     UserError: a file cannot be read, or the cache cannot be written.
   """
   folders = _folders(entries, cache_dir, quiet)
-  found = {folder: _open(folder, quiet) for folder in folders}
-  if None in found.values():
+  wanted = dict(zip(folders, entries, strict=True))
+  caches = {folder: _open(folder, quiet) for folder in wanted}
+  if None in caches.values():
     with lock(cache_dir):
       _remove_leftovers(cache_dir)
-      missing = {}
-      for folder, entry in zip(folders, entries, strict=True):
-        found[folder] = found[folder] or _open(folder)
-        if found[folder] is None:
-          missing[folder] = entry
-      found |= _build_all({folder: (entry.files, entry.vocab) for folder, entry in missing.items()}, tokenise, quiet)
+      caches = {folder: cache or _open(folder) for folder, cache in caches.items()}
+      missing = {folder: wanted[folder] for folder, cache in caches.items() if cache is None}
+      caches |= _build_all(missing, tokenise, quiet)
       for folder, entry in missing.items():
         _remove_older(folder, entry)
-  return [found[folder] for folder in folders]
+  return [caches[folder] for folder in folders]
 
 
-def _build_all(
-  missing: dict[str, tuple[Sequence[str], Vocab]], tokenise: Tokenise, quiet: bool
-) -> dict[str, TokenCache]:
-  built = {}
-  size = sum(files_lib.size(path) for files, _ in missing.values() for path in files)
+def _build_all(missing: Mapping[str, Entry], tokenise: Tokenise, quiet: bool) -> dict[str, TokenCache]:
+  """Builds entries by their folders, those of one vocabulary with one call of `tokenise`."""
+  built, by_vocab = {}, collections.defaultdict(dict)
+  for folder, entry in missing.items():
+    by_vocab[entry.vocab.fingerprint][folder] = entry
+  size = sum(files_lib.size(path) for entry in missing.values() for path in entry.files)
   with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar:
-    for vocab in {vocab.fingerprint: vocab for _, vocab in missing.values()}.values():
-      entries = [(folder, files) for folder, (files, v) in missing.items() if v.fingerprint == vocab.fingerprint]
-      stream = tokenise([path for _, files in entries for path in files], vocab, bar.update)
-      for folder, files in entries:
-        bar.set_postfix_str(os.path.basename(folder).rpartition('-')[0], refresh=False)
-        built[folder] = _build(folder, files, vocab, stream)
+    for entries in by_vocab.values():
+      paths = [path for entry in entries.values() for path in entry.files]
+      stream = tokenise(paths, next(iter(entries.values())).vocab, bar.update)
+      for folder, entry in entries.items():
+        bar.set_postfix_str(entry.name, refresh=False)
+        built[folder] = _build(folder, entry, stream)
   return built
 
 
@@ -187,7 +188,8 @@ def _remove_leftovers(cache_dir: str) -> None:
 
 def _remove_older(folder: str, entry: Entry) -> None:
   """Removes entries, by the same name and vocabulary, of what the same files held before."""
-  for other in glob.glob(f'{glob.escape(os.path.join(os.path.dirname(folder), entry.name))}-{"[0-9a-f]" * 16}'):
+  prefix = os.path.join(os.path.dirname(folder), entry.name)
+  for other in glob.glob(f'{glob.escape(prefix)}-{"[0-9a-f]" * 16}'):
     with contextlib.suppress(OSError, DamagedError):
       meta = _read_meta(other)
       if other != folder and meta['vocab'] == entry.vocab.fingerprint and meta['files'] == list(entry.files):
@@ -206,13 +208,13 @@ def _open(folder: str, quiet: bool = True) -> TokenCache | None:
   return None
 
 
-def _build(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> TokenCache:
+def _build(folder: str, entry: Entry, stream: Iterator) -> TokenCache:
   """Writes an entry under a temporary name, then renames it into place."""
   temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
   try:
     os.makedirs(temporary)
     try:
-      _write(temporary, files, vocab, stream)
+      _write(temporary, entry, stream)
       return _settle(temporary, folder)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
@@ -235,8 +237,8 @@ def _settle(temporary: str, folder: str) -> TokenCache:
   return cache
 
 
-def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) -> None:
-  dtype = _DTYPES[0] if vocab.size <= 65536 else _DTYPES[1]
+def _write(folder: str, entry: Entry, stream: Iterator) -> None:
+  dtype = _DTYPES[0] if entry.vocab.size <= 65536 else _DTYPES[1]
   shard_lines, total = [], 0
   checksums = {'tokens.bin': 0, 'offsets.bin': 0}
 
@@ -245,12 +247,10 @@ def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) ->
     checksums[name] = zlib.crc32(array, checksums[name])
     f.write(array)
 
-  with (
-    open(os.path.join(folder, 'tokens.bin'), 'wb') as tokens,
-    open(os.path.join(folder, 'offsets.bin'), 'wb') as offsets,
-  ):
+  tokens, offsets = (os.path.join(folder, name) for name in checksums)
+  with open(tokens, 'wb') as tokens, open(offsets, 'wb') as offsets:
     append(offsets, np.zeros(1, np.int64))
-    for _ in files:
+    for _ in entry.files:
       lines = 0
       for ids, lengths in stream:
         if not len(lengths):  # the end of the file
@@ -260,5 +260,6 @@ def _write(folder: str, files: Sequence[str], vocab: Vocab, stream: Iterator) ->
         lines += len(lengths)
         total += len(ids)
       shard_lines.append(lines)
-  meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(files), 'vocab': vocab.fingerprint}
-  files_lib.write(os.path.join(folder, 'meta.json'), json_files.dump({**meta, 'checksums': checksums}))
+  meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(entry.files)}
+  meta |= {'vocab': entry.vocab.fingerprint, 'checksums': checksums}
+  files_lib.write(os.path.join(folder, 'meta.json'), json_files.dump(meta))

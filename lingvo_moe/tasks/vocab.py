@@ -1,16 +1,22 @@
-"""SentencePiece vocabulary: text to ids in the graph, ids to text in Python. Every vocabulary has the same special ids."""
+"""SentencePiece vocabularies: text to ids in the graph, ids to text in Python. All have the same special ids.
+
+The target language of a translation is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put before
+the ids of the sentence. A sentence that has these characters has them as text.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +24,12 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
+_TAG = re.compile(r'<2(\S+)>')
+
+
+def tag(language: str) -> str:
+  """Tag of a target language: '<2de>'."""
+  return f'<2{language}>'
 
 
 class SentencePieceVocab:
@@ -34,8 +46,7 @@ class SentencePieceVocab:
     if not os.path.isfile(path):
       raise UserError(f'no vocabulary file {path!r}: make one with lingvo-moe vocab')
     self.path = path
-    with open(path, 'rb') as f:
-      contents = f.read()
+    contents = files.read(path)
     self.fingerprint = hashlib.sha256(contents).hexdigest()
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -116,3 +127,62 @@ class SentencePieceVocab:
     SentencePiece makes one space of several (U+0020), and none of those at the edges; identity keeps all others.
     """
     return self.detokenize(self._processor.encode(list(lines)))
+
+
+class Vocab(SentencePieceVocab):
+  """SentencePiece vocabulary that may have tags."""
+
+  def _adapted(self, model: bytes) -> bytes:
+    """The model with tags that no text is encoded to: SentencePiece finds user-defined symbols, but not control symbols."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and _TAG.fullmatch(piece.piece)]
+    for piece in tags:
+      piece.type = kinds.CONTROL
+    return proto.SerializeToString() if tags else model
+
+  def tags(self) -> list[str]:
+    """Languages with a tag in the vocabulary, sorted."""
+    return sorted(match[1] for piece in self.pieces(range(self.size)) if (match := _TAG.fullmatch(piece)))
+
+  def tag_id(self, language: str) -> int:
+    """Id of the tag of a target language; UserError if the vocabulary lacks it."""
+    i = self._processor.piece_to_id(tag(language))
+    if i == UNK:
+      raise UserError(
+        f'with several target languages (or tag_target) the source vocabulary needs the symbol {tag(language)}; '
+        f'{self.path} lacks it: train it with lingvo-moe vocab --tags'
+      )
+    return i
+
+
+def check_size(vocab: Any, field: str, size: int, path: str) -> None:
+  """Raises UserError unless a vocabulary, read from a path, has as many symbols as a field of the model says."""
+  if vocab.size != size:
+    raise UserError(
+      f'a model has as many embeddings as its vocabulary has symbols; saw {field}={size}, but {path} has {vocab.size}: '
+      f'bind {field} = {vocab.size}, or give another vocabulary'
+    )
+
+
+def own_copy(path: str, own: str, begun: bool, read: Callable[[str], Any], field: str) -> str:
+  """Path of a run's own copy of a vocabulary, which is made unless it is there; one that was made there is that already.
+
+  Args:
+    path: of the vocabulary.
+    own: path of the copy.
+    begun: whether the run was begun with its copy, which then must equal the vocabulary.
+    read: reads a vocabulary from a path; refuses what is none.
+    field: of the configuration, that names the vocabulary.
+  """
+  if os.path.abspath(path) == os.path.abspath(own):
+    return own
+  vocab = read(path)
+  if begun and os.path.exists(own) and vocab.fingerprint != read(own).fingerprint:
+    raise UserError(
+      f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with ({own}): '
+      'leave it out, or choose another --logdir'
+    )
+  os.makedirs(os.path.dirname(own), exist_ok=True)
+  files.write(own, files.read(path))
+  return own

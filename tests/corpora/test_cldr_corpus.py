@@ -15,7 +15,7 @@ from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.corpora.cldr import phrases as cldr_phrases
 from lingvo_moe.corpora.cldr import speaker as cldr_speaker
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+_ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _CODES = ['ar', 'de', 'fa', 'sw', 'zh']
 _MAX_PAIRS = 600
 

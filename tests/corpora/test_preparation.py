@@ -35,9 +35,9 @@ def texts_of(folder, pairs, names=('a.de', 'a.en')):
 
 
 def prepare(texts, out, rules=RULES, overwrite=False):
-  folder = preparation.check_folder(str(out), '-'.join(texts.sides), texts, texts.sides, overwrite)
+  folder = preparation.check_folder(str(out), texts, overwrite)
   found = preparation.examine(texts, rules)
-  preparation.write(texts, found.fates, folder, texts.sides)
+  preparation.write(texts, found.fates, folder)
   return found, {split: read(folder, split, texts.sides) for split in preparation.SPLITS}
 
 
@@ -229,7 +229,7 @@ def test_columns_of_one_file(tmp_path):
   texts = Texts(tsv=write(tmp_path / 'a.tsv', rows), columns=(4, 2), pair='en-de')
   found = preparation.examine(texts, RULES)
   assert found.count(Fate.COLUMN_MISSING) == 1 and found.count(Fate.TRAIN) == 3
-  preparation.write(texts, found.fates, str(tmp_path / 'out' / 'en-de'), ('en', 'de'))
+  preparation.write(texts, found.fates, str(tmp_path / 'out' / 'en-de'))
   assert all(
     s.replace(b'the dog', b'der Hund') == t for s, t in read(tmp_path / 'out' / 'en-de', 'train', ('en', 'de'))
   )
@@ -316,7 +316,7 @@ def test_nothing_is_left_of_a_preparation_that_fails(tmp_path):
   found = preparation.examine(texts, RULES)
   texts_of(tmp_path, GOOD[:3])
   with pytest.raises(UserError, match='had 6 lines at first, and 3 a moment later'):
-    preparation.write(texts, found.fates, str(tmp_path / 'out' / 'de-en'), ('de', 'en'))
+    preparation.write(texts, found.fates, str(tmp_path / 'out' / 'de-en'))
   assert list((tmp_path / 'out').iterdir()) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 from lingvo_moe import decoder
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.files import lock
 from lingvo_moe.run import environment
 from lingvo_moe.run import held_out
 from lingvo_moe.run import reporting
@@ -19,7 +20,6 @@ from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks.lock import lock
 
 MODEL = 'mt.cldr.Tiny'
 

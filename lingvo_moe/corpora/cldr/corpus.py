@@ -8,7 +8,6 @@ training set. The same recipe gives the same bytes, and the files of a language 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import hashlib
 import json
@@ -16,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import babel
 import tqdm
@@ -58,8 +58,7 @@ _MANIFEST = 'cldr_corpus.json'
 _FORMAT = 1  # to be increased when a change gives other text for the same seed
 
 
-@dataclasses.dataclass(frozen=True)
-class Phrase:
+class Phrase(NamedTuple):
   """Phrase: its tree, and its English text."""
 
   tree: Tree
@@ -115,9 +114,7 @@ def make_phrases(seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS) -
   wanted = {split: 4 * lines for split, lines in _HELD_OUT.items()}
   wanted['train'] = int(max_pairs * _SPARE) + 1
   phrases = {split: [] for split in SPLITS}
-  english = Speaker('en', INVENTORY)
-  grammar = Phrases(seed)
-  seen = set()
+  english, grammar, seen = Speaker('en', INVENTORY), Phrases(seed), set()
   while any(len(phrases[split]) < wanted[split] for split in SPLITS):
     tree = grammar.draw()
     text = english.say(tree)
@@ -192,13 +189,11 @@ def make_corpus(
   """
   codes = resolve_languages(languages)
   recipe = _recipe(codes, seed, max_pairs)
-  old = _check_writable(out_dir, overwrite)
-  _check_nothing_foreign(out_dir, sorted({*codes, *(old['languages'] if old else ())}))
+  replaced = _check_writable(out_dir, codes, overwrite)
   english = babel.Locale('en')
   phrases = make_phrases(seed, max_pairs)
   summary = {}
-  there = os.listdir(out_dir) if os.path.isdir(out_dir) else []
-  has_others = bool({*there} - {_MANIFEST, *(f'{code}-en' for code in (old or {}).get('languages', ()))})
+  has_others = bool({*_listed(out_dir)} - {_MANIFEST, *(f'{code}-en' for code in replaced)})
   place = os.path.join(out_dir, '.new_corpus') if has_others else out_dir
   with new_folder.writing(place, replace=True) as new_dir:
     for code in tqdm.tqdm(codes, desc='languages', unit='', disable=not progress):
@@ -208,13 +203,13 @@ def make_corpus(
       summary[code] = {
         'name': english.languages.get(code.split('_')[0], code),
         'script': {'Hans': 'Han', 'Hant': 'Han'}.get(script) or english.scripts.get(script, script),
+        **{split: len(pairs[split]) for split in SPLITS},
       }
-      summary[code].update({split: len(pairs[split]) for split in SPLITS})
     manifest = {'recipe': recipe, 'languages': summary}
     with open(os.path.join(new_dir, _MANIFEST), 'w', encoding='utf-8') as f:
       f.write(json.dumps(manifest, indent=1) + '\n')
   if has_others:
-    _spread(place, out_dir, {**(old or {}).get('languages', {}), **summary})
+    _spread(place, out_dir, {**replaced, **summary})
   return manifest
 
 
@@ -267,31 +262,31 @@ def _manifest(out_dir: str) -> dict | None:
   return manifest if manifest['recipe'].get('made_by') == 'make_cldr_corpus' else None
 
 
-def _check_writable(out_dir: str, overwrite: bool) -> dict | None:
-  """Raises UserError if out_dir has other files; returns the manifest of the corpus in it, or None."""
+def _listed(folder: str) -> list[str]:
+  return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _check_writable(out_dir: str, codes: Sequence[str], overwrite: bool) -> dict[str, dict]:
+  """Languages of the corpus in out_dir, by code, which is to be replaced; UserError if files of others are in the way."""
   if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     raise UserError(f'out_dir={out_dir} is a file: name a directory')
-  old = _manifest(out_dir)
-  found = sorted(os.listdir(out_dir)) if os.path.isdir(out_dir) else []
-  if found and not old and not overwrite:
+  manifest, names = _manifest(out_dir), _listed(out_dir)
+  if names and not manifest and not overwrite:
     raise UserError(
-      f'out_dir={out_dir} holds what this command did not make ({", ".join(found[:3])}'
-      f'{", ..." if len(found) > 3 else ""}): name an empty directory, or say --overwrite to write beside it'
+      f'out_dir={out_dir} holds what this command did not make ({", ".join(names[:3])}'
+      f'{", ..." if len(names) > 3 else ""}): name an empty directory, or say --overwrite to write beside it'
     )
-  return old
-
-
-def _check_nothing_foreign(out_dir: str, codes: Sequence[str]) -> None:
-  """Raises UserError if a <code>-en directory to be replaced has files that this command does not write."""
-  for code in codes:
+  replaced = manifest['languages'] if manifest else {}
+  for code in sorted({*codes, *replaced}):
     folder = os.path.join(out_dir, f'{code}-en')
-    ours = {f'{split}.{extension}' for split in SPLITS for extension in (code, 'en')}
-    foreign = sorted(set(os.listdir(folder)) - ours) if os.path.isdir(folder) else []
-    if foreign:
+    if foreign := sorted(
+      {*_listed(folder)} - {f'{split}.{extension}' for split in SPLITS for extension in (code, 'en')}
+    ):
       raise UserError(
         f'{folder} is to be replaced, but holds {", ".join(foreign[:3])}, which this command did not make: '
         'move that away, or name an empty directory'
       )
+  return replaced
 
 
 def _write(directory: str, code: str, pairs: dict[str, list[tuple[str, str]]]) -> None:

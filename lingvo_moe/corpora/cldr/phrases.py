@@ -10,6 +10,7 @@ import bisect
 import datetime
 import itertools
 import random
+from collections.abc import Callable
 
 from lingvo_moe.corpora.cldr.speaker import Tree
 
@@ -30,106 +31,36 @@ _CURRENCIES = (
   'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD'
 ).split()
 # Units, each with the size of the values that it is used with.
-_SMALL, _LARGE, _EITHER = 'small', 'large', 'either'
-_UNITS = {
-  'length-kilometer': _EITHER,
-  'mass-kilogram': _EITHER,
-  'length-meter': _EITHER,
-  'volume-liter': _EITHER,
-  'temperature-celsius': _SMALL,
-  'speed-kilometer-per-hour': _SMALL,
-  'duration-hour': _SMALL,
-  'duration-day': _SMALL,
-  'duration-minute': _SMALL,
-  'duration-year': _EITHER,
-  'duration-week': _SMALL,
-  'duration-month': _SMALL,
-  'length-centimeter': _SMALL,
-  'mass-gram': _LARGE,
-  'length-mile': _EITHER,
-  'area-square-kilometer': _LARGE,
-  'area-square-meter': _EITHER,
-  'area-hectare': _EITHER,
-  'length-millimeter': _SMALL,
-  'volume-milliliter': _LARGE,
-  'volume-cubic-meter': _EITHER,
-  'temperature-fahrenheit': _SMALL,
-  'duration-second': _SMALL,
-  'length-foot': _EITHER,
-  'length-inch': _SMALL,
-  'mass-pound': _EITHER,
-  'mass-ounce': _SMALL,
-  'mass-tonne': _EITHER,
-  'power-kilowatt': _EITHER,
-  'power-watt': _LARGE,
-  'power-horsepower': _EITHER,
-  'energy-kilowatt-hour': _EITHER,
-  'energy-calorie': _LARGE,
-  'digital-gigabyte': _SMALL,
-  'digital-megabyte': _LARGE,
-  'electric-volt': _EITHER,
-  'frequency-megahertz': _LARGE,
-  'pressure-hectopascal': _LARGE,
-  'speed-meter-per-second': _SMALL,
-  'speed-mile-per-hour': _SMALL,
-  'length-yard': _EITHER,
-  'volume-gallon': _SMALL,
-  'volume-cup': _SMALL,
-  'length-light-year': _EITHER,
-  'duration-century': _SMALL,
-}
-_CITIES = {
-  'Europe/London': 'GB',
-  'Europe/Paris': 'FR',
-  'Asia/Tokyo': 'JP',
-  'Africa/Cairo': 'EG',
-  'Europe/Moscow': 'RU',
-  'Europe/Berlin': 'DE',
-  'Asia/Shanghai': 'CN',
-  'America/New_York': 'US',
-  'Europe/Rome': 'IT',
-  'Europe/Madrid': 'ES',
-  'Europe/Istanbul': 'TR',
-  'Asia/Tehran': 'IR',
-  'Africa/Nairobi': 'KE',
-  'America/Lima': 'PE',
-  'Asia/Baghdad': 'IQ',
-  'Asia/Seoul': 'KR',
-  'Europe/Athens': 'GR',
-  'Europe/Vienna': 'AT',
-  'Europe/Warsaw': 'PL',
-  'Asia/Bangkok': 'TH',
-  'Africa/Lagos': 'NG',
-  'America/Mexico_City': 'MX',
-  'America/Havana': 'CU',
-  'Australia/Sydney': 'AU',
-  'America/Chicago': 'US',
-  'Europe/Lisbon': 'PT',
-  'Asia/Jakarta': 'ID',
-  'Europe/Prague': 'CZ',
-  'Africa/Addis_Ababa': 'ET',
-  'Asia/Kabul': 'AF',
-  'Asia/Damascus': 'SY',
-  'Europe/Budapest': 'HU',
-  'Africa/Khartoum': 'SD',
-  'Asia/Dubai': 'AE',
-  'Europe/Stockholm': 'SE',
-  'America/Toronto': 'CA',
-  'America/Bogota': 'CO',
-  'Europe/Brussels': 'BE',
-  'Africa/Tripoli': 'LY',
-  'Asia/Karachi': 'PK',
-  'Asia/Baku': 'AZ',
-  'Asia/Tbilisi': 'GE',
-  'Europe/Belgrade': 'RS',
-  'Asia/Beirut': 'LB',
-  'Africa/Algiers': 'DZ',
-  'Africa/Accra': 'GH',
-  'Europe/Dublin': 'IE',
-  'America/Caracas': 'VE',
-  'Asia/Manila': 'PH',
-  'Europe/Zurich': 'CH',
-}
+_UNITS = dict(
+  unit.split(':')
+  for unit in (
+    'length-kilometer:either mass-kilogram:either length-meter:either volume-liter:either temperature-celsius:small '
+    'speed-kilometer-per-hour:small duration-hour:small duration-day:small duration-minute:small duration-year:either '
+    'duration-week:small duration-month:small length-centimeter:small mass-gram:large length-mile:either '
+    'area-square-kilometer:large area-square-meter:either area-hectare:either length-millimeter:small '
+    'volume-milliliter:large volume-cubic-meter:either temperature-fahrenheit:small duration-second:small '
+    'length-foot:either length-inch:small mass-pound:either mass-ounce:small mass-tonne:either power-kilowatt:either '
+    'power-watt:large power-horsepower:either energy-kilowatt-hour:either energy-calorie:large digital-gigabyte:small '
+    'digital-megabyte:large electric-volt:either frequency-megahertz:large pressure-hectopascal:large '
+    'speed-meter-per-second:small speed-mile-per-hour:small length-yard:either volume-gallon:small volume-cup:small '
+    'length-light-year:either duration-century:small'
+  ).split()
+)
+# Cities by the names of their time zones, each with its territory.
+_CITIES = dict(
+  city.split(':')
+  for city in (
+    'Europe/London:GB Europe/Paris:FR Asia/Tokyo:JP Africa/Cairo:EG Europe/Moscow:RU Europe/Berlin:DE '
+    'Asia/Shanghai:CN America/New_York:US Europe/Rome:IT Europe/Madrid:ES Europe/Istanbul:TR Asia/Tehran:IR '
+    'Africa/Nairobi:KE America/Lima:PE Asia/Baghdad:IQ Asia/Seoul:KR Europe/Athens:GR Europe/Vienna:AT '
+    'Europe/Warsaw:PL Asia/Bangkok:TH Africa/Lagos:NG America/Mexico_City:MX America/Havana:CU Australia/Sydney:AU '
+    'America/Chicago:US Europe/Lisbon:PT Asia/Jakarta:ID Europe/Prague:CZ Africa/Addis_Ababa:ET Asia/Kabul:AF '
+    'Asia/Damascus:SY Europe/Budapest:HU Africa/Khartoum:SD Asia/Dubai:AE Europe/Stockholm:SE America/Toronto:CA '
+    'America/Bogota:CO Europe/Brussels:BE Africa/Tripoli:LY Asia/Karachi:PK Asia/Baku:AZ Asia/Tbilisi:GE '
+    'Europe/Belgrade:RS Asia/Beirut:LB Africa/Algiers:DZ Africa/Accra:GH Europe/Dublin:IE America/Caracas:VE '
+    'Asia/Manila:PH Europe/Zurich:CH'
+  ).split()
+)
 _ZONES = (
   'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
   'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
@@ -155,10 +86,6 @@ INVENTORY = {
 _RANKS_SHARED = 12  # entry r is drawn in proportion to 1 / (r + _RANKS_SHARED)
 
 
-def _with_sums(shares: dict) -> tuple[list, list[float]]:
-  return list(shares), list(itertools.accumulate(shares.values()))
-
-
 class Phrases:
   """Endless series of random trees, the same for the same seed on any machine."""
 
@@ -169,32 +96,29 @@ class Phrases:
       kind: list(itertools.accumulate(1 / (rank + _RANKS_SHARED) for rank in range(len(keys))))
       for kind, keys in INVENTORY.items()
     }
+    several = lambda kind, most: lambda: self._names(kind, 2, most)
     self._heads = _with_sums(
-      {
-        self._place: 5,
-        self._places: 5,
-        self._city_of: 3,
-        self._when: 7,
-        self._days: 3,
-        self._relative: 4,
-        self._time_there: 2,
-      }
+      (5, lambda: self._name(self._city_or_territory(0.4))),
+      (5, lambda: self._names(self._city_or_territory(0.3), 2, 3)),
+      (3, self._city_of),
+      (7, self._when),
+      (3, self._days),
+      (4, self._relative),
+      (2, lambda: ('time_at', *self._clock(), self._pick((0, 0, 15, 30, 45)), self._key('zone'))),
     )
     self._bodies = _with_sums(
-      {
-        self._territories: 5,
-        self._languages: 5,
-        self._varieties: 4,
-        self._currencies: 3,
-        self._units: 3,
-        self._calendar: 3,
-        self._measures: 7,
-        self._prices: 6,
-        self._duration: 3,
-        self._opening_hours: 2,
-        self._percent: 1,
-        self._compact: 2,
-      }
+      (5, several('territory', 4)),
+      (5, several('language', 4)),
+      (4, self._varieties),
+      (3, several('currency', 3)),
+      (3, several('unit', 3)),
+      (3, lambda: self._names(self._pick(('weekday', 'month')), 2, 4)),
+      (7, self._measures),
+      (6, lambda: self._list([self._price() for _ in range(self._between(1, 2))])),
+      (3, self._duration),
+      (2, self._opening_hours),
+      (1, lambda: ('percent', str(self._between(1, 99)))),
+      (2, self._compact),
     )
 
   def draw(self) -> Tree:
@@ -240,21 +164,6 @@ class Phrases:
       return items[0]
     return ('list', 'or' if self._random() < 0.3 else style, *items)
 
-  def _territories(self) -> Tree:
-    return self._names('territory', 2, 4)
-
-  def _languages(self) -> Tree:
-    return self._names('language', 2, 4)
-
-  def _currencies(self) -> Tree:
-    return self._names('currency', 2, 3)
-
-  def _units(self) -> Tree:
-    return self._names('unit', 2, 3)
-
-  def _calendar(self) -> Tree:
-    return self._names(self._pick(('weekday', 'month')), 2, 4)
-
   def _varieties(self) -> Tree:
     """Languages with a territory or script: 'Portuguese (Brazil) and Serbian (Cyrillic)'."""
     return self._list(
@@ -264,11 +173,8 @@ class Phrases:
       ]
     )
 
-  def _place(self) -> Tree:
-    return self._name('city' if self._random() < 0.4 else 'territory')
-
-  def _places(self) -> Tree:
-    return self._names('city' if self._random() < 0.3 else 'territory', 2, 3)
+  def _city_or_territory(self, share: float) -> str:
+    return 'city' if self._random() < share else 'territory'
 
   def _city_of(self) -> Tree:
     city = self._key('city')
@@ -289,7 +195,7 @@ class Phrases:
     sizes = _UNITS[unit]
     if self._random() < 0.12:
       value = f'{self._between(1, 12)}.5'
-    elif sizes == _SMALL or (sizes == _EITHER and self._random() < 0.6):
+    elif sizes == 'small' or (sizes == 'either' and self._random() < 0.6):
       value = self._small()
     else:
       value = self._large()
@@ -302,9 +208,6 @@ class Phrases:
     """
     measures = [self._measure() for _ in range(self._between(1, 3))]
     return self._list(list({unit: (kind, value, unit) for kind, value, unit in measures}.values()), 'unit')
-
-  def _percent(self) -> Tree:
-    return ('percent', str(self._between(1, 99)))
 
   def _compact(self) -> Tree:
     scale = self._pick((3, 6, 6, 9))
@@ -322,9 +225,6 @@ class Phrases:
       return ('per', money, self._pick(units))
     return money
 
-  def _prices(self) -> Tree:
-    return self._list([self._price() for _ in range(self._between(1, 2))])
-
   def _duration(self) -> Tree:
     first, second, most = self._pick(
       (('hour', 'minute', 59), ('day', 'hour', 23), ('week', 'day', 6), ('year', 'month', 11), ('minute', 'second', 59))
@@ -340,9 +240,6 @@ class Phrases:
 
   def _clock(self) -> tuple[int, int]:
     return self._between(0, 23), self._pick((0, 0, 5, 10, 15, 20, 30, 30, 40, 45, 50))
-
-  def _time_there(self) -> Tree:
-    return ('time_at', *self._clock(), self._pick((0, 0, 15, 30, 45)), self._key('zone'))
 
   def _day(self) -> tuple[int, int, int]:
     first = datetime.date(2000, 1, 1)
@@ -384,3 +281,9 @@ class Phrases:
     open_, close = self._between(0, 13), self._between(1, 10)
     half = self._pick((0, 0, 30))
     return ('paren', days, ('through', ('time', open_, half), ('time', open_ + close, self._pick((0, 30, 45)))))
+
+
+def _with_sums(*rules: tuple[int, Callable[[], Tree]]) -> tuple[list[Callable[[], Tree]], list[int]]:
+  """Rules, and the sums of their shares."""
+  shares, makers = zip(*rules)
+  return list(makers), list(itertools.accumulate(shares))

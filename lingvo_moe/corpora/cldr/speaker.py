@@ -37,6 +37,13 @@ _ZERO_OF_DIGITS = {
   'olck': '\u1c50',
   'tibt': '\u0f20',
 }
+# Kinds of names, and the attributes of babel.Locale that have them.
+_NAMES_OF_LOCALE = {
+  'territory': 'territories',
+  'language': 'languages',
+  'script': 'scripts',
+  'currency': 'currencies',
+}
 _JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
 _DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # control characters, bidi marks and unassigned characters
 _SPACES = ('Zs', 'Zl', 'Zp')
@@ -142,18 +149,12 @@ class Speaker:
 
   def _cldr_name(self, kind: str, key: str) -> str | None:
     locale = self._locale
-    if kind == 'territory':
-      name = locale.territories.get(key)
-    elif kind == 'language':
-      name = locale.languages.get(key)
-    elif kind == 'script':
-      name = locale.scripts.get(key)
-    elif kind == 'currency':
-      name = locale.currencies.get(key)
+    if kind in _NAMES_OF_LOCALE:
+      name = getattr(locale, _NAMES_OF_LOCALE[kind]).get(key)
     elif kind == 'unit':
-      name = _long(self._data['unit_display_names'].get(key, {}))
-      if name == _long(self._root['unit_display_names'].get(key, {})):
-        name = None
+      own, root = (data['unit_display_names'].get(key, {}) for data in (self._data, self._root))
+      own, root = (widths.get('long') or widths.get('short') for widths in (own, root))
+      name = own if own != root else None
     elif kind == 'zone':
       metazone, form = key.rsplit('.', 1)
       name = locale.meta_zones.get(metazone, {}).get('long', {}).get(form)
@@ -161,10 +162,8 @@ class Speaker:
       name = locale.time_zones.get(key, {}).get('city')
       if not name and self._latin:  # by CLDR's rule the name is then that in the zone's id
         name = key.rsplit('/', 1)[1].replace('_', ' ')
-    elif kind == 'weekday':
-      name = locale.days['stand-alone']['wide'].get(int(key))
     else:
-      name = locale.months['stand-alone']['wide'].get(int(key))
+      name = {'weekday': locale.days, 'month': locale.months}[kind]['stand-alone']['wide'].get(int(key))
     # A digit, slash or colon is a stray note in CLDR and no part of a name (except digits in months of some languages).
     odd = r'[:/﴿]' if kind == 'month' else r'[\d:/﴿]'
     if not name or re.search(odd, name) or (not self._latin and re.search('[A-Za-z]', name)):
@@ -325,10 +324,6 @@ class Speaker:
 
   def _paren(self, head: Tree, tail: Tree) -> str:
     return self._say(head) + self._open + self._say(tail) + self._close
-
-
-def _long(widths: Mapping[str, str]) -> str | None:
-  return widths.get('long') or widths.get('short')
 
 
 # Fields that a date in each style must state to determine its English.

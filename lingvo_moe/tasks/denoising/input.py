@@ -16,19 +16,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks import train_input
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import windows
-from lingvo_moe.tasks.plain_text.windows import Batch
 from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.vocab import BOS
 
 if TYPE_CHECKING:
@@ -56,65 +55,42 @@ def _padded(rows, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.n
   return ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT
 
 
-class TrainInput:
-  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
-
-  Attributes:
-    stats: a line for the log.
-  """
+class TrainInput(train_input.TrainInput):
+  """Training input: corrupted windows of the text; see train_input.TrainInput."""
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed):
-    windows.check_feed(config, feed)
-    self._config = config
-    self._feed = feed
+    super().__init__(config, feed)
     self._first_sentinel = vocab.first_sentinel
-    files = windows.open_text(config.data_dir, 'train', 'file', vocab.text, cache_dir, feed.quiet)
-    self._tokens = windows.joined(files).tokens
-    self._windows = windows.Windows(len(self._tokens), config.lengths.window, config.seed)
+    texts = windows.open_text(config.data_dir, 'train', 'file', vocab.text, cache_dir, feed.quiet)
+    self._tokens = windows.joined(texts).tokens
     window, inputs, targets = config.lengths
+    self._windows = windows.Windows(config, feed, len(self._tokens), window)
     epochs = f'{config.rows_of_batch() * window / len(self._tokens):.3g} epochs a step'
     self.stats = f'{len(self._tokens):,} tokens, {epochs}; windows of {window} make {inputs} inputs, {targets} targets'
 
   def batch(self, step: int) -> Batch:
-    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
-    config, rows = self._config, self._config.rows_of_batch()
-    own = rows // self._feed.process_count
-    drawn = step * rows + self._feed.process_index * own + np.arange(own)
-    _, starts = self._windows(drawn)
-    window = config.lengths.window
+    config, window = self._config, self._config.lengths.window
+    numbers, _, starts = self._windows.of_step(step)
     ids_BT = self._tokens[(starts[:, np.newaxis] + np.arange(window)) % len(self._tokens)]
     noise = spans.counts(window, config.noise_density, config.mean_span)
-    mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', drawn))
+    mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', numbers))
     inputs, targets = spans.corrupt(ids_BT, mask_BT, self._first_sentinel)
-    return source_arrays(inputs, own, config.inputs_length) | target_arrays(targets, own, targets.shape[1])
-
-  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
-    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
-    return windows.dataset(self.batch, BATCH_KEYS, start_step, prefetch)
+    batch = source_arrays(inputs, len(inputs), config.inputs_length)
+    return batch | target_arrays(targets, len(targets), targets.shape[1])
 
 
-class HeldOutInput:
+class HeldOutInput(windows.HeldOutInput):
   """Batches of held-out text, the same at every call and for every seed; each token is in one window.
 
   Attributes:
-    stats: a line for the log.
-    subsets: names of the files.
     fingerprints: hash of the tokens of each file, by its name.
-    content_hash: see task.DevInput.
     examples: (file, inputs, targets) of each window.
   """
 
   def __init__(
-    self,
-    config: DenoisingConfig,
-    vocab: SentinelVocab,
-    cache_dir: str,
-    feed: Feed,
-    split: str = 'dev',
-    first: int = 0,
+    self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
-    self._config = config
-    self._feed = feed
+    super().__init__(config, feed)
     paths = documents.find_files(config.data_dir, split)
     texts = windows.open_text(config.data_dir, split, 'file', vocab.text, cache_dir, feed.quiet)
     self.subsets = [documents.name_of(path) for path in paths]
@@ -123,30 +99,16 @@ class HeldOutInput:
     self.examples = [
       (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
     ]
-    layout = repr((self.fingerprints, len(self.examples), config.rows_of_batch(training=False)))
+    layout = repr((self.fingerprints, len(self.examples), self._rows))
     self.content_hash = hashlib.sha256(layout.encode()).hexdigest()[:16]
     total = sum(len(text.tokens) for text in texts)
     if not self.examples:
       raise UserError(f'held-out text needs 2 tokens or more to corrupt; {paths[0]} has {total}: give a longer one')
     self.stats = f'{len(paths)} files, {total:,} tokens, {len(self.examples):,} windows'
 
-  def __len__(self) -> int:
-    return -(-len(self.examples) // self._config.rows_of_batch(training=False))
-
-  def __iter__(self) -> Iterator[Batch]:
-    rows = self._config.rows_of_batch(training=False)
-    own = rows // self._feed.process_count
-    for number in range(len(self)):
-      begin = number * rows + self._feed.process_index * own
-      yield self._batch(self.examples[begin : begin + own], own)
-
-  def _batch(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
-    batch = source_arrays([example[1] for example in examples], rows, self._config.inputs_length)
-    batch |= target_arrays([example[2] for example in examples], rows, self._config.lengths.targets)
-    batch['files'] = np.zeros([rows, len(self.subsets)], np.int32)
-    for row, (file, *_) in enumerate(examples):
-      batch['files'][row, file] = 1
-    return batch
+  def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
+    batch = source_arrays([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)
+    return batch | target_arrays([targets for *_, targets in examples], rows, self._config.lengths.targets)
 
 
 def _examples(

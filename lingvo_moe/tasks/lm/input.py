@@ -13,18 +13,19 @@ A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds '
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import shuffled
+from lingvo_moe.tasks import train_input
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
+from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.lm.config import LanguageConfig
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
-Batch = dict[str, np.ndarray]
 
 
 class Stream:
@@ -66,22 +66,18 @@ class Stream:
     return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
 
 
-class TrainInput:
-  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
+class TrainInput(train_input.TrainInput):
+  """Training input: windows of the stream of documents; see train_input.TrainInput."""
 
-  Attributes:
-    stats: a line for the log.
-  """
+  _keys = BATCH_KEYS
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
-    windows.check_feed(config, feed)
-    self._config = config
-    self._feed = feed
-    files = windows.open_text(config.data_dir, 'train', config.documents, vocab, cache_dir, feed.quiet)
-    self._text = windows.joined(files)
+    super().__init__(config, feed)
+    texts = windows.open_text(config.data_dir, 'train', config.documents, vocab, cache_dir, feed.quiet)
+    self._text = windows.joined(texts)
     self._streams: dict[int, Stream] = {}
     total = self._stream(0).total
-    self._windows = windows.Windows(total, config.window, config.seed)
+    self._windows = windows.Windows(config, feed, total, config.window)
     epochs = f'{config.rows_of_batch() * config.window / total:.3g} epochs a step'
     self.stats = f'{len(self._text):,} documents, {total:,} tokens with eos, {epochs}'
 
@@ -91,54 +87,42 @@ class TrainInput:
     return self._windows.count / self._config.rows_of_batch()
 
   def batch(self, step: int) -> Batch:
-    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
-    config, rows = self._config, self._config.rows_of_batch()
-    own = rows // self._feed.process_count
-    drawn = step * rows + self._feed.process_index * own + np.arange(own)
-    epochs, starts = self._windows(drawn)
-    arrays = [np.zeros([own, config.window], np.int32) for _ in BATCH_KEYS]
+    _, epochs, starts = self._windows.of_step(step)
+    arrays = [np.zeros([len(starts), self._config.window], np.int32) for _ in BATCH_KEYS]
     for epoch in np.unique(epochs).tolist():
       mine = epochs == epoch
-      for array, values in zip(arrays, self._stream(epoch).rows(starts[mine], config.window), strict=True):
+      for array, values in zip(arrays, self._stream(epoch).rows(starts[mine], self._config.window), strict=True):
         array[mine] = values
     batch = dict(zip(BATCH_KEYS, arrays, strict=True))
-    return batch if config.packing else batch | {'segments': np.ones_like(batch['segments'])}
-
-  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
-    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
-    return windows.dataset(self.batch, BATCH_KEYS, start_step, prefetch)
+    return batch if self._config.packing else batch | {'segments': np.ones_like(batch['segments'])}
 
   def _stream(self, epoch: int) -> Stream:
     epoch = epoch if self._config.packing else 0
     if epoch not in self._streams:
       while len(self._streams) > 1:
         self._streams.pop(next(iter(self._streams)))
-      count = len(self._text)
-      packed = self._config.packing
-      order = shuffled(count, self._config.seed, 'documents', epoch) if packed else np.arange(count)
+      order = np.arange(len(self._text))
+      if self._config.packing:
+        order = shuffled(len(order), self._config.seed, 'documents', epoch)
       self._streams[epoch] = Stream(self._text, order)
     return self._streams[epoch]
 
 
-class HeldOutInput:
+class HeldOutInput(windows.HeldOutInput):
   """Batches of held-out text: each token counts once, given the up to `window` - 1 before it.
 
   Windows begin every eval_stride tokens. In each but the first of a file, the last eval_stride tokens count.
 
   Attributes:
-    stats: a line for the log.
-    subsets: names of the files.
     units: numbers of 'words' and 'bytes' of all files, by which the loss is reported too.
     files: (words, bytes, documents) of each file.
     fingerprint: hash of the tokens.
-    content_hash: see task.DevInput.
   """
 
   def __init__(
     self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
-    self._config = config
-    self._feed = feed
+    super().__init__(config, feed)
     texts = windows.open_text(config.data_dir, split, config.documents, vocab, cache_dir, feed.quiet)
     paths = documents.find_files(config.data_dir, split)
     self.subsets = [documents.name_of(path) for path in paths]
@@ -148,32 +132,21 @@ class HeldOutInput:
     self.units = {'words': sum(f[0] for f in self.files), 'bytes': sum(f[1] for f in self.files)}
     stride = config.eval_stride or config.window
     self.fingerprint = hashlib.sha256(b''.join(text.tokens.tobytes() for text in texts)).hexdigest()
-    self._windows = []  # (file, start, the first position that counts)
+    self.examples = []  # (file, start, the first position that counts)
     for file, stream in enumerate(self._streams):
       count = 1 + max(0, -(-(stream.total - config.window) // stride))
       starts = (np.arange(count) * stride).tolist()
-      self._windows += [(file, s, s + config.window - stride if s else 0) for s in starts]
-    layout = repr((self.subsets, self._windows, config.rows_of_batch(training=False), self.fingerprint))
+      self.examples += [(file, s, s + config.window - stride if s else 0) for s in starts]
+    layout = repr((self.subsets, self.examples, self._rows, self.fingerprint))
     offsets = b''.join(text.offsets.tobytes() for text in texts)
     self.content_hash = hashlib.sha256(layout.encode() + offsets).hexdigest()[:16]
     total = sum(stream.total for stream in self._streams)
     self.stats = f'{len(paths)} files, {sum(map(len, orders)):,} documents, {total:,} tokens with eos'
 
-  def __len__(self) -> int:
-    return -(-len(self._windows) // self._config.rows_of_batch(training=False))
-
-  def __iter__(self) -> Iterator[Batch]:
-    rows = self._config.rows_of_batch(training=False)
-    own = rows // self._feed.process_count
-    for number in range(len(self)):
-      begin = number * rows + self._feed.process_index * own
-      yield self._batch(self._windows[begin : begin + own], own)
-
-  def _batch(self, windows: Sequence[tuple[int, int, int]], rows: int) -> Batch:
+  def arrays(self, examples: Sequence[tuple[int, int, int]], rows: int) -> Batch:
     config = self._config
     batch = {key: np.zeros([rows, config.window], np.int32) for key in (*BATCH_KEYS, 'counted')}
-    batch['files'] = np.zeros([rows, len(self.subsets)], np.int32)
-    for row, (file, start, counted) in enumerate(windows):
+    for row, (file, start, counted) in enumerate(examples):
       stream = self._streams[file]
       position_T = start + np.arange(config.window)
       real_T = position_T < stream.total
@@ -182,7 +155,6 @@ class HeldOutInput:
       if not config.packing:
         batch['segments'][row] = real_T
       batch['counted'][row] = real_T & (position_T >= counted)
-      batch['files'][row, file] = 1
     return batch
 
 

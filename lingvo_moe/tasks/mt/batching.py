@@ -7,43 +7,19 @@ tokens. Batches never mix windows, and the plan of a window does not depend on e
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.sampling import shuffled
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.task import Feed
 
 # Row lengths in steps of a quarter of the next lower power of two, at least 4. With half as many, the share of padding
 # in a batch was 6 to 8% higher.
-_LADDER = (
-  8,
-  12,
-  16,
-  20,
-  24,
-  28,
-  32,
-  40,
-  48,
-  56,
-  64,
-  80,
-  96,
-  112,
-  128,
-  160,
-  192,
-  224,
-  256,
-  320,
-  384,
-  448,
-  512,
-  640,
-  768,
-  896,
-  1024,
-)
+_LADDER = (8, 12, *(power * quarters // 4 for power in (16, 32, 64, 128, 256, 512) for quarters in (4, 5, 6, 7)), 1024)
 
 
 class BatchPlan(NamedTuple):
@@ -56,6 +32,24 @@ class BatchPlan(NamedTuple):
   segment: np.ndarray  # 1, 2, ... within the row
   source_start: np.ndarray  # position in the row where its source begins
   target_start: np.ndarray  # and its target
+
+  def rows_of(self, feed: Feed) -> BatchPlan:
+    """The part that a process feeds, of B / process_count rows."""
+    if feed.process_count == 1:
+      return self
+    if self.rows % feed.process_count:
+      raise UserError(
+        f'every process takes as many rows of each batch; saw {self.rows} rows for {feed.process_count} processes: set '
+        f'num_groups to a multiple of {feed.process_count}'
+      )
+    rows = self.rows // feed.process_count
+    own = self.row // rows == feed.process_index
+    plan = BatchPlan(rows, self.length, *(column[own] for column in self[2:]))
+    return plan._replace(row=plan.row % rows)
+
+  def trimmed(self, multiple: int) -> BatchPlan:
+    """The plan with only as many rows as it needs, a multiple of a number."""
+    return self._replace(rows=-(-(int(self.row.max()) + 1) // multiple) * multiple)
 
 
 def default_boundaries(max_length: int) -> tuple[int, ...]:

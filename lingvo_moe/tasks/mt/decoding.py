@@ -19,7 +19,7 @@ from lingvo_moe.tasks import encoder_decoder_search
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
 

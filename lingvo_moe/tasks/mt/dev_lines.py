@@ -41,34 +41,31 @@ def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
   if split != 'dev':
     return _find(config, split)
   try:
-    found = _find(config, 'dev')
+    pairs = _find(config, 'dev')
   except parallel.NoPairError:  # of plain files some have dev
     if not config.dev_lines:
       raise
-    found = list(_with_dev(config))
+    pairs = []
+    for pair in _find(config, 'train'):
+      with contextlib.suppress(parallel.NotThereError):
+        pairs += parallel.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
   except parallel.NotThereError as e:
     if not config.dev_lines:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
-    found = []
+    pairs = []
   if not config.dev_lines:
-    return found
-  names = {pair.name for pair in found}
+    return pairs
+  names = {pair.name for pair in pairs}
   try:
-    found += [pair for pair in _find(config, 'train') if pair.name not in names]
+    pairs += [pair for pair in _find(config, 'train') if pair.name not in names]
   except parallel.NotThereError:
-    if not found:
+    if not pairs:
       raise
-  return sorted(found, key=lambda pair: pair.name)
+  return sorted(pairs, key=lambda pair: pair.name)
 
 
 def _find(config: DataConfig, split: str) -> list[parallel.Pair]:
   return parallel.find_pairs(config.data_dir, config.pairs, split, config.split_files)
-
-
-def _with_dev(config: DataConfig) -> Iterator[parallel.Pair]:
-  for pair in _find(config, 'train'):
-    with contextlib.suppress(parallel.NotThereError):
-      yield from parallel.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
 
 
 def taken(config: DataConfig) -> set[str]:
@@ -76,35 +73,33 @@ def taken(config: DataConfig) -> set[str]:
   return {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else set()
 
 
-class Choice:
-  """Which lines of the pairs of train are dev text."""
+class Chooser:
+  """Choice of the lines of train that are dev text."""
 
   def __init__(self, config: DataConfig):
     self._seed, self._dev_lines = config.seed, config.dev_lines
     self._folders_with = collections.Counter(itertools.chain(*parallel.pair_folders(config.data_dir)))
 
   def numbers(self, pair: parallel.Pair, size: int) -> np.ndarray:
-    """Numbers of the lines that are taken of a pair's `size` lines of train, ascending."""
+    """Numbers of the lines that are chosen of a pair's `size` lines of train, ascending."""
     if self._dev_lines * 2 > size:
       raise UserError(
         f'dev_lines must leave half of the lines to train on; saw dev_lines={self._dev_lines}, and {pair.name} has '
         f'{size} lines: use at most {size // 2}'
       )
-    shared = min((pair.source, pair.target), key=lambda language: (-self._folders_with[language], language))
-    files = pair.source_files if shared == pair.source else pair.target_files
-    lines = (line for path in files for batch in text.line_batches(path) for line in batch)
-    checksums = np.fromiter((zlib.crc32(text.key(line.decode('utf-8')).encode()) for line in lines), np.uint64, size)
+    _, files = min(pair.sides, key=lambda side: (-self._folders_with[side[0]], side[0]))
+    checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(files)), np.uint64, size)
     places = sampling.fold(self._seed, 'dev_lines', checksums)
     _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
-    again = np.ones(size, bool)
-    again[first] = False
-    return np.sort(np.concatenate([first, np.flatnonzero(again)])[: self._dev_lines])
+    repeated = np.ones(size, bool)
+    repeated[first] = False
+    return np.sort(np.concatenate([first, np.flatnonzero(repeated)])[: self._dev_lines])
 
   def read(self, pair: parallel.Pair) -> tuple[list[str], list[str]]:
     """(source lines, target lines) of dev."""
-    counts = [[text.count_lines(path) for path in files] for files in (pair.source_files, pair.target_files)]
-    chosen = self.numbers(pair, parallel.check_counts(pair, *counts))
-    return _chosen_lines(pair.source_files, chosen), _chosen_lines(pair.target_files, chosen)
+    chosen = set(self.numbers(pair, parallel.count_lines(pair)).tolist())
+    pick = lambda files: [line for number, line in enumerate(text.lines(files)) if number in chosen]
+    return pick(pair.source_files), pick(pair.target_files)
 
 
 def left_out(
@@ -124,29 +119,26 @@ def left_out(
   """
   out = [np.zeros(len(source), bool) for source, _ in caches]
   for sides_of in (keys.__getitem__, lambda number: [_hashes(side) for side in caches[number]]):
-    of_chosen = [[side[lines] for side in sides_of(number)] for number, lines in chosen.items()]
-    held = [np.concatenate([np.zeros(0, np.uint64), *side]) for side in zip(*of_chosen)]
+    chosen_sides = [[side[lines] for side in sides_of(number)] for number, lines in chosen.items()]
+    of_dev = [np.concatenate([np.zeros(0, np.uint64), *side]) for side in zip(*chosen_sides)]
     if shared_vocab:
-      held = [np.concatenate(held)] * 2
-    held = [np.unique(hashes) for hashes in held]
+      of_dev = [np.concatenate(of_dev)] * 2
     for number, lines in enumerate(out):
-      for side, of_dev in zip(sides_of(number), held):
-        lines |= np.isin(side, of_dev)
+      for side, hashes in zip(sides_of(number), map(np.unique, of_dev)):
+        lines |= np.isin(side, hashes)
   return out
 
 
 def _hashes(side: TokenCache) -> np.ndarray:
   """A hash of the tokens of each line."""
-  return np.concatenate([np.zeros(0, np.uint64), *_hashes_by_chunks(side, np.arange(len(side)))])
-
-
-def _hashes_by_chunks(side: TokenCache, lines: np.ndarray) -> Iterator[np.ndarray]:
-  for begin in range(0, len(lines), _CHUNK):
-    tokens, lengths = side.gather(lines[begin : begin + _CHUNK])
+  hashes = [np.zeros(0, np.uint64)]
+  for begin in range(0, len(side), _CHUNK):
+    tokens, lengths = side.gather(np.arange(begin, min(begin + _CHUNK, len(side))))
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(tokens)) - np.repeat(starts, lengths)
     sums = np.concatenate([[np.uint64(0)], np.cumsum(sampling.fold(tokens, places), dtype=np.uint64)])
-    yield sums[starts + lengths] - sums[starts]
+    hashes.append(sums[starts + lengths] - sums[starts])
+  return np.concatenate(hashes)
 
 
 def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> list[str]:
@@ -157,16 +149,16 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
   for split in ('dev', 'test', 'train'):
     with contextlib.suppress(UserError):  # there is none, or it is no text: who needs it will say so
       pairs = _find(config, split) if split != 'train' or keys else []
-      found = cache.open_keys(pairs, cache_dir, quiet=quiet)
-      keys[split] = {pair.name: sides for pair, sides in zip(pairs, found, strict=True)}
+      sides_of = cache.open_keys(pairs, cache_dir, quiet=quiet)
+      keys[split] = {pair.name: sides for pair, sides in zip(pairs, sides_of, strict=True)}
   train, warnings = keys.pop('train', {}), []
   for split, sides_of in keys.items():
     lines, shared = 0, 0
     for name, (sources, targets) in sides_of.items():
       if name in train and len(sources) == len(targets):
-        known = (np.isin(mine, own) & (mine != 0) for mine, own in zip((sources, targets), train[name], strict=True))
+        in_train = [np.isin(side, own) & (side != 0) for side, own in zip((sources, targets), train[name], strict=True)]
         lines += len(sources)
-        shared += int(np.count_nonzero(np.logical_or(*known)))
+        shared += int(np.count_nonzero(np.logical_or(*in_train)))
     if shared > _MANY_SHARED * lines:
       warnings.append(
         f'warning: {shared:,} of {lines:,} {split} lines are in train: what is measured on them is no measure of new text'
@@ -194,16 +186,7 @@ class Lines:
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:
   """Yields (pair, source lines, target lines) of every pair of a held-out set."""
   pairs = find_pairs(config, split)
-  choice = Choice(config) if split == 'dev' and any(pair.split == 'train' for pair in pairs) else None
+  of_train = split == 'dev' and any(pair.split == 'train' for pair in pairs)
+  chooser = Chooser(config) if of_train else None
   for pair in pairs:
-    yield pair, *(choice.read(pair) if choice and pair.split == 'train' else parallel.read_pair(pair))
-
-
-def _chosen_lines(files: Sequence[str], chosen: np.ndarray) -> list[str]:
-  found, begin = [], 0
-  for path in files:
-    for batch in text.line_batches(path):
-      here = chosen[np.searchsorted(chosen, begin) : np.searchsorted(chosen, begin + len(batch))]
-      found += [batch[i - begin].decode('utf-8') for i in here]
-      begin += len(batch)
-  return found
+    yield pair, *(chooser.read(pair) if chooser and pair.split == 'train' else parallel.read_pair(pair))

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import assembly
@@ -16,7 +15,7 @@ from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
 
@@ -67,15 +66,6 @@ class Stats:
     )
 
 
-def load_vocabs(config: DataConfig) -> tuple[Vocab, Vocab]:
-  """Loads the source and target vocabularies that a configuration names; one object if they are the same file."""
-  for name in ('source_vocab', 'target_vocab'):
-    if not getattr(config, name):
-      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
-  source = Vocab(config.source_vocab)
-  return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
-
-
 def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab) -> np.ndarray | None:
   """Ids of the tags that go before the sources of each pair; None if sources are not tagged.
 
@@ -110,9 +100,9 @@ class Examples:
     self._caches = cache.open_pairs(self.pairs, source_vocab, target_vocab, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     taken = dev_lines.taken(config) if split in ('train', 'dev') else set()
-    choice = dev_lines.Choice(config) if taken else None
+    chooser = dev_lines.Chooser(config) if taken else None
     chosen = {
-      number: choice.numbers(pair, len(self._caches[number][0]))
+      number: chooser.numbers(pair, len(self._caches[number][0]))
       for number, pair in enumerate(self.pairs)
       if pair.name in taken
     }
@@ -182,18 +172,3 @@ def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
   starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # empty if `ordered` is, in which case zip yields nothing
   for start, end in zip(starts, np.append(starts[1:], len(ordered))):
     yield int(ordered[start]), slice(int(start), int(end))
-
-
-def rows_of_process(plan: BatchPlan, index: int, count: int) -> BatchPlan:
-  """Part of a batch that process `index` of `count` feeds: rows [index B / count, (index + 1) B / count)."""
-  if count == 1:
-    return plan
-  if plan.rows % count:
-    raise UserError(
-      f'every process takes as many rows of each batch; saw {plan.rows} rows for {count} processes: set num_groups to '
-      f'a multiple of {count}'
-    )
-  rows = plan.rows // count
-  mine = (plan.row >= index * rows) & (plan.row < (index + 1) * rows)
-  columns = BatchPlan(rows, plan.length, *(column[mine] for column in plan[2:]))
-  return columns._replace(row=columns.row - index * rows)

@@ -21,8 +21,8 @@ from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.decoding import Translator
-from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import Outcome
+from lingvo_moe.tasks.vocab import Vocab
 
 _SAMPLES = 3  # translations printed with the scores
 _SAMPLE_LENGTH = 200  # characters of one

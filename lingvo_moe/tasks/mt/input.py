@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
@@ -26,16 +25,15 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler
 from lingvo_moe.corpora.sampling import shuffled
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks import train_input
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
-from lingvo_moe.tasks.mt.examples import load_vocabs
-from lingvo_moe.tasks.mt.examples import rows_of_process
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.train_input import Batch
+from lingvo_moe.tasks.vocab import Vocab
 
-Batch = assembly.Batch
 _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
 
@@ -50,39 +48,24 @@ class _Window:
   plans: list[BatchPlan]
 
 
-class TrainInput:
-  """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
+class TrainInput(train_input.TrainInput):
+  """Training input: batches of sentence pairs; see train_input.TrainInput.
 
   Args:
-    config: configuration that names both vocabularies.
+    config: what to read, and how it is cut into batches.
+    vocabs: (source, target) vocabularies.
     cache_dir: folder of the token cache; created if missing.
-    process_index: number of the part of each batch's rows that this process feeds.
-    process_count: number of parts.
-    vocabs: (source, target) vocabularies, if they are loaded already.
-    quiet: True for no progress bar.
+    feed: part of the rows that this process feeds.
 
   Attributes:
-    stats: numbers of pairs, examples and tokens, and of examples left out; its str() is for the log.
+    stats: numbers of pairs, examples and tokens, and of examples left out.
     shares: name of a pair -> its share of the stream.
     examples: name of a pair -> number of its examples.
   """
 
-  def __init__(
-    self,
-    config: DataConfig,
-    cache_dir: str,
-    *,
-    process_index: int = 0,
-    process_count: int = 1,
-    vocabs: tuple[Vocab, Vocab] | None = None,
-    quiet: bool = False,
-  ):
-    if config.num_groups % process_count:
-      raise UserError(
-        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {process_count} '
-        f'processes: use a multiple of {process_count}'
-      )
-    self._examples = Examples(config, 'train', cache_dir, vocabs or load_vocabs(config), quiet)
+  def __init__(self, config: DataConfig, vocabs: tuple[Vocab, Vocab], cache_dir: str, feed: Feed):
+    super().__init__(config, feed)
+    self._examples = Examples(config, 'train', cache_dir, vocabs, feed.quiet)
     self.stats = self._examples.stats
     if not self.stats.total('kept'):
       raise UserError(
@@ -90,10 +73,7 @@ class TrainInput:
         f'{self.stats.total("lines")} pairs is: raise max_length, or look at the corpus and its vocabulary'
       )
     self._batcher = config.batcher()
-    self._process = process_index, process_count
-    self._seed = config.seed
-    names = [pair.name for pair in self._examples.pairs]
-    sizes = self._examples.sizes
+    names, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
     weights = config.weights_of(names)
     self._sampler = Sampler(
       names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size, weights=weights
@@ -102,21 +82,10 @@ class TrainInput:
     self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
     self._recent: dict[int, _Window] = {}
-    key = repr(
-      (
-        _PLAN_VERSION,
-        self._examples.fingerprint,
-        names,
-        self._batcher,
-        config.temperature,
-        config.seed,
-        config.window_size,
-        *weights,
-      )
-    )
-    self._counts = _BatchCounts(
-      os.path.join(cache_dir, f'batches-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json')
-    )
+    sampling = config.temperature, config.seed, config.window_size, *weights
+    key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *sampling))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{digest}.json'))
 
   @property
   def steps_per_epoch(self) -> float:
@@ -126,23 +95,9 @@ class TrainInput:
     return sum(self._examples.sizes) * len(first.plans) / max(len(first.pair), 1)
 
   def batch(self, step: int) -> Batch:
-    """This process's rows of the batch of a step; steps count from 0, and calls may be in any order of steps."""
     window, number = self._locate(step)
-    plan = rows_of_process(window.plans[number], *self._process)
+    plan = window.plans[number].rows_of(self._feed)
     return self._examples.batch(plan, window.pair, window.line)
-
-  def dataset(self, start_step: int = 0, prefetch: int = 8) -> tf.data.Dataset:
-    """Dataset of the batches from `start_step` on, made in the background while earlier ones are used."""
-
-    def one(step):
-      values = tf.numpy_function(self._values, [step], [tf.int32] * len(BATCH_KEYS), stateful=False)
-      return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(BATCH_KEYS, values, strict=True)}
-
-    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
-
-  def _values(self, step) -> list[np.ndarray]:
-    batch = self.batch(int(step))
-    return [batch[key] for key in BATCH_KEYS]
 
   def _locate(self, step: int) -> tuple[_Window, int]:
     with self._lock:
@@ -161,7 +116,7 @@ class TrainInput:
   def _make_window(self, number: int) -> _Window:
     pair, line = self._sampler.window(number)
     plans = self._batcher.plan(*self._examples.lengths(pair, line))
-    order = shuffled(len(plans), self._seed, 'batches', number)
+    order = shuffled(len(plans), self._config.seed, 'batches', number)
     return _Window(number, pair, line, [plans[i] for i in order])
 
 
@@ -178,7 +133,6 @@ class _BatchCounts:
       self._ends: list[int] = json_files.read(path, 'a list of counts', 'windows are counted again', ends=ends)['ends']
     except (OSError, UserError):
       self._ends = []
-    self._saved = len(self._ends)
 
   def __len__(self) -> int:
     return len(self._ends)
@@ -189,13 +143,9 @@ class _BatchCounts:
 
   def append(self, count: int) -> None:
     self._ends.append(self.total + count)
-    if len(self._ends) - self._saved >= _SAVE_EVERY:
-      self._save()
-
-  def _save(self) -> None:
-    with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
-      files.write(self._path, json_files.dump({'ends': self._ends}))
-    self._saved = len(self._ends)
+    if len(self._ends) % _SAVE_EVERY == 0:
+      with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
+        files.write(self._path, json_files.dump({'ends': self._ends}))
 
   def locate(self, step: int) -> tuple[int, int]:
     """Window of a step, and the first step of that window."""
@@ -203,84 +153,56 @@ class _BatchCounts:
     return window, self._ends[window - 1] if window else 0
 
 
-class EvalInput:
-  """Evaluation input: one pass over a held-out split, in a fixed order, with one sentence pair a row.
+class HeldOutInput:
+  """Batches of dev text for the dev loss: one pass, in a fixed order, with one sentence pair a row.
 
   Args:
-    config: configuration that names both vocabularies.
-    cache_dir: as in TrainInput.
-    split: 'dev', or any other.
+    config: as in TrainInput, like vocabs, cache_dir and feed.
     max_sentences: number of sentences of each pair, evenly spaced over its lines; 0 for all.
-    trim: True to give the last batch only as many rows as it needs, which saves work but adds a shape to compile for.
-    process_index: as in TrainInput.
-    process_count: as in TrainInput.
-    vocabs: (source, target) vocabularies, if they are loaded already.
-    quiet: True for no progress bar.
 
   Attributes:
     stats: as in TrainInput; sentences over max_length are left out here too, and counted.
+    subsets: the names of the pairs, by number.
     content_hash: see task.DevInput.
   """
 
   def __init__(
-    self,
-    config: DataConfig,
-    cache_dir: str,
-    *,
-    split: str = 'dev',
-    max_sentences: int = 0,
-    trim: bool = False,
-    process_index: int = 0,
-    process_count: int = 1,
-    vocabs: tuple[Vocab, Vocab] | None = None,
-    quiet: bool = False,
+    self, config: DataConfig, vocabs: tuple[Vocab, Vocab], cache_dir: str, feed: Feed, max_sentences: int = 0
   ):
-    self._examples = Examples(config, split, cache_dir, vocabs or load_vocabs(config), quiet)
+    self._examples = Examples(config, 'dev', cache_dir, vocabs, feed.quiet)
+    self._feed = feed
     self.stats = self._examples.stats
     if not self.stats.total('kept'):
       raise UserError(
-        f'evaluation needs sentences of at most max_length={config.max_length} tokens; split {split!r} has none among '
+        f"evaluation needs sentences of at most max_length={config.max_length} tokens; split 'dev' has none among "
         f'{self.stats.total("lines")} pairs: raise max_length'
       )
+    self.subsets = [pair.name for pair in self._examples.pairs]
     counts = [min(n, max_sentences or n) for n in self._examples.sizes]
     self._pair = np.repeat(np.arange(len(counts)), counts)
-    self._line = np.concatenate(
-      [np.arange(k) * n // max(k, 1) for n, k in zip(self._examples.sizes, counts, strict=True)]
-    )
-    plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
-    if trim:
-      plans = [_trimmed(plan, config.num_groups) for plan in plans]
-    self._whole_plans = plans
-    self._plans = [rows_of_process(plan, process_index, process_count) for plan in plans]
+    evenly = [np.arange(k) * n // max(k, 1) for n, k in zip(self._examples.sizes, counts, strict=True)]
+    self._line = np.concatenate(evenly)
+    self._plans = config.batcher(training=False).plan(*self._examples.lengths(self._pair, self._line))
 
   @functools.cached_property
   def content_hash(self) -> str:
     """Hash of the pairs and of every batch, as all processes together feed it."""
     digest = hashlib.sha256(repr(self.subsets).encode())
-    for plan in self._whole_plans:
+    for plan in self._plans:
       arrays = self._examples.batch(plan, self._pair, self._line).values()
       for array in (self._pair[plan.example], plan.row, *arrays):
         digest.update(repr(array.shape).encode() + array.tobytes())
     return digest.hexdigest()[:16]
-
-  @property
-  def subsets(self) -> list[str]:
-    """The names of the pairs, by number."""
-    return [pair.name for pair in self._examples.pairs]
 
   def __len__(self) -> int:
     return len(self._plans)
 
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
-      pairs_BP = np.zeros((plan.rows, len(self.subsets)), np.int32)
-      pairs_BP[plan.row, self._pair[plan.example]] = 1
-      yield {**self._examples.batch(plan, self._pair, self._line), 'pairs': pairs_BP}
-
-
-def _trimmed(plan: BatchPlan, multiple: int) -> BatchPlan:
-  used = int(plan.row.max()) + 1
-  return plan._replace(rows=-(-used // multiple) * multiple)
+      own = plan.rows_of(self._feed)
+      pairs_BP = np.zeros((own.rows, len(self.subsets)), np.int32)
+      pairs_BP[own.row, self._pair[own.example]] = 1
+      yield {**self._examples.batch(own, self._pair, self._line), 'pairs': pairs_BP}
 
 
 class TextInput:
@@ -289,7 +211,8 @@ class TextInput:
   A byte order mark before a sentence is left out, and a sentence that text.is_empty has no tokens.
 
   Iterating yields (index_B, batch): index_B is the index of the sentence in each row, -1 for an empty row. Without
-  targets the batch has only the source arrays. A sentence over max_length is cut to its first tokens and eos.
+  targets the batch has only the source arrays. A sentence over max_length is cut to its first tokens and eos. The last
+  batch has only as many rows as it needs.
 
   Args:
     config: configuration, of which max_length, boundaries, num_groups and eval_batch_tokens are used.
@@ -298,7 +221,6 @@ class TextInput:
     target_language: language whose tag goes before each source; None for no tag.
     targets: as many sentences, or None.
     target_vocab: vocabulary of the targets.
-    trim: True to give the last batch only as many rows as it needs.
 
   Attributes:
     empty: indices of the sentences without a token, which are in no batch (with targets: with an empty source).
@@ -314,7 +236,6 @@ class TextInput:
     target_language: str | None = None,
     targets: Sequence[str] | None = None,
     target_vocab: Vocab | None = None,
-    trim: bool = True,
   ):
     tagged = target_language is not None
     self._tag = source_vocab.tag_id(target_language) if tagged else None
@@ -335,9 +256,8 @@ class TextInput:
       self._targets = [ids[: config.max_length - 1] for ids in target_ids]
       target_lengths = np.array([len(ids) + 1 for ids in self._targets], np.int64)
     self.truncated = sorted(too_long - set(self.empty))
-    self._plans = config.batcher(training=False).plan(source_lengths, target_lengths)
-    if trim:
-      self._plans = [_trimmed(plan, config.num_groups) for plan in self._plans]
+    plans = config.batcher(training=False).plan(source_lengths, target_lengths)
+    self._plans = [plan.trimmed(config.num_groups) for plan in plans]
 
   def __len__(self) -> int:
     return len(self._plans)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from lingvo_moe.core import files
+from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.tasks.mt import unwritten
+from lingvo_moe.core.files import lock
+from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import vocab_training
-from lingvo_moe.tasks.mt.vocab import Vocab
+from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.vocab import check_size
+from lingvo_moe.tasks.vocab import own_copy
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig
@@ -22,19 +26,39 @@ if TYPE_CHECKING:
 def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   """Settles vocabularies and tags of a run; the configuration that is returned names the run's own vocabularies.
 
+  A new vocabulary has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many as
+  it has, and its own rule of normalisation.
+
   Args:
     config: its source_vocab and target_vocab may be empty.
     folder: where the run keeps its vocabularies.
     begun: whether the run was begun before; then its vocabularies cannot change.
   """
-  config = _with_vocabs(_with_tag(config), folder, begun)
-  if not begun:
-    load(config)  # refuses what does not fit before it is copied
-  return dataclasses.replace(
-    config,
-    source_vocab=_adopt(config.source_vocab, 'source', folder, begun),
-    target_vocab=_adopt(config.target_vocab, 'source' if config.shared_vocab else 'target', folder, begun),
-  )
+  if config.tag_target is None:  # decoder and translate could not tell without the training corpus
+    targets = {pair.target for pair in dev_lines.find_pairs(config, 'train')}
+    config = dataclasses.replace(config, tag_target=config.tags(targets))
+  given = _given(config)
+  if begun:
+    given = {side: path or _found(side, folder) for side, path in given.items()}
+  vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
+  changes = {}
+  for side, vocab in vocabs.items():
+    names = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
+    for name in names:
+      if getattr(config, name) not in (None, vocab.normalization):
+        _say_changed(config, name, vocab.normalization, vocab.path)
+    if given[side] and not begun and side != 'source':
+      if warning := vocab_training.unwritten(vocab, dev_lines.find_pairs(config, 'train')):
+        print(warning, file=sys.stderr)
+    size_name = f'{"target" if side == "target" else "source"}_vocab_size'
+    if getattr(config, size_name) != vocab.size:
+      _say_changed(config, size_name, vocab.size, vocab.path if given[side] else '')
+    changes |= {**dict.fromkeys(names, vocab.normalization), size_name: vocab.size}
+  copies = [
+    own_copy(vocab.path, _own(side, folder), begun, Vocab, 'target_vocab' if side == 'target' else 'source_vocab')
+    for side, vocab in vocabs.items()
+  ]
+  return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 
 
 def with_files(config: MtConfig, rename: Callable[[str], str]) -> MtConfig:
@@ -42,91 +66,121 @@ def with_files(config: MtConfig, rename: Callable[[str], str]) -> MtConfig:
   return dataclasses.replace(config, source_vocab=rename(config.source_vocab), target_vocab=rename(config.target_vocab))
 
 
-def load(config: MtConfig) -> tuple[Vocab, Vocab]:
+def load(config: DataConfig) -> tuple[Vocab, Vocab]:
   """The source and target vocabularies, which must have as many pieces as the model has embeddings."""
+  for name in ('source_vocab', 'target_vocab'):
+    if not getattr(config, name):
+      raise UserError(f'{name} must name a SentencePiece .model file; saw none: make one with lingvo-moe vocab')
   source = Vocab(config.source_vocab)
   target = source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
   target_size = config.source_vocab_size if config.shared_vocab else config.target_vocab_size
-  for field, vocab, size, path in (
-    ('source_vocab_size', source, config.source_vocab_size, config.source_vocab),
-    ('target_vocab_size', target, target_size, config.target_vocab),
-  ):
-    if vocab.size != size:
-      raise UserError(
-        f'a model has as many embeddings as its vocabulary has pieces; saw {field}={size}, but '
-        f'{path} has {vocab.size}: bind {field} = {vocab.size}, or give another vocabulary'
-      )
+  check_size(source, 'source_vocab_size', config.source_vocab_size, config.source_vocab)
+  check_size(target, 'target_vocab_size', target_size, config.target_vocab)
   return source, target
 
 
-def _with_tag(config: MtConfig) -> MtConfig:
-  """Settles whether sources are tagged, which decoder and translate could not tell without the training corpus."""
-  if config.tag_target is not None:
-    return config
-  pairs = parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
-  return dataclasses.replace(config, tag_target=config.tags({pair.target for pair in pairs}))
-
-
-def _with_vocabs(config: MtConfig, folder: str, begun: bool) -> MtConfig:
-  """Names the vocabularies: those given, those the run began with, or new ones.
-
-  A new one has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many as it has,
-  and the model as many embeddings.
-  """
-  sides = ('shared',) if config.shared_vocab else ('source', 'target')
-  made = lambda side: vocab_training.settings_of(os.path.join(folder, side)) is not None
-  given = {'source': config.source_vocab, 'target': config.target_vocab}
-  given['shared'] = config.source_vocab or config.target_vocab
-  if begun:
-    given = {side: given[side] or ('' if made(side) else _own(side, folder)) for side in sides}
-  named = dict(zip(('source_vocab', 'target_vocab'), [given[side] for side in sides] * 2, strict=False))
-  paths = vocab_training.ensure_vocabs(dataclasses.replace(config, **named), folder)
-  settled = {}
-  for side, path in zip(sides, paths, strict=False):
-    field = 'source_vocab_size' if side == 'shared' else f'{side}_vocab_size'
-    vocab = Vocab(path)
-    settled |= _normalization(config, side, vocab)
-    if given[side] and not begun and side != 'source':
-      pairs = parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)
-      if said := unwritten.remark(vocab, pairs):
-        print(said, file=sys.stderr)
-    size = vocab.size
-    if size == getattr(config, field):
-      continue
-    if given[side]:
-      print(f'{field}={size}, as {path} has; the configuration has {getattr(config, field)}', file=sys.stderr)
-    else:
-      print(f'{field}={getattr(config, field)} is more than the corpus gives; this run has {size}', file=sys.stderr)
-    settled[field] = size
-  return dataclasses.replace(config, source_vocab=paths[0], target_vocab=paths[1], **settled)
-
-
-def _normalization(config: MtConfig, side: str, vocab: Vocab) -> dict[str, str]:
-  """Fields of the rule that a vocabulary has; of one that is given, its rule counts."""
-  names = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
-  for name in names:
-    if getattr(config, name) not in (None, vocab.normalization):
-      print(
-        f'{name}={vocab.normalization}, as {vocab.path} has; the configuration has {getattr(config, name)}',
-        file=sys.stderr,
-      )
-  return dict.fromkeys(names, vocab.normalization)
-
-
-def _adopt(path: str, side: str, folder: str, begun: bool) -> str:
-  """The run's own copy of a vocabulary; one made in its folder is that already."""
-  own = _own(side, folder)
-  if os.path.abspath(path) == os.path.abspath(own):
-    return own
-  if begun and Vocab(path).fingerprint != Vocab(own).fingerprint:
-    raise UserError(
-      f'{side}_vocab={path} is not the vocabulary that the run in {os.path.dirname(folder)} began with ({own}): '
-      'leave it out, or choose another --logdir'
-    )
-  os.makedirs(folder, exist_ok=True)
-  files.write(own, files.read(path))
-  return own
-
-
 def _own(side: str, folder: str) -> str:
+  """Path of the run's own copy."""
   return os.path.join(folder, ('source' if side == 'shared' else side) + '.model')
+
+
+def _found(side: str, folder: str) -> str:
+  """Path of a vocabulary that a run was begun with; '' for one that was made for it."""
+  return '' if _settings(os.path.join(folder, side)) is not None else _own(side, folder)
+
+
+def _say_changed(config: MtConfig, name: str, value: Any, path: str) -> None:
+  if path:
+    print(f'{name}={value}, as {path} has; the configuration has {getattr(config, name)}', file=sys.stderr)
+  else:
+    print(f'{name}={getattr(config, name)} is more than the corpus gives; this run has {value}', file=sys.stderr)
+
+
+def _given(config: DataConfig) -> dict[str, str]:
+  """The vocabularies that a configuration names, by side: of 'source' and 'target', or of 'shared'; '' for none."""
+  if config.shared_vocab:
+    return {'shared': config.source_vocab or config.target_vocab}
+  return {'source': config.source_vocab, 'target': config.target_vocab}
+
+
+def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:
+  """Paths of the source and target vocabularies; trains those that the configuration does not name.
+
+  They are written to `vocab_dir`, where the next call finds them. Of several processes that share the folder, one
+  trains them while the others wait; processes that do not share it train equal ones.
+
+  Raises:
+    UserError: a vocabulary in `vocab_dir` was made with other settings.
+  """
+  paths = [path or _ensure(config, side, vocab_dir, quiet) for side, path in _given(config).items()]
+  return paths[0], paths[-1]
+
+
+def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) -> str:
+  output = os.path.join(vocab_dir, side)
+  size = config.target_vocab_size if side == 'target' else config.source_vocab_size
+  settings = {
+    'pairs': config.pairs,
+    'vocab_size': size,
+    'temperature': config.temperature,
+    'weights': [list(weight) for weight in config.weights],
+    'max_sentences': config.vocab_sentences,
+    'character_coverage': config.character_coverage,
+    'tag_target': config.tag_target,
+    'seed': config.seed,
+  }
+  with lock(vocab_dir):
+    made = _settings(output)
+    if made is not None and _is_whole(output + '.model', made):
+      made = {**made, 'normalization': Vocab(output + '.model').normalization}
+      for name, value in {**settings, 'normalization': config.normalization(side) or made['normalization']}.items():
+        if made.get(name) not in (None, value):  # an earlier version kept fewer settings, or left one open
+          raise UserError(
+            f'a vocabulary keeps the settings it was made with; {output}.model has {name}={made.get(name)!r}, now '
+            f'{name}={value!r}: set it back, or start in another folder'
+          )
+      return output + '.model'
+    if made is None and os.path.exists(output + '.model'):  # a user's, or of a trainer that was killed here
+      aside = files.set_aside(output + '.model')
+      print(f'{output}.model was not made for this run; it is kept as {aside}', file=sys.stderr)
+    pairs = dev_lines.find_pairs(config, 'train')
+    vocab_training.train_vocab(
+      pairs,
+      output,
+      size,
+      side=side,
+      temperature=config.temperature,
+      weights=config.weights_of([pair.name for pair in pairs]),
+      max_sentences=config.vocab_sentences,
+      character_coverage=config.character_coverage,
+      tags=config.tags({pair.target for pair in pairs}) and side != 'target',
+      normalization=config.normalization(side),
+      seed=config.seed,
+      overwrite=True,
+      exact_size=False,
+      quiet=quiet,
+    )
+    made = {**settings, 'fingerprint': files.sha256(output + '.model')}
+    files.write(output + '.json', json_files.dump(made, indent=2))
+  return output + '.model'
+
+
+def _settings(output: str) -> dict[str, Any] | None:
+  """Settings that the vocabulary `output`.model was made with; None where they are missing or, with a line, damaged."""
+  try:
+    return {'weights': [], **json_files.read(output + '.json', 'the settings of a vocabulary', 'it is not used')}
+  except FileNotFoundError:
+    return None
+  except UserError as e:
+    print(e, file=sys.stderr)
+    return None
+
+
+def _is_whole(model: str, made: Mapping[str, Any]) -> bool:
+  """Whether the file of a vocabulary is as it was made."""
+  if not os.path.exists(model):
+    return False
+  if made.get('fingerprint') in (None, files.sha256(model)):  # an earlier version kept none
+    return True
+  print(f'{model} is not as it was made; it is made again', file=sys.stderr)
+  return False

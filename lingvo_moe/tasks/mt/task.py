@@ -14,18 +14,18 @@ from lingvo_moe.tasks import metrics as metrics_lib
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import DecodingSteps
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import HeldOutOptions
 from lingvo_moe.tasks.task import InferenceProgram
 from lingvo_moe.tasks.task import Runner
+from lingvo_moe.tasks.vocab import Vocab
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig
   from lingvo_moe.tasks.mt.decoding import Translator
-  from lingvo_moe.tasks.mt.input import EvalInput
+  from lingvo_moe.tasks.mt.input import HeldOutInput
   from lingvo_moe.tasks.mt.input import TrainInput
   from lingvo_moe.tasks.mt.text_search import TextSearch
   from lingvo_moe.tasks.mt.token_routing import Router
@@ -87,15 +87,15 @@ class TranslationTask:
   def train_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
     from lingvo_moe.tasks.mt.input import TrainInput
 
-    return TrainInput(self, cache_dir, vocabs=vocabs, **vars(feed))
+    return TrainInput(self, vocabs, cache_dir, feed)
 
-  def dev_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> EvalInput:
-    from lingvo_moe.tasks.mt.input import EvalInput
+  def dev_input(self: MtConfig, vocabs: Vocabs, cache_dir: str, feed: Feed) -> HeldOutInput:
+    from lingvo_moe.tasks.mt.input import HeldOutInput
 
-    found = EvalInput(self, cache_dir, max_sentences=self.eval_sentences, vocabs=vocabs, **vars(feed))
+    dev_input = HeldOutInput(self, vocabs, cache_dir, feed, self.eval_sentences)
     for warning in [] if feed.quiet else dev_lines.within_train(self, cache_dir):
       print(warning, file=sys.stderr)
-    return found
+    return dev_input
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
     return metrics_lib.scalars(metrics)

@@ -10,10 +10,10 @@ import numpy as np
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.task import LayerRouting
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.task import SentenceRouting
+from lingvo_moe.tasks.vocab import Vocab
 
 
 class Router:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.files import lock
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.lock import lock
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.plain_text.vocab import Characters
 from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
+from lingvo_moe.tasks.vocab import check_size
+from lingvo_moe.tasks.vocab import own_copy
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.plain_text.config import PlainTextConfig
@@ -34,9 +36,9 @@ def prepare(config: _Config, folder: str, begun: bool) -> _Config:
   if config.vocab in ('char', 'pieces'):
     path = _made(config, folder, begun)
   elif config.vocab != 'byte':
-    path = _adopted(config.vocab, os.path.join(folder, 'pieces.model'), begun)
-  vocab = _read(path)
-  size = vocab.size
+    name = 'characters.json' if path.endswith('.json') else 'pieces.model'
+    path = own_copy(path, os.path.join(folder, name), begun, _read if begun else _read_new, 'vocab')
+  size = _read(path).size
   if config.vocab_size and size > config.vocab_size:
     raise UserError(
       f'a model has as many embeddings as its vocabulary has symbols; saw vocab_size={config.vocab_size}, and the text '
@@ -55,11 +57,7 @@ def with_files(config: _Config, rename: Callable[[str], str]) -> _Config:
 def load(config: PlainTextConfig) -> TextVocab:
   """The vocabulary, which must have as many symbols as the model has embeddings."""
   vocab = _read(config.vocab)
-  if vocab.size != config.vocab_size:
-    raise UserError(
-      f'a model has as many embeddings as its vocabulary has symbols; saw vocab_size={config.vocab_size}, but '
-      f'{config.vocab} has {vocab.size}: bind vocab_size = {vocab.size}, or give another vocabulary'
-    )
+  check_size(vocab, 'vocab_size', config.vocab_size, config.vocab)
   return vocab
 
 
@@ -67,6 +65,17 @@ def _read(path: str) -> TextVocab:
   if path == 'byte':
     return Bytes()
   return Characters.load(path) if path.endswith('.json') else Pieces(path)
+
+
+def _read_new(path: str) -> TextVocab:
+  """A vocabulary to begin a run with."""
+  vocab = _read(path)
+  if isinstance(vocab, Pieces) and not vocab.breaks_lines:
+    raise UserError(
+      f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
+      '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'
+    )
+  return vocab
 
 
 def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
@@ -87,7 +96,7 @@ def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
     else:
       output = path.removesuffix('.model')
       sentencepiece_training.train(
-        _lines(files),
+        itertools.islice((line.encode() for line in text.lines(files)), _MOST_LINES),
         output,
         config.vocab_size or _PIECES,
         normalization='identity',
@@ -104,33 +113,3 @@ def _is_whole(path: str) -> bool:
   except UserError as e:
     print(f'{e}; it is made again', file=sys.stderr)
     return False
-
-
-def _lines(files: list[str]) -> Iterator[bytes]:
-  left = _MOST_LINES
-  for path in files:
-    for batch in text.line_batches(path):
-      yield from batch[:left]
-      left -= len(batch[:left])
-
-
-def _adopted(path: str, own: str, begun: bool) -> str:
-  """The run's own copy of a vocabulary file."""
-  if path.endswith('.json'):
-    own = os.path.join(os.path.dirname(own), 'characters.json')
-  if os.path.abspath(path) == os.path.abspath(own):
-    return own
-  if begun and os.path.exists(own) and _read(path).fingerprint != _read(own).fingerprint:
-    raise UserError(
-      f'vocab={path} is not the vocabulary that the run began with ({own}): leave it out, or choose another --logdir'
-    )
-  vocab = _read(path)  # refuses what is none before it is copied
-  if not begun and isinstance(vocab, Pieces) and not vocab.breaks_lines:
-    raise UserError(
-      f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
-      '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'
-    )
-  os.makedirs(os.path.dirname(own), exist_ok=True)
-  with open(path, 'rb') as f:
-    files.write(own, f.read())
-  return own

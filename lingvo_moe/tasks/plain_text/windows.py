@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe.core import files
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.corpora.sampling import permute
@@ -16,16 +14,15 @@ from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
+from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.transformer_config import BatchConfig
-
-Batch = dict[str, np.ndarray]
 
 
 def open_text(
   data_dir: str, split: str, kind: str, vocab: TextVocab, cache_dir: str, quiet: bool = False
 ) -> list[TokenCache]:
   """Tokens of each file of a split, by documents of a kind of documents.DOCUMENTS; UserError where there is no text."""
-  found = documents.find_files(data_dir, split)
+  files_of_split = documents.find_files(data_dir, split)
 
   def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
     for path in paths:
@@ -36,9 +33,9 @@ def open_text(
       progress(files.size(path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab) for path in found]
+  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab) for path in files_of_split]
   texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
-  for path, text in zip(found, texts, strict=True):
+  for path, text in zip(files_of_split, texts, strict=True):
     if not len(text.tokens):
       raise documents.no_text(path)
   return texts
@@ -66,15 +63,6 @@ class _Joined:
   lengths = TokenCache.lengths
 
 
-def check_feed(config: BatchConfig, feed: Feed) -> None:
-  """Raises UserError unless every process can take as many rows of each batch."""
-  if config.num_groups % feed.process_count:
-    raise UserError(
-      f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
-      f'processes: use a multiple of {feed.process_count}'
-    )
-
-
 class Windows:
   """Windows of a text in the order of training: each once an epoch, shuffled, from another offset in every epoch.
 
@@ -82,30 +70,65 @@ class Windows:
     count: number of windows in an epoch.
   """
 
-  def __init__(self, total: int, length: int, seed: int):
+  def __init__(self, config: BatchConfig, feed: Feed, total: int, length: int):
     self.count = max(1, total // length)
     self._length = length
-    self._seed = seed
+    self._seed = config.seed
+    self._rows = config.rows_of_batch()
+    self._feed = feed
 
-  def __call__(self, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(epoch, first token) of windows by their numbers since training began; they may pass the end of the text."""
-    epochs = drawn // self.count
-    starts = np.empty_like(drawn)
+  def of_step(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(number, epoch, first token) of the windows that this process feeds; they may pass the end of the text.
+
+    Windows are numbered since training began.
+    """
+    own = self._rows // self._feed.process_count
+    numbers = step * self._rows + self._feed.process_index * own + np.arange(own)
+    epochs = numbers // self.count
+    starts = np.empty_like(numbers)
     for epoch in np.unique(epochs).tolist():
       mine = epochs == epoch
-      number = permute(drawn[mine] % self.count, self.count, fold(self._seed, 'windows', epoch))
+      place = permute(numbers[mine] % self.count, self.count, fold(self._seed, 'windows', epoch))
       offset = int(fold(self._seed, 'offset', epoch) % np.uint64(self._length))
-      starts[mine] = offset + number * self._length
-    return epochs, starts
+      starts[mine] = offset + place * self._length
+    return numbers, epochs, starts
 
 
-def dataset(batch: Callable[[int], Batch], keys: Sequence[str], start_step: int, prefetch: int) -> tf.data.Dataset:
-  """Dataset of batch(step) from `start_step` on, made in the background while earlier ones are used."""
+class HeldOutInput:
+  """Batches of held-out text, in order; a row is a window of a file.
 
-  def one(step):
-    values = tf.numpy_function(
-      lambda step: list(map(batch(int(step)).__getitem__, keys)), [step], [tf.int32] * len(keys)
-    )
-    return {key: tf.ensure_shape(value, [None, None]) for key, value in zip(keys, values, strict=True)}
+  A batch has 'files' [B, P], 1 at the file of a row, for losses by file.
 
-  return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(prefetch)
+  Attributes:
+    stats: a line for the log.
+    subsets: names of the files.
+    examples: the windows, as tuples that begin with the number of the file.
+    content_hash: see task.DevInput.
+  """
+
+  stats: str
+  subsets: list[str]
+  examples: list[tuple]
+  content_hash: str
+
+  def __init__(self, config: BatchConfig, feed: Feed):
+    self._config = config
+    self._rows = config.rows_of_batch(training=False)
+    self._feed = feed
+
+  def arrays(self, examples: Sequence[tuple], rows: int) -> Batch:
+    """Arrays of a batch with some windows in its first rows."""
+    raise NotImplementedError
+
+  def __len__(self) -> int:
+    return -(-len(self.examples) // self._rows)
+
+  def __iter__(self) -> Iterator[Batch]:
+    own = self._rows // self._feed.process_count
+    for number in range(len(self)):
+      begin = number * self._rows + self._feed.process_index * own
+      examples = self.examples[begin : begin + own]
+      files_BP = np.zeros([own, len(self.subsets)], np.int32)
+      for row, (file, *_) in enumerate(examples):
+        files_BP[row, file] = 1
+      yield self.arrays(examples, own) | {'files': files_BP}

@@ -18,8 +18,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 # The large alpha asks for long translations, which models that were not trained do not give of their own accord.
 CONFIG = MtConfig(

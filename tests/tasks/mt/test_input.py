@@ -23,15 +23,16 @@ from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import input as mt_input
+from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt import text_search
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
-from lingvo_moe.tasks.mt.examples import load_vocabs
-from lingvo_moe.tasks.mt.input import EvalInput
+from lingvo_moe.tasks.mt.input import HeldOutInput
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.input import TrainInput
-from lingvo_moe.tasks.mt.vocab import Vocab
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.vocab import Vocab
 
 LINES = {'de-en': 300, 'fr-en': 60}
 EXTRA = ['', 'very ' * 60]  # an empty line and one over the limit
@@ -72,10 +73,24 @@ def world(tmp_path_factory):
   return config, str(root / 'cache')
 
 
+def load_vocabs(config):
+  source = Vocab(config.source_vocab)
+  return source, source if config.target_vocab == config.source_vocab else Vocab(config.target_vocab)
+
+
+def train_input(config, cache_dir, process_index=0, process_count=1):
+  return TrainInput(config, load_vocabs(config), str(cache_dir), Feed(process_index, process_count, quiet=True))
+
+
+def dev_input(config, cache_dir, process_index=0, process_count=1, max_sentences=0):
+  feed = Feed(process_index, process_count, quiet=True)
+  return HeldOutInput(config, load_vocabs(config), str(cache_dir), feed, max_sentences)
+
+
 def make(world, **changes):
   config, cache_dir = world
-  inputs = {k: changes.pop(k) for k in ('process_index', 'process_count') if k in changes}
-  return TrainInput(dataclasses.replace(config, **changes), cache_dir, quiet=True, **inputs)
+  part = {k: changes.pop(k) for k in ('process_index', 'process_count') if k in changes}
+  return train_input(dataclasses.replace(config, **changes), cache_dir, **part)
 
 
 def same(a, b):
@@ -160,16 +175,16 @@ def test_the_dataset_gives_the_same_batches(world):
 def test_counts_of_batches_are_kept_on_disk_and_may_be_lost(world, tmp_path, monkeypatch):
   monkeypatch.setattr(mt_input, '_SAVE_EVERY', 2)
   config = world[0]
-  expected = TrainInput(config, str(tmp_path), quiet=True).batch(80)
+  expected = train_input(config, str(tmp_path)).batch(80)
   (path,) = tmp_path.glob('batches-*.json')
   assert len(json.loads(path.read_text())['ends']) >= 4
-  fresh = TrainInput(config, str(tmp_path), quiet=True)
+  fresh = train_input(config, str(tmp_path))
   monkeypatch.setattr(fresh, '_make_window', lambda n, make=fresh._make_window: calls.append(n) or make(n))
   calls = []
   same(fresh.batch(80), expected)
   assert len(calls) <= 3
   path.write_bytes(path.read_bytes()[:-3])  # no JSON any more
-  same(TrainInput(config, str(tmp_path), quiet=True).batch(80), expected)
+  same(train_input(config, str(tmp_path)).batch(80), expected)
 
 
 def test_two_runs_that_share_a_cache_keep_their_own_counts_of_batches(world, tmp_path, monkeypatch):
@@ -232,7 +247,7 @@ def test_several_target_languages_are_told_apart_by_tags(tmp_path):
   vocab = Vocab(vocab_path)
   tags = {vocab.tag_id('en'): 'en', vocab.tag_id('de'): 'de'}
   seen = set()
-  for source, labels, _ in pairs_in(TrainInput(config, str(tmp_path / 'c'), quiet=True).batch(0)):
+  for source, labels, _ in pairs_in(train_input(config, str(tmp_path / 'c')).batch(0)):
     assert vocab.detokenize([labels])[0].startswith(tags[source[0]])
     seen.add(source[0])
   assert seen == set(tags)
@@ -240,13 +255,13 @@ def test_several_target_languages_are_told_apart_by_tags(tmp_path):
 
 def test_dev_is_read_once_in_order(world):
   config, cache_dir = world
-  dev = EvalInput(config, cache_dir, quiet=True)
+  dev = dev_input(config, cache_dir)
   batches = list(dev)
   assert len(batches) == len(dev)
   assert sum(1 for batch in batches for _ in pairs_in(batch)) == 40
   for a, b in zip(batches, dev, strict=True):
     same(a, b)
-  few = EvalInput(config, cache_dir, max_sentences=3, trim=True, quiet=True)
+  few = dev_input(config, cache_dir, max_sentences=3)
   found = {tuple(source[:-1]) for batch in few for source, *_ in pairs_in(batch)}
   spaced = [sentence(language, i) for language in ('de', 'fr') for i in (0, 6, 13)]  # of 20
   assert found == set(map(tuple, Vocab(config.source_vocab).encode(spaced)))
@@ -254,7 +269,7 @@ def test_dev_is_read_once_in_order(world):
 
 def test_evaluation_tells_the_pair_of_every_row(world):
   config, cache_dir = world
-  dev = EvalInput(config, cache_dir, quiet=True)
+  dev = dev_input(config, cache_dir)
   assert dev.subsets == ['de-en', 'fr-en']
   rows = np.zeros(2, int)
   for batch in dev:
@@ -262,14 +277,14 @@ def test_evaluation_tells_the_pair_of_every_row(world):
     np.testing.assert_array_equal(batch['pairs'].sum(axis=1), filled)
     rows += batch['pairs'].sum(axis=0)
   assert rows.tolist() == [20, 20]
-  halves = [EvalInput(config, cache_dir, quiet=True, process_index=i, process_count=2) for i in (0, 1)]
+  halves = [dev_input(config, cache_dir, process_index=i, process_count=2) for i in (0, 1)]
   for whole, *parts in zip(dev, *halves, strict=True):
     np.testing.assert_array_equal(whole['pairs'], np.concatenate([part['pairs'] for part in parts]))
 
 
 def test_the_hash_of_dev_text_is_that_of_its_pairs_sentences_and_batches(world, tmp_path):
   config, cache_dir = world
-  made = lambda config=config, **options: EvalInput(config, cache_dir, quiet=True, **options).content_hash
+  made = lambda config=config, **options: dev_input(config, cache_dir, **options).content_hash
   whole = made()
   assert [made(), made(process_index=1, process_count=2), made(max_sentences=20)] == [whole] * 3
   moved = shutil.copytree(config.data_dir, tmp_path / 'moved')
@@ -345,8 +360,8 @@ def test_dev_is_offered_from_train_and_shares_no_side_with_it(without_dev):
   with pytest.raises(UserError, match='no file dev.aa.* or take dev text from train, with --set dev_lines=1000'):
     dev_lines.find_pairs(config, 'dev')
   config = dataclasses.replace(config, dev_lines=12)
-  train = TrainInput(config, cache_dir, quiet=True)
-  dev = EvalInput(config, cache_dir, quiet=True)
+  train = train_input(config, cache_dir)
+  dev = dev_input(config, cache_dir)
   trained = {side: set() for side in ('src', 'tgt')}
   for step in range(60):
     for source, target, _ in pairs_in(train.batch(step)):
@@ -367,13 +382,13 @@ def test_dev_from_train_is_the_same_text_as_for_the_decoder_and_must_leave_half(
   config, cache_dir, sources, targets = without_dev
   config = dataclasses.replace(config, dev_lines=12)
   [(pair, *read)] = dev_lines.read_pairs(config, 'dev')
-  chosen = dev_lines.Choice(config).numbers(pair, 120)
+  chosen = dev_lines.Chooser(config).numbers(pair, 120)
   assert read == [[sources[i] for i in chosen], [targets[i] for i in chosen]] and len(chosen) == 12
   assert len(set(read[0])) == 12  # of equal lines, one
   [(_, *whole)] = dev_lines.read_pairs(config, 'train')  # of which a user asks the score
   assert whole == [sources, targets]
   with pytest.raises(UserError, match='must leave half .*saw dev_lines=70, and aa-zz has 120 lines: use at most 60'):
-    TrainInput(dataclasses.replace(config, dev_lines=70), cache_dir, quiet=True)
+    train_input(dataclasses.replace(config, dev_lines=70), cache_dir)
 
 
 @pytest.fixture
@@ -493,14 +508,14 @@ def test_a_pair_without_an_example_is_named(tmp_path, world):
   write_pair(tmp_path / 'data', 'de-en', 'dev', ['de 1'], ['en 1'])
   write_pair(tmp_path / 'data', 'fr-en', 'dev', [''], ['en 1'])
   config = dataclasses.replace(world[0], data_dir=str(tmp_path / 'data'), tag_target=False)
-  dev = EvalInput(config, str(tmp_path / 'cache'), quiet=True)
+  dev = dev_input(config, str(tmp_path / 'cache'))
   assert str(dev.stats).endswith('; left out: 1 empty; without an example: fr-en')
 
 
 def test_a_pair_that_has_dev_keeps_it(world):
   config = dataclasses.replace(world[0], dev_lines=5)
   assert [pair.split for pair in dev_lines.find_pairs(config, 'dev')] == ['dev', 'dev']
-  assert EvalInput(config, world[1], quiet=True).stats.total('lines') == 40
+  assert dev_input(config, world[1]).stats.total('lines') == 40
 
 
 @pytest.fixture
@@ -577,7 +592,7 @@ def test_a_damaged_entry_is_built_again(small):
 def test_a_flipped_byte_of_any_file_of_the_cache_changes_no_batch(world, tmp_path, monkeypatch):
   monkeypatch.setattr(mt_input, '_SAVE_EVERY', 1)
   config = world[0]
-  batches = lambda: [TrainInput(config, str(tmp_path), quiet=True).batch(step) for step in (0, 9, 80)]
+  batches = lambda: [train_input(config, str(tmp_path)).batch(step) for step in (0, 9, 80)]
   expected = batches()
   rng = np.random.default_rng(7)
   paths = [path for path in sorted(tmp_path.rglob('*')) if path.is_file() and path.stat().st_size]
@@ -694,4 +709,4 @@ def test_split_files_may_be_a_dict_or_lists():
 
 def test_vocabularies_must_be_named(world):
   with pytest.raises(UserError, match='target_vocab must name a SentencePiece .model file'):
-    make(world, target_vocab='')
+    run_vocabs.load(dataclasses.replace(world[0], source_vocab_size=320, target_vocab=''))

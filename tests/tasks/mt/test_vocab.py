@@ -25,9 +25,9 @@ from lingvo_moe.tasks import vocab as vocab_lib
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.mt.vocab import Vocab
-from lingvo_moe.tasks.mt.vocab_training import ensure_vocabs
+from lingvo_moe.tasks.mt.run_vocabs import ensure_vocabs
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 SIZE = 340
 SCRIPTS = [
