@@ -246,7 +246,7 @@ def test_paths_in_backticks_exist(document):
 
 
 def test_every_reading_of_the_paper_names_the_code_that_does_it():
-  readings = prose('docs/paper.md').partition('## Where we read it our way')[2].partition('\nWhere the code departs')[0]
+  readings = prose('docs/paper.md').partition('## How we read the paper')[2].partition('\n### beta2')[0]
   found = [
     re.findall(r'`((?:lingvo_moe|tools)/[^`:]+): (\w+)`', re.sub(r'\s+', ' ', item))
     for item in readings.split('\n- ')[1:]
