@@ -137,6 +137,7 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
   from lingvo_moe.run.held_out import Results
   from lingvo_moe.tasks.task import HeldOutOptions
+  from lingvo_moe.tasks.task import task_of
 
   config = choice.together(lambda: options.load_config(run, **options.of_task))
   choice.together(lambda: _check_named(run, config, options))
@@ -144,9 +145,9 @@ def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = choice.together(lambda: run.load()[1]) if given else None
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens, trained)
-  job = choice.together(lambda: config.held_out_job(config.vocabs(), runtime, held_out))
-  if warning := getattr(job, 'warning', ''):
-    choice.say(f'warning: {warning}')
+  job = choice.together(lambda: task_of(config).held_out_job(runtime, held_out))
+  if job.warning:
+    choice.say(f'warning: {job.warning}')
   root = options.out or log_directory.results_dir(run.path, options.split)
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 

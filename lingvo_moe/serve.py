@@ -115,10 +115,8 @@ def serve(options: Options) -> int:
 
 def load(options: Options) -> LoadedRun:
   """The run, which has translated once, so that the first request need not wait for what is then compiled."""
-  from lingvo_moe.tasks.task import Generates
-
   run = translate.load(options, runtime_flags.LOCAL)
-  if isinstance(run.config, Generates):
+  if run.continues_text:
     raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
   try:
     target = run.choose_target(None)

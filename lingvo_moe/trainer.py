@@ -28,9 +28,9 @@ if TYPE_CHECKING:
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.run.training import Training
   from lingvo_moe.runtime.runtime import Runtime
+  from lingvo_moe.tasks.task import Task
   from lingvo_moe.tasks.task import TaskConfig
   from lingvo_moe.tasks.task import TrainInput
-  from lingvo_moe.tasks.task import Vocabs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -119,21 +119,23 @@ def open_and_restore(
   from lingvo_moe.run import reporting
   from lingvo_moe.run.training import Training
   from lingvo_moe.tasks.task import Feed
+  from lingvo_moe.tasks.task import task_of
 
-  vocabs = config.vocabs()
+  task = task_of(config)
+  _ = task.vocabs  # refuses what does not fit, before what takes long
   runtime = choice.make(config.program(), jit=FLAGS.jit_compile)
   feed = Feed(runtime.feed_index, runtime.feed_count, quiet=not choice.leads)
-  train_input = config.train_input(vocabs, cache_dir(run), feed)
-  dev_input = config.dev_input(vocabs, cache_dir(run), feed)
+  train_input = task.train_input(cache_dir(run), feed)
+  dev_input = task.dev_input(cache_dir(run), feed)
   choice.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
   checkpoints = run.checkpoints(config.keep_checkpoints, config.keep_every)
-  resumed = restore(runtime, run, checkpoints, config, vocabs, choice)
+  resumed = restore(runtime, run, checkpoints, task, choice)
   if choice.leads:
     note_environment(run, runtime.step, train_input, choice)
-  log = reporting.TrainLog(run.path, config, runtime.step) if choice.leads else reporting.NoLog()
+  log = reporting.TrainLog(run.path, task, runtime.step) if choice.leads else reporting.NoLog()
   saver = checkpoint.Saver(checkpoints, runtime)
   training = Training(
-    config=config,
+    task=task,
     run=run,
     lock=lock,
     checkpoints=checkpoints,
@@ -156,12 +158,10 @@ def cache_dir(run: RunDir) -> str:
 def note_environment(run: RunDir, step: int, train_input: TrainInput, choice: runtime_flags.Choice) -> None:
   """Records versions, machine and mesh, and the size of each part of the corpus."""
   from lingvo_moe.run import environment
-  from lingvo_moe.tasks.task import CountsExamples
 
-  examples = dict(train_input.examples) if isinstance(train_input, CountsExamples) else {}
   given = {f.name: value for f in dataclasses.fields(choice) if (value := getattr(choice, f.name)) != f.default}
   given = {name: value for name, value in given.items() if name in ('mesh', 'backend', 'num_processes', 'split_dense')}
-  environment.record(run.path, step, runtime={'name': choice.runtime, **given}, examples=examples)
+  environment.record(run.path, step, runtime={'name': choice.runtime, **given}, examples=dict(train_input.examples))
 
 
 def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, TaskConfig]:
@@ -170,6 +170,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
   from lingvo_moe.core import configuration
   from lingvo_moe.core import files
   from lingvo_moe.run import warm_start
+  from lingvo_moe.tasks.task import task_of
 
   if run.exists and files.exists(run.file(log_directory.AVERAGED)):
     raise UserError(
@@ -197,7 +198,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
     config = dataclasses.replace(config, data_dir=files.absolute(config.data_dir))
   if not run.exists:
     choice.check_fits(config.program)
-  config.check_corpus()
+  task_of(config).check_corpus()
   if FLAGS.init_from:
     warm_start.find(FLAGS.init_from)
   return name, config
@@ -227,8 +228,7 @@ def restore(
   runtime: Runtime,
   run: RunDir,
   checkpoints: Checkpoints,
-  config: TaskConfig,
-  vocabs: Vocabs,
+  task: Task,
   choice: runtime_flags.Choice,
 ) -> bool:
   """Restores the newest checkpoint; without one, initialises. Returns which of both.
@@ -250,7 +250,7 @@ def restore(
     choice.say(f'{run.path} has no checkpoint yet and was begun with --init_from={source}, so its weights are taken')
   if source:
     try:
-      choice.say(warm_start.take_weights(runtime, source, config, vocabs))
+      choice.say(warm_start.take_weights(runtime, source, task))
     except UserError:
       if FLAGS.init_from and choice.leads:
         warm_start.forget(run)

@@ -22,7 +22,7 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from absl import flags
 
@@ -34,6 +34,7 @@ from lingvo_moe.core.errors import UserError
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
   from lingvo_moe.run.loaded import LoadedRun
+  from lingvo_moe.tasks.task import Answers
 
 _MOST_LINES = 1000  # of those that have arrived
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
@@ -104,7 +105,7 @@ def load(options: checkpoint_flags.Options, choice: runtime_flags.Choice) -> Loa
   return choice.together(lambda: LoadedRun(run, config, runtime, step))
 
 
-def write(output: TextIO, translated: Any, first: int, options: Options, over_the_length: str) -> None:
+def write(output: TextIO, translated: Answers, first: int, options: Options, over_the_length: str) -> None:
   """Writes the translations of some lines, of which `first` is the number of the first, and flushes them."""
   for i in translated.truncated:
     print(f'warning: line {first + i} is {over_the_length} and was translated in part', file=sys.stderr)

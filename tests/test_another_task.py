@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import io
 import json
 import math
@@ -28,8 +27,6 @@ from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import task as task_lib
-from lingvo_moe.tasks.lm.config import LmConfig
-from lingvo_moe.tasks.mt.config import MtConfig
 
 NAME = 'toy.Bytes'
 BOS = 0
@@ -58,7 +55,7 @@ class Bigram:
     return loss, metrics
 
 
-class Lines:
+class Lines(task_lib.TrainInput, task_lib.DevInput):
   """Batches of one line each, as bytes."""
 
   def __init__(self, path):
@@ -75,7 +72,7 @@ class Lines:
     return ({'ids': line, 'files': np.ones([1, 1], np.int32)} for line in self.lines)
 
 
-class Perplexity:
+class Perplexity(task_lib.HeldOutJob):
   """Perplexity of a file: bytes.nats has that of each line."""
 
   summary_file = 'perplexity.json'
@@ -100,7 +97,9 @@ class Perplexity:
 
 @dataclasses.dataclass(frozen=True)
 class BytesConfig:
-  """What the protocol asks for, and no more."""
+  """Values that jobs read, and no more."""
+
+  task_class = f'{__name__}.BytesTask'
 
   data_dir: str = ''
   max_steps: int = 12
@@ -112,55 +111,48 @@ class BytesConfig:
   patience: int = 0
   lines_seen: int = 0
 
-  token_counts = ('target_tokens',)
-  subset = 'file'
-
   def program(self):
     return Program(Bigram(), Adam(), schedule.Constant(0.1))
 
+
+class BytesTask(task_lib.Task):
+  """Training and held-out evaluation, and no more."""
+
+  def _path(self, split):
+    return os.path.join(self.config.data_dir, f'{split}.txt')
+
   def check_corpus(self):
-    if not os.path.exists(os.path.join(self.data_dir, 'train.txt')):
-      raise UserError(f'{self.data_dir} has no train.txt')
+    if not os.path.exists(self._path('train')):
+      raise UserError(f'{self.config.data_dir} has no train.txt')
 
   def prepare(self, folder, begun):
-    return dataclasses.replace(self, lines_seen=len(Lines(os.path.join(self.data_dir, 'train.txt')).lines))
+    return dataclasses.replace(self.config, lines_seen=len(Lines(self._path('train')).lines))
 
-  def with_files(self, rename):
-    return self
+  def train_input(self, cache_dir, feed):
+    return Lines(self._path('train'))
 
-  def vocabs(self):
-    return None
-
-  def foreign_weights(self, vocabs, other):
-    return set()
-
-  def train_input(self, vocabs, cache_dir, feed):
-    return Lines(os.path.join(self.data_dir, 'train.txt'))
-
-  def dev_input(self, vocabs, cache_dir, feed):
-    return Lines(os.path.join(self.data_dir, 'dev.txt'))
+  def dev_input(self, cache_dir, feed):
+    return Lines(self._path('dev'))
 
   def scalars(self, metrics):
     return {'loss': float(metrics['loss'])}
 
-  def held_out_job(self, vocabs, runner, options):
-    return Perplexity(Bigram(), os.path.join(self.data_dir, f'{options.split}.txt'), runner)
+  def held_out_job(self, runner, options):
+    return Perplexity(Bigram(), self._path(options.split), runner)
 
 
-def test_the_configurations_of_tasks_and_this_one_implement_the_protocol():
-  for name, wanted in inspect.getmembers(task_lib.TaskConfig, inspect.isfunction):
-    if not name.startswith('_'):
-      for cls in MtConfig, LmConfig, BytesConfig:
-        found = inspect.signature(getattr(cls, name)).parameters
-        assert list(found)[: len(inspect.signature(wanted).parameters)] == list(inspect.signature(wanted).parameters)
-  for name, wanted in inspect.getmembers(task_lib.Measurable, inspect.isfunction):
-    if not name.startswith('_'):
-      for cls in MtConfig, LmConfig:
-        assert list(inspect.signature(getattr(cls, name)).parameters) == list(inspect.signature(wanted).parameters)
-  for config in MtConfig(), LmConfig(), BytesConfig():
-    assert all(hasattr(config, name) for name in task_lib.TaskConfig.__annotations__)
-  assert isinstance(LmConfig(), task_lib.Translates)
-  assert isinstance(MtConfig(), task_lib.Translates) and not isinstance(BytesConfig(), task_lib.Translates)
+def test_what_a_task_leaves_out_is_refused_in_words():
+  task = task_lib.task_of(BytesConfig())
+  assert task.pairs_of(['ab']) == [] and task.choose_target(None) is None
+  for call, words in (
+    (lambda: task.choose_target('de'), 'this model has no target language; saw --target=de: leave it out'),
+    (lambda: task.router(None), 'BytesConfig has no routing by sentence'),
+    (task.text_function, 'BytesConfig is not exported: only models of translation are'),
+    (task.random_batch, 'BytesConfig has no random batches to measure'),
+    (lambda: task_lib.Translator().score([], []), 'this model scores no pairs: use the decoder with --score'),
+  ):
+    with pytest.raises(UserError, match=words):
+      call()
 
 
 def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(tmp_path, monkeypatch, capsys):
@@ -194,5 +186,5 @@ def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(tmp_path, monkeypa
 
   with pytest.raises(UserError, match="toy.Bytes has no field 'beam_size', so that --beam_size has no meaning"):
     decoder.decode(decoder.Options(run.path, once=True, beam_size=2))
-  with pytest.raises(UserError, match='holds a run of BytesConfig, which does not translate: use the decoder'):
+  with pytest.raises(UserError, match='BytesConfig does not translate: use the decoder'):
     translate.translate(translate.Options(run.path), io.BytesIO(b''), io.StringIO())

@@ -29,6 +29,7 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
@@ -109,7 +110,7 @@ def translator_of(run, step, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return config.translator(config.vocabs(), runtime)
+  return task_of(config).translator(runtime)
 
 
 def scalars(run):
@@ -219,7 +220,7 @@ def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run
 def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
   monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
   searched = []
-  search = decoding.Translator._read
+  search = decoding.SentenceTranslator._read
 
   def until(most):
     def read(self, hypotheses, row):
@@ -229,7 +230,7 @@ def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run
       return search(self, hypotheses, row)
 
     searched.clear()
-    monkeypatch.setattr(decoding.Translator, '_read', read)
+    monkeypatch.setattr(decoding.SentenceTranslator, '_read', read)
 
   options = {'once': True, 'batch_tokens': 32}  # the long lines fill a batch each
   decode(run, **options)

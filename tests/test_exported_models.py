@@ -25,6 +25,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import inference
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.text_search import TextSearch
+from lingvo_moe.tasks.task import task_of
 
 SENTENCES = [source for source, _ in toy.sentences()]
 LINES = [*SENTENCES[:3], '', 'Eine Katze\ufeff singt\x00.', '   ', '日本', 'Hund ' * 60, *SENTENCES[12:15]]
@@ -133,7 +134,7 @@ class TaggedVocab:
 
 def test_tokens_tags_and_cuts_are_those_of_the_translators_input(toy_run):
   config = inference.load_config(toy_run)
-  source, target = config.vocabs()
+  source, target = task_of(config).vocabs
   config, vocabs = dataclasses.replace(config, tag_target=True), (TaggedVocab(source), target)
   function = TextSearch(config, vocabs)
   assert list(function.inputs) == ['lines', 'target'] and 'xx, yy' in function.about['inputs']['target']
@@ -216,7 +217,7 @@ def dense(toy_run, **overrides):
   rng = np.random.default_rng(0)
   specs = config.program().weight_specs
   weights = {name: rng.normal(1.0 if 'scale' in name else 0.0, 0.2, s.shape).astype('f') for name, s in specs.items()}
-  return config, config.vocabs(), weights
+  return config, task_of(config).vocabs, weights
 
 
 def test_a_ctranslate2_model_gives_the_same_log_probabilities(toy_run, tmp_path):
@@ -240,7 +241,7 @@ def test_a_dense_run_is_decoded_equally_by_ctranslate2(tmp_path, monkeypatch):
   run = toy.make(tmp_path, num_experts=0)
   out = tmp_path / 'out'
   export.export(export.Options(run.path, out=str(out), format='ctranslate2'))
-  source, target = inference.load_config(run).vocabs()
+  source, target = task_of(inference.load_config(run)).vocabs
   translator = ctranslate2.Translator(str(out), compute_type='float32')
   sources = [source.pieces(ids) for ids in source.encode(SENTENCES)]
   found = translator.translate_batch(sources, beam_size=4, length_penalty=0.8, patience=2)
@@ -262,7 +263,7 @@ def test_encoder_and_step_as_stablehlo_give_the_log_probabilities_of_a_translati
   config = dataclasses.replace(inference.load_config(toy_run), beam_size=2, max_length=24)
   specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
   weights = {name: weight[...] for name, weight in toy_run.checkpoints().restore(toy.STEPS, specs).items()}
-  stablehlo.save(str(tmp_path), config.decoding_steps(2), weights)
+  stablehlo.save(str(tmp_path), task_of(config).decoding_steps(2), weights)
 
   load = lambda name: jax.export.deserialize(bytearray((tmp_path / f'{name}.stablehlo').read_bytes())).call
   encode, step = jax.jit(load('encode')), jax.jit(load('decode_step'))
@@ -271,7 +272,7 @@ def test_encoder_and_step_as_stablehlo_give_the_log_probabilities_of_a_translati
   array = lambda of: np.zeros(of['shape'], of['dtype'])
 
   pairs = toy.sentences()[:2]
-  source, target = config.vocabs()
+  source, target = task_of(config).vocabs
   batch = {name: array(of) for name, of in shapes['source'].items()}
   for row, ids in enumerate(source.encode([text for text, _ in pairs])):
     for name, values in ('src_ids', [*ids, 2]), ('src_segments', 1), ('src_positions', range(len(ids) + 1)):

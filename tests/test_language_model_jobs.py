@@ -122,7 +122,7 @@ def test_the_library_continues_prompts_as_translate_does(run):
 
 
 def test_mistakes_are_answered(run):
-  with pytest.raises(UserError, match='continues text and has no target language; saw --target=de'):
+  with pytest.raises(UserError, match='this model has no target language; saw --target=de'):
     answers(run, ['x'], target='de')
   with pytest.raises(UserError, match='one greedy continuation; saw 2 wanted'):
     answers(run, ['x'], search='greedy', n_best=2)

@@ -24,6 +24,7 @@ from lingvo_moe.run import loaded as loaded_lib
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.task import task_of
 
 SENTENCES = [source for source, _ in toy.sentences()]
 LONG = 'Hund ' * 60
@@ -141,7 +142,7 @@ def test_a_gate_of_zeros_chooses_the_first_two_experts_by_halves(toy_run):
   weights = toy_run.checkpoints().restore(toy.STEPS, _shapes(config))
   weights = {name: np.zeros(w.shape, np.float32) if name.endswith('/gate') else w for name, w in weights.items()}
   runtime.load({'step': np.asarray(1), 'weights': weights})
-  (found,) = config.router(config.vocabs(), runtime).routing(SENTENCES[:1], ['A dog.'])
+  (found,) = task_of(config).router(runtime)(SENTENCES[:1], ['A dog.'], None)
   assert sorted(found.layers) == ['decoder/layer_00', 'encoder/layer_00']
   for layer in found.layers.values():
     assert layer.experts.tolist() == [[0, 1]] * len(layer.experts) and len(layer.experts) > 3
@@ -190,7 +191,7 @@ def test_mistakes_are_answered(run, toy_run):
     "backend must be 'auto' or 'reference'; saw 'refrence'": lambda: lingvo_moe.load(toy_run.path, backend='refrence'),
     "step must be an int; saw '20'": lambda: lingvo_moe.load(toy_run.path, step='20'),
     r'text must be Unicode; sentences\[1\] holds half of a surrogate pair': lambda: run.translate(['a', 'b\ud800']),
-    'a beam of 4 has no 5 translations': lambda: run.translate(['a'], n_best=5),
+    'a beam of 4 has no 5 hypotheses': lambda: run.translate(['a'], n_best=5),
     'n_best must be at least 1, or None .*; saw 0': lambda: run.translate(['a'], n_best=0),
     'n_best must be at least 1, or None .*; saw -1': lambda: run.translate(['a'], n_best=-1),
     'one target language and takes no tag; saw --target=fr': lambda: run.translate(['a'], target='fr'),
@@ -209,9 +210,9 @@ def test_mistakes_are_answered(run, toy_run):
 def test_languages_are_those_of_the_dev_loss_and_of_the_corpus(run, toy_run, tmp_path):
   assert run.pairs() == [('de', 'en')]
   moved = dataclasses.replace(run.config, data_dir=str(tmp_path), pairs='*-en')
-  assert moved.pairs_of([]) == []
-  assert moved.pairs_of(['de-en', 'pt-br-en', 'en-zh-tw']) == [('de', 'en'), ('en', 'zh-tw'), ('pt-br', 'en')]
-  assert dataclasses.replace(moved, pairs='fr-en,x*-en').pairs_of(['de-en']) == [('de', 'en'), ('fr', 'en')]
+  assert task_of(moved).pairs_of([]) == []
+  assert task_of(moved).pairs_of(['de-en', 'pt-br-en', 'en-zh-tw']) == [('de', 'en'), ('en', 'zh-tw'), ('pt-br', 'en')]
+  assert task_of(dataclasses.replace(moved, pairs='fr-en,x*-en')).pairs_of(['de-en']) == [('de', 'en'), ('fr', 'en')]
   log = tmp_path / 'train.jsonl'
   log.write_text(
     '{"dev_loss_by_pair": {"aa-en": 1.0}}\n{"loss": 1}\n{"dev_loss_by_pair": {"bb-en": 1, "aa-en": 2}}\n{"l'

@@ -12,6 +12,7 @@ from lingvo_moe.core import weights
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import task_of
 
 RATES = {'input_dropout': 0.5, 'residual_dropout': 0.5, 'expert_dropout': 0.5, 'expert_output_masking': 0.5}
 OF_ATTENTION = {'attention_dropout': 0.5, 'ffn_dropout': 0.5, 'moe_every': 2}
@@ -36,7 +37,7 @@ def translation(gate):
 
 def language(kind):
   config = kind(vocab_size=20, window=8, **SIZES, **RATES, **(OF_ATTENTION | HEADS if kind is LmConfig else {}))
-  return config, config.random_batch(), None
+  return config, task_of(config).random_batch(), None
 
 
 CASES = [

@@ -20,6 +20,7 @@ from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
@@ -95,7 +96,7 @@ def _expected(run, lines, step=1, target=None, n_best=1, **overrides):
   config = inference.load_config(run, **overrides)
   runtime = LocalRuntime(config.program())
   inference.load_weights(runtime, run.checkpoints(), step)
-  return config.translator(config.vocabs(), runtime, n_best=n_best).translate(lines, target).hypotheses
+  return task_of(config).translator(runtime, n_best=n_best).translate(lines, target).hypotheses
 
 
 def texts(hypotheses):
@@ -145,7 +146,7 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
   assert [row[3] for row in rows] == [h.text for h in best]
   assert [float(row[1]) for row in rows] == pytest.approx([h.score for h in best], abs=1e-3)
   assert [float(row[2]) for row in rows] == pytest.approx([h.log_prob for h in best], abs=1e-3)
-  with pytest.raises(UserError, match='beam of 2 has no 3 translations to choose from: use --n_best=2, or a larger'):
+  with pytest.raises(UserError, match='beam of 2 has no 3 hypotheses to choose from: use --n_best=2, or a larger'):
     run_lines(run, LINES, n_best=3, beam_size=2)
 
 

@@ -15,6 +15,7 @@ from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.tasks import sizes
+from lingvo_moe.tasks.task import task_of
 
 NAMES = registry.names()
 TINIES = [n for n in NAMES if n.endswith('Tiny')]
@@ -338,7 +339,7 @@ def test_every_tiny_model_takes_a_training_step(name):
   config = small(name)
   program = config.program()
   state = program.init()
-  batch = {key: tf.constant(value) for key, value in config.random_batch(full=False).items()}
+  batch = {key: tf.constant(value) for key, value in task_of(config).random_batch(full=False).items()}
 
   after, metrics = program.train_step(state, batch)
 

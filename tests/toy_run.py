@@ -9,6 +9,7 @@ from lingvo_moe.core import configuration
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
 _SUBJECTS = {
@@ -69,7 +70,7 @@ def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunD
   config = run.begin(MODEL, config)
   runtime = LocalRuntime(config.program())
   runtime.init()
-  batches = iter(config.train_input(config.vocabs(), run.file('cache'), Feed(quiet=True)).dataset())
+  batches = iter(task_of(config).train_input(run.file('cache'), Feed(quiet=True)).dataset())
   for _ in range(steps):
     metrics = runtime.train_step(next(batches))
   run.checkpoints().save(runtime, dev_loss=float(metrics['loss']))

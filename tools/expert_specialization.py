@@ -41,6 +41,7 @@ def main(argv):
   from lingvo_moe.run import loaded
   from lingvo_moe.tasks.mt import held_out
   from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.task import task_of
   from paper import experts
   from paper import specialization
 
@@ -50,7 +51,7 @@ def main(argv):
   run = loaded.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')
-  sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, run.config.vocabs()[0])
+  sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, task_of(run.config).vocabs[0])
   os.makedirs(_OUT.value, exist_ok=True)  # before the work, which is long
   names = _languages(sets)
   routed = {name: run.routing(s.sources, s.targets, s.tag) for name, s in zip(names, sets)}

@@ -27,14 +27,15 @@ def main(argv):
   from lingvo_moe.core import configuration
   from lingvo_moe.core import new_folder
   from lingvo_moe.runtime import export
+  from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 
   new_folder.check(_OUT.value, 'an export')
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   with new_folder.writing(_OUT.value) as folder:
-    program, batch = config.program(), config.random_batch()
-    export.save(folder, _MODEL.value, program, mesh, batch, config.token_counts, _PROGRAM.value)
+    program, batch = config.program(), task_of(config).random_batch()
+    export.save(folder, _MODEL.value, program, mesh, batch, task_of(config).token_counts, _PROGRAM.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

@@ -32,13 +32,14 @@ def main(argv):
   from lingvo_moe.run import checkpoint
   from lingvo_moe.run import hooks
   from lingvo_moe.run.training import Step
+  from lingvo_moe.tasks.task import task_of
 
   choice = runtime_flags.Choice.from_flags()
   choice.connect()
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   runtime = choice.make(config.program())
   runtime.init()
-  whole = config.random_batch()
+  whole = task_of(config).random_batch()
   rows = lambda x: x[(size := len(x) // runtime.feed_count) * runtime.feed_index :][:size]
   batch = {name: rows(x) for name, x in whole.items()}
   folder = choice.lead(tempfile.mkdtemp)
@@ -51,7 +52,7 @@ def main(argv):
     begun, tokens = time.perf_counter(), 0.0
     for number in range(1, _STEPS.value + 1):
       metrics = runtime.train_steps([batch])[0]
-      tokens += sum(float(metrics[name]) for name in config.token_counts)
+      tokens += sum(float(metrics[name]) for name in task_of(config).token_counts)
       tell(Step(runtime.step, metrics, ends_call=True))
       if number % _SAVE_EVERY.value == 0:
         save()

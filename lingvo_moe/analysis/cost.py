@@ -37,6 +37,7 @@ from lingvo_moe.runtime import chips
 from lingvo_moe.runtime.aot import AotRuntime
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import Chip
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
@@ -194,8 +195,8 @@ def estimate(
     program=program,
     platform=str(topology or 'cpu'),
     mesh=str(mesh),
-    batch_tokens=next(iter(config.batch_shapes(training=program == 'train').values())).size,
-    counted=config.token_counts[0].replace('_', ' '),
+    batch_tokens=next(iter(task_of(config).batch_shapes(training=program == 'train').values())).size,
+    counted=task_of(config).token_counts[0].replace('_', ' '),
     fits=fits,
     refused=compiled.refused,
     advice=[] if fits else advice(config, mesh, fields['memory_per_device'], fields['largest'], program),
@@ -217,8 +218,8 @@ def compile_step(config: ModelConfig, mesh: Mesh, topology: chips.Topology | Non
   """Compiles a program of a model from shapes alone; see `estimate`."""
   runtime = AotRuntime(config.program(), mesh, topology)
   if program == 'train':
-    return runtime.train(config.batch_shapes())
-  found = config.inference_programs()
+    return runtime.train(task_of(config).batch_shapes())
+  found = task_of(config).inference_programs()
   if program not in found:
     raise UserError(f'{type(config).__name__} has no --program={program}: use train, {", ".join(found)}')
   chosen, model, theta = found[program], runtime.program.model, runtime.program.theta

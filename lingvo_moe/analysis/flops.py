@@ -18,6 +18,7 @@ from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
@@ -31,7 +32,7 @@ def train_step(config: ModelConfig) -> Parts:
   token, which is left out. All slots of the experts count, whether taken or empty, computed or not (see MoE).
   Rematerialised products count once more, except the last one of a block, whose result no gradient needs.
   """
-  batch = config.batch_shapes()
+  batch = task_of(config).batch_shapes()
   rows, length = next(batch[name] for name in ('tgt_labels', 'labels') if name in batch).shape
   source_length = batch['src_ids'].shape[1] if 'src_ids' in batch else 0
   parts = dict.fromkeys(PARTS, 0)

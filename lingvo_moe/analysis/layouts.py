@@ -19,6 +19,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.xla_sharding import Mesh
 
@@ -195,7 +196,7 @@ def _may_chunk(config: ModelConfig, program: str, candidate: Candidate) -> bool:
 
 def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, program: str) -> None:
   """Raises UserError, before anything is compiled, if the mesh does not divide the batch or its devices hold too little."""
-  rows = len(next(iter(config.batch_shapes(training=program == 'train').values())))
+  rows = len(next(iter(task_of(config).batch_shapes(training=program == 'train').values())))
   mesh.check((rows // config.micro_batches,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
   if topology:
     held, room = _stored_bytes(config.program(), mesh, program), topology.chip.usable * 2**30

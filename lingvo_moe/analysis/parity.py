@@ -14,6 +14,7 @@ from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import Batch
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 # Difference of gate probabilities below which rounding may send a token to another expert.
@@ -80,7 +81,7 @@ def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
   Args:
-    config: configuration of the model, a Measurable.
+    config: configuration of the model.
     runtime_of: function that makes a runtime for a program.
     steps: number of train steps; batches and seeds are the same for every runtime.
   """
@@ -89,21 +90,21 @@ def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation
   runtime.init()
   # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could
   # change the decision of a gate with two nearly equal probabilities.
-  probe = config.probe_search()
+  probe = task_of(config).probe_search()
   search = runtime.function(
     lambda weights, batch: (probe.function(program.model, program.theta(_sharper(weights)), batch), dict(weights))
   )
   hypotheses, initial = search(probe.batch)
   observed = []
   for step in range(steps):
-    metrics = runtime.train_step(_fed(config.random_batch(seed=step, full=False), runtime))
+    metrics = runtime.train_step(_fed(task_of(config).random_batch(seed=step, full=False), runtime))
     if 'weights' not in metrics:  # the local runtime updates variables in place, without Program.train_step
       state = runtime.state()
       metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
     observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
   found = collections.Counter()
   if hasattr(runtime, 'train_program'):
-    instructions = hlo.parse(runtime.train_program(config.random_batch(full=False)).as_text()).instructions()
+    instructions = hlo.parse(runtime.train_program(task_of(config).random_batch(full=False)).as_text()).instructions()
     found.update(instruction.collective for instruction in instructions if instruction.collective)
   return Observation(initial, observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
 

@@ -14,6 +14,7 @@ from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 MakeRuntime = Callable[[Program], Runtime]
@@ -33,12 +34,14 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
     shares of tokens whose first choice was dropped, whose second choice was dropped, and whose second choice was
     skipped at random, in the last step, over all layers. With a profile parts_s: see profile.by_part.
   """
-  batch = config.random_batch()
+  batch = task_of(config).random_batch()
   runtime = _ready(make, config.program())
   metrics = []
   found = clock.time(lambda: metrics.append(runtime.train_step(batch)))
   found |= {
-    'tokens_per_s': round(sum(float(metrics[-1][name]) for name in config.token_counts) / found['median_s'], 1),
+    'tokens_per_s': round(
+      sum(float(metrics[-1][name]) for name in task_of(config).token_counts) / found['median_s'], 1
+    ),
     'flops': sum(flops.train_step(config).values()),
     'loss_went_down': bool(metrics[-1]['loss'] < metrics[0]['loss']),
     **_choices(config, metrics[-1].get('routing', {})),
@@ -51,12 +54,12 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
 
 def decode(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
   """Times beam search over a full batch, to max_length; tokens_per_s counts output symbols of the best hypotheses."""
-  return _search(config, clock, make, config.random_batch())
+  return _search(config, clock, make, task_of(config).random_batch())
 
 
 def latency(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
   """Times beam search over one sentence of max_length tokens, to max_length: median_s is the latency of a sentence."""
-  return _search(config, clock, make, {name: value[:1] for name, value in config.random_batch().items()})
+  return _search(config, clock, make, {name: value[:1] for name, value in task_of(config).random_batch().items()})
 
 
 def _search(config, clock, make, batch) -> Timing:

@@ -148,10 +148,9 @@ class Model(NamedTuple):
 
 def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where the run cannot be exported so, before any work."""
-  from lingvo_moe.tasks.task import AnswersText
+  from lingvo_moe.tasks.task import task_of
 
-  if not isinstance(config, AnswersText):
-    raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
+  task_of(config).text_function()  # refuses a model that does not translate
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)
   if options.format == 'ctranslate2':
@@ -170,33 +169,38 @@ def _read(run: RunDir, config: TaskConfig, step: int) -> dict[str, np.ndarray]:
 
 def _save_saved_model(folder: str, run: RunDir, model: Model, options: Options) -> None:
   from lingvo_moe.runtime import saved_model
+  from lingvo_moe.tasks.task import task_of
 
   config = model.config
   about = {'model': run.load()[0], 'step': model.step}
   about |= {name: getattr(config, name) for name in ('beam_size', 'length_norm_alpha', 'max_length', 'num_experts')}
-  saved_model.save(folder, config.text_function(config.vocabs()), model.weights, about)
+  task = task_of(config)
+  saved_model.save(folder, task.text_function(), model.weights, about)
   if options.stablehlo_rows:
     from lingvo_moe.runtime import stablehlo
 
-    stablehlo.save(os.path.join(folder, 'stablehlo'), config.decoding_steps(options.stablehlo_rows), model.weights)
+    stablehlo.save(os.path.join(folder, 'stablehlo'), task.decoding_steps(options.stablehlo_rows), model.weights)
 
 
 def _save_ctranslate2(folder: str, run: RunDir, model: Model, options: Options) -> None:
   del run, options
   from lingvo_moe.tasks.mt import ctranslate2_model
+  from lingvo_moe.tasks.task import task_of
 
-  ctranslate2_model.save(folder, model.config, model.config.vocabs(), model.weights)
+  ctranslate2_model.save(folder, model.config, task_of(model.config).vocabs, model.weights)
 
 
 def _prune(model: Model, options: Options) -> Model:
   """The model without the experts that are used least; prints which share of choices that leaves, and BLEU."""
   from lingvo_moe.run import pruning
+  from lingvo_moe.tasks.task import task_of
 
   config = model.config
   if options.data_dir:
     config = dataclasses.replace(config, data_dir=options.data_dir)
-  if not (known := config.pairs_of([])):
-    config.check_corpus()  # says what is missing
+  task = task_of(config)
+  if not (known := task.pairs_of([])):
+    task.check_corpus()  # says what is missing
   pairs = pruning.choose_pairs(known, options.languages)
   config = dataclasses.replace(config, pairs=','.join('-'.join(pair) for pair in pairs))
   smaller = config.with_share_of_experts(options.keep_experts)
@@ -220,16 +224,19 @@ def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarr
   """How often each pair of dev text chooses each expert, by layer."""
   from lingvo_moe.run import reporting
   from lingvo_moe.tasks.task import Feed
+  from lingvo_moe.tasks.task import task_of
 
+  task = task_of(config)
   with tempfile.TemporaryDirectory() as cache_dir:
-    return reporting.evaluate(config, runtime, config.dev_input(config.vocabs(), cache_dir, Feed(quiet=True))).choices
+    return reporting.evaluate(task, runtime, task.dev_input(cache_dir, Feed(quiet=True))).choices
 
 
 def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: str) -> dict[str, float]:
   """BLEU of each pair, and their mean, on the held-out set."""
   from lingvo_moe.tasks.task import HeldOutOptions
+  from lingvo_moe.tasks.task import task_of
 
-  job = config.held_out_job(config.vocabs(), runtime, HeldOutOptions(options.split, options.max_sentences))
+  job = task_of(config).held_out_job(runtime, HeldOutOptions(options.split, options.max_sentences))
   scalars = job.finish(job.run(label)).scalars
   return {name.partition('/')[2]: score for name, score in scalars.items() if name.startswith('bleu/')}
 

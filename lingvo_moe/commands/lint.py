@@ -32,6 +32,7 @@ def main(argv):
   from lingvo_moe import runtime_flags
   from lingvo_moe.analysis import lint
   from lingvo_moe.core import configuration
+  from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 
   config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value))
@@ -42,7 +43,7 @@ def main(argv):
     raise UserError(
       f'--plant={_PLANT.value} changes layers with experts; {_MODEL.value} has none: name another --model'
     )
-  batch = config.random_batch()
+  batch = task_of(config).random_batch()
   annotated = lint.annotations(config.program(), mesh, batch)
   largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
   by_default = lint.default_limit(batch, config.micro_batches)

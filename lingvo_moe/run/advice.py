@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
-from lingvo_moe.tasks.task import KnowsEpoch
 
 _SKIPPED = 3  # calls of the runtime that may trace and compile
 _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS
@@ -24,8 +23,7 @@ class Advice:
   def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter):
     self._training = training
     self._clock = clock
-    known = isinstance(training.train_input, KnowsEpoch) and not training.reason_to_end()
-    self._epoch = training.train_input.steps_per_epoch if known else 0.0
+    self._epoch = 0.0 if training.reason_to_end() else training.train_input.steps_per_epoch or 0.0
     self._calls = self._steps = 0
     self._seconds = 0.0
     self._last: tuple[int, float] | None = None  # step and time of the last call

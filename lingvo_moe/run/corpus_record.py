@@ -8,14 +8,14 @@ A path is relative to data_dir, which may move. A run of an earlier version has 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_moe.core import content_hashes
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.task import NamesCorpus
 from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import task_of
 
 Record = Mapping[str, Mapping[str, str]]  # hashes by part and path
 _MOST_NAMED = 5
@@ -35,10 +35,10 @@ def check(path: str, config: TaskConfig, cache_dir: str, begun: bool, accept: bo
   Raises:
     UserError: the corpus has changed, and that is not accepted; or the record is damaged.
   """
-  if not isinstance(config, NamesCorpus):
+  if not (parts := task_of(config).corpus_files()):
     return
   before = _read(path) if begun else None
-  now = _record(config, cache_dir)
+  now = _record(parts, config.data_dir, cache_dir)
   if before == now:
     return
   if before is not None:
@@ -64,10 +64,9 @@ def _read(path: str) -> Record | None:
     return None
 
 
-def _record(config: NamesCorpus, cache_dir: str) -> Record:
-  parts = config.corpus_files()
+def _record(parts: Mapping[str, Sequence[str]], data_dir: str, cache_dir: str) -> Record:
   hashes = iter(content_hashes.of_cache(cache_dir).of([path for paths in parts.values() for path in paths]))
-  relative = lambda path: os.path.relpath(path, config.data_dir)
+  relative = lambda path: os.path.relpath(path, data_dir)
   return {part: {relative(path): next(hashes) for path in paths} for part, paths in parts.items()}
 
 

@@ -152,7 +152,7 @@ class SaveAndEvaluate:
     # Several processes evaluate to the end together: they could not give up at the same batch.
     alone = training.runtime.process_count == 1
     return reporting.evaluate(
-      training.config, training.runtime, training.dev_input, lambda: alone and self._signals.received
+      training.task, training.runtime, training.dev_input, lambda: alone and self._signals.received
     )
 
   def save(self, wait: bool = False) -> None:

@@ -17,23 +17,15 @@ from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Generates
-from lingvo_moe.tasks.task import HasLanguages
-from lingvo_moe.tasks.task import Routes
+from lingvo_moe.tasks.task import Answers
+from lingvo_moe.tasks.task import Hypothesis
 from lingvo_moe.tasks.task import SentenceRouting
 from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import Translates
+from lingvo_moe.tasks.task import Translator
+from lingvo_moe.tasks.task import task_of
 
 T = TypeVar('T')
 _TAIL = 1 << 20  # bytes of train.jsonl that are searched for the last dev loss
-
-
-class Hypothesis(NamedTuple):
-  """Translation of a sentence, or continuation of a prompt."""
-
-  text: str
-  score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
-  log_prob: float  # natural logarithm, summed over its tokens and the end
 
 
 class PairScore(NamedTuple):
@@ -74,7 +66,8 @@ class LoadedRun:
     self.step = step
     self.checkpoint = inference.describe_step(run.checkpoints(), step)
     self._run = run
-    self._vocabs = config.vocabs()
+    self._task = task_of(config)
+    _ = self._task.vocabs  # refuses what does not fit, before the weights are read
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()
@@ -114,14 +107,12 @@ class LoadedRun:
       For each sentence a translation, or with n_best a list of them, best first.
     """
     sentences = self._checked('sentences', sentences)
-    if isinstance(self.config, Generates):
+    if self.continues_text:
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    translator = self.translator(_wanted(n_best))
-    translate = getattr(translator, 'translate_texts', translator.translate)  # the other takes lines, with escapes
-    translated = translate(sentences, self.choose_target(target))
-    for i in translated.truncated:
+    answers = self.translator(_wanted(n_best)).translate(sentences, self.choose_target(target))
+    for i in answers.truncated:
       warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
-    return _shaped(translated.hypotheses, n_best, scores)
+    return _shaped(answers, n_best, scores)
 
   def score(self, pairs: Iterable[tuple[str, str]], target: str | None = None) -> list[PairScore]:
     """Scores translations: log p(target | source) of each (source, target).
@@ -137,8 +128,6 @@ class LoadedRun:
       raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
     sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
     sources, targets = self._checked('sources', sources), self._checked('targets', targets)
-    if not hasattr(self.translator(), 'score'):
-      raise UserError(f'{self.path} holds a run of {self.model}, which scores no pairs: use the decoder with --score')
     scored = self.translator().score(sources, targets, self.choose_target(target))
     for i in scored.truncated:
       warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
@@ -155,13 +144,11 @@ class LoadedRun:
       target: target language, for models of several.
     """
     sentences = self._checked('sentences', sentences)
-    if not isinstance(self.config, Routes):
-      raise UserError(f'{self.path} holds a run of {self.model}, for which there is no routing by sentence')
-    router = self._kept(('router',), lambda: self.config.router(self._vocabs, self._runner))
+    router = self._kept(('router',), lambda: self._task.router(self._runner))
     if translations is None:
       translations = self.translate(sentences, target)
     translations = self._checked('translations', translations)
-    return router.routing(sentences, translations, self.choose_target(target))
+    return router(sentences, translations, self.choose_target(target))
 
   @overload
   def generate(self, prompts: Iterable[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
@@ -184,51 +171,42 @@ class LoadedRun:
       scores: True for Hypothesis with score and log-probability in place of text.
     """
     prompts = self._checked('prompts', prompts)
-    if not isinstance(self.config, Generates):
+    if not self.continues_text:
       raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
-    wanted = _wanted(n_best)
-    make = lambda: self.config.continuer(self._vocabs, self._runner, n_best=wanted)
-    continuer = self._kept(('continuer', wanted), make)
-    return _shaped(continuer.continue_texts(prompts, first=0), n_best, scores)
+    return _shaped(self.translator(_wanted(n_best)).translate(prompts), n_best, scores)
 
   # What the jobs translate and serve use.
 
-  def answer(self, lines: Sequence[str], target: str | None = None, n_best: int = 1) -> Any:
-    """Answers lines: hypotheses of each, and which lines were truncated; see tasks/mt/decoding.py: Translated.
+  def answer(self, lines: Sequence[str], target: str | None = None, n_best: int = 1) -> Answers:
+    """Answers lines: hypotheses of each, and which lines were truncated.
 
     Args:
       lines: without line breaks. A language model continues them.
       target: from choose_target.
       n_best: hypotheses of each line.
     """
-    return self.translator(n_best).translate(lines, target)
+    return self.translator(n_best).translate_lines(lines, target)
 
-  def translator(self, n_best: int = 1) -> Any:
+  def translator(self, n_best: int = 1) -> Translator:
     """The task's translator, made at the first call and kept; UserError where the model does not translate."""
-    self._check_translates()
-    make = lambda: self.config.translator(self._vocabs, self._runner, n_best=n_best)
-    return self._kept(('translator', n_best), make)
+    return self._kept(('translator', n_best), lambda: self._task.translator(self._runner, n_best))
 
   def choose_target(self, requested: str | None) -> str | None:
     """Target language for `answer`, given the one requested; UserError names the languages there are."""
-    self._check_translates()
-    return self.config.choose_target(self._vocabs, requested)
+    return self._task.choose_target(requested)
 
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the run, sorted; empty where none is known."""
-    if not isinstance(self.config, HasLanguages):
-      return []
-    return self.config.pairs_of(_subsets_of_dev_loss(self._run, self.config.subset))
+    return self._task.pairs_of(_subsets_of_dev_loss(self._run, self._task.subset))
 
   @property
   def over_the_length(self) -> str:
-    return f'over max_length={self.config.max_length} tokens'
+    return f'over max_length={self._task.max_length} tokens'
 
-  def _check_translates(self) -> None:
-    if not isinstance(self.config, Translates):
-      raise UserError(
-        f'{self.path} holds a run of {type(self.config).__name__}, which does not translate: use the decoder'
-      )
+  @property
+  def continues_text(self) -> bool:
+    """Whether the model continues text, and does not translate it."""
+    return self._task.continues_text
 
   def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
     """Texts as a list, as an iterator gives them once only; UserError for what is no text."""
@@ -302,12 +280,12 @@ def _wanted(n_best: int | None) -> int:
   return 1 if n_best is None else n_best
 
 
-def _shaped(hypotheses: Sequence[Sequence[Any]], n_best: int | None, scores: bool) -> list:
+def _shaped(answers: Answers, n_best: int | None, scores: bool) -> list:
   """Hypotheses of each sentence as translate and generate return them."""
-  item = (lambda h: Hypothesis(h.text, h.score, h.log_prob)) if scores else (lambda h: h.text)
+  item = (lambda h: h) if scores else (lambda h: h.text)
   if n_best is None:
-    return [item(of_sentence[0]) for of_sentence in hypotheses]
-  return [[item(h) for h in of_sentence] for of_sentence in hypotheses]
+    return [item(of_sentence[0]) for of_sentence in answers.hypotheses]
+  return [[item(h) for h in of_sentence] for of_sentence in answers.hypotheses]
 
 
 def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:

@@ -21,9 +21,8 @@ from lingvo_moe.core.progress import Progress
 from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.metrics import by_unit
-from lingvo_moe.tasks.task import CountsUnits
 from lingvo_moe.tasks.task import DevInput
-from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import Task
 
 
 class DevLoss(NamedTuple):
@@ -39,7 +38,7 @@ class DevLoss(NamedTuple):
 
 
 def evaluate(
-  config: TaskConfig, runtime: Runtime, dev: DevInput, give_up: Callable[[], object] = lambda: False
+  task: Task, runtime: Runtime, dev: DevInput, give_up: Callable[[], object] = lambda: False
 ) -> DevLoss | None:
   """The loss on dev text; None if `give_up` came true meanwhile."""
   xent_P, tokens_P = np.zeros(len(dev.subsets)), np.zeros(len(dev.subsets))
@@ -51,15 +50,15 @@ def evaluate(
     metrics = runtime.eval_step(batch)
     xent += float(metrics['xent'])
     tokens += float(metrics['target_tokens'])
-    xent_P += metrics[f'xent_by_{config.subset}']
-    tokens_P += metrics[f'target_tokens_by_{config.subset}']
-    for layer, choices_PE in metrics.get(f'choices_by_{config.subset}', {}).items():
+    xent_P += metrics[f'xent_by_{task.subset}']
+    tokens_P += metrics[f'target_tokens_by_{task.subset}']
+    for layer, choices_PE in metrics.get(f'choices_by_{task.subset}', {}).items():
       choices[layer] = choices.get(layer, 0.0) + np.asarray(choices_PE, np.float64)
   by_subset = {
     name: float(of_subset / count) if count else None
     for name, of_subset, count in zip(dev.subsets, xent_P, tokens_P, strict=True)
   }
-  units = by_unit(xent, **dev.units) if isinstance(dev, CountsUnits) else {}
+  units = by_unit(xent, **dev.units) if dev.units else {}
   return DevLoss(xent / max(tokens, 1.0), by_subset, units, choices, dev.content_hash)
 
 
@@ -67,21 +66,21 @@ class TrainLog:
   """Log of a run from `first_step` on.
 
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
-  steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training (config.token_counts) since the
+  steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training (Task.token_counts) since the
   run began, over all restarts; time between them is not counted, nor are steps that were lost. A checkpoint of a step that
   was not logged has a line of these alone.
   """
 
-  def __init__(self, logdir: str, config: TaskConfig, first_step: int):
-    self._config = config
+  def __init__(self, logdir: str, task: Task, first_step: int):
+    self._task = task
     self._path = os.path.join(logdir, log_directory.TRAIN_LOG)
-    self._totals = dict.fromkeys(('seconds', *config.token_counts), 0.0)
+    self._totals = dict.fromkeys(('seconds', *task.token_counts), 0.0)
     self._measured: dict[tuple[int, str], float] = {}
     self._totals |= keep_lines_up_to(self._path, first_step, self._totals, self._note)
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = files.append(self._path)
     self._events = EventFile(logdir)
-    self._progress = Progress(config.max_steps, 'step', initial=first_step)
+    self._progress = Progress(task.config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
     self._unlogged = False  # whether steps were made since the last line
     self._reset()
@@ -95,7 +94,7 @@ class TrainLog:
 
   def step(self, step: int, metrics: Mapping, write: bool) -> None:
     """Counts a step; with `write`, also logs its scalars and the pace since the last step that was logged."""
-    for name in self._config.token_counts:
+    for name in self._task.token_counts:
       self._tokens += float(metrics[name])
       self._totals[name] += float(metrics[name])
     if not write:
@@ -104,7 +103,7 @@ class TrainLog:
       return
     elapsed = time.perf_counter() - self._since
     pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
-    values = {**self._config.scalars(metrics), **pace}
+    values = {**self._task.scalars(metrics), **pace}
     self._write(step, values)
     self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
     self._progress.update()
@@ -114,7 +113,7 @@ class TrainLog:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
-    self._write(step, values, {log_directory.dev_loss_by(self._config.subset): loss.by_subset, 'dev_text': loss.text})
+    self._write(step, values, {log_directory.dev_loss_by(self._task.subset): loss.by_subset, 'dev_text': loss.text})
     self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
     return loss.mean

@@ -31,6 +31,7 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
+from lingvo_moe.tasks.task import task_of
 
 CheckCorpus = Callable[[TaskConfig, bool], None]
 
@@ -143,7 +144,7 @@ class RunDir:
       self._check_same_model(name)
       self.check_files()
     self._fetch()
-    config = config.prepare(self.vocab_dir, begun)
+    config = task_of(config).prepare(self.vocab_dir, begun)
     if begun:
       self._check_same_values(config)
     check_corpus(config, begun)
@@ -154,7 +155,7 @@ class RunDir:
       fingerprints[own] = files.sha256(path)
       return own
 
-    relocated = config.with_files(relative)
+    relocated = task_of(config).with_files(relative)
     self._put(fingerprints)
     configuration.save(name, relocated, self.config_file, fingerprints)
     return config
@@ -165,7 +166,7 @@ class RunDir:
       raise UserError(f'{self.path}: there is no such directory; give the log directory of a run')
     name, config = configuration.load(self.config_file)
     self._fetch()
-    config = config.with_files(self._own)
+    config = task_of(config).with_files(self._own)
     self.check_files()
     return name, config
 

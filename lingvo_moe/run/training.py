@@ -14,6 +14,7 @@ from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import DevInput
+from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import TrainInput
 
@@ -23,7 +24,7 @@ class Training:
   """What the loop and its hooks work with.
 
   Attributes:
-    config: of the run, prepared.
+    task: of the run, prepared.
     run: its log directory.
     lock: keeps other trainers out of it; None in processes that do not lead.
     checkpoints: in it.
@@ -36,7 +37,7 @@ class Training:
     say: prints a line, in the leader process alone.
   """
 
-  config: TaskConfig
+  task: Task
   run: RunDir
   lock: IO | None
   checkpoints: Checkpoints
@@ -47,6 +48,11 @@ class Training:
   log: TrainLog | NoLog
   leads: bool
   say: Callable[[str], None]
+
+  @property
+  def config(self) -> TaskConfig:
+    """The values of the run."""
+    return self.task.config
 
   def reason_to_end(self) -> str:
     """'' while training goes on. Depends on the checkpoints alone, so that an interruption changes nothing."""

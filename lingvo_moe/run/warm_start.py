@@ -18,9 +18,8 @@ from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import pieces
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import SharesRows
-from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import Vocabs
+from lingvo_moe.tasks.task import Task
+from lingvo_moe.tasks.task import task_of
 
 
 def note(run: RunDir, source: str) -> None:
@@ -64,7 +63,7 @@ def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> 
   )
 
 
-def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Vocabs) -> str:
+def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   """Loads every weight that `source` has under the same name and shape; returns which were and were not taken, as text.
 
   Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
@@ -76,23 +75,22 @@ def take_weights(runtime: Runtime, source: str, config: TaskConfig, vocabs: Voca
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
     source: a log directory (its best checkpoint, else its latest), or a checkpoint's directory or prefix in one.
-    config: of this run. Weights that mean something else in the other run, such as embeddings of another vocabulary,
+    task: of this run. Weights that mean something else in the other run, such as embeddings of another vocabulary,
       are not taken.
-    vocabs: of this run.
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
   there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not pieces.is_slot(name)}
-  other = _config_of(prefix)
-  foreign = config.foreign_weights(vocabs, other) if other else set()
+  other = _task_of(prefix)
+  foreign = task.foreign_weights(other) if other else set()
   is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
     name: spec.shape for name, spec in specs.items() if is_there(name, spec.shape) and name.split('/')[0] not in foreign
   }
-  rows = config.shared_rows(vocabs, other) if other and isinstance(config, SharesRows) else {}
+  rows = task.shared_rows(other) if other else {}
   tables, counts = _shared_rows(runtime, prefix, there, {part: rows[part] for part in foreign if part in rows})
   copies = _copies_of_dense(prefix, specs, taken, is_there)
-  expert, dense = getattr(config, 'expert', 'relu'), getattr(other or config, 'activation', 'relu')
+  expert, dense = getattr(task.config, 'expert', 'relu'), getattr((other or task).config, 'activation', 'relu')
   other_kind = bool(copies) and expert != dense
   if other_kind:
     copies = {}
@@ -160,10 +158,10 @@ def _without_experts(spec: WeightSpec) -> tuple[int, ...]:
   return tuple(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter != 'E')
 
 
-def _config_of(prefix: str) -> TaskConfig | None:
-  """The configuration of the run around a checkpoint, if there is one."""
+def _task_of(prefix: str) -> Task | None:
+  """The task of the run around a checkpoint, if there is one."""
   run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(files.absolute(prefix)))))
-  return run.load()[1] if run.exists else None
+  return task_of(run.load()[1]) if run.exists else None
 
 
 def _shared_rows(

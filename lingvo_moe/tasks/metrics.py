@@ -1,10 +1,10 @@
-"""Scalars for the log of a training step, from the metrics that tasks with a token loss share."""
+"""Scalars for the log of a training step, from the metrics that tasks with a token loss share; perplexities and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lingvo_moe.core import log_directory
 
@@ -68,3 +68,20 @@ def by_unit(nats: float, words: float, bytes: float) -> dict[str, float]:
 
 def _exp(x: float) -> float:
   return math.exp(min(x, 700.0))
+
+
+class Column(NamedTuple):
+  """Column of a table for people."""
+
+  heading: str
+  name: str  # of the number
+  format: str  # with its width
+
+
+def table(heading: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[Column]) -> str:
+  """Numbers as a table: a line for each row, which begins with its name, below a line of headings."""
+  width = max(len(heading), *map(len, rows))
+  cells = lambda cell: '  '.join(map(cell, columns))
+  head = cells(lambda c: f'{c.heading:>{int(c.format[:-1].partition(".")[0])}}')
+  lines = [f'{name:{width}}  ' + cells(lambda c, row=row: f'{row[c.name]:{c.format}}') for name, row in rows.items()]
+  return '\n'.join([f'{heading:{width}}  {head}', *lines])

@@ -1,23 +1,52 @@
-"""The protocol between a task and the jobs: what a registered model's configuration offers.
+"""Task of a configuration: what jobs and tools do with a model, above the values that describe it.
 
-trainer, decoder, translate and run/ know no task by name. They get a configuration from the registry and work with it
-through `TaskConfig`; a new task is a folder beside mt/ whose configuration has these attributes and methods, and no
-change to a job. tasks/mt/task.py is the example to read.
+A configuration (tasks/transformer_config.py) has values and makes the model. `task_of` gives its task: batches for
+training and for the dev loss, a job for held-out text, translation, export, and batches for tools that measure. Trainer,
+decoder, translate and run/ know no task by name; tasks/lm/task.py is the example to read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from lingvo_moe.program import Program
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import metrics as metrics_lib
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+
+  from lingvo_moe.program import Program
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
-Vocabs = Any  # what turns text into ids: made by a configuration and handed back to it
+Progress = Callable[[int], object]  # called with the number of texts done since the last call
+
+
+class TaskConfig(Protocol):
+  """Values that jobs read of a configuration, a frozen dataclass; ModelConfig says what each means.
+
+  Attributes:
+    task_class: the Task of it, by module and name: 'lingvo_moe.tasks.mt.task.TranslationTask'.
+  """
+
+  task_class: str
+  data_dir: str
+  max_steps: int
+  log_every: int
+  eval_every: int
+  save_every: int
+  keep_checkpoints: int
+  keep_every: int
+  patience: int
+
+  def program(self) -> Program:
+    """The model and how it learns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,30 +73,41 @@ class Runner(Protocol):
     """f(weights, batch) as a function of the batch, with the weights that the runtime holds when it is called."""
 
 
-class TrainInput(Protocol):
-  """Batches for training; str(stats) describes the corpus in a line of the log."""
+class TrainInput:
+  """Batches for training.
+
+  Attributes:
+    stats: describes the corpus in a line of the log.
+    steps_per_epoch: steps, about, in which as many examples are read as the text has; None: the text has no end.
+    examples: number of examples of each part of the corpus, by the names of Task.subset; {}: not known.
+  """
 
   stats: Any
+  steps_per_epoch: float | None = None
+  examples: Mapping[str, int] = types.MappingProxyType({})
 
   def dataset(self, start_step: int = 0) -> Iterable[Batch]:
     """The endless stream of batches from a step on. It depends on the configuration, the corpus and the step alone."""
+    raise NotImplementedError
 
 
-class DevInput(Protocol):
+class DevInput:
   """Batches for the dev loss, the same and in the same order each time.
 
   Attributes:
     stats: as in TrainInput.
-    subsets: names of the parts of the text by which losses are reported; see TaskConfig.subset.
+    subsets: names of the parts of the text by which losses are reported; see Task.subset.
+    units: numbers of 'words' and 'bytes' of the text, by which the loss is reported too; {}: not counted.
     content_hash: of all that the loss is computed on, over all processes. Losses are compared where it is equal.
   """
 
   stats: Any
   subsets: Sequence[str]
+  units: Mapping[str, int] = types.MappingProxyType({})
   content_hash: str
 
   def __iter__(self) -> Iterator[Batch]:
-    """The batches."""
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,22 +138,22 @@ class Outcome(NamedTuple):
   beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
 
 
-class HeldOutJob(Protocol):
+class HeldOutJob:
   """What the decoder does with each checkpoint: translate and score held-out text, sample, compute perplexity.
 
   Attributes:
     summary_file: name of the JSON file of a step's summary.
     suffix: of the files of lines.
-    settings: what the results depend on beside the checkpoint.
-    texts: by its name, a short hash of each text; for a message about results that are there, of other text.
-
-  A job may also have a string `warning`, which the decoder prints before it computes.
+    settings: what the results depend on besides the checkpoint.
+    texts: by its name, a short hash of each text; for a message about existing results of other text.
+    warning: printed by the decoder before it computes.
   """
 
   summary_file: str
   suffix: str
   settings: dict[str, Any]
   texts: dict[str, str]
+  warning: str = ''
 
   def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
@@ -128,137 +168,54 @@ class HeldOutJob(Protocol):
     Returns:
       What `finish` takes.
     """
+    raise NotImplementedError
 
   def finish(self, found: Any) -> Outcome:
     """Turns what `run` returned into results; called in one process. May print warnings."""
+    raise NotImplementedError
 
   def report(self, summary: Mapping[str, Any]) -> str:
     """A summary as text for people."""
+    raise NotImplementedError
 
 
-class TaskConfig(Protocol):
-  """The configuration of a model, a frozen dataclass, as jobs use it.
+class Hypothesis(NamedTuple):
+  """Translation of a sentence, continuation of a prompt, or text whose spans are filled in."""
 
-  Attributes:
-    data_dir: the corpus.
-    max_steps: where training ends.
-    log_every: steps between lines of the log.
-    eval_every: steps between evaluations of the dev loss, each of which also saves.
-    save_every: steps between checkpoints; 0: only when evaluating.
-    keep_checkpoints: how many of the newest are kept, beside the best.
-    keep_every: checkpoints of steps that are multiples of it are kept for good; 0: none.
-    patience: evaluations without a gain in dev loss after which training ends; 0: any number.
-    token_counts: names of the metrics that count a step's tokens. Their sum is the pace of training, and each is also
-      logged as a total since the run began.
-    subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold
-      'xent' (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets:
-      'xent_by_<subset>' and 'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the
-      metrics of a training step 'routing', {layer: RoutingStats}, which a report on the run shows.
-  """
-
-  data_dir: str
-  max_steps: int
-  log_every: int
-  eval_every: int
-  save_every: int
-  keep_checkpoints: int
-  keep_every: int
-  patience: int
-  token_counts: tuple[str, ...]
-  subset: str
-
-  def program(self) -> Program:
-    """The model and how it learns."""
-
-  def check_corpus(self) -> None:
-    """Raises UserError unless the text of training and of the dev loss is there; quick, before anything is made."""
-
-  def prepare(self, folder: str, begun: bool) -> TaskConfig:
-    """Settles what depends on the corpus, and puts the run's own files, such as vocabularies, into its folder.
-
-    Args:
-      folder: of the files; made if need be.
-      begun: whether the run was begun before. Its files then stay as they are.
-
-    Returns:
-      The configuration that decoder and translate can use without the corpus; it names the files by full paths.
-    """
-
-  def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
-    """The configuration with another path for each of the run's own files."""
-
-  def vocabs(self) -> Vocabs:
-    """Loads the run's vocabularies; UserError where they do not fit the model."""
-
-  def foreign_weights(self, vocabs: Vocabs, other: TaskConfig) -> set[str]:
-    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies."""
-
-  def train_input(self, vocabs: Vocabs, cache_dir: str, feed: Feed) -> TrainInput:
-    """Batches for training; `cache_dir` is for what only saves time."""
-
-  def dev_input(self, vocabs: Vocabs, cache_dir: str, feed: Feed) -> DevInput:
-    """Batches for the dev loss."""
-
-  def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What is logged of a training step's metrics, by name; 'loss' among them."""
-
-  def held_out_job(self, vocabs: Vocabs, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
-    """What the decoder does with the weights that a runtime holds; reads the held-out text."""
+  text: str
+  score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
+  log_prob: float  # natural logarithm, summed over its tokens and the end
 
 
-@runtime_checkable
-class SharesRows(Protocol):
-  """A TaskConfig whose foreign weights have rows, axis V, of which some mean the same in another run."""
+class Answers(NamedTuple):
+  """Hypotheses of some texts."""
 
-  def shared_rows(self, vocabs: Vocabs, other: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
-    """By first part of the weights' names: rows here, and the rows that mean the same in a run of `other`."""
-
-
-@runtime_checkable
-class NamesCorpus(Protocol):
-  """A TaskConfig that knows the files it learns from, which a run keeps the hashes of.
-
-  Attributes:
-    data_dir: folder of the corpus.
-  """
-
-  data_dir: str
-
-  def corpus_files(self) -> Mapping[str, Sequence[str]]:
-    """Paths of the files of training and of the dev loss, by part: 'train of de-en'."""
+  hypotheses: list[list[Hypothesis]]  # of each text in the order given, best first
+  truncated: list[int]  # texts over Task.max_length, of which only the beginning was read
 
 
-@runtime_checkable
-class CountsUnits(Protocol):
-  """A DevInput by whose words and bytes the loss is reported too.
+class Scored(NamedTuple):
+  """Log-probabilities of given translations."""
 
-  Attributes:
-    units: numbers of 'words' and 'bytes' of the text.
-  """
-
-  units: Mapping[str, int]
+  log_probs: np.ndarray  # float64, for each sentence in the order given
+  target_tokens: np.ndarray  # int64, symbols of each target with its end; 0 where the source is empty
+  truncated: list[int]  # sentences with a side over Task.max_length, which was cut
 
 
-@runtime_checkable
-class KnowsEpoch(Protocol):
-  """A TrainInput of text that ends.
+class Translator:
+  """Text to text, with the weights that a runtime holds: translations, continuations, or spans filled in."""
 
-  Attributes:
-    steps_per_epoch: steps, about, in which as many examples are read as the text has.
-  """
+  def translate(self, texts: Sequence[str], target: str | None = None) -> Answers:
+    """Answers texts; `target` is from Task.choose_target."""
+    raise NotImplementedError
 
-  steps_per_epoch: float
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+    """Answers lines; where texts may have line breaks, each is written as a backslash and an n, here and in answers."""
+    return self.translate(lines, target)
 
-
-@runtime_checkable
-class CountsExamples(Protocol):
-  """A TrainInput that knows how many examples each part of the corpus has, by the names of TaskConfig.subset.
-
-  Attributes:
-    examples: by part.
-  """
-
-  examples: Mapping[str, int]
+  def score(self, sources: Sequence[str], targets: Sequence[str], target: str | None = None) -> Scored:
+    """Log-probabilities of given translations."""
+    raise UserError('this model scores no pairs: use the decoder with --score')
 
 
 class InferenceProgram(NamedTuple):
@@ -267,22 +224,6 @@ class InferenceProgram(NamedTuple):
   function: Callable[[Any, Any, Batch], Any]
   batch: Batch
   by_rows: bool = False  # whether its result may stay split as the batch is
-
-
-class Measurable(Protocol):
-  """A TaskConfig whose programs tools can compile, count and compare without text: lingvo-moe cost, lingvo-moe parity."""
-
-  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
-    """Batch of random ids in full rows, or in rows with padding; its size is that of a batch in training."""
-
-  def batch_shapes(self, training: bool = True) -> Batch:
-    """Batch with the shapes of a real one, in training or in evaluation, that takes no memory."""
-
-  def inference_programs(self) -> dict[str, InferenceProgram]:
-    """Programs by name, with batches of evaluation's size; 'eval', the dev loss, among them."""
-
-  def probe_search(self) -> InferenceProgram:
-    """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
 
 
 class LayerRouting(NamedTuple):
@@ -300,63 +241,22 @@ class SentenceRouting(NamedTuple):
   layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
 
 
-@runtime_checkable
-class Routes(Protocol):
-  """A TaskConfig whose model translates and can tell which experts it asks, if it has any."""
-
-  def router(self, vocabs: Vocabs, runner: Runner) -> Any:
-    """Finds the experts of each token; see tasks/mt/token_routing.py: Router. UserError where there is no expert."""
-
-
-@runtime_checkable
-class Generates(Protocol):
-  """A TaskConfig whose model continues text."""
-
-  def continuer(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
-    """Continues texts with the weights that a runtime holds; see tasks/lm/generation.py: Continuer."""
-
-
-@runtime_checkable
-class HasLanguages(Protocol):
-  """A TaskConfig whose model translates between languages."""
-
-  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
-    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
-
-
-@runtime_checkable
-class Translates(Protocol):
-  """A TaskConfig whose model answers lines, as the job translate needs: by translations, or by continuations.
-
-  Attributes:
-    max_length: tokens of a line, at most; of longer ones only the beginning is translated. 0: of any length.
-  """
-
-  max_length: int
-
-  def translator(self, vocabs: Vocabs, runner: Runner, n_best: int = 1) -> Any:
-    """Translates with the weights that a runtime holds; see tasks/mt/decoding.py: Translator."""
-
-  def choose_target(self, vocabs: Vocabs, asked: str | None) -> str | None:
-    """The target language to pass to the translator, given the one that was asked for."""
-
-
 class TextFunction(Protocol):
-  """Function of text in the graph, from strings to strings, with all that it needs beside weights.
+  """Function of text in the graph, from strings to strings, with all that it needs besides weights.
 
   Attributes:
     name: name of the function.
     inputs: specs of its arguments by name, in order.
     about: what its inputs and outputs are: {'inputs': {name: meaning}, 'outputs': {name: meaning}}.
-    resources: what it reads beside weights, such as tokenisers, for a SavedModel to keep.
+    resources: what it reads besides weights, such as tokenisers, for a SavedModel to keep.
   """
 
   name: str
-  inputs: Mapping[str, Any]
+  inputs: Mapping[str, tf.TensorSpec]
   about: Mapping[str, Mapping[str, str]]
   resources: Sequence[Any]
 
-  def __call__(self, weights: Mapping[str, Any], *arguments: Any) -> dict[str, Any]:
+  def __call__(self, weights: Mapping[str, tf.Tensor], *arguments: tf.Tensor) -> dict[str, tf.Tensor]:
     """Tensors by name, for weights by flat name."""
 
 
@@ -369,20 +269,141 @@ class DecodingSteps(NamedTuple):
   inputs: Batch
 
 
-@runtime_checkable
-class AnswersText(Protocol):
-  """A TaskConfig whose model can be exported as a function of text."""
+class Task:
+  """Task of a configuration. What a subclass leaves out is refused, or has the answer of a task without it.
 
-  def text_function(self, vocabs: Vocabs) -> TextFunction:
-    """The function, for weights of program()."""
+  Attributes:
+    config: the values.
+    vocabs: what turns text into ids; loaded at the first use, UserError where it does not fit the model.
+    token_counts: names of the metrics that count a step's tokens. Their sum is the pace of training, and each is also
+      logged as a total since the run began.
+    subset: by what the dev loss is reported in parts, such as 'pair'. The metrics of a batch of dev text hold 'xent'
+      (summed, in nats) and 'target_tokens', and both again as vectors over DevInput.subsets: 'xent_by_<subset>' and
+      'target_tokens_by_<subset>'. They may hold 'choices_by_<subset>', {layer: [P, E]}, and the metrics of a training
+      step 'routing', {layer: RoutingStats}, which a report on the run shows.
+    max_length: tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length.
+    continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
+  """
+
+  token_counts: tuple[str, ...] = ('target_tokens',)
+  subset = 'file'
+  max_length = 0
+  continues_text = False
+
+  def __init__(self, config: TaskConfig) -> None:
+    self.config: Any = config  # a subclass has its own kind
+
+  def _refuse(self, what: str) -> NoReturn:
+    raise UserError(f'{type(self.config).__name__} {what}')
+
+  # Training
+
+  @functools.cached_property
+  def vocabs(self) -> Any:
+    return None
+
+  def check_corpus(self) -> None:
+    """Raises UserError unless the text of training and of the dev loss is there; quick, before anything is made."""
+
+  def corpus_files(self) -> Mapping[str, Sequence[str]]:
+    """Paths of the files of training and of the dev loss, by part, such as 'train of de-en'; a run keeps their hashes."""
+    return {}
+
+  def prepare(self, folder: str, begun: bool) -> TaskConfig:
+    """Settles what depends on the corpus, and puts the run's own files, such as vocabularies, into its folder.
+
+    Args:
+      folder: of the files; made if need be.
+      begun: whether the run was begun before. Its files then stay as they are.
+
+    Returns:
+      The configuration that decoder and translate can use without the corpus; it names the files by full paths.
+    """
+    del folder, begun
+    return self.config
+
+  def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
+    """The configuration with another path for each of the run's own files."""
+    del rename
+    return self.config
+
+  def foreign_weights(self, other: Task) -> set[str]:
+    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies."""
+    del other
+    return set()
+
+  def shared_rows(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """Rows, axis V, of foreign weights that mean the same in a run of `other`: (rows here, rows there) by first part."""
+    del other
+    return {}
+
+  def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
+    """Batches for training; `cache_dir` is for what only saves time."""
+    self._refuse('has no input to train on')
+
+  def dev_input(self, cache_dir: str, feed: Feed) -> DevInput:
+    """Batches for the dev loss."""
+    self._refuse('has no dev loss')
+
+  def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What is logged of a training step's metrics, by name; 'loss' among them."""
+    return metrics_lib.scalars(metrics)
+
+  # Decoding
+
+  def held_out_job(self, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
+    """What the decoder does with the weights that a runtime holds; reads the held-out text."""
+    self._refuse('has no held-out evaluation')
+
+  def translator(self, runner: Runner, n_best: int = 1) -> Translator:
+    """Answers texts with the weights that a runtime holds, by n_best hypotheses each."""
+    self._refuse('does not translate: use the decoder')
+
+  def choose_target(self, asked: str | None) -> str | None:
+    """The target language to pass to the translator, given the one that was asked for."""
+    if asked:
+      raise UserError(f'this model has no target language; saw --target={asked}: leave it out')
+    return None
+
+  def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
+    """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
+    del subsets
+    return []
+
+  def router(self, runner: Runner) -> Callable[[Sequence[str], Sequence[str], str | None], list[SentenceRouting]]:
+    """Function that finds the experts of each token of sentences and translations, given the target language."""
+    self._refuse('has no routing by sentence')
+
+  # Export
+
+  def text_function(self) -> TextFunction:
+    """The model as a function of text, for weights of config.program()."""
+    self._refuse('is not exported: only models of translation are')
 
   def decoding_steps(self, rows: int) -> DecodingSteps:
-    """Encoder and decoding step for so many lines, for weights of program()."""
+    """Encoder and decoding step for so many lines, for weights of config.program()."""
+    self._refuse('is not exported: only models of translation are')
+
+  # Measurement without text: lingvo-moe cost, lint, parity and bench
+
+  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
+    """Batch of random ids in full rows, or in rows with padding; its size is that of a batch in training."""
+    self._refuse('has no random batches to measure')
+
+  def batch_shapes(self, training: bool = True) -> Batch:
+    """Batch with the shapes of a real one, in training or in evaluation, that takes no memory."""
+    self._refuse('has no batch shapes to compile for')
+
+  def inference_programs(self) -> dict[str, InferenceProgram]:
+    """Programs by name, with batches of evaluation's size; 'eval', the dev loss, among them."""
+    self._refuse('has no programs for inference to measure')
+
+  def probe_search(self) -> InferenceProgram:
+    """Beam search for a few rows, with beam_size results: what must be equal on every mesh."""
+    self._refuse('has no search to compare')
 
 
-@runtime_checkable
-class HasExperts(Protocol):
-  """A TaskConfig whose model may do without some of its experts."""
-
-  def with_share_of_experts(self, share: float) -> TaskConfig:
-    """The configuration with a share of the experts of each MoE layer; UserError where its gate needs all."""
+def task_of(config: TaskConfig) -> Task:
+  """The task of a configuration."""
+  module, _, name = config.task_class.rpartition('.')
+  return getattr(importlib.import_module(module), name)(config)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.transformer_config import BatchConfig
@@ -16,14 +16,13 @@ from lingvo_moe.tasks.transformer_config import BatchConfig
 Batch = dict[str, np.ndarray]
 
 
-class TrainInput:
+class TrainInput(task.TrainInput):
   """Training input, an endless stream of batches: batch(step) depends only on configuration, corpus and step.
 
   Attributes:
     stats: of the corpus; its str() is for the log.
   """
 
-  stats: Any
   _keys: Sequence[str] = BATCH_KEYS
 
   def __init__(self, config: BatchConfig, feed: Feed):

@@ -316,6 +316,19 @@ class ModelConfig(BatchConfig):
     if 'model' in own:
       cls.task = own['model']
 
+  def for_inference(self, groups: int = 1, row_tokens: int = 0, batch_tokens: int = 0) -> Self:
+    """Configuration for decoding and evaluation, whose results do not depend on the number of groups.
+
+    Args:
+      groups: one for each device that holds rows of a batch.
+      row_tokens: tokens of the longest row, of which a batch has one for each group at least.
+      batch_tokens: tokens of a batch; 0: as configured for evaluation.
+    """
+    tokens = max(batch_tokens or self.eval_batch_tokens or self.batch_tokens, row_tokens * groups)
+    return dataclasses.replace(
+      self, num_groups=groups, micro_batches=1, batch_tokens=max(tokens, self.batch_tokens), eval_batch_tokens=tokens
+    )
+
   def model(self) -> Any:
     """The model that these values describe; see program.Model."""
     raise NotImplementedError(f'{type(self).__name__} has no model()')

@@ -15,6 +15,7 @@ from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 
 pytest.importorskip('jax')
@@ -59,11 +60,13 @@ def different_tinies():
 def program(config, plant='', mesh=MESH):
   """Text of the partitioned train step."""
   with lint.planted(plant):
-    return runtime_flags.Choice('spmd', mesh).make(config.program()).train_program(config.random_batch()).as_text()
+    return (
+      runtime_flags.Choice('spmd', mesh).make(config.program()).train_program(task_of(config).random_batch()).as_text()
+    )
 
 
 def findings(config, plant='', mesh=MESH, text=None):
-  batch = config.random_batch()
+  batch = task_of(config).random_batch()
   annotated = lint.annotations(config.program(), Mesh.parse(mesh), batch)
   assert annotated
   return lint.read(text or program(config, plant, mesh), annotated, lint.default_limit(batch, config.micro_batches))
@@ -114,7 +117,7 @@ def test_a_planted_mistake_is_found_in_the_layers_that_made_it(plant, what, disp
 def test_the_default_limit_of_every_listed_model_is_below_what_the_plants_leave_whole():
   for name in registry.names():
     config = registry.get(name)()
-    batch = config.batch_shapes()
+    batch = task_of(config).batch_shapes()
     limit = lint.default_limit(batch, config.micro_batches)
     tokens = next(iter(batch.values())).size // config.micro_batches
     assert 0 < limit < 4 * tokens * 2, name  # topk gathers a number for each choice of each token

@@ -12,7 +12,7 @@ import pytest
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import corpus_record
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.task import NamesCorpus
+from lingvo_moe.tasks.task import task_of
 
 
 @pytest.fixture
@@ -100,8 +100,7 @@ def test_tasks_of_text_name_their_files_too(tmp_path):
     (tmp_path / name).write_text(name)
   for cls in (LanguageConfig, DenoisingConfig):
     config = cls(data_dir=str(tmp_path))
-    assert isinstance(config, NamesCorpus)
-    assert config.corpus_files() == {
+    assert task_of(config).corpus_files() == {
       'train': [f'{tmp_path}/train-0.txt', f'{tmp_path}/train-1.txt'],
       'dev': [f'{tmp_path}/dev.txt'],
     }

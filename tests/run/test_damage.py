@@ -34,6 +34,7 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome
+from lingvo_moe.tasks.task import task_of
 from paper import recording
 
 MODEL = 'mt.cldr.Tiny'
@@ -137,7 +138,7 @@ def test_a_tensor_of_another_type_is_refused_by_name(begun, tmp_path, dtype):
   takers = (
     lambda: inference.load_weights(runtime, checkpoints, 1),  # decoder, translate, serve, load
     lambda: warm_start.resume(runtime, checkpoints, 1),  # trainer
-    lambda: warm_start.take_weights(runtime, copied.path, config, config.vocabs()),  # --init_from
+    lambda: warm_start.take_weights(runtime, copied.path, task_of(config)),  # --init_from
     lambda: averaging.average(copied, [1], str(tmp_path / 'out')),
   )
   for take in takers:
@@ -298,12 +299,12 @@ def test_a_vocabulary_of_characters_is_made_again_unless_the_run_has_begun_with_
   for split in ('train', 'dev'):
     (tmp_path / f'{split}.txt').write_text('abcü\n', encoding='utf-8')
   folder = str(tmp_path / 'vocab')
-  made = config.prepare(folder, begun=False)
+  made = task_of(config).prepare(folder, begun=False)
   path = pathlib.Path(made.vocab)
   good = path.read_bytes()
   for bad in (b'', b'[]', good.replace(b'b', b'd')):
     path.write_bytes(bad)
     with pytest.raises(UserError, match='characters.json is not .*: give one that the trainer wrote'):
-      config.prepare(folder, begun=True)
-    assert config.prepare(folder, begun=False) == made and path.read_bytes() == good
+      task_of(config).prepare(folder, begun=True)
+    assert task_of(config).prepare(folder, begun=False) == made and path.read_bytes() == good
     assert 'it is made again' in capsys.readouterr().err

@@ -79,6 +79,7 @@ def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(monkeypa
 
   training = types.SimpleNamespace(
     runtime=types.SimpleNamespace(step=3, process_count=1, agree=bool),
+    task=None,
     config=types.SimpleNamespace(max_steps=3),
     checkpoints=Checkpoints(),
     saver=types.SimpleNamespace(wait=lambda: None),

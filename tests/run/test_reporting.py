@@ -9,8 +9,10 @@ import numpy as np
 
 from lingvo_moe.core import configuration
 from lingvo_moe.run import reporting
+from lingvo_moe.tasks.task import DevInput
+from lingvo_moe.tasks.task import task_of
 
-CONFIG = configuration.resolve('mt.cldr.Tiny', '', ['Tiny.log_every = 20'])
+TASK = task_of(configuration.resolve('mt.cldr.Tiny', '', ['Tiny.log_every = 20']))
 
 
 def lines(path):
@@ -19,11 +21,11 @@ def lines(path):
 
 def train(path, first, last):
   """Steps of 128 target and 100 source tokens; the last is saved."""
-  log = reporting.TrainLog(str(path), CONFIG, first)
+  log = reporting.TrainLog(str(path), TASK, first)
   metrics = dict.fromkeys(('loss', 'xent', 'aux_loss', 'grad_norm', 'learning_rate'), 1.0)
   metrics |= {'target_tokens': 128.0, 'source_tokens': 100.0, 'routing': {}}
   for step in range(first + 1, last + 1):
-    log.step(step, metrics, write=step % CONFIG.log_every == 0)
+    log.step(step, metrics, write=step % TASK.config.log_every == 0)
   log.flush(last)
   log.close()
 
@@ -48,12 +50,12 @@ def test_a_part_of_dev_text_without_tokens_has_no_dev_loss():
     'target_tokens_by_pair': np.array([3.0, 0.0]),
   }
 
-  class Dev:
+  class Dev(DevInput):
     subsets, content_hash = ('de-en', 'xx-en'), ''
 
     def __iter__(self):
       return iter([{}])
 
   runtime = types.SimpleNamespace(eval_step=lambda batch: metrics)
-  found = reporting.evaluate(CONFIG, runtime, Dev())
+  found = reporting.evaluate(TASK, runtime, Dev())
   assert (found.mean, found.by_subset) == (2.0, {'de-en': 2.0, 'xx-en': None})

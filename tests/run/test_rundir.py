@@ -20,6 +20,7 @@ from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
 
@@ -46,7 +47,7 @@ def save(run, **values):
 WRITERS = {
   '.lock': lambda path: RunDir(path).lock(),
   'vocab/.lock': lambda path: lock(f'{path}/vocab').__enter__(),
-  'train.jsonl': lambda path: TrainLog(path, configuration.resolve(MODEL), 0),
+  'train.jsonl': lambda path: TrainLog(path, task_of(configuration.resolve(MODEL)), 0),
   'environment.jsonl': lambda path: environment.record(path, 0),
   'routing.jsonl': lambda path: RoutingLog(path, max_steps=1, first_step=0).step(1, {'layer': [1.0]}),
 }

@@ -8,6 +8,7 @@ import pytest
 
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.training import Training
+from lingvo_moe.tasks.task import Task
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def checkpoints(tmp_path):
 def reason(checkpoints, step=2000, **values):
   values = {'max_steps': 9000, 'patience': 0, 'eval_every': 1000, **values}
   parts = dict.fromkeys(Training.__dataclass_fields__)
-  parts |= {'config': types.SimpleNamespace(**values), 'runtime': types.SimpleNamespace(step=step)}
+  parts |= {'task': Task(types.SimpleNamespace(**values)), 'runtime': types.SimpleNamespace(step=step)}
   return Training(**{**parts, 'checkpoints': checkpoints}).reason_to_end()
 
 

@@ -15,6 +15,8 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.pieces import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import Task
+from lingvo_moe.tasks.task import task_of
 
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
 DENSE = dataclasses.replace(MOE, num_experts=0)
@@ -37,7 +39,7 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   config = dataclasses.replace(MOE, **changes)
   runtime = LocalRuntime(config.program())
   runtime.init()
-  told = warm_start.take_weights(runtime, run.path, config, None).splitlines()
+  told = warm_start.take_weights(runtime, run.path, task_of(config)).splitlines()
   upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
   assert upcycled == pytest.approx(loss, rel=1e-6)
   # In each of two layers: scale and bias of the norm, wi, wo.
@@ -50,34 +52,34 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   assert [line for line in told if 'not used' in line] == left
 
 
-class Foreign(type(MOE)):
-  """Configuration whose target vocabulary has two pieces of another one, in another order."""
+class Foreign(Task):
+  """Task whose target vocabulary has two pieces of another one, in another order."""
 
-  def foreign_weights(self, vocabs, other):
+  def foreign_weights(self, other):
     return {'target_embedding'}
 
-  def shared_rows(self, vocabs, other):
+  def shared_rows(self, other):
     return {'target_embedding': ([4, 5], [5, 4])}
 
 
 def test_new_rows_begin_as_the_seed_of_the_run_says(dense, monkeypatch):
   run, _ = dense
-  monkeypatch.setattr(warm_start, '_config_of', lambda prefix: DENSE)
+  monkeypatch.setattr(warm_start, '_task_of', lambda prefix: task_of(DENSE))
   name, tables = 'target_embedding/table', []
   theirs = checkpoint.load(run.checkpoints().path(0), {name: (50, MOE.model_dim)})[name][...]
   for seed in (3, 4):
-    config = Foreign(**{field.name: getattr(MOE, field.name) for field in dataclasses.fields(MOE)} | {'seed': seed})
+    config = dataclasses.replace(MOE, seed=seed)
     state, loaded = config.program().init(), {}
     runtime = types.SimpleNamespace(program=config.program(), state=lambda state=state: state, load=loaded.update)
     usual = state['weights'][name].numpy()
-    warm_start.take_weights(runtime, run.path, config, None)
+    warm_start.take_weights(runtime, run.path, Foreign(config))
     tables.append(loaded['weights'][name])
     np.testing.assert_array_equal(tables[-1], np.concatenate([usual[:4], theirs[[5, 4]], usual[6:]]))
   assert np.all(np.any(tables[0] != tables[1], axis=1) == [row not in (4, 5) for row in range(50)])
   monkeypatch.setattr(
     Foreign, 'shared_rows', lambda *args: {}
   )  # nothing in common: equal names and shapes mean nothing
-  warm_start.take_weights(runtime, run.path, config, None)
+  warm_start.take_weights(runtime, run.path, Foreign(config))
   np.testing.assert_array_equal(loaded['weights'][name], usual)
 
 
@@ -88,11 +90,11 @@ def test_a_relative_path_finds_the_configuration_beside_the_checkpoint(dense, mo
   run, _ = dense
   seen = []
   monkeypatch.setattr(RunDir, 'exists', True)
-  monkeypatch.setattr(RunDir, 'load', lambda self: (seen.append(self.path), ('name', None))[1])
+  monkeypatch.setattr(RunDir, 'load', lambda self: (seen.append(self.path), ('name', DENSE))[1])
   runtime = LocalRuntime(MOE.program())
   runtime.init()
   monkeypatch.chdir(run.file(folder))
-  warm_start.take_weights(runtime, source, MOE, None)
+  warm_start.take_weights(runtime, source, task_of(MOE))
   assert seen == [run.path]
 
 
@@ -102,7 +104,7 @@ def test_layers_of_other_sizes_are_not_copied(dense):
   runtime = LocalRuntime(config.program())
   runtime.init()
   before = np.array(runtime.state()['weights']['encoder/layer_01/moe/wi'])
-  told = warm_start.take_weights(runtime, run.path, config, None)
+  told = warm_start.take_weights(runtime, run.path, task_of(config))
   np.testing.assert_array_equal(runtime.state()['weights']['encoder/layer_01/moe/wi'], before)
   assert 'not taken: encoder/layer_01/moe/wi is not there' in told
 
@@ -112,7 +114,7 @@ def test_shared_experts_begin_at_zero(dense):
   config = dataclasses.replace(MOE, shared_experts=1)
   runtime = LocalRuntime(config.program())
   runtime.init()
-  told = warm_start.take_weights(runtime, run.path, config, None)
+  told = warm_start.take_weights(runtime, run.path, task_of(config))
   upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
   assert upcycled == pytest.approx(loss, rel=1e-6) and '  shared experts of 2 layers begin with outputs of 0' in told
 
@@ -124,7 +126,7 @@ def test_experts_that_compute_something_else_are_no_copies(dense, expert):
   runtime = LocalRuntime(config.program())
   runtime.init()
   before = np.array(runtime.state()['weights']['encoder/layer_01/moe/wi'])
-  told = warm_start.take_weights(runtime, run.path, config, None).splitlines()
+  told = warm_start.take_weights(runtime, run.path, task_of(config)).splitlines()
   assert f"  not upcycled: experts are '{expert}', and the dense layers in their places 'relu'" in told
   assert not any('upcycled:' in line and 'copied' in line for line in told)
   np.testing.assert_array_equal(runtime.state()['weights']['encoder/layer_01/moe/wi'], before)

@@ -28,8 +28,8 @@ from lingvo_moe import serve
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.serving import server
 from lingvo_moe.serving.http_app import HttpApp
-from lingvo_moe.tasks.mt.decoding import Translated
-from lingvo_moe.tasks.mt.decoding import Translation
+from lingvo_moe.tasks.task import Answers
+from lingvo_moe.tasks.task import Hypothesis
 
 
 class Stub:
@@ -51,7 +51,7 @@ class Stub:
   def answer(self, lines, target, n_best):
     self.began.set()
     assert self.go.wait(30)
-    return Translated([[Translation(line.upper(), 0.0, 0.0)] for line in lines], [])
+    return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
 
 
 def drained(release_after, drain_seconds=20.0):

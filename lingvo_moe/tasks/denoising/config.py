@@ -13,14 +13,13 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.relative_position import RelativePositions
 from lingvo_moe.tasks.denoising import spans
-from lingvo_moe.tasks.denoising.task import DenoisingTask
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
+class DenoisingConfig(TransformerConfig, PlainTextConfig):
   """Model, text, training and decoding of an encoder-decoder that learns by span corruption.
 
   The model is T5's (v1.1): RMSNorm before each branch, no biases, relative position biases in self-attention, one
@@ -28,6 +27,8 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig, DenoisingTask):
   layer has position biases of its own (as umT5, arXiv 2304.09151; in T5 all layers of a stack share the first's), and
   the output softmax of v1.1 has weights of its own.
   """
+
+  task_class = 'lingvo_moe.tasks.denoising.task.DenoisingTask'
 
   sentinels: int = field(100, 'Sentinels, the last ids; they add to vocab_size.', at_least=1)
   inputs_length: int = field(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,14 +23,12 @@ from lingvo_moe.tasks import train_input
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.batch_keys import TARGET_KEYS
 from lingvo_moe.tasks.denoising import spans
+from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.vocab import BOS
-
-if TYPE_CHECKING:
-  from lingvo_moe.tasks.denoising.config import DenoisingConfig
 
 
 def source_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:

@@ -13,15 +13,16 @@ from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.lm.task import LanguageTask
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageConfig(ModelConfig, PlainTextConfig, LanguageTask):
+class LanguageConfig(ModelConfig, PlainTextConfig):
   """Text, training and sampling of a language model; a subclass has its layers, and `model()`."""
+
+  task_class = 'lingvo_moe.tasks.lm.task.LanguageTask'
 
   documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
   window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,36 +15,20 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
+from lingvo_moe.tasks import inference
+from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.plain_text import escapes
-from lingvo_moe.tasks.plain_text.inference import at_inference
+from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
+from lingvo_moe.tasks.task import Answers
+from lingvo_moe.tasks.task import Batch
+from lingvo_moe.tasks.task import Hypothesis
 from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
 
-if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LanguageConfig
-
-_ROWS = 16  # prompts of a batch
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
-
-
-class Continuation(NamedTuple):
-  """Continuation of a prompt."""
-
-  text: str
-  log_prob: float  # natural log, summed over its symbols and the end if it has one
-  score: float  # by which continuations are ranked: log_prob, in beam search over the length penalty
-  ids: tuple[int, ...] = ()
-
-
-class Continued(NamedTuple):
-  """Continuations of some prompts."""
-
-  hypotheses: list[list[Continuation]]  # of each prompt in the order given
-  truncated: list[int]  # none: prompts may be of any length
 
 
 def width_of(config: LanguageConfig, n_best: int) -> int:
@@ -91,10 +74,10 @@ def prompt_shapes(config: LanguageConfig, width: int) -> dict[str, np.ndarray]:
   }
 
 
-def go_on(
+def generate(
   model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LanguageConfig, n_best: int
 ) -> beam_search.Hypotheses:
-  """Continues prompts as config.search says: a pure function of weights and batch, at inference.
+  """Continues prompts as config.search says: a pure function of weights and batch.
 
   Args:
     model: model of the configuration.
@@ -141,10 +124,11 @@ def go_on(
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
 
-class Continuer:
+class Continuer(TextGenerator):
   """Continues prompts with the current weights of a runtime.
 
-  A continuation depends on its prompt, on the number of the prompt since the Continuer was made, and on the seed.
+  A continuation depends on its prompt, on the number of the prompt and on the seed. Prompts are numbered in each call;
+  lines from one call to the next.
 
   Args:
     config: configuration of the run.
@@ -156,63 +140,27 @@ class Continuer:
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
     if config.search == 'greedy' and n_best > 1:
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
-    if config.search == 'beam' and n_best > config.beam_size:
-      raise UserError(
-        f'a beam of {config.beam_size} has no {n_best} continuations: ask for at most {config.beam_size}, or raise '
-        '--beam_size'
-      )
-    groups = runner.row_multiple
-    self._config = at_inference(config, runner, config.window)
+    if config.search == 'beam':
+      inference.check_n_best(n_best, config.beam_size)
+    config = config.for_inference(runner.row_multiple, config.window)
+    super().__init__(config, runner, lambda model, theta, batch: generate(model, theta, batch, config, n_best))
     self._vocab = vocab
-    self._rows = -(-_ROWS // groups) * groups
     self._width = width_of(config, n_best)
-    self._done = 0
-    program = self._config.program()
-    self._go_on = runner.function(
-      lambda weights, batch: go_on(program.model, program.theta(weights), batch, self._config, n_best)
-    )
 
-  def translate(
-    self, prompts: Sequence[str], target: str | None = None, progress: Callable[[int], object] | None = None
-  ) -> Continued:
-    """Continuations of lines in which a line break is written as a backslash and an n, and so it is in the results."""
-    del target
-    found = self.continue_texts([escapes.unescaped(prompt) for prompt in prompts], progress)
-    return Continued([[c._replace(text=escapes.escaped(c.text)) for c in of_prompt] for of_prompt in found], [])
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> Batch:
+    return prompt_arrays(texts, self._config, self._width, rows, first)
 
-  def continue_texts(
-    self, prompts: Sequence[str], progress: Callable[[int], object] | None = None, first: int | None = None
-  ) -> list[list[Continuation]]:
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
     """Continuations of each prompt; an empty prompt gives a text from its beginning.
 
     Args:
-      prompts: any number of texts.
-      progress: called with the number of prompts done since the last call.
-      first: number of the first prompt, on which samples depend; None: prompts are counted from one call to the next.
+      texts: any number of prompts.
+      target: None.
+      first: number of the first prompt, on which samples depend.
     """
-    first = self._done if first is None else first
-    ids = [np.concatenate([[BOS], self._vocab.encode(prompt)]).astype(np.int32) for prompt in prompts]
-    found = []
-    for begin in range(0, len(ids), self._rows):
-      part = ids[begin : begin + self._rows]
-      rows = self._rows if len(ids) > 1 or self._config.num_groups > 1 else 1
-      hypotheses = self._go_on(prompt_arrays(part, self._config, self._width, rows, first + begin))
-      found += [self._read(hypotheses, row) for row in range(len(part))]
-      if progress is not None:
-        progress(len(part))
-    self._done = first + len(ids)
-    return found
-
-  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Continuation]:
-    found = []
-    for w, length in enumerate(hypotheses.lengths_BW[row].tolist()):
-      ids = hypotheses.ids_BWT[row, w, :length].tolist()
-      log_prob, score = float(hypotheses.log_probs_BW[row, w]), float(hypotheses.scores_BW[row, w])
-      if not np.isfinite(log_prob):
-        if found:
-          continue
-        raise UserError(
-          'a prompt has no continuation of finite probability: weights must be finite; use an earlier step'
-        )
-      found.append(Continuation(self._vocab.decode(ids), log_prob, score, tuple(ids)))
-    return found
+    del target
+    ids = [np.array([BOS, *self._vocab.encode(text)], np.int32) for text in texts]
+    answers = [
+      [Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found] for found in self.decode(ids, first)
+    ]
+    return Answers(answers, [])

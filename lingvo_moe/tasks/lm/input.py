@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import shuffled
 from lingvo_moe.tasks import train_input
+from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
@@ -28,9 +28,6 @@ from lingvo_moe.tasks.token_cache import TokenCache
 from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
-
-if TYPE_CHECKING:
-  from lingvo_moe.tasks.lm.config import LanguageConfig
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
 

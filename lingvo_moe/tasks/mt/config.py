@@ -10,13 +10,14 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.mt.task import TranslationTask
 from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class MtConfig(TransformerConfig, DataConfig, TranslationTask):
+class MtConfig(TransformerConfig, DataConfig):
   """Model, training and decoding of a translation model."""
+
+  task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
 
   encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
   decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)

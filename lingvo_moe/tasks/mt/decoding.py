@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,39 +13,19 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
-from lingvo_moe.tasks import encoder_decoder_search
+from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
+from lingvo_moe.tasks.task import Answers
+from lingvo_moe.tasks.task import Hypothesis
+from lingvo_moe.tasks.task import Progress
+from lingvo_moe.tasks.task import Runner
+from lingvo_moe.tasks.task import Scored
+from lingvo_moe.tasks.task import Translator
 from lingvo_moe.tasks.vocab import Vocab
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
-
-Progress = Callable[[int], object]  # called with the number of sentences done since the last call
-
-
-class Translation(NamedTuple):
-  """Translation of a sentence, one hypothesis."""
-
-  text: str
-  log_prob: float  # natural log, summed over its symbols and the end
-  score: float  # log_prob over the length penalty, by which hypotheses are ranked
-  ids: tuple[int, ...] = ()  # with the end symbol
-
-
-class Translated(NamedTuple):
-  """Translations of some sentences."""
-
-  hypotheses: list[list[Translation]]  # hypotheses of each sentence in the order given, best first
-  truncated: list[int]  # sentences over the length limit; only their beginning was translated
-
-
-class Scored(NamedTuple):
-  """Log-probabilities of given translations."""
-
-  log_probs: np.ndarray  # float64, for each sentence in the order given
-  target_tokens: np.ndarray  # int64, symbols of each target with its end; 0 where the source is empty
-  truncated: list[int]  # sentences with a side over the length limit, which was cut
 
 
 def search(
@@ -71,7 +49,7 @@ def search(
   Returns:
     beam_search.Hypotheses.
   """
-  return encoder_decoder_search.search(
+  return inference.search(
     model,
     theta,
     batch,
@@ -100,60 +78,53 @@ def default_batch_tokens(config: MtConfig) -> int:
   return min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
 
 
-class Translator:
+class SentenceTranslator(Translator):
   """Translates and scores sentences with the current weights of a runtime.
 
   Args:
     config: configuration of the run, with the values for decoding.
     vocabs: (source vocabulary, target vocabulary).
-    make: Runtime.function, which turns a function of weights and batch into one of the batch.
-    row_multiple: number that divides the rows of every batch.
+    runner: a runtime.
     n_best: number of hypotheses for each sentence.
     batch_tokens: source tokens of a batch; 0: default_batch_tokens(config).
   """
 
   def __init__(
-    self,
-    config: MtConfig,
-    vocabs: tuple[Vocab, Vocab],
-    make: Callable[[Callable], Callable],
-    *,
-    row_multiple: int = 1,
-    n_best: int = 1,
-    batch_tokens: int = 0,
+    self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
-    batch_tokens = batch_tokens or default_batch_tokens(config)
-    # At inference results do not depend on the number of groups: one for each device that holds rows of a batch.
-    tokens = max(batch_tokens, config.max_length * row_multiple)
-    self._config = dataclasses.replace(config, num_groups=row_multiple, micro_batches=1, eval_batch_tokens=tokens)
+    inference.check_n_best(n_best, config.beam_size)
+    tokens = batch_tokens or default_batch_tokens(config)
+    self._config = config.for_inference(runner.row_multiple, config.max_length, tokens)
     self._vocabs = vocabs
     self.target_vocab = vocabs[1]
     program = self._config.program()
     model = program.model
-    self._search = make(lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best))
-    self._score = make(lambda weights, batch: model.score(program.theta(weights), batch))
+    self._search = runner.function(
+      lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best)
+    )
+    self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
 
   def translate(
     self,
     sources: Sequence[str],
-    target_language: str | None = None,
+    target: str | None = None,
     progress: Progress | None = None,
     known: Collection[int] = (),
-    keep: Callable[[int, list[Translation]], object] | None = None,
-  ) -> Translated:
+    keep: Callable[[int, list[Hypothesis]], object] | None = None,
+  ) -> Answers:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
     Args:
       sources: any number of sentences; they are batched by length.
-      target_language: language whose tag is put before each; None: no tag.
+      target: language whose tag is put before each; None: no tag.
       progress: see Progress; it does not count sentences that are known.
       known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is as
         of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last bit, if
         batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
-    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target_language)
-    found = [[Translation('', 0.0, 0.0)] for _ in sources]
+    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)
+    found = [[Hypothesis('', 0.0, 0.0)] for _ in sources]
     _report(progress, len(batches.empty))
     for index_B, batch in batches:
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
@@ -165,13 +136,13 @@ class Translator:
         if keep is not None:
           keep(sentence, found[sentence])
       _report(progress, len(new))
-    return Translated(found, batches.truncated)
+    return Answers(found, batches.truncated)
 
   def score(
     self,
     sources: Sequence[str],
     targets: Sequence[str],
-    target_language: str | None = None,
+    target: str | None = None,
     progress: Progress | None = None,
   ) -> Scored:
     """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
@@ -182,7 +153,7 @@ class Translator:
       self._config,
       self._vocabs[0],
       sources,
-      target_language=target_language,
+      target_language=target,
       targets=targets,
       target_vocab=self._vocabs[1],
     )
@@ -197,17 +168,10 @@ class Translator:
       _report(progress, int(np.sum(real_B)))
     return Scored(log_probs, tokens, batches.truncated)
 
-  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Translation]:
-    """Hypotheses of a row, at least one, as a hypothesis may always end."""
-    lengths_W = hypotheses.lengths_BW[row]
-    if not lengths_W[0]:
-      raise UserError(
-        'a sentence has no translation of finite probability: weights must be finite; decode an earlier checkpoint'
-      )
-    ids = [hypotheses.ids_BWT[row, w, :n].tolist() for w, n in enumerate(lengths_W) if n]
-    texts = self._vocabs[1].detokenize(ids)
-    log_probs, scores = hypotheses.log_probs_BW[row], hypotheses.scores_BW[row]
-    return [Translation(text, float(log_probs[w]), float(scores[w]), tuple(ids[w])) for w, text in enumerate(texts)]
+  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Hypothesis]:
+    found = inference.decoded(hypotheses, row)
+    texts = self._vocabs[1].detokenize([h.ids for h in found])
+    return [Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
 
 
 def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) -> str | None:

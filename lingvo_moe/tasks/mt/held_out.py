@@ -20,7 +20,8 @@ from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt import dev_lines
 from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.decoding import Translator
+from lingvo_moe.tasks.mt.decoding import SentenceTranslator
+from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import Outcome
 from lingvo_moe.tasks.vocab import Vocab
 
@@ -67,14 +68,13 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
   return sets
 
 
-def other_targets(sets: Iterable[HeldOut], trained: MtConfig) -> str:
+def other_targets(sets: Iterable[HeldOut], pairs: Sequence[tuple[str, str]]) -> str:
   """Says which languages a model is to be scored against that it was not trained to write; '' where there are none.
 
   Args:
     sets: to be translated.
-    trained: of the run; without tags its model writes the one target language of its pairs, whatever it is given.
+    pairs: of the run; without tags its model writes the one target language of its pairs, whatever it is given.
   """
-  pairs = trained.pairs_of(())
   written, names = {target for _, target in pairs}, ['-'.join(pair) for pair in pairs]
   of_a_pair = lambda target: any(name.endswith(f'-{target}') for name in names)  # where the cut of a name is a guess
   other = {s.target for s in sets if s.tag is None and not of_a_pair(s.target)}
@@ -101,13 +101,13 @@ class LogProbs(NamedTuple):
   truncated: dict[str, int]  # lines that were scored in part
 
 
-class TranslateJob:
+class TranslateJob(HeldOutJob):
   """Translates every set and scores the translations: <pair>.hyp, .src and .ref, and scores.json."""
 
   summary_file = log_directory.SCORES
   suffix = log_directory.HYPOTHESES
 
-  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: SentenceTranslator, warning: str = ''):
     self.warning = warning
     self._sets = sets
     self._translator = translator
@@ -181,13 +181,13 @@ def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> lis
   return [(s.name, i + 1, texts[s.name][i]) for s, i in chosen]
 
 
-class ScoreJob:
+class ScoreJob(HeldOutJob):
   """Gives the log-probability of every target: <pair>.scores, a number a line, in nats, and perplexity.json."""
 
   summary_file = log_directory.PERPLEXITY
   suffix = log_directory.LOG_PROBS
 
-  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: Translator, warning: str = ''):
+  def __init__(self, config: MtConfig, sets: Sequence[HeldOut], translator: SentenceTranslator, warning: str = ''):
     self.warning = warning
     self._sets = sets
     self._translator = translator

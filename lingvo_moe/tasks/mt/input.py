@@ -25,6 +25,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler
 from lingvo_moe.corpora.sampling import shuffled
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks import train_input
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.batching import BatchPlan
@@ -153,7 +154,7 @@ class _BatchCounts:
     return window, self._ends[window - 1] if window else 0
 
 
-class HeldOutInput:
+class HeldOutInput(task.DevInput):
   """Batches of dev text for the dev loss: one pass, in a fixed order, with one sentence pair a row.
 
   Args:

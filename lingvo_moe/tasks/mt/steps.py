@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from lingvo_moe.tasks.task import DecodingSteps
 
 def make(config: MtConfig, rows: int) -> DecodingSteps:
   """The functions for `rows` sentences, beam_size hypotheses each, and max_length steps."""
-  config = dataclasses.replace(config, num_groups=1, micro_batches=1)
+  config = config.for_inference()
   program = config.program()
   model = program.model
   width, steps = config.beam_size, config.max_length

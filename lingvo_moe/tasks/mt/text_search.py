@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 
@@ -34,8 +33,7 @@ class TextSearch:
   name = 'translate'
 
   def __init__(self, config: MtConfig, vocabs: tuple[Vocab, Vocab]) -> None:
-    # At inference results do not depend on the number of groups.
-    self._config = dataclasses.replace(config, num_groups=1, micro_batches=1)
+    self._config = config.for_inference()
     self._batch_tokens = decoding.default_batch_tokens(config)
     self._program = self._config.program()
     source, target = vocabs

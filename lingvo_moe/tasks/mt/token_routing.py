@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,10 +25,7 @@ class Router:
   """
 
   def __init__(self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: Runner) -> None:
-    tokens = max(config.eval_batch_tokens or config.batch_tokens, config.max_length * runner.row_multiple)
-    self._config = dataclasses.replace(
-      config, num_groups=runner.row_multiple, micro_batches=1, eval_batch_tokens=tokens
-    )
+    self._config = config.for_inference(runner.row_multiple, config.max_length)
     self._vocabs = vocabs
     program = self._config.program()
     model = program.model

@@ -10,6 +10,7 @@ from lingvo_moe.core import files
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.corpora.sampling import permute
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
@@ -94,7 +95,7 @@ class Windows:
     return numbers, epochs, starts
 
 
-class HeldOutInput:
+class HeldOutInput(task.DevInput):
   """Batches of held-out text, in order; a row is a window of a file.
 
   A batch has 'files' [B, P], 1 at the file of a row, for losses by file.

@@ -17,6 +17,7 @@ from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import run_vocab
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
@@ -35,11 +36,11 @@ def config(tmp_path):
 
 
 def train_input(config, feed=None):
-  return TrainInput(config, config.vocabs(), config.data_dir + '/../cache', feed or Feed(quiet=True))
+  return TrainInput(config, task_of(config).vocabs, config.data_dir + '/../cache', feed or Feed(quiet=True))
 
 
 def held_out(config, **options):
-  return HeldOutInput(config, config.vocabs(), config.data_dir + '/../cache', Feed(quiet=True), **options)
+  return HeldOutInput(config, task_of(config).vocabs, config.data_dir + '/../cache', Feed(quiet=True), **options)
 
 
 def restored(vocab, inputs, targets):
@@ -48,7 +49,7 @@ def restored(vocab, inputs, targets):
 
 
 def test_rows_are_full_and_give_back_a_window_of_the_text(config):
-  vocab, batches = config.vocabs(), train_input(config)
+  vocab, batches = task_of(config).vocabs, train_input(config)
   batch = batches.batch(3)
   assert config.lengths == (17, 16, 5) and set(batch) == set(BATCH_KEYS)
   assert batch['src_ids'].shape == (4, 16) and batch['tgt_labels'].shape == (4, 5)
@@ -65,7 +66,7 @@ def test_rows_are_full_and_give_back_a_window_of_the_text(config):
 
 
 def test_every_token_is_in_a_window_once_an_epoch_and_noise_differs_between_epochs(config):
-  vocab, batches = config.vocabs(), train_input(config)
+  vocab, batches = task_of(config).vocabs, train_input(config)
   windows = len(TEXT + TEXT[:50]) // 17
   rows = [batches.batch(step) for step in range(-(-2 * windows // 4))]
   sources = np.concatenate([batch['src_ids'] for batch in rows])
@@ -97,7 +98,7 @@ def test_a_batch_depends_on_seed_and_step_alone_and_processes_share_its_rows(con
 
 
 def test_held_out_windows_follow_each_other_with_noise_that_no_seed_changes(config):
-  vocab, dev = config.vocabs(), held_out(config)
+  vocab, dev = task_of(config).vocabs, held_out(config)
   assert dev.subsets == ['dev-a', 'dev-b']
   texts = {0: '', 1: ''}
   for file, inputs, targets in dev.examples:

@@ -20,6 +20,8 @@ from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.input import target_arrays
+from lingvo_moe.tasks.task import Hypothesis
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import EOS
 
 CONFIG = DenoisingConfig(
@@ -103,7 +105,7 @@ def test_backends_answer_alike(kind):
 
 
 def test_the_loss_is_the_mean_of_minus_log_p_of_the_targets_and_sums_by_file():
-  batch = CONFIG.random_batch(full=False)
+  batch = task_of(CONFIG).random_batch(full=False)
   batch['files'] = np.array([[1, 0], [0, 1], [0, 1], [1, 0]], np.int32)
   loss, metrics = MODEL.loss(THETA, batch)
   log_p = tf.nn.log_softmax(MODEL.logits(THETA, batch)[0]).numpy()
@@ -129,6 +131,10 @@ def test_a_text_may_have_fewer_answers_than_are_asked_for():
   none = float('-inf')
   arrays = np.array([[[5, 2], [0, 0]]]), np.array([[2, 0]]), np.array([[-1.0, none]]), np.array([[-0.5, none]])
   runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: beam_search.Hypotheses(*arrays, 2))
-  vocab = types.SimpleNamespace(fill=lambda source, ids: f'{source.tolist()} {ids}')
-  [found] = filling.Filler(CONFIG, vocab, runner, n_best=2).fill([np.array([5, 13])])
-  assert found == [filling.Filled('[5, 13, 2] [5, 2]', -1.0, -0.5, (5, 2))]
+  vocab = types.SimpleNamespace(
+    encode=lambda text: [5, 13],
+    is_sentinel=lambda id: id == 13,
+    fill=lambda source, ids: f'{source.tolist()} {ids}',
+  )
+  [found] = filling.Filler(CONFIG, vocab, runner, n_best=2).translate(['']).hypotheses
+  assert found == [Hypothesis('[5, 13, 2] [5, 2]', -0.5, -1.0)]

@@ -22,6 +22,7 @@ from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.plain_text.vocab import Characters
 from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import SPECIAL
@@ -41,11 +42,11 @@ def config(tmp_path):
 
 
 def train_input(config, feed=None):
-  return TrainInput(config, config.vocabs(), config.data_dir + '/../cache', feed or Feed(quiet=True))
+  return TrainInput(config, task_of(config).vocabs, config.data_dir + '/../cache', feed or Feed(quiet=True))
 
 
 def test_characters_are_those_of_the_training_text_and_others_unknown(config):
-  vocab = config.vocabs()
+  vocab = task_of(config).vocabs
   assert vocab.characters == ''.join(sorted(set(TEXT + 'Größe\n'))) and config.vocab_size == 4 + len(vocab.characters)
   assert vocab.decode(vocab.encode('line 7\nGröße')) == 'line 7\nGröße'
   assert vocab.encode('lXne').tolist()[1] == UNK and vocab.decode([BOS, *vocab.encode('of'), EOS, 5]) == 'of'
@@ -56,13 +57,13 @@ def test_bytes_and_pieces_round_trip(tmp_path, config):
   pieces = run_vocab.prepare(
     dataclasses.replace(config, vocab='pieces', vocab_size=300), str(tmp_path / 'pieces'), begun=False
   )
-  vocab = pieces.vocabs()
+  vocab = task_of(pieces).vocabs
   assert isinstance(vocab, Pieces) and pieces.vocab_size == vocab.size <= 300
   assert vocab.decode(vocab.encode('line 7\n\nof 49\n')) == 'line 7\n\nof 49\n'
 
 
 def test_inputs_are_the_tokens_before_the_labels_and_bos_begins_a_document(config):
-  vocab = config.vocabs()
+  vocab = task_of(config).vocabs
   stream = train_input(dataclasses.replace(config, packing=True))._stream(0)
   inputs, labels, segments = (x[0] for x in stream.rows(np.array([0]), stream.total))
   documents = ''.join(vocab.decode([i]) if i != EOS else '|' for i in labels).split('|')[:-1]
@@ -116,7 +117,7 @@ def test_three_processes_cannot_share_two_groups(config):
 @pytest.mark.parametrize('documents', ['file', 'line'])
 def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_leaves(config, stride, documents):
   config = dataclasses.replace(config, eval_stride=stride, documents=documents)
-  dev = HeldOutInput(config, config.vocabs(), config.data_dir + '/../cache', Feed(quiet=True))
+  dev = HeldOutInput(config, task_of(config).vocabs, config.data_dir + '/../cache', Feed(quiet=True))
   counted, contexts = [], []
   for batch in dev:
     counted += batch['labels'][batch['counted'] > 0].tolist()
@@ -124,7 +125,7 @@ def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_lea
     assert batch['labels'].shape == (4, 8) and not np.any(batch['counted'] > batch['segments'])
   text = TEXT[:101]
   own = [text] if documents == 'file' else [line for line in text.split('\n') if line]
-  vocab = config.vocabs()
+  vocab = task_of(config).vocabs
   assert counted == [i for document in own for i in [*vocab.encode(document), EOS]]
   assert contexts[:8] == list(range(8)) and min(contexts[8:]) == (5 if stride else 0)
   assert dev.units == {'words': len(text.split()), 'bytes': sum(map(len, own))} and dev.subsets == ['dev']
@@ -134,7 +135,7 @@ def test_the_hash_of_dev_text_is_that_of_its_documents_and_windows(config):
   def made(process=0, count=1, **changes):
     changed = dataclasses.replace(config, **changes)
     return HeldOutInput(
-      changed, changed.vocabs(), config.data_dir + '/../cache', Feed(process, count, True)
+      changed, task_of(changed).vocabs, config.data_dir + '/../cache', Feed(process, count, True)
     ).content_hash
 
   whole = made()
@@ -161,7 +162,7 @@ def test_mistakes_are_answered(tmp_path, config):
   with pytest.raises(UserError, match=r'no file test\*.txt\[.gz\] in .*, which has dev.txt'):
     documents.find_files(config.data_dir, 'test')
   with pytest.raises(UserError, match="data_dir must be an existing folder; saw ''"):
-    LmConfig().check_corpus()
+    task_of(LmConfig()).check_corpus()
   (tmp_path / 'data' / 'train-3.txt').write_bytes(b'good\nbad \xff\n')
   with pytest.raises(UserError, match='line 2 of .*train-3.txt is not'):
     train_input(config)
@@ -210,7 +211,7 @@ def test_pieces_are_learnt_from_a_line_of_any_length(tmp_path):
   (tmp_path / 'train.txt').write_text(f'{words} ' * 40)
   assert (tmp_path / 'train.txt').stat().st_size > 4192
   config = LmConfig(data_dir=str(tmp_path), vocab='pieces', vocab_size=330, window=8)
-  vocab = run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False).vocabs()
+  vocab = task_of(run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False)).vocabs
   assert len(vocab.encode('balin goren')) < 11  # as many as without pieces
 
 
@@ -232,5 +233,5 @@ def test_prompts_fill_a_row_of_every_device(config):
   batches = []
   runner = types.SimpleNamespace(row_multiple=16, function=lambda f: lambda batch: batches.append(batch) or 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    Continuer(config, config.vocabs(), runner).continue_texts(['line'])
+    Continuer(config, task_of(config).vocabs, runner).translate(['line'])
   assert batches[0]['ids'].shape[0] == 16

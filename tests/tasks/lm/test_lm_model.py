@@ -18,6 +18,8 @@ from lingvo_moe.ops import xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LmConfig
+from lingvo_moe.tasks.task import Hypothesis
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
@@ -53,7 +55,7 @@ def batch_of(rows, segments=None):
 
 
 def test_the_loss_is_the_mean_of_minus_log_p_of_the_tokens_that_count():
-  batch = CONFIG.random_batch(full=False)
+  batch = task_of(CONFIG).random_batch(full=False)
   loss, metrics = MODEL.loss(THETA, batch)
   log_p = tf.nn.log_softmax(MODEL.logits(THETA, batch)[0]).numpy()
   real = batch['segments'] > 0
@@ -85,7 +87,7 @@ def log_p_of(prompt, ids):
 BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference': backend.REFERENCE}
 
 
-def go_on(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
+def generate(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
   width = generation.width_of(config, n_best)
   batch = generation.prompt_arrays(prompts, config, width, len(prompts) + 1, first)
   batch = {name: tf.constant(value) for name, value in batch.items()}
@@ -93,7 +95,7 @@ def go_on(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
   @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return generation.go_on(config.model(), theta, batch, config, n_best)
+      return generation.generate(config.model(), theta, batch, config, n_best)
 
   return tf.nest.map_structure(lambda t: t.numpy(), run(theta, batch))
 
@@ -103,7 +105,7 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
   wide = dataclasses.replace(
     CONFIG, window=32, batch_tokens=64, search=search
   )  # prompts and continuations fit in the window
-  found = go_on(wide, n_best=1 if search == 'greedy' else 2)
+  found = generate(wide, n_best=1 if search == 'greedy' else 2)
   assert not found.lengths_BW[-1].any()  # a row without a prompt
   for row, prompt in enumerate(PROMPTS):
     for w, length in enumerate(found.lengths_BW[row]):
@@ -111,7 +113,7 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
       assert 1 <= length <= 5 and EOS not in ids[:-1]
       np.testing.assert_allclose(found.log_probs_BW[row, w], log_p_of(prompt, ids), rtol=1e-3, atol=1e-3)
   if search == 'greedy':
-    sampled = go_on(dataclasses.replace(wide, search='sample', top_k=1), n_best=1)
+    sampled = generate(dataclasses.replace(wide, search='sample', top_k=1), n_best=1)
     np.testing.assert_array_equal(found.ids_BWT, sampled.ids_BWT)
 
 
@@ -119,7 +121,7 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
 @pytest.mark.parametrize('kind', [pytest.param('xla', marks=pytest.mark.slow), 'reference'])
 def test_backends_go_on_alike(kind, search):
   config = dataclasses.replace(CONFIG, search=search)
-  ours, theirs = go_on(config, 2), go_on(config, 2, kind=kind)
+  ours, theirs = generate(config, 2), generate(config, 2, kind=kind)
   np.testing.assert_array_equal(ours.lengths_BW, theirs.lengths_BW)
   width = ours.ids_BWT.shape[2]
   np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, :width])
@@ -133,7 +135,7 @@ def test_under_xla_a_prompt_has_room_for_any_number_of_samples():
   @tf.function(autograph=False)
   def run(batch):
     with backend.use(xla.BACKEND):
-      return generation.go_on(MODEL, THETA, batch, config, 3)
+      return generation.generate(MODEL, THETA, batch, config, 3)
 
   shapes = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
   assert run.get_concrete_function(shapes).structured_outputs.ids_BWT.shape[:2] == [len(PROMPTS), 3]
@@ -147,7 +149,7 @@ def test_a_scanned_stack_goes_on_as_an_unrolled_one_does():
   for name, spec in stacked.items():
     layers = weights.names_by_layer(name, spec.shape[0]) if spec.dims.startswith('L') else None
     theta[name] = flat[name] if layers is None else tf.stack([flat[layer] for layer in layers])
-  scanned, plain = go_on(config, 2, theta=weights.unflatten(theta)), go_on(CONFIG, 2)
+  scanned, plain = generate(config, 2, theta=weights.unflatten(theta)), generate(CONFIG, 2)
   np.testing.assert_array_equal(scanned.ids_BWT, plain.ids_BWT)
   np.testing.assert_allclose(scanned.log_probs_BW, plain.log_probs_BW, rtol=1e-4)
 
@@ -158,7 +160,7 @@ def test_a_continuation_attends_to_no_more_than_the_window():
   theta = {'target_embedding': THETA['target_embedding']}
   theta['decoder'] = {name: THETA['decoder'][name] for name in ('layer_00', 'norm')}
   last = [5, 6, 7, 8, 9, 4, 5, 11]
-  run = lambda config, prompts: go_on(config, 1, prompts, theta=theta)
+  run = lambda config, prompts: generate(config, 1, prompts, theta=theta)
   prompts = [np.array([BOS, *before, *last]) for before in ([4, 4, 4], [9, 8, 7])]
   found = run(config, prompts)
   np.testing.assert_allclose(found.log_probs_BW[0], found.log_probs_BW[1], rtol=1e-5)
@@ -168,10 +170,10 @@ def test_a_continuation_attends_to_no_more_than_the_window():
 
 def test_samples_depend_on_seed_and_number_and_not_on_the_batch():
   config = dataclasses.replace(CONFIG, max_new_tokens=12)
-  together = go_on(config, 3)
-  alone = go_on(config, 3, PROMPTS[1:2], first=1)
+  together = generate(config, 3)
+  alone = generate(config, 3, PROMPTS[1:2], first=1)
   np.testing.assert_array_equal(alone.ids_BWT[0], together.ids_BWT[1][:, : alone.ids_BWT.shape[2]])
-  other = go_on(dataclasses.replace(config, sample_seed=1), 3)
+  other = generate(dataclasses.replace(config, sample_seed=1), 3)
   assert not np.array_equal(other.lengths_BW, together.lengths_BW) or not np.array_equal(
     other.ids_BWT, together.ids_BWT
   )
@@ -181,7 +183,7 @@ def test_micro_batches_have_the_gradients_of_the_whole():
   step = lambda config: config.program().gradients(
     tf.constant(0),
     config.program().init()['weights'],
-    {k: tf.constant(v) for k, v in config.random_batch(full=False).items()},
+    {k: tf.constant(v) for k, v in task_of(config).random_batch(full=False).items()},
   )
   config = dataclasses.replace(CONFIG, residual_dropout=0.1, router_z_loss_weight=0.1)
   whole, parts = step(config)[0], step(dataclasses.replace(config, micro_batches=2))[0]
@@ -191,7 +193,7 @@ def test_micro_batches_have_the_gradients_of_the_whole():
 
 def test_dropout_needs_a_key():
   model = dataclasses.replace(MODEL, input_dropout=0.5)
-  batch = CONFIG.random_batch()
+  batch = task_of(CONFIG).random_batch()
   np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
   keys = prng.fold(prng.key(0), tf.range(4))
   assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)
@@ -203,5 +205,5 @@ def test_a_prompt_may_have_fewer_continuations_than_are_asked_for():
   runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: beam_search.Hypotheses(*arrays, 2))
   vocab = types.SimpleNamespace(encode=lambda text: [5, 6], decode=str)
   config = dataclasses.replace(CONFIG, search='beam')
-  [found] = generation.Continuer(config, vocab, runner, n_best=2).continue_texts(['ab'])
-  assert found == [generation.Continuation('[5, 2]', -1.0, -0.5, (5, 2))]
+  [found] = generation.Continuer(config, vocab, runner, n_best=2).translate(['ab']).hypotheses
+  assert found == [Hypothesis('[5, 2]', -0.5, -1.0)]

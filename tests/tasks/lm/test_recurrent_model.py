@@ -19,6 +19,7 @@ from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 
@@ -63,7 +64,7 @@ def test_each_layer_is_added_to_its_input_and_experts_go_through_a_sigmoid():
 
 
 def test_no_position_sees_a_later_one_and_padding_changes_nothing():
-  batch = CONFIG.random_batch()
+  batch = task_of(CONFIG).random_batch()
   x = MODEL.token_scores(THETA, batch)
   changed = dict(batch, inputs=np.where(np.arange(8) > 4, 11 - batch['inputs'] % 8, batch['inputs']))
   np.testing.assert_allclose(MODEL.token_scores(THETA, changed)[:, :5], x[:, :5], atol=1e-5)
@@ -88,7 +89,7 @@ def log_p_of(prompt, ids):
   return float(tf.reduce_sum(MODEL.token_scores(THETA, batch_of([[*prompt[1:], *ids]]))[0, len(prompt) - 1 :]))
 
 
-def go_on(config, n_best, kind='cpu'):
+def generate(config, n_best, kind='cpu'):
   width = generation.width_of(config, n_best)
   batch = generation.prompt_arrays(PROMPTS, config, width, len(PROMPTS) + 1)
   batch = {name: tf.constant(value) for name, value in batch.items()}
@@ -96,7 +97,7 @@ def go_on(config, n_best, kind='cpu'):
   @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return generation.go_on(config.model(), theta, batch, config, n_best)
+      return generation.generate(config.model(), theta, batch, config, n_best)
 
   return tf.nest.map_structure(lambda t: t.numpy(), run(THETA, batch))
 
@@ -104,7 +105,7 @@ def go_on(config, n_best, kind='cpu'):
 @pytest.mark.parametrize('search', ['sample', pytest.param('greedy', marks=pytest.mark.slow), 'beam'])
 def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
   # They are longer than the window, which does not limit how far the state goes.
-  found = go_on(dataclasses.replace(CONFIG, search=search, window=2), n_best=1 if search == 'greedy' else 3)
+  found = generate(dataclasses.replace(CONFIG, search=search, window=2), n_best=1 if search == 'greedy' else 3)
   assert not found.lengths_BW[-1].any()  # a row without a prompt
   for row, prompt in enumerate(PROMPTS):
     for w, length in enumerate(found.lengths_BW[row]):
@@ -125,14 +126,14 @@ def test_continuations_have_the_log_probabilities_of_the_full_pass(search):
 )
 def test_backends_go_on_alike(kind, search):
   config = dataclasses.replace(CONFIG, search=search, max_new_tokens=20)  # positions are dropped on the way
-  ours, theirs = go_on(config, 2), go_on(config, 2, kind=kind)
+  ours, theirs = generate(config, 2), generate(config, 2, kind=kind)
   np.testing.assert_array_equal(ours.lengths_BW, theirs.lengths_BW)
   np.testing.assert_array_equal(ours.ids_BWT, theirs.ids_BWT[:, :, : ours.ids_BWT.shape[2]])
   np.testing.assert_allclose(ours.log_probs_BW[:-1], theirs.log_probs_BW[:-1], rtol=1e-4)
 
 
 def gradients(config, kind):
-  program, batch = config.program(), {k: tf.constant(v) for k, v in config.random_batch(full=False).items()}
+  program, batch = config.program(), {k: tf.constant(v) for k, v in task_of(config).random_batch(full=False).items()}
   with backend.use(kind):
     return program.gradients(tf.constant(0), program.init()['weights'], batch)
 
@@ -160,14 +161,14 @@ def test_micro_batches_have_the_gradients_of_the_whole():
 
 def test_dropout_needs_a_key():
   model = dataclasses.replace(MODEL, decoder=dataclasses.replace(MODEL.decoder, residual_dropout=0.5))
-  batch = CONFIG.random_batch()
+  batch = task_of(CONFIG).random_batch()
   np.testing.assert_array_equal(model.logits(THETA, batch)[0], MODEL.logits(THETA, batch)[0])
   keys = prng.fold(prng.key(0), tf.range(4))
   assert np.any(np.abs(model.logits(THETA, batch, keys)[0] - MODEL.logits(THETA, batch, keys)[0]) > 0.1)
 
 
 def test_the_softmax_has_weights_of_its_own():
-  batch = CONFIG.random_batch()
+  batch = task_of(CONFIG).random_batch()
   doubled = {**THETA, 'output_embedding': {'table': 2 * THETA['output_embedding']['table']}}
   np.testing.assert_allclose(MODEL.logits(doubled, batch)[0], 2 * MODEL.logits(THETA, batch)[0], rtol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from lingvo_moe.ops import cpu
 from lingvo_moe.ops import xla
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.search import beam_search
+from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.task import Hypothesis
 from lingvo_moe.tasks.vocab import Vocab
 
 # The large alpha asks for long translations, which models that were not trained do not give of their own accord.
@@ -230,7 +233,7 @@ def translator(config, vocab):
 
 
 def make_translator(config, vocab):
-  return decoding.Translator(config, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
+  return decoding.SentenceTranslator(config, (vocab, vocab), runtime_of(config, 3), n_best=2, batch_tokens=64)
 
 
 LINES = ['12 144', '', '7', '3 9 ' * 20, '100 10000 5', '  ', '8 64'] + [f'{i} {i}' for i in range(30, 50)]
@@ -241,14 +244,14 @@ def test_lines_are_translated_in_order_empty_ones_to_nothing_and_long_ones_in_pa
   translated = translator.translate(LINES, 'de', done.append)
   assert translated.truncated == [3]
   assert sum(done) == len(LINES) == len(translated.hypotheses)
-  assert translated.hypotheses[1] == translated.hypotheses[5] == [decoding.Translation('', 0.0, 0.0)]
+  assert translated.hypotheses[1] == translated.hypotheses[5] == [Hypothesis('', 0.0, 0.0)]
   for line, hypotheses in zip(LINES, translated.hypotheses, strict=True):
     if line.strip():
       assert len(hypotheses) == 2 and hypotheses[0].score >= hypotheses[1].score
       alone = translator.translate([line], 'de').hypotheses[0]
       assert [h.text for h in hypotheses] == [h.text for h in alone]
       assert [h.score for h in hypotheses] == pytest.approx([h.score for h in alone], abs=1e-5)
-  assert len({h[0].ids for h in translated.hypotheses}) > 5
+  assert len({h[0].text for h in translated.hypotheses}) > 5
 
 
 def test_known_translations_are_not_made_again_and_the_others_are_as_before(translator, monkeypatch):
@@ -283,7 +286,7 @@ def test_the_tag_changes_the_translation(translator):
 
 def test_the_weights_of_the_moment_are_used(config, vocab):
   runtime = runtime_of(config, 3)
-  translator = decoding.Translator(config, (vocab, vocab), runtime.function)
+  translator = decoding.SentenceTranslator(config, (vocab, vocab), runtime)
   before = translator.translate(['12 144'], 'de').hypotheses
   runtime.load({'step': np.int64(0), 'weights': variables(config, 4)})
   assert translator.translate(['12 144'], 'de').hypotheses != before
@@ -291,7 +294,7 @@ def test_the_weights_of_the_moment_are_used(config, vocab):
 
 def test_a_model_that_trains_in_micro_batches_translates_alike(translator, config, vocab):
   in_parts = dataclasses.replace(config, num_groups=2, micro_batches=2)
-  of_parts = decoding.Translator(in_parts, (vocab, vocab), runtime_of(config, 3).function, n_best=2, batch_tokens=64)
+  of_parts = make_translator(in_parts, vocab)
   assert of_parts.translate(['12 144'], 'de') == translator.translate(['12 144'], 'de')
 
 
@@ -304,9 +307,12 @@ def test_a_line_may_have_fewer_translations_than_are_asked_for(config, vocab):
     scores_BW=np.array([[-0.5, -1.5, none]] * 4),
     steps=3,
   )
-  translator = decoding.Translator(config, (vocab, vocab), lambda f: lambda batch: found, n_best=3)
-  (hypotheses,) = translator.translate(['12 144'], 'de').hypotheses
-  assert [(h.ids, h.log_prob, h.score) for h in hypotheses] == [((8, 9, 2), -1.0, -0.5), ((9, 2), -2.0, -1.5)]
+  runner = types.SimpleNamespace(row_multiple=1, function=lambda f: lambda batch: found)
+  translator = decoding.SentenceTranslator(config, (vocab, vocab), runner, n_best=3)
+  texts = vocab.detokenize([[8, 9, 2], [9, 2]])
+  assert translator.translate(['12 144'], 'de').hypotheses == [
+    [Hypothesis(texts[0], -0.5, -1.0), Hypothesis(texts[1], -1.5, -2.0)]
+  ]
 
 
 def test_weights_that_are_not_finite_are_told(config, vocab):
@@ -315,7 +321,7 @@ def test_weights_that_are_not_finite_are_told(config, vocab):
   runtime = runtime_of(config, 3)
   runtime.load({'step': np.int64(0), 'weights': weights})
   with pytest.raises(UserError, match='weights must be finite'):
-    decoding.Translator(config, (vocab, vocab), runtime.function).translate(['1'], 'de')
+    decoding.SentenceTranslator(config, (vocab, vocab), runtime).translate(['1'], 'de')
 
 
 def test_scores_are_those_of_the_model(translator, config, vocab):
@@ -333,12 +339,20 @@ def test_scores_are_those_of_the_model(translator, config, vocab):
   assert scored.target_tokens[[1, 3]].tolist() == [0, 0]
 
 
-def test_what_was_found_scores_what_the_search_said(translator, vocab):
+def test_what_was_found_scores_what_the_search_said(translator, vocab, monkeypatch):
   """The flat cache against teacher forcing, through text: for translations that survive detokenising."""
   lines = [f'{i} {i * i}' for i in range(40)]
+  ids, decoded = {}, inference.decoded
+
+  def noted(*args):
+    hypotheses = decoded(*args)
+    ids.update({h.log_prob: h.ids for h in hypotheses})
+    return hypotheses
+
+  monkeypatch.setattr(inference, 'decoded', noted)
   found = [h[0] for h in translator.translate(lines, 'de').hypotheses]
   again = vocab.encode([h.text for h in found])
-  kept = [i for i, h in enumerate(found) if [*again[i], 2] == list(h.ids)]
+  kept = [i for i, h in enumerate(found) if [*again[i], 2] == ids[h.log_prob]]
   assert kept
   scored = translator.score([lines[i] for i in kept], [found[i].text for i in kept], 'de')
   np.testing.assert_allclose(scored.log_probs, [found[i].log_prob for i in kept], atol=1e-4)

@@ -1,0 +1,125 @@
+"""Inference that tasks share: beam search with an encoder-decoder model, and its hypotheses as ids and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.search import beam_search
+from lingvo_moe.search import flat_sequence
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.task import Batch
+from lingvo_moe.tasks.task import InferenceProgram
+from lingvo_moe.tasks.transformer_config import ModelConfig
+from lingvo_moe.tasks.vocab import BOS
+from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import PAD
+
+Search = Callable[..., beam_search.Hypotheses]  # (model, theta, batch, n_best)
+
+
+class Decoded(NamedTuple):
+  """A hypothesis before it is text."""
+
+  ids: list[int]  # with the end symbol, if it has one
+  score: float
+  log_prob: float
+
+
+def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
+  """Hypotheses of a row that have a probability above 0, best first; UserError if there is none."""
+  of_row = zip(hypotheses.lengths_BW[row], hypotheses.scores_BW[row], hypotheses.log_probs_BW[row], strict=True)
+  found = [
+    Decoded(hypotheses.ids_BWT[row, w, :length].tolist(), float(score), float(log_prob))
+    for w, (length, score, log_prob) in enumerate(of_row)
+    if length and np.isfinite(log_prob)
+  ]
+  if not found:
+    raise UserError('a text has no answer of finite probability: weights must be finite; use an earlier checkpoint')
+  return found
+
+
+def check_n_best(n_best: int, beam_size: int) -> None:
+  """Raises UserError where a beam has fewer hypotheses."""
+  if n_best > beam_size:
+    raise UserError(
+      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
+      '--beam_size'
+    )
+
+
+def search(
+  model: EncoderDecoder,
+  theta: Theta,
+  batch: Mapping[str, tf.Tensor],
+  *,
+  max_lengths: Callable[[tf.Tensor], tf.Tensor],
+  most: int,
+  beam_size: int,
+  length_norm_alpha: float,
+  n_best: int = 1,
+  min_length: int = 1,
+) -> beam_search.Hypotheses:
+  """Beam search for a batch, in which no token is dropped by experts.
+
+  Args:
+    model: the model.
+    theta: nested weights.
+    batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis.
+    max_lengths: function of src_segments that gives the most symbols of each answer with its end, 0 in empty rows.
+    most: the most that it gives.
+    beam_size: W.
+    length_norm_alpha: see beam_search.
+    n_best: number of hypotheses returned.
+    min_length: least number of symbols of an answer with its end, if its length limit allows as many.
+  """
+  max_steps = ops.loop_bound(max_lengths(batch['src_segments']), most)
+
+  def search_rows(batch):
+    rows = sizes(batch['src_ids'])[0]
+    memory_BUM, _ = model.encode(theta, batch)
+    cache = model.init_cache(theta, memory_BUM, flat_sequence.first_room(max_steps, beam_size))
+    return beam_search.beam_search(
+      lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, batch['src_segments'], cache),
+      cache,
+      batch_size=rows,
+      beam_size=beam_size,
+      max_steps=max_steps,
+      max_lengths_B=max_lengths(batch['src_segments']),
+      bos_id=BOS,
+      eos_id=EOS,
+      pad_id=PAD,
+      vocab_size=model.target_embedding.vocab_size,
+      length_norm_alpha=length_norm_alpha,
+      n_best=n_best,
+      min_length=min_length,
+      keep=model.keep_positions,
+    )
+
+  return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
+
+
+def programs(batch: Batch, dev_batch: Batch, search: Search) -> dict[str, InferenceProgram]:
+  """'eval': dev loss; 'score': log-probabilities of given targets; 'encode': the encoder; 'decode': beam search."""
+  sources = {name: batch[name] for name in SOURCE_KEYS}
+  return {
+    'eval': InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
+    'score': InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
+    'encode': InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
+    'decode': InferenceProgram(search, sources),
+  }
+
+
+def probe(batch: Batch, config: ModelConfig, search: Search) -> InferenceProgram:
+  """Beam search for the first sources of a batch, with all hypotheses."""
+  rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
+  sources = {name: batch[name][:rows] for name in SOURCE_KEYS}
+  return InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config.beam_size), sources)

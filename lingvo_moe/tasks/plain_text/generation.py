@@ -1,0 +1,58 @@
+"""Text from plain text: texts are decoded in batches of rows, and lines have their line breaks written as escapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe.tasks import inference
+from lingvo_moe.tasks.inference import Decoded
+from lingvo_moe.tasks.plain_text import escapes
+from lingvo_moe.tasks.task import Answers
+from lingvo_moe.tasks.task import Batch
+from lingvo_moe.tasks.task import Runner
+from lingvo_moe.tasks.task import Translator
+from lingvo_moe.tasks.transformer_config import ModelConfig
+
+_ROWS = 16  # texts of a batch
+
+
+class TextGenerator(Translator):
+  """Base of what continues texts, or fills them in, with the current weights of a runtime.
+
+  Args:
+    config: configuration of the run, for inference.
+    runner: a runtime.
+    search: function(model, theta, batch) to beam_search.Hypotheses.
+  """
+
+  def __init__(self, config: ModelConfig, runner: Runner, search: inference.Search):
+    self._config = config
+    self._groups = runner.row_multiple
+    self._lines = 0
+    program = config.program()
+    self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch))
+
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> Batch:
+    """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[Decoded]]:
+    """Hypotheses of each text, given as ids."""
+    rows = -(-_ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
+    for begin in range(0, len(texts), rows):
+      part = texts[begin : begin + rows]
+      hypotheses = self._search(self._batch(part, rows, first + begin))
+      yield from (inference.decoded(hypotheses, row) for row in range(len(part)))
+
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+    """Answers texts, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+    """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
+    answers = self.translate([escapes.unescaped(line) for line in lines], target, self._lines)
+    self._lines += len(lines)
+    shown = [[h._replace(text=escapes.escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
+    return Answers(shown, answers.truncated)

@@ -1,0 +1,103 @@
+"""Held-out evaluation of a model of plain text: perplexity of each file, and samples of what the model writes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core import log_directory
+from lingvo_moe.core.progress import Progress
+from lingvo_moe.tasks import metrics
+from lingvo_moe.tasks.task import Feed
+from lingvo_moe.tasks.task import HeldOutJob
+from lingvo_moe.tasks.task import HeldOutOptions
+from lingvo_moe.tasks.task import Outcome
+from lingvo_moe.tasks.task import Runner
+from lingvo_moe.tasks.transformer_config import ModelConfig
+
+
+class Found(NamedTuple):
+  """Sums over the tokens of each file, and samples as they are written."""
+
+  nats: np.ndarray
+  tokens: np.ndarray
+  samples: list[dict[str, Any]]
+
+
+class PerplexityJob(HeldOutJob):
+  """Perplexity of every file, and samples: perplexity.json and, a line for each sample, samples.jsonl.
+
+  Args:
+    config: for inference.
+    runner: a runtime.
+    open_input: HeldOutInput of the task, given (config, folder of a cache, feed, split, first documents or windows).
+    options: with `score` there are no samples.
+  """
+
+  summary_file = log_directory.PERPLEXITY
+  suffix = '.jsonl'
+  columns: ClassVar[tuple[metrics.Column, ...]]
+  in_events: ClassVar[tuple[str, ...]] = ('perplexity',)  # numbers of each file for the event file
+
+  def __init__(
+    self, config: ModelConfig, runner: Runner, open_input: Callable[..., Any], options: HeldOutOptions
+  ) -> None:
+    self._config = config
+    with tempfile.TemporaryDirectory() as folder:
+      self._input = open_input(config, folder, Feed(quiet=True), options.split, options.max_sentences)
+    self._evaluate = runner.function(config.program().eval_step)
+
+  def _set_settings(self, names: tuple[str, ...], text: str) -> None:
+    """Settings of the results: fields of the configuration, and the hash of a description of the text."""
+    self.settings = {name: getattr(self._config, name) for name in names}
+    self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
+
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Found:
+    """Evaluates and samples with the weights that the runtime holds."""
+    del kept  # one pass over the text is short
+    nats, tokens = np.zeros([2, len(self._input.subsets)])
+    with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
+      for batch in self._input:
+        of_batch = self._evaluate(batch)
+        nats += of_batch['xent_by_file']
+        tokens += of_batch['target_tokens_by_file']
+        progress.update()
+    return Found(nats, tokens, self._make_samples())
+
+  def finish(self, found: Found) -> Outcome:
+    """Works out perplexities."""
+    names = self._input.subsets
+    files = {name: self._numbers(i, found.nats[i], found.tokens[i]) for i, name in enumerate(names)}
+    total = self._numbers(None, found.nats.sum(), found.tokens.sum())
+    scalars = {f'{what}/{name}': of_file[what] for name, of_file in files.items() for what in self.in_events}
+    lines = [json.dumps(sample, ensure_ascii=False) for sample in found.samples]
+    samples = list(map(self._in_summary, found.samples))
+    return Outcome({'samples': lines} if lines else {}, scalars, {'files': files, 'all': total, 'samples': samples})
+
+  def report(self, summary: Mapping[str, Any]) -> str:
+    """The summary for people."""
+    rows = {**summary['files'], **({'all': summary['all']} if len(summary['files']) > 1 else {})}
+    lines = [metrics.table('file', rows, self.columns)]
+    for number, sample in enumerate(summary['samples'], start=1):
+      lines += ['', *self._shown(number, sample)]
+    return '\n'.join(lines)
+
+  def _numbers(self, file: int | None, nats: float, tokens: float) -> dict[str, Any]:
+    """Numbers of a file, by its place; None: of all."""
+    del file
+    return metrics.perplexity(nats, tokens)
+
+  def _make_samples(self) -> list[dict[str, Any]]:
+    raise NotImplementedError
+
+  def _in_summary(self, sample: dict[str, Any]) -> Any:
+    return sample
+
+  def _shown(self, number: int, sample: Any) -> list[str]:
+    """Lines of a sample of the summary, for people."""
+    raise NotImplementedError
