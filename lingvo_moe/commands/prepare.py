@@ -5,10 +5,10 @@ and the rest is split into train, dev and test that share no sentence on either 
 train.de, train.en, dev.de and so on, as the trainer reads them, and prints the line to type next.
 
 Line i of --source is translated by line i of --target. In place of the two, --pairs_file=FILE has both sides: TMX, JSON
-lines, CSV or TSV, as the ending of its name says (.tmx, .jsonl, .csv, .tsv), or --tsv=FILE, tabs between columns, whatever
-its name. Files may be packed by gzip, xz or bzip2, or be pipes. The languages are the ends of the files' names (a.de,
-a.pt-BR.gz, de-en.tmx), or --pair=de-en. The same text gives the same splits, in whatever order its lines come; memory is
-some 50 bytes a line.
+lines, CSV or TSV, as the ending of its name says (.tmx, .jsonl, .csv, .tsv), or --tsv=FILE, tabs between columns,
+whatever its name. Files may be packed by gzip, xz or bzip2, or be pipes. The languages are the ends of the files' names
+(a.de, a.pt-BR.gz, de-en.tmx), or --pair=de-en. The same text gives the same splits, in whatever order its lines come;
+memory is some 50 bytes a line.
 
 Sentences that differ in spaces, Unicode composition or invisible characters alone count as the same.
 
@@ -37,8 +37,8 @@ _PAIRS_FILE = flags.DEFINE_string(
 _COLUMNS = flags.DEFINE_list(
   'columns',
   [],
-  'Columns with source and target: numbers from 1, or names, of the first row or of keys in JSON; default: the names of '
-  "the languages or 'source,target' where they are there, else 1,2.",
+  'Columns with source and target: numbers from 1, or names, of the first row or of keys in JSON; default: the names '
+  "of the languages or 'source,target' where they are there, else 1,2.",
 )
 _PAIR = flags.DEFINE_string('pair', '', "Languages, such as de-en; default: the ends of the files' names.")
 _OUT = flags.DEFINE_string('out', None, "Folder of the corpus, the trainer's --data_dir.", required=True)

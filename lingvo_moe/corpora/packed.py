@@ -20,7 +20,8 @@ from typing import IO
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
-# What a packed file may unpack to: so many times its size, or so many bytes if that is more. Text comes to 3 to 10 times.
+# What a packed file may unpack to: so many times its size, or so many bytes if that is more. Text comes to 3 to 10
+# times.
 _MOST_TIMES = 100
 _ALWAYS_BYTES = 8 << 20
 _BUFFER = 1 << 17  # bytes

@@ -236,8 +236,8 @@ def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[
       raise UserError(f'{path} must have a JSON object in each line; line {number} has none ({e})') from None
     if isinstance(row, list) or not isinstance(row, dict):
       raise UserError(
-        f'{path} must have a JSON object in each line; line {number} has another value: write a list as lines, e.g. with '
-        "jq -c '.[]'"
+        f'{path} must have a JSON object in each line; line {number} has another value: write a list as lines, e.g. '
+        "with jq -c '.[]'"
       )
     if isinstance(row.get('translation'), dict):
       row = row['translation']
@@ -271,8 +271,8 @@ def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
     raise UserError(f'{path} defines entities of its own, which may unpack to very much: write it without') from None
   if seen and not found:
     raise UserError(
-      f'no unit of {path} has both {sides[0]} and {sides[1]}; its languages are {_some(sorted(seen))}: name two of them '
-      'with --pair'
+      f'no unit of {path} has both {sides[0]} and {sides[1]}; its languages are {_some(sorted(seen))}: name two of '
+      'them with --pair'
     )
 
 

@@ -7,8 +7,8 @@ The folder may be remote (core/files.py). There are two layouts, which are recog
   pair, in either direction.
 
 A side may consist of shards instead of one file, `train-*.<language>[.gz]`, read in the order of their names. If
-`x.de` and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2. Lines end with LF (CR before it is
-dropped) and are UTF-8.
+`x.de` and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2. Lines end with LF (CR before it
+is dropped) and are UTF-8.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
 
 
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
-  """Pair folders: name -> (folder, source, target) for folders named after two languages, with files of at least one."""
+  """Pair folders by name: (folder, source, target) of folders named after two languages, with files of at least one."""
   result = {}
   for name in sorted(files.listdir(data_dir)):
     folder = os.path.join(data_dir, name)

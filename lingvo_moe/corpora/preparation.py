@@ -1,8 +1,8 @@
 """Preparation of a corpus: pairs of lines are filtered, and split into train, dev and test that share no sentence.
 
-A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty or too long, if their lengths are wildly
-unlike, or if the same pair occurred before. Lengths are in characters. The corpus's own ratio of target to source
-characters is the measure of the others: Chinese is a third as long as its English translation, and not to blame.
+A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty or too long, if their lengths are
+wildly unlike, or if the same pair occurred before. Lengths are in characters. The corpus's own ratio of target to
+source characters is the measure of the others: Chinese is a third as long as its English translation, and not to blame.
 Sentences are compared by text.key: those that differ in spaces, composition or characters that cannot be seen alone are
 the same. What is written is the text as it was.
 
@@ -11,8 +11,8 @@ Pairs whose sentences occur in no other pair come first; they cost training noth
 others follow, and pairs that share a sentence with those are dropped. In the end no source and no target of dev or
 test occurs in train, and none of dev in test.
 
-Files are read twice and never held: a line takes some 50 bytes of memory, in arrays of hashes. These have 64 bits: two of
-10 million sentences get the same hash, and one is lost, in one of 300,000 corpora.
+Files are read twice and never held: a line takes some 50 bytes of memory, in arrays of hashes. These have 64 bits: two
+of 10 million sentences get the same hash, and one is lost, in one of 300,000 corpora.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
 class Fate(enum.IntEnum):
-  """Where a line goes: a split, or the reason why it is dropped. Of several reasons the first counts."""
+  """Fate of a line: a split, or the first reason why it is dropped."""
 
   TRAIN = 0
   DEV = 1
@@ -62,7 +62,7 @@ class Fate(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Rules of what is kept and held out.
+  """Rules for keeping and holding out lines.
 
   Attributes:
     dev: pairs of dev; None: 1000, or a tenth of those that are fit to keep if that is less.
@@ -159,7 +159,7 @@ def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines:
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(hashes of keys, characters, fates) of lines, without spaces around; a fate is _UNDECIDED where nothing is wrong."""
+  """(hashes of keys, characters, fates) of lines without outer spaces; fate _UNDECIDED where nothing is wrong."""
   digests, chars = [], np.zeros(len(lines), np.int32)
   fates = np.full(len(lines), _UNDECIDED, np.uint8)
   for i, line in enumerate(lines):
@@ -272,7 +272,7 @@ def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
 
 
 def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
-  """Path of the folder of a pair that may be written: it is new, empty, or of files as written here, with `overwrite`."""
+  """Path of a pair's folder, which must be new or empty, or with `overwrite` have only files as written here."""
   name = '-'.join(texts.sides)
   folder = os.path.join(out, name)
   if os.path.exists(out) and not os.path.isdir(out):

@@ -1,4 +1,4 @@
-"""Texts that a job has made so far, kept in a file, so that the job goes on after them where it is interrupted.
+"""Finished texts of a job in a file, from which an interrupted job continues.
 
 The file has the settings on which the texts depend in its first line, {"step", "settings"}, then a line for each text,
 {"step", "name", "text"}.
@@ -23,8 +23,8 @@ _LINE = json_files.Kind('a line of text', lambda value: isinstance(value, str) a
 class KeptTexts(collections.UserDict[str, str]):
   """Texts by name: those that are in the file, and what is set, which is written now and then.
 
-  A file of other settings, or a damaged one, is begun anew. One that cannot be written is given up, with a line: the job
-  goes on without.
+  A file of other settings, or a damaged one, is begun anew. One that cannot be written is given up, with a line: the
+  job goes on without.
 
   Args:
     path: of the file.

@@ -21,7 +21,7 @@ RULES = ('identity', 'nfkc', 'nfkc_cf', 'nmt_nfkc', 'nmt_nfkc_cf')  # of normali
 
 
 def check_output(output: str, overwrite: bool) -> None:
-  """Makes the folder of `output`.model; UserError if the file exists, unless `overwrite`, or the folder cannot be made."""
+  """Makes the folder of `output`.model; UserError if that fails, or the file exists, unless `overwrite`."""
   for path in (output + '.model', output + '.vocab'):
     if os.path.isdir(path):
       raise UserError(f'a vocabulary is two files, and {path} is a folder: give another output')
@@ -100,8 +100,8 @@ def train(
   _write(output, model.getvalue())
   if counts['long']:
     print(
-      f'{counts["long"]:,} of {counts["all"]:,} lines for {output}.model are over {max_line_bytes:,} bytes and were left '
-      'out',
+      f'{counts["long"]:,} of {counts["all"]:,} lines for {output}.model are over {max_line_bytes:,} bytes and were '
+      'left out',
       file=sys.stderr,
     )
   return output + '.model'

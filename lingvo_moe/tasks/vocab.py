@@ -1,7 +1,7 @@
 """SentencePiece vocabularies: text to ids in the graph, ids to text in Python. All have the same special ids.
 
-The target language of a translation is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put before
-the ids of the sentence. A sentence that has these characters has them as text.
+The target language of a translation is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put
+before the ids of the sentence. A sentence that has these characters has them as text.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def own_copy(path: str, own: str, begun: bool, read: Callable[[str], Any], field
   vocab = read(path)
   if begun and os.path.exists(own) and vocab.fingerprint != read(own).fingerprint:
     raise UserError(
-      f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with ({own}): '
-      'leave it out, or choose another --logdir'
+      f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with '
+      f'({own}): leave it out, or choose another --logdir'
     )
   os.makedirs(os.path.dirname(own), exist_ok=True)
   files.write(own, files.read(path))

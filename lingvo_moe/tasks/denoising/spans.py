@@ -52,7 +52,7 @@ def lengths_for(inputs: int, density: float, mean_span: float) -> Lengths:
 
 
 def random_mask(length: int, noise: Counts, keys_B: np.ndarray) -> np.ndarray:
-  """Masks [B, length], true at noise: spans of tokens and of noise alternate, tokens first, all divisions equally likely.
+  """Masks [B, length], true at noise: spans of tokens and noise alternate, tokens first, all divisions as likely.
 
   Args:
     length: T.

@@ -1,4 +1,4 @@
-"""Vocabulary with sentinels: that of the text, and the symbols <extra_id_0>, <extra_id_1>, ..., which are its last ids."""
+"""Vocabulary of the text with sentinels <extra_id_0>, <extra_id_1>, ..., which are its last ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token caches of language pairs: both sides of each, tokenised once, and keys of sentences; see tasks/token_cache.py."""
+"""Token caches of language pairs: both sides, tokenised once, and keys of sentences; see tasks/token_cache.py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_pairs(
 
 
 class _Keys:
-  """In the place of a vocabulary: a sentence's ids are the two halves of a hash of its text.key."""
+  """Keys in place of a vocabulary: a sentence's ids are the two halves of a hash of its text.key."""
 
   size = 1 << 31
   fingerprint = 'hashes of keys, 1'

@@ -1,9 +1,9 @@
 """CTranslate2 model of a dense translation model (https://opennmt.net/CTranslate2), by its public converter interface.
 
-Both have layers with normalisation first, embeddings scaled by sqrt(M), sinusoidal positions (there as a table), ReLU, an
-output softmax shared with the target embedding, bos before the target, and eos behind source and target. CTranslate2 has
-no experts; it takes pieces, so that the vocabularies lie beside the model; and its beam search has a length penalty and an
-end of its own, by which some translations differ though every probability is equal.
+Both have layers with normalisation first, embeddings scaled by sqrt(M), sinusoidal positions (there as a table), ReLU,
+an output softmax shared with the target embedding, bos before the target, and eos behind source and target. CTranslate2
+has no experts; it takes pieces, so that the vocabularies lie beside the model; and its beam search has a length penalty
+and an end of its own, by which some translations differ though every probability is equal.
 """
 
 from __future__ import annotations

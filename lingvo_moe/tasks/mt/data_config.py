@@ -1,4 +1,4 @@
-"""What a translation model is trained on and how it is cut into batches."""
+"""Data of a translation model: pairs, splits, vocabularies and batches."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class DataConfig(BatchConfig):
     self._check_rows_fit(self.max_length, 'max_length')
 
   def batcher(self, *, training: bool = True) -> batching.Batcher:
-    """How windows are cut; evaluation never packs."""
+    """Batcher of windows; evaluation never packs."""
     tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
     boundaries = self.boundaries or batching.default_boundaries(self.max_length)
     return batching.Batcher(tokens, boundaries, self.num_groups, self.packing and training)
@@ -127,5 +127,5 @@ class DataConfig(BatchConfig):
     return self.source_normalization if side == 'source' else self.target_normalization
 
   def tags(self, targets: set[str]) -> bool:
-    """Whether sources are tagged, given the target languages there are."""
+    """Whether sources have tags, given the target languages."""
     return len(targets) > 1 if self.tag_target is None else self.tag_target

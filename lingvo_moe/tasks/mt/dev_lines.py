@@ -3,9 +3,9 @@ much of a corpus's own dev and test is in its train.
 
 A pair's lines are chosen by the text of one side, so that pairs of the same sentences, the two directions of one text
 among them, choose the same ones: the side in the language that most pair folders of the corpus have. They depend on no
-other pair of the run, so a decoder of one pair finds them too. Of lines equal there, one is chosen. Training leaves them
-out, in every pair, with every line that is the same as one of them on either side. Lines are the same if their text.key
-is, or their tokens are.
+other pair of the run, so a decoder of one pair finds them too. Of lines equal there, one is chosen. Training leaves
+them out, in every pair, with every line that is the same as one of them on either side. Lines are the same if their
+text.key is, or their tokens are.
 """
 
 from __future__ import annotations

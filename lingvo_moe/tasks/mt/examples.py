@@ -59,8 +59,8 @@ class Stats:
       if n
     )
     return (
-      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, {self.total("source_tokens"):,} source and '
-      f'{self.total("target_tokens"):,} target tokens'
+      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, {self.total("source_tokens"):,} '
+      f'source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')
     )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   """Settles vocabularies and tags of a run; the configuration that is returned names the run's own vocabularies.
 
-  A new vocabulary has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many as
-  it has, and its own rule of normalisation.
+  A new vocabulary has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many
+  as it has, and its own rule of normalisation.
 
   Args:
     config: its source_vocab and target_vocab may be empty.

@@ -115,8 +115,8 @@ def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:
 def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
   """Target text that a vocabulary cannot write, and the ceiling that it puts on BLEU and chrF; '' for none.
 
-  Says how many of the first target lines are not written as they are, with the way out. Runs of spaces (U+0020) count as
-  one space, as SentencePiece has it.
+  Says how many of the first target lines are not written as they are, with the way out. Runs of spaces (U+0020) count
+  as one space, as SentencePiece has it.
 
   Args:
     vocab: target vocabulary.

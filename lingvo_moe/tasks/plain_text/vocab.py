@@ -1,4 +1,4 @@
-"""Vocabularies of language models: characters, bytes, or SentencePiece pieces; all with the special ids of tasks/vocab.py."""
+"""Vocabularies of language models: characters, bytes or SentencePiece pieces, with the ids of tasks/vocab.py."""
 
 from __future__ import annotations
 
