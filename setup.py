@@ -28,7 +28,11 @@ setup(
   license='Apache-2.0',
   packages=find_packages(include=['lingvo_moe', 'lingvo_moe.*']) + PARAMS,
   package_dir={'lingvo_moe': 'lingvo_moe', 'lingvo_moe.params': 'params'},
-  package_data={'lingvo_moe.params': ['*.gin', '*/*.gin']},
+  package_data={
+    'lingvo_moe.params': ['*.gin', '*/*.gin'],
+    'lingvo_moe.report': ['*.css'],
+    'lingvo_moe.serving': ['*.css', '*.html', '*.js'],
+  },
   include_package_data=False,
   entry_points={'console_scripts': ['lingvo-moe = lingvo_moe.commands.main:main']},
   zip_safe=False,

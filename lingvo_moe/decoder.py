@@ -41,7 +41,7 @@ from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.run.held_out import Results
+  from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
   from lingvo_moe.tasks.task import TaskConfig
@@ -135,7 +135,7 @@ def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL)
 
 def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
-  from lingvo_moe.run.held_out import Results
+  from lingvo_moe.run.results import Results
   from lingvo_moe.tasks.task import HeldOutOptions
   from lingvo_moe.tasks.task import task_of
 
@@ -165,7 +165,7 @@ def _check_named(run: RunDir, config: TaskConfig, options: Options) -> None:
 def evaluate(results: Results, step: int, settings: Mapping[str, Any], choice: runtime_flags.Choice) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
   choice.lead(lambda: results.begin(step, settings))
-  kept = results.kept(step, settings) if choice.leads else {}
+  kept = results.unfinished(step, settings) if choice.leads else {}
   done = choice.lead(lambda: list(kept))
   if not choice.leads:
     kept = dict.fromkeys(done, '')

@@ -97,11 +97,11 @@ def serve(options: Options) -> int:
   run = load(options)
   http_app = HttpApp(
     run,
-    max_batch_lines=options.max_batch_lines,
-    batch_wait=options.batch_wait_ms / 1000,
-    max_waiting=options.max_waiting_lines,
     max_body=options.max_body_bytes,
     origins=allowed,
+    max_lines=options.max_batch_lines,
+    wait=options.batch_wait_ms / 1000,
+    max_waiting=options.max_waiting_lines,
   )
   say = lambda text: print(text, file=sys.stderr, flush=True)
   started = lambda: say(f'serving {run.path} ({run.model}, {run.checkpoint}) on {server.url(bound)}')

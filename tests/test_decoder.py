@@ -23,7 +23,7 @@ from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import inference
-from lingvo_moe.run import kept_texts
+from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run
 
 
 def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
-  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
+  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
   searched = []
   search = decoding.SentenceTranslator._read
 
@@ -235,19 +235,19 @@ def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run
   options = {'once': True, 'batch_tokens': 32}  # the long lines fill a batch each
   decode(run, **options)
   expected = {name: read(run, 2, name) for name in (*(f'{pair}.hyp' for pair in PAIRS), 'scores.json')}
-  unfinished = run.file('decode', 'test', 'step_2', 'scores.unfinished.jsonl')
-  assert not os.path.exists(unfinished)
+  path = run.file('decode', 'test', 'step_2', 'scores.unfinished.jsonl')
+  assert not os.path.exists(path)
   for most in (3, 4):
     until(most)
     with pytest.raises(KeyboardInterrupt):
       decode(run, **options, overwrite=most == 3)
-    assert os.path.exists(unfinished) and not os.path.exists(run.file('decode', 'test', 'step_2', 'scores.json'))
+    assert os.path.exists(path) and not os.path.exists(run.file('decode', 'test', 'step_2', 'scores.json'))
   capsys.readouterr()
   until(99)
   decode(run, **options)
   assert len(searched) == 10 - 3 - 4  # of 14 lines 4 are empty
-  assert f'going on after 7 lines in {unfinished}' in capsys.readouterr().err
-  assert {name: read(run, 2, name) for name in expected} == expected and not os.path.exists(unfinished)
+  assert f'going on after 7 lines in {path}' in capsys.readouterr().err
+  assert {name: read(run, 2, name) for name in expected} == expected and not os.path.exists(path)
   until(3)
   with pytest.raises(KeyboardInterrupt):
     decode(run, **options, overwrite=True)

@@ -19,6 +19,7 @@ import toy_run as toy
 
 import lingvo_moe
 from lingvo_moe import translate
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import loaded as loaded_lib
 from lingvo_moe.run.rundir import RunDir
@@ -217,7 +218,7 @@ def test_languages_are_those_of_the_dev_loss_and_of_the_corpus(run, toy_run, tmp
   log.write_text(
     '{"dev_loss_by_pair": {"aa-en": 1.0}}\n{"loss": 1}\n{"dev_loss_by_pair": {"bb-en": 1, "aa-en": 2}}\n{"l'
   )
-  assert loaded_lib._subsets_of_dev_loss(RunDir(str(tmp_path)), 'pair') == ['aa-en', 'bb-en']
+  assert log_directory.dev_loss_parts(str(tmp_path), 'pair') == ['aa-en', 'bb-en']
 
 
 @pytest.mark.slow

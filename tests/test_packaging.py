@@ -99,6 +99,11 @@ def test_gin_files_travel_with_their_models(wheel):
   assert 'lingvo_moe/params/mt/planted.gin' in wheel.namelist()
 
 
+def test_pages_travel_with_their_style_and_script(wheel):
+  pages = {'serving/page.html', 'serving/page.css', 'serving/page.js', 'report/report.css'}
+  assert {f'lingvo_moe/{name}' for name in pages} <= set(wheel.namelist())
+
+
 def test_wheel_names_its_license_and_pythons(wheel):
   (metadata,) = [name for name in wheel.namelist() if name.endswith('.dist-info/METADATA')]
   text = wheel.read(metadata).decode()

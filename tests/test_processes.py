@@ -23,7 +23,7 @@ from lingvo_moe import decoder
 from lingvo_moe import launcher
 from lingvo_moe import translate
 from lingvo_moe.core import configuration
-from lingvo_moe.run import kept_texts
+from lingvo_moe.run import unfinished
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
 
@@ -282,8 +282,8 @@ def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path
   summary = files[1].with_name('scores.json')
   settings = json.loads(summary.read_text())['settings']
   summary.unlink()  # as if it had been interrupted after two lines
-  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
-  kept_texts.KeptTexts(str(files[1].with_name('scores.unfinished.jsonl')), 1, settings).update(
+  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  unfinished.UnfinishedTexts(str(files[1].with_name('scores.unfinished.jsonl')), 1, settings).update(
     {'xx-en:1': 'kept one', 'xx-en:3': 'kept three'}
   )
   resumed = launched(2, *command, '--once')

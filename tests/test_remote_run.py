@@ -30,7 +30,7 @@ from lingvo_moe.corpora import parallel
 from lingvo_moe.corpora import text
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
-from lingvo_moe.run import kept_texts
+from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.pieces import WholeState
@@ -132,10 +132,10 @@ def test_a_remote_log_is_written_now_and_then_and_when_it_is_closed(remote, monk
 
 def test_texts_are_kept_on_a_remote_file_system(remote, monkeypatch):
   path, settings = f'{remote}/scores.unfinished.jsonl', {'beam_size': 4}
-  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
+  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
   for more in ('abc', 'de'):
-    kept_texts.KeptTexts(path, 7, settings).update(dict.fromkeys(more, 'text'))
-  assert kept_texts.KeptTexts(path, 7, settings) == dict.fromkeys('abcde', 'text')
+    unfinished.UnfinishedTexts(path, 7, settings).update(dict.fromkeys(more, 'text'))
+  assert unfinished.UnfinishedTexts(path, 7, settings) == dict.fromkeys('abcde', 'text')
 
 
 def test_files_of_a_remote_folder(remote):

@@ -39,13 +39,9 @@ def main(argv):
     )
   if _STEPS_PER_EPOCH.value is not None and _STEPS_PER_EPOCH.value <= 0:
     raise UserError(f'--steps_per_epoch must be a positive number; saw {_STEPS_PER_EPOCH.value}')
-  import tqdm
-
   from lingvo_moe.core.log_directory import LogDirectory
   from paper import recording
 
-  interval = 0.5 if sys.stderr.isatty() else 30
-  progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
   known = recording.read(_OUT.value)
   options = (_SPLIT.value, _DATA_DIR.value, _COMMIT.value, _STEPS_PER_EPOCH.value)
   run = LogDirectory.read(argv[1])
@@ -54,7 +50,7 @@ def main(argv):
       raise UserError(
         f'--split names decoded sets; {run.path} has no translations of {split!r}: decode it, or leave it out'
       )
-  found = recording.new_records(run, known, *options, progress)
+  found = recording.new_records(run, known, *options)
   added, there = recording.append(_OUT.value, found) if found else ([], len(known))
   count = lambda kind, noun: counted(sum(record['kind'] == kind for record in added), noun)
   evaluations, scores = count('eval', 'evaluation'), count('test', 'score')

@@ -7,14 +7,16 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.analysis import significance
 from lingvo_moe.analysis import translations
+from lingvo_moe.analysis.significance import METRICS
 from lingvo_moe.analysis.significance import Difference
 from lingvo_moe.core import files
 from lingvo_moe.core import log_directory
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import scoring
@@ -23,8 +25,8 @@ _WEIGHTS_AND_TEXT = ('checkpoint', 'text')  # among a decoder's settings
 _NONE = '(none)'
 
 
-class Part(NamedTuple):
-  """One run's part of a system: with the translations of one checkpoint."""
+class Decoded(NamedTuple):
+  """A run with the translations of one checkpoint."""
 
   run: LogDirectory
   step: int
@@ -39,17 +41,14 @@ class Part(NamedTuple):
 class System:
   """What is compared: one run, or several that translate different pairs, such as bilingual ones."""
 
-  parts: tuple[Part, ...]
+  runs: tuple[Decoded, ...]
 
   @property
   def translations(self) -> dict[str, translations.Translations]:
-    return {name: t for part in self.parts for name, t in part.translations.items()}
-
-  def part_of(self, pair: str) -> Part:
-    return next(part for part in self.parts if pair in part.translations)
+    return {name: t for decoded in self.runs for name, t in decoded.translations.items()}
 
   def __str__(self) -> str:
-    return ', '.join(f'{part.run.path} step {part.step} ({part.run.model})' for part in self.parts)
+    return ', '.join(f'{run.path} step {step} ({run.model})' for run, step, *_ in self.runs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,38 +82,36 @@ class Comparison:
 
     p of a pair is no measure of it: sacreBLEU's is of the upper tail alone (see significance).
     """
-    found = [result.differences[metric] for result in self.pairs.values()]
+    differences = [result.differences[metric] for result in self.pairs.values()]
     return {
-      'better': sum(d.difference > 0 for d in found),
-      'worse': sum(d.difference < 0 for d in found),
-      'equal': sum(d.difference == 0 for d in found),
-      'significantly_better': sum(d.low > 0 for d in found),
-      'significantly_worse': sum(d.high < 0 for d in found),
+      'better': sum(d.difference > 0 for d in differences),
+      'worse': sum(d.difference < 0 for d in differences),
+      'equal': sum(d.difference == 0 for d in differences),
+      'significantly_better': sum(d.low > 0 for d in differences),
+      'significantly_worse': sum(d.high < 0 for d in differences),
     }
 
 
 def read_system(text: str, split: str, data_dir: str | None = None) -> System:
   """A system as it is typed: log directories with commas between, each with @STEP or else its newest decoded step."""
-  parts = []
-  for path in filter(None, (part.strip() for part in text.split(','))):
+  runs = []
+  for path in filter(None, (typed.strip() for typed in text.split(','))):
     before, at, step = path.rpartition('@')
     is_step = at and re.fullmatch(r'\d{1,18}', step) and not files.exists(os.path.join(path, log_directory.CONFIG))
-    chosen = int(step) if is_step else None
-    run = LogDirectory.read(path if chosen is None else before)
-    if chosen is None:
-      chosen = max(run.decoded_steps(split), default=None)
+    run = LogDirectory.read(before if is_step else path)
+    chosen = int(step) if is_step else max(run.decoded_steps(split), default=None)
     if chosen is None:
       raise UserError(
         f'{run.path} has no translations of {split}: make them with lingvo-moe decode {run.path} --split={split} --once'
       )
     settings = run.summary(split, chosen).get('settings') or {}
-    parts.append(Part(run, chosen, translations.read(run, split, chosen, data_dir), settings))
-  if not parts:
+    runs.append(Decoded(run, chosen, translations.read(run, split, chosen, data_dir), settings))
+  if not runs:
     raise UserError(f'a system is a log directory or several, with commas between; saw {text!r}')
-  counts = collections.Counter(name for part in parts for name in part.translations)
+  counts = collections.Counter(name for decoded in runs for name in decoded.translations)
   if double := [name for name, count in counts.items() if count > 1]:
     raise UserError(f'runs of one system translate different pairs; {", ".join(double)} is in several of {text}')
-  return System(tuple(parts))
+  return System(tuple(runs))
 
 
 def compare(
@@ -122,7 +119,6 @@ def compare(
   system: System,
   samples: int = significance.SAMPLES,
   seed: int = significance.SEED,
-  progress: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> Comparison:
   """Scores, differences (system - baseline) and their significance.
 
@@ -131,7 +127,6 @@ def compare(
     system: the other.
     samples: resamples of the lines.
     seed: of the resamples.
-    progress: wraps the pairs' names.
 
   Raises:
     UserError: they have no pair in common, or were not given the same lines.
@@ -143,7 +138,7 @@ def compare(
       f'both must have translated a pair; saw {_some(theirs)} and {_some(ours)}: decode the same pairs (--pairs)'
     )
   pairs, counted = {}, []
-  for name in progress(common):
+  for name in progress.over(common, 'pair'):
     one, two = theirs[name], ours[name]
     if (one.sources, one.references) != (two.sources, two.references):
       raise UserError(
@@ -153,8 +148,8 @@ def compare(
     counter = significance.LineCounts(one.references, one.tokenizer)
     counts = (one.counted(counter), two.counted(counter))
     counted.append(counts)
-    found = significance.paired_bootstrap(*counts, samples, seed)
-    pairs[name] = PairResult(one.direction, len(one.lines), one.tokenizer, found)
+    differences = significance.paired_bootstrap(*counts, samples, seed)
+    pairs[name] = PairResult(one.direction, len(one.lines), one.tokenizer, differences)
   sides = lambda t: {t.pair.source: t.sources, t.pair.target: t.references}
   ids, resampling = significance.sentence_ids([sides(theirs[name]) for name in common])
   mean = significance.mean_bootstrap(*zip(*counted), ids, samples, seed)
@@ -164,25 +159,23 @@ def compare(
 def notices(*systems: System) -> list[str]:
   """Remarks on their BLEU; see scoring.notices."""
   of = lambda t: (t.pair.target, t.references, t.lines)
-  found = (scoring.notices({name: of(t) for name, t in s.translations.items()}) for s in systems)
-  return list(dict.fromkeys(itertools.chain(*found)))
+  remarks = (scoring.notices({name: of(t) for name, t in system.translations.items()}) for system in systems)
+  return list(dict.fromkeys(itertools.chain(*remarks)))
 
 
 def configured(baseline: System, system: System) -> list[tuple[str, str, str]]:
   """(field, baseline's value, system's) wherever configurations, vocabularies or settings of decoding differ."""
-  found = [_values(side) for side in (baseline, system)]
-  names = list(dict.fromkeys(name for values in found for name in values))
-  rows = [(name, *(values.get(name, _NONE) for values in found)) for name in names]
+  one, two = _values(baseline), _values(system)
+  rows = [(name, one.get(name, _NONE), two.get(name, _NONE)) for name in one | two]
   return [row for row in rows if row[1] != row[2]]
 
 
 def _values(system: System) -> dict[str, str]:
   """Each field's value, or values where runs of the system differ."""
   seen = collections.defaultdict(list)
-  for part in system.parts:
-    values = part.run.configured()
-    values |= {f'decoded with {k}': v for k, v in part.settings.items() if k not in _WEIGHTS_AND_TEXT}
-    for name, value in values.items():
+  for decoded in system.runs:
+    settings = {f'decoded with {k}': v for k, v in decoded.settings.items() if k not in _WEIGHTS_AND_TEXT}
+    for name, value in {**decoded.run.configured(), **settings}.items():
       if repr(value) not in seen[name]:
         seen[name].append(repr(value))
   return {name: ' or '.join(values[:3]) + (' or ...' if len(values) > 3 else '') for name, values in seen.items()}
@@ -195,76 +188,64 @@ def _some(names: Iterable[str]) -> str:
 
 def records(comparison: Comparison, baseline: System, system: System, split: str, metrics: Sequence[str]) -> list[dict]:
   """A record of every pair, and one of the mean, ready for JSON."""
-  row = lambda differences: {
-    metric: {
-      'baseline': d.baseline,
-      'system': d.system,
-      'difference': d.difference,
-      'interval': [d.low, d.high],
-      'p': d.p,
-    }
-    for metric, d in differences.items()
-    if metric in metrics
-  }
-  found = []
-  for name, result in comparison.pairs.items():
-    found.append(
-      {
-        'kind': 'pair',
-        'split': split,
-        'baseline': baseline.part_of(name).describe(),
-        'system': system.part_of(name).describe(),
-        'direction': result.direction,
-        'pair': name,
-        'lines': result.lines,
-        'tokenizer': result.tokenizer,
-        'scores': row(result.differences),
-      }
-    )
-  mean = row(comparison.mean)
-  for metric, values in mean.items():
-    values.update(comparison.gains(metric))
-  directions = {result.direction for result in comparison.pairs.values()}
-  found.append(
+
+  def scores(differences):
+    shown = {metric: differences[metric] for metric in METRICS if metric in metrics}
+    row = lambda d: dict(baseline=d.baseline, system=d.system, difference=d.difference, interval=[d.low, d.high], p=d.p)
+    return {metric: row(d) for metric, d in shown.items()}
+
+  translated_by = lambda side, name: next(run.describe() for run in side.runs if name in run.translations)
+  pairs = [
     {
-      'kind': 'mean',
+      'kind': 'pair',
       'split': split,
-      'baseline': [part.describe() for part in baseline.parts],
-      'system': [part.describe() for part in system.parts],
-      'direction': directions.pop() if len(directions) == 1 else 'several',
-      'pairs': len(comparison.pairs),
-      'resampling': comparison.resampling,
-      'scores': mean,
-      'configured': {name: values for name, *values in configured(baseline, system)},
+      'baseline': translated_by(baseline, name),
+      'system': translated_by(system, name),
+      'direction': result.direction,
+      'pair': name,
+      'lines': result.lines,
+      'tokenizer': result.tokenizer,
+      'scores': scores(result.differences),
     }
-  )
-  return found
+    for name, result in comparison.pairs.items()
+  ]
+  directions = {result.direction for result in comparison.pairs.values()}
+  mean = {
+    'kind': 'mean',
+    'split': split,
+    'baseline': [run.describe() for run in baseline.runs],
+    'system': [run.describe() for run in system.runs],
+    'direction': directions.pop() if len(directions) == 1 else 'several',
+    'pairs': len(comparison.pairs),
+    'resampling': comparison.resampling,
+    'scores': {metric: {**d, **comparison.gains(metric)} for metric, d in scores(comparison.mean).items()},
+    'configured': {name: values for name, *values in configured(baseline, system)},
+  }
+  return [*pairs, mean]
 
 
 def table(comparison: Comparison, metrics: Sequence[str]) -> str:
   """Every pair, the mean, and how many pairs gain."""
-  width = max(len('pair'), len(_mean_label(comparison)), *map(len, comparison.pairs))
+  count = len(comparison.pairs)
+  mean = f'mean of {count}'
+  width = max(map(len, ('pair', mean, *comparison.pairs)))
   heads = [f'{metric:>6} {"":>6} {"diff":>6} {"95%":^15} {"p":>6}' for metric in metrics]
+  row = lambda name, lines, differences: '   '.join(
+    [f'{name:{width}} {lines:>6}', *(_cells(differences[m]) for m in metrics)]
+  )
   lines = ['   '.join([f'{"pair":{width}} {"lines":>6}', *heads])]
-  for name, result in comparison.pairs.items():
-    lines.append('   '.join([f'{name:{width}} {result.lines:6d}', *(_cells(result.differences[m]) for m in metrics)]))
-  if len(comparison.pairs) > 1:
-    cells = [_cells(comparison.mean[m]) for m in metrics]
-    lines.append('   '.join([f'{_mean_label(comparison):{width}} {"":6}', *cells]))
-    lines.append(f'mean: resampled {comparison.resampling}')
+  lines += [row(name, result.lines, result.differences) for name, result in comparison.pairs.items()]
+  if count > 1:
+    lines += [row(mean, '', comparison.mean), f'mean: resampled {comparison.resampling}']
   for metric in metrics:
     gains = comparison.gains(metric)
     lines.append(
-      f'{metric}: {gains["better"]} of {len(comparison.pairs)} pairs gain ({gains["significantly_better"]} with '
-      f'an interval above 0), {gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
+      f'{metric}: {gains["better"]} of {count} pairs gain ({gains["significantly_better"]} with an interval above 0), '
+      f'{gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
     )
   if 'BLEU' in metrics:
     lines.append(f'BLEU splits words by {_tokenizers(comparison.pairs)}')
   return '\n'.join(lines)
-
-
-def _mean_label(comparison: Comparison) -> str:
-  return f'mean of {len(comparison.pairs)}'
 
 
 def _cells(d: Difference) -> str:

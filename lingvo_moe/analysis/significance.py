@@ -16,7 +16,7 @@ sentence are resampled each for itself.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,14 @@ METRICS = ('BLEU', 'chrF2', 'chrF++')
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
 
-_NGRAMS = 4
-_BLEU_COUNTS = 2 + 2 * _NGRAMS  # lengths of translation and reference; matching and all n-grams of each order
-_CHARACTERS, _WORDS = 6, 2  # orders of n-grams; chrF2 has no words
-_COUNTS = _BLEU_COUNTS + 3 * (_CHARACTERS + _WORDS)  # chrF: n-grams of translation and reference, and matching ones
-_BETA = 2
-_BLOCK = 4 << 20  # multiplicities held at a time
+# sacreBLEU's metrics, and the columns of a line's counts that each is computed from.
+_BLEU_COUNTS = 2 + 2 * 4  # lengths of translation and reference; matching and all n-grams of each order
+_SCORERS = (
+  (BLEU(force=True), slice(0, _BLEU_COUNTS)),
+  (CHRF(), slice(_BLEU_COUNTS, _BLEU_COUNTS + 3 * 6)),  # n-grams of translation and reference, and matching ones
+  (CHRF(word_order=2), slice(_BLEU_COUNTS, _BLEU_COUNTS + 3 * (6 + 2))),  # n-grams of characters, then of words
+)
+_COUNTS = _SCORERS[-1][1].stop
 
 
 class Difference(NamedTuple):
@@ -55,7 +57,7 @@ class LineCounts:
   def __init__(self, references: Sequence[str], tokenizer: str):
     """References in order; tokenizer: sacreBLEU's, for BLEU."""
     self._bleu = BLEU(tokenize=tokenizer, force=True, references=[list(references)])
-    self._chrf = CHRF(word_order=_WORDS, references=[list(references)])  # its first orders are chrF2's
+    self._chrf = CHRF(word_order=2, references=[list(references)])  # its first orders are chrF2's
     self._lines = len(references)
 
   def __call__(self, translations: Sequence[str]) -> np.ndarray:
@@ -67,19 +69,9 @@ class LineCounts:
     return np.concatenate(counts, axis=1).reshape(self._lines, _COUNTS)
 
 
-def scores(counts: np.ndarray) -> dict[str, np.ndarray]:
-  """Each metric, 0 to 100, of summed counts [..., counts]; computed in their type, float64 or float32."""
-  chrf = counts[..., _BLEU_COUNTS:]
-  return {
-    'BLEU': _bleu(counts[..., :_BLEU_COUNTS]),
-    'chrF2': _chrf(chrf[..., : 3 * _CHARACTERS]),
-    'chrF++': _chrf(chrf),
-  }
-
-
 def corpus_scores(counts: np.ndarray) -> dict[str, float]:
   """Each metric of lines' counts [lines, counts]: sacreBLEU's corpus scores."""
-  return {metric: float(score) for metric, score in scores(counts.sum(0).astype(np.float64)).items()}
+  return dict(zip(METRICS, _scores(counts.sum(0)), strict=True))
 
 
 def paired_bootstrap(
@@ -93,12 +85,13 @@ def paired_bootstrap(
     samples: resamples of all lines.
     seed: of the resamples; the same draws serve every metric and both systems.
   """
-  sampled = _score_samples([baseline, system], len(baseline), samples, np.random.default_rng(seed), np.float32)
-  found = {}
-  for metric, (a, b) in _pairs(sampled).items():
-    one, two = corpus_scores(baseline)[metric], corpus_scores(system)[metric]
-    found[metric] = Difference(one, two, *_interval(b - a), _sacrebleu_p(np.abs(b - a), abs(one - two)))
-  return found
+  a, b = _resampled([baseline, system], samples, np.random.default_rng(seed), np.float32)
+  by_metric = {}
+  for i, (metric, one) in enumerate(corpus_scores(baseline).items()):
+    two, differences = corpus_scores(system)[metric], b[:, i] - a[:, i]
+    p = _sacrebleu_p(np.abs(differences), abs(one - two))
+    by_metric[metric] = Difference(one, two, *_interval(differences), p)
+  return by_metric
 
 
 def mean_bootstrap(
@@ -121,21 +114,21 @@ def mean_bootstrap(
     By metric; p is two-sided: the share of resamples whose difference is as far from their mean as the one that was
     observed is from 0.
   """
-  sampled = {metric: np.zeros(samples) for metric in METRICS}
+  sampled = np.zeros([samples, len(METRICS)])
   for number, block in enumerate(joined(ids)):
     sentences, places = np.unique(np.concatenate([ids[i] for i in block]), return_inverse=True)
-    parts = np.split(places, np.cumsum([len(ids[i]) for i in block])[:-1])
-    sides = [_summed(side[i], part, len(sentences)) for i, part in zip(block, parts) for side in (baselines, systems)]
+    places = np.split(places, np.cumsum([len(ids[i]) for i in block])[:-1])
+    sides = [_summed(side[i], own, len(sentences)) for side in (baselines, systems) for i, own in zip(block, places)]
     # Blocks draw each for itself; the first as paired_bootstrap does.
     rng = np.random.default_rng(seed if number == 0 else [seed, number])
-    for metric, (a, b) in _pairs(_score_samples(sides, len(sentences), samples, rng, np.float64)).items():
-      sampled[metric] += (b - a).reshape(len(block), samples).sum(0) / len(ids)
-  found = {}
-  for metric, differences in sampled.items():
-    one, two = (np.mean([corpus_scores(counts)[metric] for counts in side]) for side in (baselines, systems))
+    a, b = np.split(_resampled(sides, samples, rng, np.float64), 2)
+    sampled += (b - a).sum(0) / len(ids)
+  by_metric = {}
+  for metric, differences in zip(METRICS, sampled.T, strict=True):
+    one, two = (float(np.mean([corpus_scores(counts)[metric] for counts in side])) for side in (baselines, systems))
     as_far = np.sum(np.abs(differences - differences.mean()) >= abs(two - one))
-    found[metric] = Difference(float(one), float(two), *_interval(differences), (int(as_far) + 1) / (samples + 1))
-  return found
+    by_metric[metric] = Difference(one, two, *_interval(differences), (int(as_far) + 1) / (samples + 1))
+  return by_metric
 
 
 def sentence_ids(sets: Sequence[Mapping[str, Sequence[str]]]) -> tuple[list[np.ndarray], str]:
@@ -176,85 +169,38 @@ def sentence_ids(sets: Sequence[Mapping[str, Sequence[str]]]) -> tuple[list[np.n
 
 def joined(ids: Sequence[np.ndarray]) -> list[list[int]]:
   """The test sets, by number, in blocks: sets of different blocks share no sentence."""
-  block_of = list(range(len(ids)))
-  first_with: dict[int, int] = {}
-
-  def root(i):
-    while block_of[i] != i:
-      i = block_of[i]
-    return i
-
+  blocks: list[tuple[list[int], set[int]]] = []
   for i, sentences in enumerate(ids):
-    for sentence in np.unique(sentences).tolist():
-      a, b = root(first_with.setdefault(sentence, i)), root(i)
-      block_of[max(a, b)] = min(a, b)
-  blocks = collections.defaultdict(list)
-  for i in range(len(ids)):
-    blocks[root(i)].append(i)
-  return list(blocks.values())
+    members, covered, apart = [i], set(sentences.tolist()), []
+    for block in blocks:
+      if covered.isdisjoint(block[1]):
+        apart.append(block)
+      else:
+        members, covered = members + block[0], covered | block[1]
+    blocks = [*apart, (members, covered)]
+  return sorted(sorted(members) for members, _ in blocks)
 
 
-def _bleu(counts: np.ndarray) -> np.ndarray:
-  """sacreBLEU's compute_bleu with exponential smoothing, of many corpora at once."""
-  translation, reference = np.moveaxis(counts[..., :2].astype(np.float64), -1, 0)
-  matching, total = counts[..., 2 : 2 + _NGRAMS], counts[..., 2 + _NGRAMS :]
-  smooth = (2 ** np.cumsum(matching == 0, axis=-1)).astype(counts.dtype)
-  with np.errstate(divide='ignore', invalid='ignore'):
-    precisions = np.where(matching == 0, 100 / (smooth * total), 100 * matching / total)
-    logs = np.log(precisions.astype(np.float64))
-    brevity = np.where(translation < reference, np.exp(1 - reference / translation), 1.0)
-  scored = (total > 0).all(-1) & (matching > 0).any(-1)
-  return np.where(scored, brevity * np.exp(np.where(scored[..., None], logs, 0.0).sum(-1) / _NGRAMS), 0.0)
+def _scores(counts: np.ndarray) -> list[float]:
+  """The metrics of summed counts [counts], computed in their type, as sacreBLEU does."""
+  values = counts.tolist() if counts.dtype != np.float32 else list(counts)
+  return [metric._compute_score_from_stats(values[columns]).score for metric, columns in _SCORERS]
 
 
-def _chrf(counts: np.ndarray) -> np.ndarray:
-  """sacreBLEU's _compute_f_score without epsilon smoothing, of many corpora at once."""
-  translation, reference, matching = (counts[..., i::3] for i in range(3))
-  counted = (translation > 0) & (reference > 0)
-  zero = counts.dtype.type(0)
-  precision = recall = zero
-  for i in range(counted.shape[-1]):  # in sacreBLEU's order: float32 rounds
-    with np.errstate(divide='ignore', invalid='ignore'):
-      precision = precision + np.where(counted[..., i], matching[..., i] / translation[..., i], zero)
-      recall = recall + np.where(counted[..., i], matching[..., i] / reference[..., i], zero)
-  orders = np.maximum(counted.sum(-1), 1).astype(counts.dtype)
-  precision, recall = precision / orders, recall / orders
-  with np.errstate(divide='ignore', invalid='ignore'):
-    score = (1 + _BETA**2) * precision * recall / (_BETA**2 * precision + recall)
-  return np.where(precision + recall > 0, 100 * score, zero)
-
-
-def _score_samples(sides: Sequence[np.ndarray], lines: int, samples: int, rng, dtype) -> dict[str, np.ndarray]:
-  """Each metric of every resample of each side's counts [lines, counts]: [sides, samples]."""
+def _resampled(sides: Sequence[np.ndarray], samples: int, rng, dtype) -> np.ndarray:
+  """Metrics of every resample of the lines, of each side's counts [lines, counts]: [sides, samples, metrics]."""
   stacked = np.concatenate(sides, axis=1).astype(np.float64)
-  found = []
-  for multiplicities in _resamples(lines, samples, rng):
-    sums = (multiplicities @ stacked).reshape(len(multiplicities), len(sides), _COUNTS)  # exact: they are integers
-    found.append(scores(np.moveaxis(sums, 1, 0).astype(dtype)))
-  return {metric: np.concatenate([block[metric] for block in found], axis=1) for metric in METRICS}
-
-
-def _resamples(lines: int, samples: int, rng) -> Iterator[np.ndarray]:
-  """How often each line is drawn in each resample, float64 [block, lines]; in sacreBLEU's order of drawing."""
-  drawn = rng.choice(lines, size=(samples, lines), replace=True)
-  rows = max(1, _BLOCK // lines)
-  for begin in range(0, samples, rows):
-    block = drawn[begin : begin + rows]
-    flat = block + lines * np.arange(len(block))[:, None]
-    yield np.bincount(flat.ravel(), minlength=lines * len(block)).reshape(len(block), lines).astype(np.float64)
-
-
-def _pairs(sampled: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """(baseline, system) of each metric where sides alternate; flat where there are two sides."""
-  found = {metric: (values[0::2], values[1::2]) for metric, values in sampled.items()}
-  return {metric: (a[0], b[0]) if len(a) == 1 else (a, b) for metric, (a, b) in found.items()}
+  drawn = rng.choice(len(stacked), size=(samples, len(stacked)), replace=True)  # in sacreBLEU's order
+  multiplicities = np.array([np.bincount(lines, minlength=len(stacked)) for lines in drawn], np.float64)
+  sums = (multiplicities @ stacked).astype(dtype).reshape(samples, len(sides), _COUNTS)  # exact: they are integers
+  return np.array([[_scores(counts) for counts in sums[:, side]] for side in range(len(sides))])
 
 
 def _summed(counts: np.ndarray, sentence: np.ndarray, sentences: int) -> np.ndarray:
   """Counts of lines, summed by sentence."""
-  found = np.zeros((sentences, counts.shape[1]), np.int64)
-  np.add.at(found, sentence, counts)
-  return found
+  summed = np.zeros((sentences, counts.shape[1]), np.int64)
+  np.add.at(summed, sentence, counts)
+  return summed
 
 
 def _interval(differences: np.ndarray) -> tuple[float, float]:

@@ -85,7 +85,7 @@ def read(
   data_dir = data_dir or run.values.get('data_dir') or ''
   if written is None and not files.isdir(files.plain(data_dir)):
     raise UserError(f'references of {run.path} are read from its corpus, and {data_dir!r} is not there: --data_dir=...')
-  found = {}
+  by_pair = {}
   split_files = [tuple(p) for p in run.values.get('split_files') or ()]
   for pair in written or parallel.find_pairs(data_dir, ','.join(scored), split, split_files):
     path = run.results_file(split, step, pair.name + log_directory.HYPOTHESES)
@@ -107,23 +107,23 @@ def read(
           f'{pair.name} was decoded from other text than {data_dir} has: give the corpus that was decoded, '
           '--data_dir=..., or leave it out'
         )
-    found[pair.name] = Translations(pair, sources, references, lines, scored[pair.name]['chrf'])
-  if lost := sorted(set(scored) - set(found)):
+    by_pair[pair.name] = Translations(pair, sources, references, lines, scored[pair.name]['chrf'])
+  if lost := sorted(set(scored) - set(by_pair)):
     raise UserError(f'{data_dir} has no {split} of {", ".join(lost)}: give the corpus that was decoded, --data_dir=...')
-  return found
+  return by_pair
 
 
 def _written_pairs(run: LogDirectory, split: str, step: int, summary: Mapping[str, Any]) -> list[parallel.Pair] | None:
   """Pairs whose text the decoder wrote with its translations; None where it did not of one."""
   hashes, languages = summary.get('hashes') or {}, summary.get('languages') or {}
-  found = []
+  pairs = []
   for name in sorted(summary['pairs']):
     sides = [name + log_directory.SOURCES, name + log_directory.REFERENCES]
     cut = languages.get(name) or name.split('-')  # an earlier version did not write languages down
     if len(cut) != 2 or '-'.join(cut) != name or os.path.basename(name) != name or not set(sides) <= set(hashes):
       return None
-    found.append(parallel.Pair(name, *cut, split, *((run.results_file(split, step, side),) for side in sides)))
-  return found
+    pairs.append(parallel.Pair(name, *cut, split, *((run.results_file(split, step, side),) for side in sides)))
+  return pairs
 
 
 def _check_unchanged(path: str, hashes: Mapping[str, str], logdir: str) -> None:

@@ -4,11 +4,11 @@ Compares the translations of two runs, as the decoder has left them: BLEU, chrF2
 translated, the difference (RUN minus BASELINE), its 95% interval and p by paired bootstrap; the same of the mean over
 pairs; how many pairs gain, and of how many the interval excludes 0; and what differs in the configurations.
 
-p of a pair is sacreBLEU's. It counts resamples whose difference is far above its mean, not those far below, and is often
-about half of a two-sided p: of equal systems more than 5% have p < 0.05. p of the mean over pairs is two-sided.
+p of a pair is sacreBLEU's. It counts resamples whose difference is far above its mean, not those far below, and is
+often about half of a two-sided p: of equal systems more than 5% have p < 0.05. p of the mean over pairs is two-sided.
 
-BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several with
-commas between count as one system: runs/de_en,runs/fr_en beside one run for all.
+BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several
+with commas between count as one system: runs/de_en,runs/fr_en beside one run for all.
 
 Where pairs translate the same sentences, such as verses, the interval of the mean resamples sentences, each in all its
 languages, since these are no independent draws; else lines of each pair by themselves. A line says which.
@@ -20,7 +20,6 @@ References are those that the decoder wrote beside its translations, or of --dat
 from __future__ import annotations
 
 import json
-import sys
 
 from absl import flags
 
@@ -46,20 +45,16 @@ def main(argv):
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw none')
   if wrong := [metric for metric in _METRIC.value if metric not in _METRICS]:
     raise UserError(f'--metric must be of {", ".join(_METRICS)}; saw {wrong[0]!r}')
-  import tqdm
-
   from lingvo_moe.analysis import compare
 
   baseline, system = (compare.read_system(text, _SPLIT.value, _DATA_DIR.value) for text in argv[1:])
-  interval = 0.5 if sys.stderr.isatty() else 30
-  progress = lambda names: tqdm.tqdm(names, unit='pair', disable=len(names) < 5, leave=False, mininterval=interval)
-  found = compare.compare(baseline, system, _SAMPLES.value, _SEED.value, progress)
+  comparison = compare.compare(baseline, system, _SAMPLES.value, _SEED.value)
   print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
-  print(compare.table(found, _METRIC.value))
+  print(compare.table(comparison, _METRIC.value))
   for notice in compare.notices(baseline, system):
     print(notice)
-  if found.left_out:
-    print(f'translated by one of them only, and left out: {", ".join(found.left_out)}')
+  if comparison.left_out:
+    print(f'translated by one of them only, and left out: {", ".join(comparison.left_out)}')
   print(
     '\nwhat differs in the configurations' if (rows := compare.configured(baseline, system)) else '\nno value differs'
   )
@@ -67,7 +62,7 @@ def main(argv):
     print(f'  {name}: {one} | {two}')
   if _JSON.value:
     with open(_JSON.value, 'a', encoding='utf-8') as f:
-      for record in compare.records(found, baseline, system, _SPLIT.value, _METRIC.value):
+      for record in compare.records(comparison, baseline, system, _SPLIT.value, _METRIC.value):
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
 
 

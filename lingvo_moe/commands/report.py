@@ -2,8 +2,8 @@
 
 Writes a report of a run, or of two side by side, as one HTML file that opens offline: loss, dev loss, pace, learning
 rate and gradient norm; BLEU and chrF by language; for every MoE layer the load of each expert over time, drops, entropy
-and dead experts, and which languages use which experts; sample translations; configuration, versions and machine. Behind
-each plot is a table. What a run does not have is named in a sentence.
+and dead experts, and which languages use which experts; sample translations; configuration, versions and machine.
+Behind each plot is a table. What a run does not have is named in a sentence.
 
 RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. Where a decoder of
 an earlier version wrote no sources and references beside its translations, they are read from --data_dir.

@@ -36,6 +36,12 @@ def counted(count: int, one: str, many: str = '') -> str:
   return f'{count:,} {one if count == 1 else many or one + "s"}'
 
 
+def listed(names: Iterable[str], most: int = 8, between: str = ', ') -> str:
+  """The first names of many: 'a, b and 3 more'; 'none' of none."""
+  names = list(names)
+  return (between.join(names[:most]) or 'none') + (f' and {len(names) - most} more' if len(names) > most else '')
+
+
 def reason(error: Exception) -> str:
   """First line of an error's message, without what TensorFlow adds about its graph: {{node ...}}, [Op:SaveV2]."""
   lines = re.sub(r'\{\{.*?\}\}|\[Op:[^]]*\]( name:)?', '', str(error)).strip().splitlines()

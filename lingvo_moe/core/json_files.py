@@ -128,6 +128,14 @@ def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
     raise UserError(f'{path} is not {what} ({e}): {way_out}') from None
 
 
+def read_if_any(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any] | None:
+  """The JSON object in a file, None if there is no file; see `read`."""
+  try:
+    return read(path, what, way_out, **kinds)
+  except FileNotFoundError:
+    return None
+
+
 def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
   """(text, JSON object with its step) of each line of a file; none if it is not there.
 

@@ -6,6 +6,7 @@ docs/log_directory.md says what each file holds. Results of earlier versions are
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -49,6 +50,7 @@ _RANKS = (
 )  # of a token's choices of experts
 _VOCAB_FIELDS = ('source_vocab', 'target_vocab', 'vocab')
 _NONE = '(none)'
+_TAIL = 1 << 20  # bytes of the training log that are searched for the last dev loss
 
 
 def results_dir(logdir: str, split: str) -> str:
@@ -68,12 +70,12 @@ def moe_metric(layer: str, statistic: str) -> str:
 
 def moe_metrics(line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
   """Statistics by name of each MoE layer in a line of the training log."""
-  found: dict[str, dict[str, Any]] = {}
+  by_layer: dict[str, dict[str, Any]] = {}
   for name, value in line.items():
     if name.startswith('moe/') and name.count('/') > 1:
       layer, _, statistic = name.removeprefix('moe/').rpartition('/')
-      found.setdefault(layer, {})[statistic] = value
-  return found
+      by_layer.setdefault(layer, {})[statistic] = value
+  return by_layer
 
 
 def dropped(rank: int) -> str:
@@ -172,20 +174,20 @@ class LogDirectory:
       'settings': json_files.optional(json_files.OBJECT),
     }
     path, way_out = self.results_file(split, step, SCORES), 'decode the step again (--overwrite)'
-    found = _read(path, 'what the decoder writes', way_out, **kinds)
-    if found is None:
+    summary = _read(path, 'what the decoder writes', way_out, **kinds)
+    if summary is None:
       decoded = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
         f'{self.path} has no translations of {split} by step {step}; decoded there: {decoded}. Make them with '
         f'lingvo-moe decode {self.path} --split={split} --step={step}'
       )
-    return found
+    return summary
 
   def perplexities(self, split: str) -> tuple[int, dict[str, Any]] | None:
     """(step, summary) of the newest evaluation of a language model; None where there is none."""
     step = max(self.decoded_steps(split, PERPLEXITY), default=None)
-    found = None if step is None else _read(self.results_file(split, step, PERPLEXITY))
-    return (step, found) if found and isinstance(found.get('files'), dict) else None
+    summary = None if step is None else _read(self.results_file(split, step, PERPLEXITY))
+    return (step, summary) if summary and isinstance(summary.get('files'), dict) else None
 
   @property
   def trained_in(self) -> str:
@@ -207,22 +209,22 @@ class LogDirectory:
   @functools.cached_property
   def loads(self) -> list[Loads]:
     """Loads of experts over time; none of runs of an earlier version."""
-    found = []
+    loads = []
     for line in _read_lines(os.path.join(self.path, ROUTING_LOG)):
       choices = line.get('choices')
       if isinstance(choices, dict) and all(map(_are_numbers, choices.values())):
-        found.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
-    return found
+        loads.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
+    return loads
 
   @functools.cached_property
   def dev_routing(self) -> dict[str, Any] | None:
     """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
-    found = _read(os.path.join(self.path, DEV_ROUTING)) or {}
-    choices, subsets = found.get('choices'), found.get('subsets')
+    routing = _read(os.path.join(self.path, DEV_ROUTING)) or {}
+    choices, subsets = routing.get('choices'), routing.get('subsets')
     if not isinstance(choices, dict) or not isinstance(subsets, list):
       return None
     fits = lambda rows: isinstance(rows, list) and len(rows) == len(subsets) and all(map(_are_numbers, rows))
-    return found if all(map(fits, choices.values())) else None
+    return routing if all(map(fits, choices.values())) else None
 
   @functools.cached_property
   def environments(self) -> list[dict[str, Any]]:
@@ -236,11 +238,27 @@ class LogDirectory:
 
   def configured(self) -> dict[str, Any]:
     """Model, values, contents of the vocabularies, and steps of an average, to compare with those of another run."""
-    found = {'model': self.model, **self.values}
+    values = {'model': self.model, **self.values}
     for name in _VOCAB_FIELDS:
       if name in self.values:
-        found[f'{name}, pieces'] = _fingerprint(os.path.join(self.path, str(self.values[name] or '')))
-    return found | ({'average of steps': self.averaged['steps']} if self.averaged else {})
+        values[f'{name}, pieces'] = _fingerprint(os.path.join(self.path, str(self.values[name] or '')))
+    return values | ({'average of steps': self.averaged['steps']} if self.averaged else {})
+
+
+def dev_loss_parts(logdir: str, subset: str) -> list[str]:
+  """Names of the parts of the dev text by which a run last logged its dev loss; none where it has not."""
+  try:
+    with files.open_to_read(os.path.join(logdir, TRAIN_LOG)) as f:
+      f.seek(max(0, f.seek(0, 2) - _TAIL))
+      lines = f.read().decode('utf-8', errors='replace').splitlines()
+  except OSError:
+    return []
+  name = dev_loss_by(subset)
+  for line in reversed(lines):
+    if f'"{name}"' in line:
+      with contextlib.suppress(ValueError):
+        return sorted(json_files.parse(line, **{name: json_files.OBJECT})[name])
+  return []
 
 
 def _read(
@@ -250,10 +268,7 @@ def _read(
   **kinds: json_files.Kind,
 ) -> dict[str, Any] | None:
   """The object in a JSON file; None if there is no such file; see json_files.read."""
-  try:
-    return json_files.read(path, what, way_out, **kinds)
-  except FileNotFoundError:
-    return None
+  return json_files.read_if_any(path, what, way_out, **kinds)
 
 
 def _read_lines(path: str, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:

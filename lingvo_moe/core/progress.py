@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from typing import Self, TextIO
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, TextIO
 
 import tqdm
 
@@ -136,6 +137,12 @@ def duration(seconds: float) -> str:
     if whole >= size:
       return f'{whole // size} {large} {whole % size // part} {small}'
   return f'{whole} s'
+
+
+def over(items: Sequence[Any], unit: str) -> Iterable[Any]:
+  """The items one by one, with a progress bar for five or more."""
+  seconds = 0.5 if sys.stderr.isatty() else LINE_SECONDS
+  return tqdm.tqdm(items, unit=unit, disable=len(items) < 5, leave=False, mininterval=seconds)
 
 
 class Working:

@@ -1,13 +1,15 @@
-"""Section of a report on experts: for every MoE layer its loads, drops, entropy and dead experts, and who uses which."""
+"""Section of a report on experts: of every MoE layer loads, drops, entropy, dead experts, and who uses which."""
 
 from __future__ import annotations
 
 import functools
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import listed
 from lingvo_moe.report import figures
 from lingvo_moe.report import languages
 from lingvo_moe.report import svg
@@ -16,9 +18,9 @@ from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
 from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.report.series import Series
 from lingvo_moe.report.series import chosen
 from lingvo_moe.report.series import text
+from lingvo_moe.report.series import thinned
 from lingvo_moe.report.svg import Curve
 
 # Loads in multiples of a fair share: the largest of each level; above the last one there is one more. Level 0 is none.
@@ -27,29 +29,23 @@ _LEVELS = ('none', 'to ¼', 'to ½', 'to 0.8', 'to 1¼', 'to 2', 'to 4', 'above'
 _ROWS = 128  # of a heat map over experts; of more experts, neighbours share a row
 _COLUMNS = 60  # of a heat map over time
 _CELLS = 600  # of a table, at most
-_DEAD = 'Experts without one choice since the point before.'
+_FEW = 32  # experts with a column each in a table
 
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Every MoE layer, or a sentence on why there is none."""
-  parts = [figures.absent(_why_dense(record)) for record in records if not record.layers]
   routed = [record for record in records if record.layers]
-  parts += [
-    figures.absent(
-      f'{record.name} has no routing.jsonl: it was trained by a version that did not keep the load of each expert. '
-      'What the log has of its layers is shown.'
-    )
-    for record in routed
-    if not record.run.loads
-  ]
-  parts += [
-    figures.absent(
-      f'{record.name} has no dev_routing.json, which an evaluation of the dev loss leaves, so it does not say which '
-      'experts serve which languages.'
-    )
-    for record in routed
-    if not record.run.dev_routing
-  ]
+  parts = [figures.absent(_why_dense(record)) for record in records if not record.layers]
+  parts += figures.absences(
+    '{} has no routing.jsonl: it was trained by a version that did not keep the load of each expert. '
+    'What the log has of its layers is shown.',
+    [record for record in routed if not record.run.loads],
+  )
+  parts += figures.absences(
+    '{} has no dev_routing.json, which an evaluation of the dev loss leaves, so it does not say which '
+    'experts serve which languages.',
+    [record for record in routed if not record.run.dev_routing],
+  )
   layers = list(dict.fromkeys(layer for record in routed for layer in record.layers))
   if any(record.run.loads or record.run.dev_routing for record in routed):
     parts.append(_scale())
@@ -72,162 +68,129 @@ def level(share: float) -> int:
 
 
 def _why_dense(record: RunRecord) -> str:
-  if record.averaged and record.run.values.get('num_experts'):
+  if not record.run.values.get('num_experts'):
+    return f'{record.name} is a dense model: it has no experts.'
+  if record.averaged:
     return f'{record.name} is the average of {record.averaged}: loads of its own experts were not counted.'
-  if record.run.values.get('num_experts'):
-    return f'{record.name} has experts, but its log has no line of a training step yet.'
-  return f'{record.name} is a dense model: it has no experts.'
+  return f'{record.name} has experts, but its log has no line of a training step yet.'
 
 
 def _scale() -> Markup:
   """What the colours of heat maps stand for."""
-  squares = [
-    tag(
-      'li',
-      tag('svg', tag('rect', width=16, height=10, class_=f'l{i}'), viewBox='0 0 16 10', aria_hidden='true'),
-      ' ',
-      name,
-    )
-    for i, name in enumerate(_LEVELS)
-  ]
+  square = lambda i: tag(
+    'svg', tag('rect', width=16, height=10, class_=f'l{i}'), viewBox='0 0 16 10', aria_hidden='true'
+  )
   about = (
     'Colours of heat maps are loads in multiples of a fair share, which is 1 for an expert with as many choices as the '
     'mean of its layer. Choices are those of tokens that found a slot.'
   )
+  squares = [tag('li', square(i), ' ', name) for i, name in enumerate(_LEVELS)]
   return join([tag('p', about), tag('ul', *squares, class_='legend')])
 
 
 def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
   of = lambda record, title: title if record.alone else f'{title}, {record.name}'
-  parts = [_loads(record, layer, of(record, 'Load by expert')) for record in records]
   key = functools.partial(log_directory.moe_metric, layer)
-  present = dict.fromkeys(s for record in records for s in record.layers[layer])
-  drops = {key(s): s.replace('_', ' ') for s in present if log_directory.is_dropped(s)}
+  statistics_of = dict.fromkeys(statistic for record in records for statistic in record.layers[layer])
+  drops = {key(s): s.replace('_', ' ') for s in statistics_of if log_directory.is_dropped(s)}
   if any(line.get(key('second_skipped')) for record in records for line in record.steps):
     drops[key('second_skipped')] = 'second skipped'
-  parts.append(
-    figures.curves(
-      'Choices without a slot',
-      training.curves_of(records, drops, points=points),
-      'step',
-      'Choices of each rank a token; skipped ones at random, dropped ones for want of room.',
-    )
-  )
-  parts.append(
-    figures.curves(
-      'Entropy of the gate',
-      training.curves_of(records, {key('entropy'): 'nats'}, points=points),
-      'step',
-      'Nats a token; the logarithm of the number of experts if all are equally likely.',
-    )
-  )
-  parts.append(
-    figures.curves(
+  drops_note = 'Choices of each rank a token; skipped ones at random, dropped ones for want of room.'
+  entropy_note = 'Nats a token; the logarithm of the number of experts if all are equally likely.'
+  quantities = (
+    ('Choices without a slot', drops, drops_note),
+    ('Entropy of the gate', {key('entropy'): 'nats'}, entropy_note),
+    (
       'Largest load',
-      training.curves_of(records, {key('largest_load'): 'multiples of the mean'}, points=points),
-      'step',
+      {key('largest_load'): 'multiples of the mean'},
       'Load of the fullest expert in multiples of the mean load.',
-    )
+    ),
   )
-  parts.append(figures.curves('Dead experts', [_dead(record, layer) for record in records], 'step', _DEAD, True))
-  parts += [_by_language(record, layer, of(record, 'Languages and experts')) for record in records]
-  return figures.grid(*parts)
+  dead = [_dead(record, layer) for record in records]
+  return figures.grid(
+    *(_loads(record, layer, of(record, 'Load by expert')) for record in records),
+    *(figures.curves(title, training.curves_of(records, by, points), 'step', note) for title, by, note in quantities),
+    figures.curves('Dead experts', dead, 'step', 'Experts without one choice since the point before.', True),
+    *(_by_language(record, layer, of(record, 'Languages and experts')) for record in records),
+  )
 
 
 def _dead(record: RunRecord, layer: str) -> Curve:
   loads = [load for load in record.run.loads if layer in load.choices]
-  xs, ys, begin = [], [], 0
+  points, begin = [], 0
   for end in (i + 1 for i in chosen(len(loads), _COLUMNS)):  # each point is of all records since the point before
-    choices = zip(*(load.choices[layer] for load in loads[begin:end]))
-    xs.append(float(loads[end - 1].step))
-    ys.append(float(sum(not any(n > 0 for n in of_expert) for of_expert in choices)))
+    by_expert = zip(*(load.choices[layer] for load in loads[begin:end]))
+    points.append((loads[end - 1].step, sum(not any(n > 0 for n in choices) for choices in by_expert)))
     begin = end
-  return Curve(record.label('dead', sole=True), Series(xs, ys, ys, ys), record.place, record.place)
+  return Curve(record.label('dead', sole=True), thinned(points), record.place, record.place)
 
 
 def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   """Heat map of loads, experts by time."""
-  kept = [load for load in record.run.loads if layer in load.choices]
-  if not kept:
+  loads = [load for load in record.run.loads if layer in load.choices]
+  if not loads:
     return None
-  kept = [kept[i] for i in chosen(len(kept), _COLUMNS)]
-  experts = len(kept[-1].choices[layer])
-  kept = [load for load in kept if len(load.choices[layer]) == experts]
-  by_time = [fair_shares(load.choices[layer]) for load in kept]
+  loads = [loads[i] for i in chosen(len(loads), _COLUMNS)]
+  experts = len(loads[-1].choices[layer])
+  loads = [load for load in loads if len(load.choices[layer]) == experts]
+  by_time = [fair_shares(load.choices[layer]) for load in loads]
   rows, names = _rows(by_time, experts)
   last = by_time[-1]
   fullest = max(range(experts), key=last.__getitem__)
   dead = [str(e) for e in range(experts) if last[e] <= 0]
   label = (
-    f'{title} in {layer}: {experts} experts over {counted(len(kept), "span")} of steps. At step {text(kept[-1].step)} expert '
-    f'{fullest} is the fullest with {text(last[fullest])} times a fair share; dead experts: '
-    + (', '.join(dead[:8]) or 'none')
-    + (f' and {len(dead) - 8} more' if len(dead) > 8 else '')
+    f'{title} in {layer}: {experts} experts over {counted(len(loads), "span")} of steps. At step '
+    f'{text(loads[-1].step)} expert {fullest} is the fullest with {text(last[fullest])} times a fair share; '
+    f'dead experts: {listed(dead)}'
   )
   note = 'A row for each expert' if len(rows) == experts else f'A row for each {-(-experts // len(rows))} experts'
-  note += '; each column is of the steps since the column before.' if len(kept) == len(record.run.loads) else '.'
-  picture = svg.heat_map(
-    [[level(share) for share in row] for row in rows],
-    names,
-    [text(load.step) for load in kept],
-    'step',
-    label,
-  )
-  return figures.figure(title, picture, _load_table(title, kept, by_time, experts), note)
-
-
-def _rows(by_time: Sequence[Sequence[float]], experts: int) -> tuple[list[list[float]], list[str]]:
-  """(rows of a heat map with a value for each time, their names); of many experts, means over neighbours."""
-  size = -(-experts // _ROWS)
-  spans = [range(begin, min(begin + size, experts)) for begin in range(0, experts, size)]
-  rows = [[sum(shares[e] for e in span) / len(span) for shares in by_time] for span in spans]
-  return rows, [str(span[0]) if size == 1 else f'{span[0]}–{span[-1]}' for span in spans]
-
-
-def _load_table(title, kept, by_time, experts) -> Markup:
-  """Loads in multiples of a fair share: of each expert, or of many experts their least, median and largest."""
-  few = experts <= 32
-  columns = experts if few else 4
-  times = chosen(len(kept), max(4, _CELLS // columns))
-  if few:
-    head = ['step', *(f'expert {e}' for e in range(experts))]
-    rows = [[kept[t].step, *(f'{share:.2f}' for share in by_time[t])] for t in times]
-  else:
-    head = ['step', 'least', 'median', 'largest', 'dead']
-    summary = lambda shares: [f'{f(shares):.2f}' for f in (min, statistics.median, max)]
-    rows = [[kept[t].step, *summary(by_time[t]), sum(share <= 0 for share in by_time[t])] for t in times]
-  return figures.table(head, rows, title)
+  note += '; each column is of the steps since the column before.' if len(loads) == len(record.run.loads) else '.'
+  steps = [text(load.step) for load in loads]
+  picture = svg.heat_map([list(map(level, row)) for row in rows], names, steps, 'step', label)
+  columns = experts if experts <= _FEW else 4
+  cells = {loads[t].step: by_time[t] for t in chosen(len(loads), max(4, _CELLS // columns))}
+  summary = lambda shares: [*(f'{f(shares):.2f}' for f in (min, statistics.median, max)), sum(s <= 0 for s in shares)]
+  table = _share_table(title, 'step', cells, ('least', 'median', 'largest', 'dead'), summary)
+  return figures.figure(title, picture, table, note)
 
 
 def _by_language(record: RunRecord, layer: str, title: str) -> Markup | None:
   """Heat map of the shares of a language's choices that each expert serves."""
-  found = record.run.dev_routing
-  if not found or not found['choices'].get(layer):
+  routing = record.run.dev_routing
+  if not routing or not routing['choices'].get(layer):
     return None
-  choices = dict(zip(map(str, found['subsets']), found['choices'][layer], strict=True))
+  choices = dict(zip(map(str, routing['subsets']), routing['choices'][layer], strict=True))
   names, by = languages.in_order([record], [name for name, loads in choices.items() if sum(loads) > 0])
-  if not names:
-    return None
   shares = {name: fair_shares(choices[name]) for name in names}
-  experts = len(shares[names[0]])
-  if any(len(row) != experts for row in shares.values()):
+  if len(set(map(len, shares.values()))) != 1:
     return None
-  columns, experts_of = _rows([shares[name] for name in names], experts)
-  by_name = list(zip(*columns, strict=True))
-  top = {name: max(range(experts), key=shares[name].__getitem__) for name in names}
+  experts = len(shares[names[0]])
+  columns, experts_of = _rows(list(shares.values()), experts)
+  top = {name: max(range(experts), key=of_experts.__getitem__) for name, of_experts in shares.items()}
   label = f'{title} in {layer} on dev: ' + '; '.join(
     f'{name} most by expert {top[name]} ({text(shares[name][top[name]])} times a fair share)' for name in names[:12]
   )
-  picture = svg.heat_map([[level(share) for share in row] for row in by_name], names, experts_of, 'expert', label)
-  few = experts <= 32
-  head = [
-    'part',
-    *((f'expert {e}' for e in range(experts)) if few else ('most by expert', 'times a fair share', 'unused')),
-  ]
-  rows = [[name, *((f'{s:.2f}' for s in shares[name]) if few else _summary(shares[name], top[name]))] for name in names]
-  note = f'Dev text at step {text(found.get("step"))}, {by}. A fair share is an equal one of the choices of a language.'
-  return figures.figure(title, picture, figures.table(head, rows, title), note)
+  levels = [list(map(level, row)) for row in zip(*columns, strict=True)]
+  picture = svg.heat_map(levels, names, experts_of, 'expert', label)
+  summary = lambda row: [str(row.index(max(row))), f'{max(row):.2f}', sum(share <= 0 for share in row)]
+  table = _share_table(title, 'part', shares, ('most by expert', 'times a fair share', 'unused'), summary)
+  note = (
+    f'Dev text at step {text(routing.get("step"))}, {by}. A fair share is an equal one of the choices of a language.'
+  )
+  return figures.figure(title, picture, table, note)
 
 
-def _summary(shares: Sequence[float], top: int) -> tuple[str, str, int]:
-  return str(top), f'{shares[top]:.2f}', sum(share <= 0 for share in shares)
+def _rows(columns: Sequence[Sequence[float]], experts: int) -> tuple[list[list[float]], list[str]]:
+  """(rows of a heat map, experts by columns; their names); of many experts, means over neighbours."""
+  size = -(-experts // _ROWS)
+  spans = [range(begin, min(begin + size, experts)) for begin in range(0, experts, size)]
+  rows = [[sum(shares[e] for e in span) / len(span) for shares in columns] for span in spans]
+  return rows, [str(span[0]) if size == 1 else f'{span[0]}–{span[-1]}' for span in spans]
+
+
+def _share_table(title: str, first: str, shares: dict[Any, list[float]], columns: Sequence[str], summary) -> Markup:
+  """Loads in multiples of a fair share by row: of each expert, or of many experts the columns of `summary`."""
+  experts = len(next(iter(shares.values())))
+  if experts <= _FEW:
+    columns, summary = [f'expert {e}' for e in range(experts)], lambda row: [f'{share:.2f}' for share in row]
+  return figures.table([first, *columns], [[name, *summary(row)] for name, row in shares.items()], title)

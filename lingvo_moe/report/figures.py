@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.markup import tag
+from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import text
 from lingvo_moe.report.svg import Curve
 
@@ -106,3 +107,8 @@ def grid(*figures: Markup | None) -> Markup:
 def absent(why: str) -> Markup:
   """The sentence in place of what a run does not have."""
   return tag('p', why, class_='absent')
+
+
+def absences(why: str, records: Iterable[RunRecord]) -> list[Markup]:
+  """That sentence for each run; its {} is the run's name."""
+  return [absent(why.replace('{}', record.name)) for record in records]

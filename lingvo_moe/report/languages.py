@@ -15,8 +15,8 @@ from lingvo_moe.report.markup import Markup
 from lingvo_moe.report.markup import join
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.reading import differ_in_text
-from lingvo_moe.report.series import Series
 from lingvo_moe.report.series import text
+from lingvo_moe.report.series import thinned
 from lingvo_moe.report.svg import Curve
 
 _METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}
@@ -26,24 +26,17 @@ _BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what 
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Scores of all languages, or sentences on why there are none."""
-  parts: list[Markup | None] = []
-  for record in records:
-    if record.scores:
-      continue
-    if record.perplexities:
-      parts.append(_perplexity(record))
-    else:
-      what = (
-        'is a language model and has no translations; its perplexity'
-        if record.run.model.startswith('lm.')
-        else 'has not been decoded; the scores of its translations'
-      )
-      parts.append(
-        figures.absent(f'{record.name} {what} of {record.split} would come from the decoder (--split={record.split}).')
-      )
   scored = [record for record in records if record.scores]
-  plots = [_scores(scored) if scored else None, _dev_loss(records)]
-  return join([*parts, figures.grid(*plots)])
+  parts = [_perplexity(r) if r.perplexities else figures.absent(_why_no_scores(r)) for r in records if r not in scored]
+  return join([*parts, figures.grid(_scores(scored) if scored else None, _dev_loss(records))])
+
+
+def _why_no_scores(record: RunRecord) -> str:
+  if record.run.model.startswith('lm.'):
+    what = 'is a language model and has no translations; its perplexity'
+  else:
+    what = 'has not been decoded; the scores of its translations'
+  return f'{record.name} {what} of {record.split} would come from the decoder (--split={record.split}).'
 
 
 def in_order(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[str], str]:
@@ -60,75 +53,60 @@ def _sizes(records: Sequence[RunRecord]) -> tuple[Mapping[str, int], str]:
 def _scores(records: Sequence[RunRecord]) -> Markup:
   names, by = in_order(records, sorted({name for record in records for name in record.scores}))
   sizes, unit = _sizes(records)
-  rows = []
+  values = lambda record, key: [number(record.scores.get(name, {}).get(key)) for name in names]
+  drawn = []
   for record in records:
     for shape, (key, metric) in enumerate(_METRICS.items()):
-      found = [(i, number(record.scores.get(name, {}).get(key))) for i, name in enumerate(names)]
-      xs, ys = [float(i) for i, y in found if y is not None], [y for _, y in found if y is not None]
-      colour = shape if record.alone else record.place
-      rows.append(Curve(record.label(metric), Series(xs, ys, ys, ys), colour, shape))
-  head = ['language', *([unit] if sizes else [])]
-  found = [number(record.scores.get(name, {}).get(key)) for record in records for name in names for key in _BOUNDS]
-  bounded = any(bound is not None and bound < 99.95 for bound in found)
+      series = thinned(enumerate(values(record, key)))
+      drawn.append(Curve(record.label(metric), series, shape if record.alone else record.place, shape))
+  bounds = [bound for record in records for key in _BOUNDS for bound in values(record, key)]
+  bounded = any(bound is not None and bound < 99.95 for bound in bounds)
   columns = {**_COLUMNS, **_BOUNDS} if bounded else _COLUMNS
+  head = ['language', *([unit] if sizes else [])]
   head += [record.label(what) for record in records for what in columns.values()]
   head += ['BLEU, difference'] if len(records) == 2 else []
-  table = figures.table(head, [_row(records, name, sizes, columns) for name in names], 'BLEU and chrF by language')
+  title = 'BLEU and chrF by language'
+  table = figures.table(head, [_row(records, name, sizes, columns) for name in names], title)
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
-  means = '; '.join(f'{row.name} {statistics.mean(row.series.ys):.1f}' for row in rows if row.series.ys)
+  means = '; '.join(f'{curve.name} {statistics.mean(curve.series.ys):.1f}' for curve in drawn if curve.series.ys)
   label = f'BLEU and chrF of {counted(len(names), "language")}, {by}. Means: {means}'
   note = f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the copy BLEU.'
   if bounded:
     note += ' The target vocabulary cannot write all references: a perfect model gets the BLEU and chrF at most.'
   if other := [name for name in names if differ_in_text(records, name)]:
     note += f' Of different text, so not to be compared: {", ".join(other)}.'
-  picture = svg.dots(names, rows, 0, 100, 'score', label)
-  return figures.figure('BLEU and chrF by language', picture, table, note, figures.legend(rows, True))
+  picture = svg.dots(names, drawn, 0, 100, 'score', label)
+  return figures.figure(title, picture, table, note, figures.legend(drawn, True))
 
 
 def _row(records: Sequence[RunRecord], name: str, sizes: Mapping[str, int], columns: Iterable[str]) -> list[Any]:
   cells: list[Any] = [name, *([sizes.get(name)] if sizes else [])]
-  bleu = []
-  for record in records:
-    scores = record.scores.get(name, {})
-    cells += [_one_digit(scores.get(key)) for key in columns]
-    bleu.append(number(scores.get('bleu')))
+  scores = [record.scores.get(name, {}) for record in records]
+  cells += ['' if number(own.get(key)) is None else f'{own[key]:.1f}' for own in scores for key in columns]
   if len(records) == 2:
-    incomparable = None in bleu or differ_in_text(records, name)
-    cells.append('' if incomparable else f'{bleu[1] - bleu[0]:+.1f}')
+    one, two = (number(own.get('bleu')) for own in scores)
+    cells.append('' if None in (one, two) or differ_in_text(records, name) else f'{two - one:+.1f}')
   return cells
-
-
-def _one_digit(value: Any) -> str:
-  return '' if number(value) is None else f'{value:.1f}'
 
 
 def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   """Last dev loss of each part of the text; None where there are no parts."""
-  found = []
-  for record in records:
-    last = record.evaluations[-1] if record.evaluations else {}
-    losses = {name: y for name, loss in dev_losses(last).items() if (y := number(loss)) is not None}
-    found.append((record, last.get('step'), losses))
-  found = [(record, step, losses) for record, step, losses in found if losses]
-  names, by = in_order(records, sorted({name for *_, losses in found for name in losses}))
+  last = [(record, record.evaluations[-1]) for record in records if record.evaluations]
+  losses = [{name: y for name, loss in dev_losses(line).items() if (y := number(loss)) is not None} for _, line in last]
+  parts = [(record, line['step'], own) for (record, line), own in zip(last, losses, strict=True) if own]
+  names, by = in_order(records, sorted({name for *_, own in parts for name in own}))
   if len(names) < 2:
     return None
-  rows = []
-  for record, _, losses in found:
-    xs = [float(i) for i, name in enumerate(names) if name in losses]
-    ys = [losses[names[int(i)]] for i in xs]
-    rows.append(Curve(record.name, Series(xs, ys, ys, ys), record.place, record.place))
-  largest = max(y for row in rows for y in row.series.ys) or 1.0
-  head = ['part', *(row.name for row in rows)]
-  table = figures.table(
-    head, [[name, *(losses.get(name) for *_, losses in found)] for name in names], 'Dev loss by part'
-  )
-  steps = ', '.join(f'{record.name} at step {step}' for record, step, _ in found)
+  series = [thinned(enumerate(map(own.get, names))) for *_, own in parts]
+  drawn = [Curve(r.name, own, r.place, r.place) for (r, *_), own in zip(parts, series, strict=True)]
+  largest = max(y for own in series for y in own.ys) or 1.0
+  rows = [[name, *(own.get(name) for *_, own in parts)] for name in names]
+  table = figures.table(['part', *(curve.name for curve in drawn)], rows, 'Dev loss by part')
+  steps = ', '.join(f'{record.name} at step {step}' for record, step, _ in parts)
   label = f'Dev loss of {len(names)} parts of the text, from 0 to {text(largest)}, {by}: {steps}'
-  picture = svg.dots(names, rows, 0, largest, 'nats a target token', label)
+  picture = svg.dots(names, drawn, 0, largest, 'nats a target token', label)
   note = f'Last evaluation, {by}: {steps}.'
-  return figures.figure('Dev loss by part of the text', picture, table, note, figures.legend(rows, True))
+  return figures.figure('Dev loss by part of the text', picture, table, note, figures.legend(drawn, True))
 
 
 def _perplexity(record: RunRecord) -> Markup:

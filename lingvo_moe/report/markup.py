@@ -1,4 +1,4 @@
-"""HTML in which text is escaped unless it is Markup, so that nothing a run has written can become a part of the page."""
+"""HTML in which text is escaped unless it is Markup, so that nothing a run has written becomes a part of the page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Markup:
   Args:
     name: of it.
     *children: texts, which are escaped, and Markup.
-    **attributes: by name, with _ for - and a last _ dropped (class_, aria_label); None leaves one out, True has no value.
+    **attributes: by name, with _ for - and no last _ (class_, aria_label); None leaves one out, True has no value.
   """
   written = [name]
   for key, value in attributes.items():

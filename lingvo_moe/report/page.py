@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import statistics
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def page(records: Sequence[RunRecord]) -> str:
     tag('meta', name='viewport', content='width=device-width, initial-scale=1'),
     tag('meta', name='color-scheme', content='light dark'),
     tag('title', f'Report on {title}'),
-    Markup(f'<style>{_STYLE}</style>'),
+    Markup(f'<style>{_style()}</style>'),
   ]
   whole = tag('html', tag('head', *head), tag('body', *body), lang='en')
   return f'<!DOCTYPE html>\n{whole}\n'
@@ -122,44 +123,10 @@ def _facts(record: RunRecord) -> dict[str, str]:
   }
 
 
-# Colours of curves are by Okabe and Ito, darker or lighter where the background asks for more contrast. Those of heat
-# maps go from blue over a neutral one at a fair share to orange, and an unused expert has one apart.
-_STYLE = """
-:root{--bg:#fff;--fg:#1b1f24;--soft:#57606a;--line:#d6dae0;--box:#f6f7f9;--link:#0b57b0;
---c0:#0060a8;--c1:#c04a00;--c2:#007a5a;--c3:#a03f7d;--c4:#5b5b5b;--c5:#7a5c00;--c6:#4b3fa8;--c7:#a02020;
---l0:#111;--l1:#08519c;--l2:#4292c6;--l3:#a6cbe6;--l4:#eceff2;--l5:#fdc38d;--l6:#ec7014;--l7:#993404}
-@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e9ed;--soft:#a6afb9;--line:#3a414a;--box:#1d2126;
---link:#7db8ff;--c0:#5ab4f5;--c1:#ff9a4d;--c2:#3fc79a;--c3:#e08cc4;--c4:#b5b5b5;--c5:#e0c050;--c6:#a99cff;--c7:#ff8080;
---l0:#fff;--l1:#8ec9ff;--l2:#4a90d0;--l3:#2b5a85;--l4:#2b3036;--l5:#7a4a1c;--l6:#d0701a;--l7:#ffc078}}
-*{box-sizing:border-box}
-body{margin:0 auto;padding:1rem;max-width:84rem;background:var(--bg);color:var(--fg);font:1rem/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'Noto Sans',sans-serif}
-h1{font-size:1.6rem;overflow-wrap:anywhere}h2{margin-top:2.5rem;border-bottom:1px solid var(--line)}
-h3{overflow-wrap:anywhere}a{color:var(--link)}
-a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:3px solid var(--link);outline-offset:2px}
-main:focus{outline:none}
-.skip{position:absolute;left:-99rem}.skip:focus{position:static}
-nav ul,.legend{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
-.legend{font-size:.85rem;margin:.3rem 0}.legend li{overflow-wrap:anywhere}.legend svg{height:.65rem;width:1.6rem}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,24rem),1fr));gap:1rem;align-items:start}
-figure{margin:0;padding:.75rem;background:var(--box);border:1px solid var(--line);border-radius:.4rem;min-width:0}
-figcaption{font-size:.9rem;color:var(--soft);overflow-wrap:anywhere}figcaption strong{color:var(--fg)}
-figure>svg{display:block;width:100%;max-width:36rem;height:auto;margin-top:.4rem}
-svg text{font-size:12px;fill:var(--soft)}.end{text-anchor:end}.mid{text-anchor:middle}
-path.rule{stroke:var(--line);stroke-width:1;fill:none}
-.curve{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round}
-.marks{fill:none;stroke:var(--c);stroke-width:7;stroke-linecap:round}
-.diamonds{fill:var(--bg);stroke:var(--c);stroke-width:1.8}.band{fill:var(--c);opacity:.18;stroke:none}
-.d1{stroke-dasharray:6 3}.d2{stroke-dasharray:2 3}.d3{stroke-dasharray:9 3 2 3}.d4{stroke-dasharray:4 4}
-details{margin-top:.5rem}summary{cursor:pointer;font-size:.9rem;color:var(--link)}
-.scroll{overflow:auto;max-height:28rem;max-width:100%}
-table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
-th,td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:start;vertical-align:top}
-thead th{position:sticky;top:0;background:var(--box)}tbody th{font-weight:600}
-.absent{color:var(--soft);border-inline-start:3px solid var(--line);padding-inline-start:.7rem}
-blockquote{white-space:pre-wrap;margin:1rem 0;padding:.5rem 1rem;background:var(--box);overflow-wrap:anywhere}
-@media(max-width:30rem){body{padding:.5rem}figure{padding:.4rem}svg text{font-size:14px}}
-@media print{.skip,nav{display:none}figure{break-inside:avoid}}
-"""
-_STYLE = ''.join(
-  [_STYLE, *(f'.c{i}{{--c:var(--c{i})}}' for i in range(8)), *(f'.l{i}{{fill:var(--l{i})}}' for i in range(8))]
-)
+def _style() -> str:
+  """Style sheet. Its curves have the colours of Okabe and Ito, with more contrast where a background needs it.
+
+  Colours of heat maps go from blue over a neutral one at a fair share to orange; an unused expert has one of its own.
+  """
+  css = importlib.resources.files(__package__).joinpath('report.css').read_text(encoding='utf-8')
+  return '\n' + css.removesuffix('\n')

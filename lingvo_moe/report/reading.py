@@ -40,7 +40,7 @@ class RunRecord:
   data_dir: str | None = None
 
   def label(self, quantity: str = '', sole: bool = False) -> str:
-    """Name of a quantity of the run: without the run's if it is alone, and of a sole quantity without that otherwise."""
+    """Name of a quantity of the run: the run's is left out if it is alone, else that of a sole quantity."""
     if self.alone:
       return quantity
     return self.name if sole else f'{self.name}: {quantity}'
@@ -67,19 +67,18 @@ class RunRecord:
 
   @property
   def evaluations(self) -> list[dict[str, Any]]:
-    """Lines of the dev loss on the latest dev text; those of an earlier version, which did not note it, are among them."""
+    """Lines of the dev loss on the latest dev text, or of an earlier version, which did not note the text."""
     return [line for line in self.log if 'dev_loss' in line and line.get('dev_text') in (None, self.dev_text)]
 
   @property
   def best(self) -> tuple[float, Any] | None:
     """Lowest dev loss on the latest dev text, and its step."""
     again = [line for line in self.log if 'dev_loss_of_best' in line and line.get('dev_text') == self.dev_text]
-    found = [(line['dev_loss_of_best'], line.get('best_step')) for line in again]
+    losses = [(line['dev_loss_of_best'], line.get('best_step')) for line in again]
     # Where the best was measured again, a line of an earlier version may be of other text.
-    found += [(line['dev_loss'], line['step']) for line in self.evaluations if line.get('dev_text') or not again]
-    return min(
-      ((y, step) for loss, step in found if (y := number(loss)) is not None), key=lambda of: of[0], default=None
-    )
+    losses += [(line['dev_loss'], line['step']) for line in self.evaluations if line.get('dev_text') or not again]
+    finite = [(y, step) for loss, step in losses if (y := number(loss)) is not None]
+    return min(finite, key=lambda loss: loss[0], default=None)
 
   @property
   def dev_text(self) -> Any:
@@ -89,8 +88,9 @@ class RunRecord:
   @functools.cached_property
   def layers(self) -> dict[str, list[str]]:
     """By MoE layer, its statistics that train.jsonl has, in the order of the layers."""
-    found = {layer: list(of) for layer, of in log_directory.moe_metrics(next(iter(self.steps), {})).items()}
-    return found | {layer: [] for layer in (self.run.loads[-1].choices if self.run.loads else ()) if layer not in found}
+    logged = {layer: list(of) for layer, of in log_directory.moe_metrics(next(iter(self.steps), {})).items()}
+    loaded = self.run.loads[-1].choices if self.run.loads else ()
+    return logged | {layer: logged.get(layer, []) for layer in loaded}
 
   @functools.cached_property
   def decoded_step(self) -> int | None:
@@ -98,18 +98,20 @@ class RunRecord:
     return max(self.run.decoded_steps(self.split), default=None)
 
   @functools.cached_property
+  def _summary(self) -> dict[str, Any]:
+    return {} if self.decoded_step is None else self.run.summary(self.split, self.decoded_step)
+
+  @property
   def scores(self) -> dict[str, dict[str, Any]]:
     """BLEU, chrF and so on by pair, of the newest decoded step; none where nothing was decoded."""
-    return self.run.summary(self.split, self.decoded_step)['pairs'] if self.decoded_step is not None else {}
+    return self._summary.get('pairs') or {}
 
   @functools.cached_property
   def texts(self) -> dict[str, tuple[str, str]]:
     """Hashes of sources and references by pair; of an earlier version none."""
-    if self.decoded_step is None:
-      return {}
-    hashes = self.run.summary(self.split, self.decoded_step).get('hashes') or {}
-    both = {name: (hashes.get(f'{name}.src'), hashes.get(f'{name}.ref')) for name in self.scores}
-    return {name: sides for name, sides in both.items() if None not in sides}
+    hashes, sides = self._summary.get('hashes') or {}, (log_directory.SOURCES, log_directory.REFERENCES)
+    both = {name: tuple(hashes.get(name + side) for side in sides) for name in self.scores}
+    return {name: texts for name, texts in both.items() if None not in texts}
 
   @functools.cached_property
   def translations(self) -> tuple[dict[str, translations.Translations], str]:
@@ -147,18 +149,17 @@ class RunRecord:
 
 def read(path: str, split: str, data_dir: str | None = None) -> RunRecord:
   """The run in a log directory; UserError if there is none."""
-  run = LogDirectory.read(path)
-  return RunRecord(run, run.name, split, data_dir=data_dir)
+  return read_all([path], split, data_dir)[0]
 
 
-def read_all(paths: list[str], split: str, data_dir: str | None = None) -> list[RunRecord]:
+def read_all(paths: Sequence[str], split: str, data_dir: str | None = None) -> list[RunRecord]:
   """Runs, with names that tell them apart."""
-  found = [read(path, split, data_dir) for path in paths]
-  same = len({record.name for record in found}) < len(found)
-  named = lambda record, place: dataclasses.replace(
-    record, name=record.run.path if same else record.name, place=place, alone=len(found) == 1
-  )
-  return [named(record, place) for place, record in enumerate(found)]
+  runs = [LogDirectory.read(path) for path in paths]
+  differ = len({run.name for run in runs}) == len(runs)
+  return [
+    RunRecord(run, run.name if differ else run.path, split, place, len(runs) == 1, data_dir)
+    for place, run in enumerate(runs)
+  ]
 
 
 def differ_in_text(records: Sequence[RunRecord], pair: str) -> bool:
@@ -167,7 +168,9 @@ def differ_in_text(records: Sequence[RunRecord], pair: str) -> bool:
 
 
 def hypotheses(record: RunRecord, pair: str) -> list[str]:
-  """Translations of a pair, where sources and references are not at hand; none if the file is lost."""
+  """Translations of a pair, also where sources and references are not at hand; none if the file is lost."""
+  if pair in record.translations[0]:
+    return record.translations[0][pair].lines
   path = record.run.results_file(record.split, record.decoded_step, pair + log_directory.HYPOTHESES)
   try:
     return text.read_lines([path]) if files.is_inside(path, record.run.path) else []
@@ -184,9 +187,9 @@ def _training_time(log: Sequence[dict[str, Any]]) -> list[float | None]:
   for line in reversed(log):
     pace = number(line.get('tokens_per_second')) or pace
     paces.append(pace)
-  seconds, tokens, found = None, 0.0, []
+  seconds, tokens, trained = None, 0.0, []
   for line, pace in zip(log, reversed(paces), strict=True):
     if pace and (now := tokens_so_far(line)) > tokens:
       seconds, tokens = (seconds or 0.0) + (now - tokens) / pace, now
-    found.append(seconds)
-  return found
+    trained.append(seconds)
+  return trained

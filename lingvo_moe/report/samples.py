@@ -21,20 +21,21 @@ _LENGTH = 300  # characters of a line
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Samples of every run, or sentences on why there are none."""
-  parts = []
-  for record in records:
-    if not record.scores and not (record.perplexities and record.perplexities[1].get('samples')):
-      parts.append(figures.absent(f'{record.name} has no samples: none were decoded of {record.split}.'))
-    elif not record.scores:
-      summary = record.perplexities[1]
-      settings = summary.get('settings')
-      prompt = settings.get('prompt') if isinstance(settings, dict) else None
-      after = f' after {str(prompt)[:_LENGTH]!r}' if prompt else ''
-      parts += [tag('h3', f'Texts of {record.name}{after}'), *map(_text, summary['samples'])]
   scored = [record for record in records if record.scores]
-  if scored:
-    parts.append(_translations(scored))
-  return join(parts)
+  parts = [part for record in records if record not in scored for part in _texts(record)]
+  return join([*parts, _translations(scored) if scored else None])
+
+
+def _texts(record: RunRecord) -> list[Markup]:
+  """Texts of a language model, or a sentence on why there are none."""
+  _, summary = record.perplexities or (0, {})
+  if not summary.get('samples'):
+    return [figures.absent(f'{record.name} has no samples: none were decoded of {record.split}.')]
+  settings = summary.get('settings')
+  prompt = settings.get('prompt') if isinstance(settings, dict) else None
+  after = f' after {str(prompt)[:_LENGTH]!r}' if prompt else ''
+  texts = [tag('blockquote', str(sample)[: 5 * _LENGTH], dir='auto') for sample in summary['samples']]
+  return [tag('h3', f'Texts of {record.name}{after}'), *texts]
 
 
 def _translations(records: Sequence[RunRecord]) -> Markup:
@@ -42,50 +43,33 @@ def _translations(records: Sequence[RunRecord]) -> Markup:
   names, _ = languages.in_order(records, sorted({name for record in records for name in record.scores}))
   other = [name for name in names if reading.differ_in_text(records, name)]
   names = [name for name in names if name not in other]
-  shown = [names[i] for i in chosen(len(names), _PAIRS)]
-  whole = [record.translations for record in records]
-  sentences = [figures.absent(f'Sources and references are not shown. {why}') for found, why in whole if not found]
+  names = [names[i] for i in chosen(len(names), _PAIRS)]
+  why = [record.translations[1] for record in records if not record.translations[0]]
+  sentences = [figures.absent(f'Sources and references are not shown. {reason}') for reason in why]
   if other:
     sentences.append(figures.absent(f'Not shown, as the runs translated different text: {", ".join(other)}.'))
-  known = {name: translations for found, _ in reversed(whole) for name, translations in found.items()}
-  lines = [
-    {name: found[name].lines if name in found else reading.hypotheses(record, name) for name in shown}
-    for record, (found, _) in zip(records, whole, strict=True)
-  ]
+  known = {name: pair for record in reversed(records) for name, pair in record.translations[0].items()}
   rows = []
-  for name in shown:
-    count = min(len(of[name]) for of in lines if of[name]) if any(of[name] for of in lines) else 0
+  for name in names:
+    decoded = [reading.hypotheses(record, name) for record in records]
+    count = min(map(len, filter(None, decoded)), default=0)
     for i in chosen(count, _LINES + 1)[:_LINES]:
-      translations = [of[name][i] if i < len(of[name]) else '' for of in lines]
-      rows.append(_row(name, i, known.get(name), translations, beside_text=bool(known)))
-  head = ['language', 'line', *(['source', 'reference'] if known else []), *(record.name for record in records)]
-  if len(records) == 1:
-    head[-1] = 'translation'
-  note = tag(
-    'p', 'Lines are evenly spaced in each file, not chosen by quality; = marks a translation equal to its reference.'
-  )
-  return join([*sentences, note, figures.table(head, rows, 'Sample translations')])
-
-
-def _row(name, i, known, translations, beside_text):
-  source, _, target = name.partition('-')
-  cells = [name, str(i + 1)]
-  reference = None
-  if known is not None:
-    source, target = known.pair.source, known.pair.target
-    reference = known.references[i]
-    cells += [_said(known.sources[i], source), _said(reference, target)]
-  elif beside_text:
-    cells += ['', '']
-  for line in translations:
-    cells.append(_said(line, target, mark='= ' if line == reference else ''))
-  return cells
+      source, _, target = name.partition('-')
+      cells, reference = [name, str(i + 1)], None
+      if name in known:
+        source, target = known[name].pair.source, known[name].pair.target
+        reference = known[name].references[i]
+        cells += [_said(known[name].sources[i], source), _said(reference, target)]
+      elif known:
+        cells += ['', '']
+      shown = [lines[i] if i < len(lines) else '' for lines in decoded]
+      rows.append([*cells, *(_said(line, target, mark='= ' if line == reference else '') for line in shown)])
+  columns = [record.name for record in records] if len(records) > 1 else ['translation']
+  head = ['language', 'line', *(['source', 'reference'] if known else []), *columns]
+  about = 'Lines are evenly spaced in each file, not chosen by quality; = marks a translation equal to its reference.'
+  return join([*sentences, tag('p', about), figures.table(head, rows, 'Sample translations')])
 
 
 def _said(line: str, language: str, mark: str = '') -> Markup:
   """A cell with a line of text in a language, in the direction of its script."""
   return tag('td', mark, text.shortened(line, _LENGTH), lang=language, dir='auto')
-
-
-def _text(sample) -> Markup:
-  return tag('blockquote', str(sample)[: 5 * _LENGTH], dir='auto')

@@ -23,17 +23,17 @@ class Series(NamedTuple):
     return self.low != self.high
 
 
-def thinned(points: Iterable[tuple[Any, Any]], most: int) -> Series:
-  """Means over at most `most` spans with as many values each, at the last x of a span; the same input, the same output.
+def thinned(points: Iterable[tuple[Any, Any]], most: int | None = None) -> Series:
+  """Means over at most `most` spans with as many values each, at the last x of a span; of None the points themselves.
 
   Values that are no finite numbers are left out.
   """
-  kept = [(number(x), number(y)) for x, y in points]
-  kept = [(x, y) for x, y in kept if x is not None and y is not None]
-  count = min(len(kept), most)
+  finite = [(number(x), number(y)) for x, y in points]
+  finite = [(x, y) for x, y in finite if x is not None and y is not None]
+  count = len(finite) if most is None else min(len(finite), most)
   series = Series([], [], [], [])
   for i in range(count):
-    span = kept[i * len(kept) // count : (i + 1) * len(kept) // count]
+    span = finite[i * len(finite) // count : (i + 1) * len(finite) // count]
     ys = [y for _, y in span]
     for values, value in zip(series, (span[-1][0], math.fsum(ys) / len(ys), min(ys), max(ys)), strict=True):
       values.append(value)

@@ -17,33 +17,25 @@ _APART = ('step', 'examples')  # not shown as an environment
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """What differs between two runs; environments; every value of the configurations."""
+  configured = _rows([{name: repr(value) for name, value in record.run.configured().items()} for record in records])
   parts = []
-  configured = [{name: repr(value) for name, value in record.run.configured().items()} for record in records]
   if len(records) > 1:
+    rows = [row for row in configured if len(set(row[1:])) > 1]
     parts.append(tag('h3', 'What differs in the configurations'))
-    rows = [row for row in _rows(configured) if len(set(row[1:])) > 1]
     parts.append(_table(records, rows, 'What differs') if rows else figures.absent('No value differs.'))
   parts.append(tag('h3', 'Versions, commit and machine'))
   for record in records:
-    if not record.run.environments:
-      parts.append(
-        figures.absent(
-          f'{record.name} has no environment.jsonl: it was trained by a version that did not record versions, commit '
-          'and machine.'
-        )
-      )
-    elif len(record.run.environments) > 1:
-      starts = ', '.join(f'step {e.get("step")}' for e in record.run.environments)
+    if not (environments := record.run.environments):
+      why = 'it was trained by a version that did not record versions, commit and machine.'
+      parts.append(figures.absent(f'{record.name} has no environment.jsonl: {why}'))
+    elif len(environments) > 1:
+      starts = ', '.join(f'step {e.get("step")}' for e in environments)
       parts.append(tag('p', f'{record.name} was started in several environments ({starts}); the last one is shown.'))
   known = [record for record in records if record.run.environments]
   if known:
     parts.append(_table(known, _rows([_flat(record.run.environments[-1]) for record in known]), 'Environment'))
-  parts.append(
-    tag(
-      'details', tag('summary', 'All values of the configuration'), _table(records, _rows(configured), 'Configuration')
-    )
-  )
-  return join(parts)
+  values = _table(records, configured, 'Configuration')
+  return join([*parts, tag('details', tag('summary', 'All values of the configuration'), values)])
 
 
 def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -59,10 +51,10 @@ def _table(records: Sequence[RunRecord], rows: Sequence[Sequence[str]], name: st
 
 def _flat(environment: Mapping[str, Any], prefix: str = '') -> dict[str, str]:
   """Nested values by names with spaces between; without what is nothing."""
-  found = {}
+  flat = {}
   for key, value in environment.items():
     if isinstance(value, dict) and key not in _APART:
-      found |= _flat(value, f'{prefix}{key} ')
+      flat |= _flat(value, f'{prefix}{key} ')
     elif key not in _APART and value not in (None, '', [], {}):
-      found[prefix + key] = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
-  return found
+      flat[prefix + key] = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
+  return flat

@@ -1,4 +1,4 @@
-"""SVG plots: curves, dots by name, and heat maps; colours are classes of the style sheet, so that they follow the theme.
+"""SVG plots: curves, dots by name, and heat maps; colours are classes of the style sheet, which follow the theme.
 
 Plots are 420 units wide: about as many pixels in a column of a desktop's window and on a phone, so text stays readable.
 """
@@ -132,7 +132,7 @@ def heat_map(
       length = len(list(run))
       paths.setdefault(level, []).append(f'M{x} {y}h{length}v1h-{length}z')
       x += length
-  cells = [tag('path', class_=f'l{level}', d=''.join(found)) for level, found in sorted(paths.items())]
+  cells = [tag('path', class_=f'l{level}', d=''.join(rectangles)) for level, rectangles in sorted(paths.items())]
   place = f'translate({left} {_TOP}) scale({width:.4f} {cell})'
   drawn = [tag('g', *cells, transform=place, shape_rendering='crispEdges')]
   for y in range(0, rows, math.ceil(12 / cell)):

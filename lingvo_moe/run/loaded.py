@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops.cpu import threads
@@ -25,7 +23,6 @@ from lingvo_moe.tasks.task import Translator
 from lingvo_moe.tasks.task import task_of
 
 T = TypeVar('T')
-_TAIL = 1 << 20  # bytes of train.jsonl that are searched for the last dev loss
 
 
 class PairScore(NamedTuple):
@@ -197,7 +194,7 @@ class LoadedRun:
 
   def pairs(self) -> list[tuple[str, str]]:
     """(source, target) languages of the run, sorted; empty where none is known."""
-    return self._task.pairs_of(_subsets_of_dev_loss(self._run, self._task.subset))
+    return self._task.pairs_of(log_directory.dev_loss_parts(self._run.path, self._task.subset))
 
   @property
   def over_the_length(self) -> str:
@@ -286,21 +283,3 @@ def _shaped(answers: Answers, n_best: int | None, scores: bool) -> list:
   if n_best is None:
     return [item(of_sentence[0]) for of_sentence in answers.hypotheses]
   return [[item(h) for h in of_sentence] for of_sentence in answers.hypotheses]
-
-
-def _subsets_of_dev_loss(run: RunDir, subset: str) -> list[str]:
-  """Names of the parts of the dev set by which the run last logged its dev loss; none where it has not."""
-  try:
-    with files.open_to_read(run.file(log_directory.TRAIN_LOG)) as f:
-      f.seek(max(0, f.seek(0, 2) - _TAIL))
-      lines = f.read().decode('utf-8', errors='replace').splitlines()
-  except OSError:
-    return []
-  name = log_directory.dev_loss_by(subset)
-  for line in reversed(lines):
-    if f'"{name}"' in line:
-      try:
-        return sorted(json_files.parse(line, **{name: json_files.OBJECT})[name])
-      except ValueError:
-        continue
-  return []

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import math
 import os
 import sys
 import time
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
+from lingvo_moe.core import errors
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.run.event_file import EventFile
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.metrics import by_unit
 from lingvo_moe.tasks.task import DevInput
@@ -30,9 +32,7 @@ class DevLoss(NamedTuple):
 
   mean: float  # over all tokens
   by_subset: dict[str, float | None]  # None: no token
-  by_unit: Mapping[str, float] = types.MappingProxyType(
-    {}
-  )  # perplexity a word and bits a byte, where the text's words and bytes are counted
+  by_unit: Mapping[str, float] = types.MappingProxyType({})  # perplexity a word, bits a byte, where these are counted
   choices: Mapping[str, np.ndarray] = types.MappingProxyType({})  # by MoE layer: of each expert, by subset [P, E]
   text: str = ''  # DevInput.content_hash of what it was measured on
 
@@ -66,9 +66,9 @@ class TrainLog:
   """Log of a run from `first_step` on.
 
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
-  steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training (Task.token_counts) since the
-  run began, over all restarts; time between them is not counted, nor are steps that were lost. A checkpoint of a step that
-  was not logged has a line of these alone.
+  steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training
+  (Task.token_counts) since the run began, over all restarts; time between them is not counted, nor are steps that
+  were lost. A checkpoint of a step that was not logged has a line of these alone.
   """
 
   def __init__(self, logdir: str, task: Task, first_step: int):
@@ -76,7 +76,8 @@ class TrainLog:
     self._path = os.path.join(logdir, log_directory.TRAIN_LOG)
     self._totals = dict.fromkeys(('seconds', *task.token_counts), 0.0)
     self._measured: dict[tuple[int, str], float] = {}
-    self._totals |= keep_lines_up_to(self._path, first_step, self._totals, self._note)
+    kinds = {log_directory.so_far(name): json_files.optional(json_files.NUMBER) for name in self._totals}
+    keep_lines_up_to(self._path, first_step, self._note, **kinds)
     self._begun = time.perf_counter() - self._totals['seconds']
     self._file = files.append(self._path)
     self._events = EventFile(logdir)
@@ -97,17 +98,15 @@ class TrainLog:
     for name in self._task.token_counts:
       self._tokens += float(metrics[name])
       self._totals[name] += float(metrics[name])
-    if not write:
-      self._unlogged = True
-      self._progress.update()
-      return
-    elapsed = time.perf_counter() - self._since
-    pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
-    values = {**self._task.scalars(metrics), **pace}
-    self._write(step, values)
-    self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
+    self._unlogged = True
+    if write:
+      elapsed = time.perf_counter() - self._since
+      pace = {'tokens_per_second': self._tokens / elapsed, 'input_wait_share': self._waited / elapsed}
+      values = {**self._task.scalars(metrics), **pace}
+      self._write(step, values)
+      self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
+      self._reset()
     self._progress.update()
-    self._reset()
 
   def evaluation(self, step: int, loss: DevLoss) -> float:
     """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
@@ -161,6 +160,8 @@ class TrainLog:
       self._events.write(step, values)
 
   def _note(self, line: Mapping[str, Any]) -> None:
+    for name in self._totals:
+      self._totals[name] = line.get(log_directory.so_far(name)) or self._totals[name]
     for step, loss in (('step', 'dev_loss'), ('best_step', 'dev_loss_of_best')):
       if loss in line:
         self._measured[line.get(step), line.get('dev_text')] = line[loss]
@@ -174,61 +175,65 @@ class TrainLog:
 class NoLog:
   """Stands in for TrainLog in a process that does not lead: writes nothing."""
 
-  def waiting(self):
-    return contextlib.nullcontext()
-
-  def step(self, step: int, metrics: Mapping, write: bool) -> None:
-    """Nothing."""
+  waiting = staticmethod(contextlib.nullcontext)
+  step = best_again = measured = flush = say = end_progress = close = staticmethod(lambda *args, **kwargs: None)
 
   def evaluation(self, step: int, loss: DevLoss) -> float:
     return loss.mean
 
-  def best_again(self, step: int, best_step: int, loss: DevLoss) -> None:
-    """Nothing."""
 
-  def measured(self, step: int, text: str) -> None:
-    """Nothing."""
+class EventFile:
+  """Appends scalars to a new event file in a directory, without TensorBoard, which tf.summary.scalar needs.
 
-  def flush(self, step: int) -> None:
-    """Nothing."""
+  Its methods raise OSError where that cannot be written.
+  """
 
-  def say(self, text: str) -> None:
-    """Nothing."""
+  def __init__(self, directory: str):
+    self._directory = directory
+    with self._system_errors():
+      self._writer = tf.summary.create_file_writer(directory)
 
-  def end_progress(self) -> None:
-    """Nothing."""
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """All of a step's scalars by tag, as one event."""
+    value = [tf.compat.v1.Summary.Value(tag=tag, simple_value=v) for tag, v in values.items()]
+    with self._system_errors(), self._writer.as_default():
+      tf.summary.experimental.write_raw_pb(tf.compat.v1.Summary(value=value).SerializeToString(), step=step)
 
   def close(self) -> None:
-    """Nothing."""
+    with self._system_errors():
+      self._writer.close()
+
+  @contextlib.contextmanager
+  def _system_errors(self) -> Iterator[None]:
+    try:
+      yield
+    except tf.errors.OpError as e:
+      raise OSError(errno.EIO, errors.reason(e), self._directory) from None
 
 
 def keep_lines_up_to(
-  path: str, step: int, totals: Collection[str] = (), note: Callable[[Mapping], None] = lambda line: None
-) -> dict[str, float]:
-  """Drops later lines of a log, and a last one that a crash cut short; returns the totals that the last line kept has.
+  path: str, step: int, note: Callable[[Mapping], None] = lambda line: None, **kinds: json_files.Kind
+) -> None:
+  """Drops later lines of a log, and a last one that a crash cut short.
 
   At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
 
   Args:
     path: of the log.
-    step: the last one whose lines are kept.
-    totals: names of the totals so far that are returned.
-    note: called with each line that is kept.
+    step: the last one whose lines stay.
+    note: called with each line that stays.
+    **kinds: what the values of a line must be.
 
   Raises:
     UserError: another line is damaged.
   """
   if not files.exists(path):
-    return {}
+    return
   if step == 0 and files.size(path):
     print(f'there is no checkpoint, so step 1 is next; {path} is kept as {files.set_aside(path)}', file=sys.stderr)
-    return {}
-  last = {}
-  so_far = {log_directory.so_far(name): json_files.optional(json_files.NUMBER) for name in totals}
+    return
   with files.replacing(path) as new:
-    for line, found in json_files.lines(path, **so_far):
-      if found['step'] <= step:
+    for line, values in json_files.lines(path, **kinds):
+      if values['step'] <= step:
         new.write(line)
-        note(found)
-        last = found
-  return {name: last[key] for name, key in zip(totals, so_far, strict=True) if last.get(key) is not None}
+        note(values)

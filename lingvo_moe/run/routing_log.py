@@ -1,7 +1,7 @@
 """Log of which experts are used: routing.jsonl over training, and dev_routing.json of the last evaluation.
 
-routing.jsonl      {"step", "steps", "choices": {layer: [E]}} for each fiftieth of a run: the choices with a slot of every
-                   expert, summed over the `steps` steps up to `step`. A run that went on has the steps since then.
+routing.jsonl      {"step", "steps", "choices": {layer: [E]}} for each fiftieth of a run: the choices with a slot of
+                   every expert, summed over the `steps` steps up to `step`. A resumed run has the steps since.
 dev_routing.json   {"step", "subsets": [P], "choices": {layer: [P, E]}}: the same of each part of the dev text
 """
 
@@ -45,7 +45,7 @@ class RoutingLog:
     for layer, load_E in loads.items():
       self._choices[layer] = self._choices.get(layer, 0.0) + np.asarray(load_E, np.float64)
     if step % self._every == 0 or step == self._max_steps:
-      line = {'step': step, 'steps': self._steps, 'choices': {name: _whole(x) for name, x in self._choices.items()}}
+      line = {'step': step, 'steps': self._steps, 'choices': _as_integers(self._choices)}
       with files.append(self._path) as f:
         f.write(json_files.dump(line))
       self._steps, self._choices = 0, {}
@@ -62,11 +62,9 @@ def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[s
   """
   if not choices:
     return
-  path = os.path.join(logdir, log_directory.DEV_ROUTING)
-  found = {'step': step, 'subsets': list(subsets), 'choices': {name: _whole(x) for name, x in choices.items()}}
-  files.write(path, json_files.dump(found))
+  line = {'step': step, 'subsets': list(subsets), 'choices': _as_integers(choices)}
+  files.write(os.path.join(logdir, log_directory.DEV_ROUTING), json_files.dump(line))
 
 
-def _whole(x: np.ndarray) -> list:
-  """Counts as integers."""
-  return np.rint(x).astype(np.int64).tolist()
+def _as_integers(choices: Mapping[str, np.ndarray]) -> dict[str, list]:
+  return {layer: np.rint(counts).astype(np.int64).tolist() for layer, counts in choices.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -33,17 +34,16 @@ class QueueFullError(Exception):
     self.retry_after = retry_after
 
 
+@dataclasses.dataclass(eq=False)
 class _Request:
-  """Lines of a request, those already in a batch, and their answers."""
+  """Lines of a request, how many were taken into a batch, and their answers by line."""
 
-  def __init__(self, lines: Sequence[str], key: Hashable):
-    self.lines = lines
-    self.key = key
-    self.taken = 0
-    self.left = len(lines)
-    self.answers: list[list[Any] | None] = [None] * len(lines)
-    self.truncated: list[int] = []
-    self.future: futures.Future[Answer] = futures.Future()
+  lines: Sequence[str]
+  key: Hashable
+  taken: int = 0
+  hypotheses: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+  truncated: list[int] = dataclasses.field(default_factory=list)
+  future: futures.Future[Answer] = dataclasses.field(default_factory=futures.Future)
 
   @property
   def waiting(self) -> int:
@@ -87,8 +87,8 @@ class Batcher:
   @property
   def waiting(self) -> int:
     """Number of lines that wait."""
-    with self._changed:
-      return self._waiting()
+    with self._changed:  # which the thread that has it may enter again
+      return sum(request.waiting for request in self._requests)
 
   def submit(self, lines: Sequence[str], key: Hashable) -> futures.Future[Answer]:
     """Queues the lines of a request; only lines of equal keys are computed together.
@@ -103,9 +103,10 @@ class Batcher:
       request.future.set_result(Answer([], []))
       return request.future
     with self._changed:
-      waiting = self._waiting()
+      waiting = self.waiting
       if self._closed or waiting + len(lines) > self.max_waiting:
-        raise QueueFullError(waiting, self._retry_after(waiting))
+        seconds = math.ceil(waiting / self._lines_per_second) if self._lines_per_second else 1
+        raise QueueFullError(waiting, min(max(seconds, 1), _LONGEST_RETRY))
       if not self._requests:
         self._first_arrival = time.monotonic()
       self._requests.append(request)
@@ -119,13 +120,6 @@ class Batcher:
       self._closed = True
       self._changed.notify()
     self._thread.join()
-
-  def _waiting(self) -> int:
-    return sum(request.waiting for request in self._requests)
-
-  def _retry_after(self, waiting: int) -> int:
-    seconds = math.ceil(waiting / self._lines_per_second) if self._lines_per_second else 1
-    return min(max(seconds, 1), _LONGEST_RETRY)
 
   def _forget(self, request: _Request) -> None:
     """Takes the lines of a request that is done, or was cancelled, out of the queue."""
@@ -149,7 +143,7 @@ class Batcher:
         while not self._requests and not self._closed:
           self._changed.wait()
         deadline = self._first_arrival + self._wait
-        while self._requests and not self._closed and self._waiting() < self._max_lines:
+        while self._requests and not self._closed and self.waiting < self._max_lines:
           if (seconds := deadline - time.monotonic()) <= 0:
             break
           self._changed.wait(seconds)
@@ -168,22 +162,21 @@ class Batcher:
         batch += [(request, request.taken + i) for i in range(count)]
         request.taken += count
       alike = [request for request in alike if request.waiting]
-    served = {id(request) for request, _ in batch}
-    others = [r for r in self._requests if id(r) not in served]  # they were there before, and come first next time
-    again = [r for r in alike if id(r) in served]
-    self._requests = collections.deque([*others, *again])
+    served = {request for request, _ in batch}
+    others = [request for request in self._requests if request not in served]  # they come first next time
+    self._requests = collections.deque([*others, *(request for request in alike if request in served)])
     self._first_arrival = 0.0  # what is left has waited
     return batch
 
   def _compute(self, batch: list[tuple[_Request, int]]) -> None:
-    """Answers the lines of a batch; where that fails, those of each request alone, so that only the one to blame fails."""
+    """Answers the lines of a batch; where that fails, those of each request alone, so that one request fails."""
     batch = [(request, i) for request, i in batch if not request.future.done()]
     if not batch:
       return
+    requests = list(dict.fromkeys(request for request, _ in batch))
     try:
       answered = self._answer([request.lines[i] for request, i in batch], batch[0][0].key)
     except Exception as e:
-      requests = list({id(request): request for request, _ in batch}.values())
       if len(requests) == 1:
         _settle(requests[0].future.set_exception, e)
         return
@@ -192,13 +185,12 @@ class Batcher:
       return
     truncated = set(answered.truncated)
     for number, (request, i) in enumerate(batch):
-      request.answers[i] = answered.hypotheses[number]
-      request.left -= 1
-      if number in truncated:
-        request.truncated.append(i)
-    for request in {id(request): request for request, _ in batch}.values():
-      if not request.left:
-        _settle(request.future.set_result, Answer(request.answers, sorted(request.truncated)))
+      request.hypotheses[i] = answered.hypotheses[number]
+      request.truncated += [i] if number in truncated else []
+    for request in requests:
+      if len(request.hypotheses) == len(request.lines):
+        hypotheses = [request.hypotheses[i] for i in range(len(request.lines))]
+        _settle(request.future.set_result, Answer(hypotheses, sorted(request.truncated)))
 
 
 def _settle(set_value: Callable[[Any], None], value: Any) -> None:

@@ -132,7 +132,7 @@ class Connections:
     while True:
       await asyncio.sleep(min(1.0, self._seconds / 4))
       begin = time.monotonic() - self._seconds
-      for connection in [found for found, since in self._waiting.items() if since < begin]:
+      for connection in [connection for connection, since in self._waiting.items() if since < begin]:
         self._drop(connection)
 
   def _drop(self, connection: _Connection) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import sys
 import time
 import traceback
@@ -21,11 +23,12 @@ from lingvo_moe.serving.batching import Answer
 from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.batching import QueueFullError
 from lingvo_moe.serving.languages import Languages
-from lingvo_moe.serving.memory import Trimmer
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError
 
+_PATHS = ('/', '/translate', '/languages', '/health', '/metrics')
 _BODY_SECONDS = 30  # for a client to send a body
+_TRIM_SECONDS = 60.0
 
 
 class HttpApp:
@@ -33,11 +36,9 @@ class HttpApp:
 
   Args:
     run: the run.
-    max_batch_lines: see Batcher.
-    batch_wait: see Batcher.
-    max_waiting: see Batcher.
     max_body: bytes of a request's body, after it is decompressed.
     origins: which hosts and origins are answered.
+    **batching: options of Batcher.
 
   Attributes:
     draining: whether new translations are refused, and those that were accepted are answered.
@@ -45,42 +46,29 @@ class HttpApp:
     batcher: thread that translates.
   """
 
-  def __init__(
-    self,
-    run: LoadedRun,
-    *,
-    max_batch_lines: int = 64,
-    batch_wait: float = 0.005,
-    max_waiting: int = 1000,
-    max_body: int = 1 << 20,
-    origins: Origins | None = None,
-  ):
+  def __init__(self, run: LoadedRun, *, max_body: int = 1 << 20, origins: Origins | None = None, **batching: Any):
     self.draining = False
     self.in_flight = 0
     self._run = run
     self._max_body = max_body
     self._origins = origins or Origins()
-    self._routes = {
-      '/': ('GET', self.page),
-      '/translate': ('POST', self.translate),
-      '/languages': ('GET', self.languages),
-      '/health': ('GET', self.health),
-      '/metrics': ('GET', self.metrics),
-    }
-    self._trim = Trimmer()
     self._languages = Languages(run)
-    self.batcher = Batcher(
-      lambda lines, key: run.answer(lines, *key),
-      max_lines=max_batch_lines,
-      wait=batch_wait,
-      max_waiting=max_waiting,
-      observe=self._after_batch,
-    )
+    self._trimmed = time.monotonic()
+    self.batcher = Batcher(lambda lines, key: run.answer(lines, *key), observe=self._after_batch, **batching)
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
+    self._gets = {
+      '/': lambda: web.Response(text=page.HTML, content_type='text/html', headers=page.HEADERS),
+      '/languages': lambda: web.json_response(self._languages.listed),
+      '/health': self._health,
+      '/metrics': lambda: web.Response(body=self._metrics.text(), headers={'Content-Type': metrics_lib.CONTENT_TYPE}),
+    }
 
   def _after_batch(self, lines: int, seconds: float) -> None:
-    self._metrics.batch(lines, seconds)
-    self._trim()
+    self._metrics.batch_lines.observe(lines)
+    self._metrics.batch_seconds.observe(seconds)
+    if time.monotonic() >= self._trimmed + _TRIM_SECONDS:
+      self._trimmed = time.monotonic()
+      _trim_memory()
 
   async def answer(self, request: web.BaseRequest) -> web.Response:
     """Answers a request, and counts it; errors are JSON."""
@@ -96,7 +84,7 @@ class HttpApp:
       return response
     finally:
       self.in_flight -= 1
-      path = request.path if request.path in self._routes else 'other'
+      path = request.path if request.path in _PATHS else 'other'
       self._metrics.request(path, status, time.monotonic() - begin)
 
   def malformed(self, status: int, why: str) -> web.Response:
@@ -120,38 +108,27 @@ class HttpApp:
   async def _routed(self, request: web.BaseRequest) -> web.Response:
     if refusal := self._origins.refusal(request.headers):
       return _error(403, refusal)
-    if request.path not in self._routes:
-      return _error(404, f'no such path; there are {", ".join(self._routes)}')
-    method, handler = self._routes[request.path]
-    methods = ['GET', 'HEAD', 'OPTIONS'] if method == 'GET' else [method, 'OPTIONS']
+    if request.path not in _PATHS:
+      return _error(404, f'no such path; there are {", ".join(_PATHS)}')
+    is_translate = request.path == '/translate'
+    methods = ['POST', 'OPTIONS'] if is_translate else ['GET', 'HEAD', 'OPTIONS']
     allow = {'Allow': ', '.join(methods)}
     if request.method not in methods:
       return _error(405, f'{request.path} takes {allow["Allow"]}; not {request.method:.20}', allow)
-    return web.Response(status=204, headers=allow) if request.method == 'OPTIONS' else await handler(request)
+    if request.method == 'OPTIONS':
+      return web.Response(status=204, headers=allow)
+    return await self._translate(request) if is_translate else self._gets[request.path]()
 
-  async def page(self, request: web.Request) -> web.Response:
-    del request
-    return web.Response(text=page.HTML, content_type='text/html', headers=page.HEADERS)
-
-  async def languages(self, request: web.Request) -> web.Response:
-    del request
-    return web.json_response(self._languages.listed)
-
-  async def health(self, request: web.Request) -> web.Response:
-    del request
-    found = {
+  def _health(self) -> web.Response:
+    state = {
       'status': 'draining' if self.draining else 'ok',
       'model': self._run.model,
       'checkpoint': self._run.checkpoint,
       'waiting_lines': self.batcher.waiting,
     }
-    return web.json_response(found, status=503 if self.draining else 200)
+    return web.json_response(state, status=503 if self.draining else 200)
 
-  async def metrics(self, request: web.Request) -> web.Response:
-    del request
-    return web.Response(body=self._metrics.text(), headers={'Content-Type': metrics_lib.CONTENT_TYPE})
-
-  async def translate(self, request: web.Request) -> web.Response:
+  async def _translate(self, request: web.BaseRequest) -> web.Response:
     if self.draining:
       return _error(503, 'the server is about to end', {'Retry-After': '5'})
     body, content_type = await self._body(request), request.headers.get('Content-Type', '')
@@ -173,7 +150,7 @@ class HttpApp:
     except QueueFullError as e:
       return _error(503, str(e), {'Retry-After': str(e.retry_after)})
     answer = await asyncio.wrap_future(future)  # cancelled with this handler when the client hangs up
-    self._metrics.truncated(len(answer.truncated))
+    self._metrics.truncated.inc(len(answer.truncated))
     return web.json_response(_result(query, answer, self._run.over_the_length))
 
   async def _body(self, request: web.BaseRequest) -> bytes:
@@ -198,6 +175,15 @@ class HttpApp:
     return bytes(body)
 
 
+def _trim_memory() -> None:
+  """Gives free memory back to the system, where the C library can.
+
+  Batches of all shapes leave free pieces in the heaps of TensorFlow's threads, which otherwise grow slowly for hours.
+  """
+  with contextlib.suppress(OSError, AttributeError):
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
+
+
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
   return web.json_response({'error': message}, status=status, headers=headers)
 
@@ -206,19 +192,18 @@ def _result(query: query_lib.Query, answer: Answer, over_the_length: str) -> dic
   """The answer as LibreTranslate has it; with 'warnings' where a line was translated in part."""
   texts: list[list[str]] = []  # of each text, its translation and the alternatives
   warnings, first = [], 0
-  truncated = set(answer.truncated)
   for number, text in enumerate(query.texts):
     count = len(query_lib.lines_of(text))
-    of_lines = answer.hypotheses[first : first + count]
-    ranks = range(min(1 + query.alternatives, max(map(len, of_lines))))
-    texts.append(['\n'.join(line[min(rank, len(line) - 1)].text for line in of_lines) for rank in ranks])
+    lines = answer.hypotheses[first : first + count]
+    ranks = range(min(1 + query.alternatives, max(map(len, lines))))
+    texts.append(['\n'.join(line[min(rank, len(line) - 1)].text for line in lines) for rank in ranks])
     where = f'q[{number}]' if query.is_list else 'q'
     for i in range(count):
-      if first + i in truncated:
+      if first + i in answer.truncated:
         line = f'line {i + 1} of {where}' if count > 1 else where
         warnings.append(f'{line} is {over_the_length} and was translated in part')
     first += count
-  best, alternatives = [found[0] for found in texts], [found[1:] for found in texts]
+  best, alternatives = [ranked[0] for ranked in texts], [ranked[1:] for ranked in texts]
   result: dict[str, Any] = {'translatedText': best if query.is_list else best[0]}
   if query.alternatives:
     result['alternatives'] = alternatives if query.is_list else alternatives[0]

@@ -21,39 +21,36 @@ class Metrics:
     waiting: returns the number of lines that wait.
     model: name of the model.
     checkpoint: the checkpoint in words.
+
+  Attributes:
+    batch_lines: observes the lines of each batch.
+    batch_seconds: observes the seconds that each batch took.
+    truncated: counts lines that were translated in part.
   """
 
   def __init__(self, waiting: Callable[[], int], model: str, checkpoint: str):
-    registry = self._registry = prometheus.CollectorRegistry()
-    make = lambda kind, name, about, *labels, **more: kind(
-      f'lingvo_moe_{name}', about, labels, registry=registry, **more
-    )
-    ProcessCollector(registry=registry)
-    make(prometheus.Info, 'model', 'Model and checkpoint that are served.').info(
-      {'model': model, 'checkpoint': checkpoint}
-    )
+    self._registry = prometheus.CollectorRegistry()
+
+    def make(kind, name, about, *labels, **more):
+      return kind(f'lingvo_moe_{name}', about, labels, registry=self._registry, **more)
+
+    Histogram, Counter = prometheus.Histogram, prometheus.Counter
+    ProcessCollector(registry=self._registry)
+    info = make(prometheus.Info, 'model', 'Model and checkpoint that are served.')
+    info.info({'model': model, 'checkpoint': checkpoint})
     make(prometheus.Gauge, 'waiting_lines', 'Lines that wait to be translated.').set_function(waiting)
-    self._requests = make(
-      prometheus.Counter, 'requests', 'HTTP requests by path and status; 499: the client hung up.', 'path', 'status'
-    )
-    self._seconds = make(
-      prometheus.Histogram, 'request_seconds', 'Seconds from request to answer.', 'path', buckets=_SECONDS
-    )
-    self._batch_lines = make(prometheus.Histogram, 'batch_lines', 'Lines of a batch.', buckets=_LINES)
-    self._batch_seconds = make(prometheus.Histogram, 'batch_seconds', 'Seconds to translate a batch.', buckets=_SECONDS)
-    self._truncated = make(prometheus.Counter, 'truncated_lines', 'Lines over the length limit, translated in part.')
+    about = 'HTTP requests by path and status; 499: the client hung up.'
+    self._requests = make(Counter, 'requests', about, 'path', 'status')
+    self._seconds = make(Histogram, 'request_seconds', 'Seconds from request to answer.', 'path', buckets=_SECONDS)
+    self.batch_lines = make(Histogram, 'batch_lines', 'Lines of a batch.', buckets=_LINES)
+    self.batch_seconds = make(Histogram, 'batch_seconds', 'Seconds to translate a batch.', buckets=_SECONDS)
+    self.truncated = make(Counter, 'truncated_lines', 'Lines over the length limit, translated in part.')
 
   def request(self, path: str, status: int, seconds: float) -> None:
+    """Counts a request, and its seconds where it was answered."""
     self._requests.labels(path, str(status)).inc()
     if status != HUNG_UP:
       self._seconds.labels(path).observe(seconds)
-
-  def batch(self, lines: int, seconds: float) -> None:
-    self._batch_lines.observe(lines)
-    self._batch_seconds.observe(seconds)
-
-  def truncated(self, lines: int) -> None:
-    self._truncated.inc(lines)
 
   def text(self) -> bytes:
     return prometheus.generate_latest(self._registry)

@@ -16,8 +16,8 @@ class Origins:
   """Says which requests are refused, by their headers alone.
 
   The origin of a page is the server's own if its host and port are the `Host` of the request, or its host is one of
-  `hosts`. Anyone can point a name at a machine (DNS rebinding), so that a page of that name has the server's own origin:
-  a server that only its own machine reaches is asked for by a loopback name or one of `hosts`.
+  `hosts`. Anyone can point a name at a machine (DNS rebinding), so that a page of that name has the server's own
+  origin: a server that only its own machine reaches is asked for by a loopback name or one of `hosts`.
 
   Args:
     cors: origins whose pages may use the server, such as https://my.site; '*' for all.

@@ -58,7 +58,11 @@ def parse(body: bytes, content_type: str = 'application/json', url_query: str = 
   if kind == 'application/json' or re.fullmatch(r'application/.+\+json', kind):
     fields, seen = _json(body), 'the JSON object'
   else:
-    pairs = _pairs(url_query.encode(errors='surrogateescape')) + (_form(body, kind, content_type) if body else [])
+    pairs = _pairs(url_query.encode(errors='surrogateescape'))
+    if body and kind not in (_URLENCODED, _MULTIPART):
+      raise BadQueryError(f'a body of Content-Type {kind:.60} is not read: {_TAKEN}', 415)
+    if body:
+      pairs += _pairs(body) if kind == _URLENCODED else _multipart(body, content_type)
     fields, seen = dict(reversed(pairs)), 'the form'  # the first of a name
     texts = [value for name, value in pairs if name == 'q']
     if len(texts) > 1:
@@ -110,14 +114,6 @@ def _json(body: bytes) -> dict[str, Any]:
   if not isinstance(fields, dict):
     raise BadQueryError('the body must be a JSON object, such as {"q": "Guten Tag.", "source": "de", "target": "en"}')
   return fields
-
-
-def _form(body: bytes, kind: str, content_type: str) -> list[tuple[str, str]]:
-  if kind == _URLENCODED:
-    return _pairs(body)
-  if kind == _MULTIPART:
-    return _multipart(body, content_type)
-  raise BadQueryError(f'a body of Content-Type {kind:.60} is not read: {_TAKEN}', 415)
 
 
 def _pairs(text: bytes) -> list[tuple[str, str]]:

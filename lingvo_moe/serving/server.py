@@ -36,8 +36,8 @@ def bind(host: str, port: int) -> socket.socket:
       errno.EACCES: f'port {port} may not be used by this user: use a --port from 1024 on',
     }
     reason = getattr(e, 'strerror', None) or e
-    told = reasons.get(getattr(e, 'errno', None), f'cannot listen on --host={host} --port={port}: {reason}')
-    raise UserError(told) from None
+    message = reasons.get(getattr(e, 'errno', None), f'cannot listen on --host={host} --port={port}: {reason}')
+    raise UserError(message) from None
 
 
 def url(bound: socket.socket) -> str:

@@ -98,14 +98,6 @@ def test_another_seed_is_sacrebleus_too(monkeypatch):
   assert found['BLEU'].p == expected['BLEU'][1].p_value != 1 / 201
 
 
-def test_blocks_of_resamples_change_nothing(monkeypatch):
-  references = texts(50)
-  sides = [counts(noisy(references, 0.3, seed), references) for seed in (1, 2)]
-  whole = significance.paired_bootstrap(*sides, samples=70)
-  monkeypatch.setattr(significance, '_BLOCK', 333)  # 6 resamples at a time
-  assert significance.paired_bootstrap(*sides, samples=70) == whole
-
-
 def test_a_system_beside_itself_has_no_difference_and_p_1():
   references = texts(50)
   same = counts(noisy(references, 0.3, 1), references)

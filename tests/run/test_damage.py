@@ -19,14 +19,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from lingvo_moe.core import configuration
+from lingvo_moe.core import json_files
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging
 from lingvo_moe.run import environment
-from lingvo_moe.run import held_out
 from lingvo_moe.run import inference
 from lingvo_moe.run import loaded
 from lingvo_moe.run import reporting
+from lingvo_moe.run import results
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
@@ -236,10 +238,11 @@ def test_any_line_of_a_log_is_read_or_refused(tmp_path_factory, line, start, is_
   (folder / 'config.json').write_text(json.dumps(CONFIG))
   (folder / 'train.jsonl').write_bytes(b'{"step": 1}\n' + line + (b'' if is_last else b'\n{"step": 4}\n'))
   (folder / 'environment.jsonl').write_bytes(start + b'\n')
-  one_line(lambda: loaded._subsets_of_dev_loss(RunDir(str(folder)), 'pair'))
+  one_line(lambda: log_directory.dev_loss_parts(str(folder), 'pair'))
   one_line(lambda: recording.new_records(LogDirectory.read(str(folder)), []))
   one_line(lambda: environment._last(str(folder / 'environment.jsonl')))
-  one_line(lambda: reporting.keep_lines_up_to(str(folder / 'train.jsonl'), 3, ('seconds', 'target_tokens')))
+  kind = json_files.optional(json_files.NUMBER)
+  one_line(lambda: reporting.keep_lines_up_to(str(folder / 'train.jsonl'), 3, seconds_so_far=kind))
 
 
 class Job:
@@ -252,7 +255,7 @@ class Job:
 
 
 def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
-  found = held_out.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
+  found = results.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
   os.mkdir(found.folder(1))
   found.write(1, found.settings(1), Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
@@ -267,7 +270,7 @@ def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
 
 def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_checkpoints(tmp_path, monkeypatch):
   monkeypatch.setattr(Checkpoints, 'fingerprint', lambda self, step: os.path.basename(self.directory))
-  of = lambda run: held_out.Results(str(tmp_path / 'out'), Job(), Checkpoints(str(tmp_path / run)), given=True)
+  of = lambda run: results.Results(str(tmp_path / 'out'), Job(), Checkpoints(str(tmp_path / run)), given=True)
   (tmp_path / 'out' / 'step_1').mkdir(parents=True)
   (tmp_path / 'out' / 'step_1' / 'mine.hyp').write_text('mine')
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
@@ -283,7 +286,7 @@ def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_check
 @quick
 def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
   folder = tmp_path_factory.mktemp('run')
-  found = held_out.Results(str(folder), Job(), Checkpoints(str(folder)), overwrite=True)
+  found = results.Results(str(folder), Job(), Checkpoints(str(folder)), overwrite=True)
   (folder / 'step_1').mkdir()
   (folder / 'keep').write_text('mine')
   (folder / 'step_1' / 'scores.json').write_bytes(text)

@@ -14,9 +14,9 @@ from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.run import environment
-from lingvo_moe.run import held_out
 from lingvo_moe.run import reporting
-from lingvo_moe.run.event_file import EventFile
+from lingvo_moe.run import results
+from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
@@ -105,10 +105,10 @@ def test_a_decoder_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_p
   job = types.SimpleNamespace(suffix='.hyp', summary_file='scores.json', settings={}, texts={})
 
   with pytest.raises(UserError, match='a link leads from .*step_6 to .*mine.*: remove it, or give --out=FOLDER'):
-    held_out.Results(run.file('decode', 'test'), job, run.checkpoints()).begin(6, {})
+    results.Results(run.file('decode', 'test'), job, run.checkpoints()).begin(6, {})
 
   assert not os.listdir(tmp_path / 'mine')
-  held_out.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).begin(6, {})
+  results.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).begin(6, {})
   assert os.listdir(tmp_path / 'mine') == ['step_6']
 
 

@@ -75,7 +75,7 @@ def with_client(test, run=None, **options):
   run = run or Stub()
 
   async def go():
-    app, bound = HttpApp(run, **{'batch_wait': 0.0, **options}), server.bind('127.0.0.1', 0)
+    app, bound = HttpApp(run, **{'wait': 0.0, **options}), server.bind('127.0.0.1', 0)
     connections = Connections(app.answer, app.malformed)
     accepting = asyncio.create_task(connections.accept(bound))
     async with aiohttp.ClientSession(server.url(bound)) as client:
@@ -558,6 +558,18 @@ def test_health_languages_metrics_and_errors_of_paths():
   assert samples['lingvo_moe_truncated_lines_total'] == '1.0' and samples['lingvo_moe_waiting_lines'] == '0.0'
   assert samples['lingvo_moe_batch_lines_sum'] == '2.0' and float(samples['process_resident_memory_bytes']) > 1e6
   assert samples['lingvo_moe_model_info{checkpoint="step 3, the newest",model="toy.Stub"}'] == '1.0'
+
+
+def test_memory_is_given_back_at_most_once_a_minute(monkeypatch):
+  http_app._trim_memory()  # also where the C library cannot
+  now, trimmed = [100.0], []
+  monkeypatch.setattr('time.monotonic', lambda: now[0])
+  monkeypatch.setattr(http_app, '_trim_memory', lambda: trimmed.append(now[0]))
+  app = HttpApp(Stub())
+  for now[0] in (100.0, 159.0, 160.0, 161.0, 221.0):
+    app._after_batch(1, 0.1)
+  app.batcher.close()
+  assert trimmed == [160.0, 221.0]
 
 
 def test_the_page_asks_nobody_else_and_labels_its_fields():

@@ -59,7 +59,7 @@ def drained(release_after, drain_seconds=20.0):
   run = Stub()
 
   async def go():
-    app, bound = HttpApp(run, batch_wait=0.0), server.bind('127.0.0.1', 0)
+    app, bound = HttpApp(run, wait=0.0), server.bind('127.0.0.1', 0)
     started = asyncio.Event()
     serving = asyncio.create_task(server.serve(app, bound, drain_seconds, started.set))
     await asyncio.wait_for(started.wait(), 20)

@@ -83,7 +83,7 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
     records: of recording.py. Evaluations without seconds or tokens are left out.
     split: decoded set whose scores are meant.
   """
-  found = {}
+  results = {}
   for name in dict.fromkeys(record['run'] for record in records):
     own = [record for record in records if record['run'] == name]
     curve = sorted(
@@ -95,8 +95,8 @@ def by_run(records: Sequence[Mapping[str, Any]], split: str) -> dict[str, RunRes
     step = max((r['step'] for r in tests), default=None)
     at_step = [record for record in tests if record['step'] == step]
     scores = {m: {r['pair']: r[m] for r in at_step if r.get(m) is not None} for m in METRICS}
-    found[name] = RunResults(name, curve, scores, step, _cost(curve, at_step, step))
-  return found
+    results[name] = RunResults(name, curve, scores, step, _cost(curve, at_step, step))
+  return results
 
 
 def chosen(runs: Mapping[str, RunResults], base: str, names: Sequence[str]) -> dict[str, RunResults]:
@@ -110,8 +110,8 @@ def chosen(runs: Mapping[str, RunResults], base: str, names: Sequence[str]) -> d
 def _cost(curve: Sequence[Evaluation], tests: Sequence[Mapping[str, Any]], step: int | None) -> Cost | None:
   """Cost up to a step, from the scores recorded there or else from the curve; step None: of the whole curve."""
   recorded = (Cost(r['step'], r.get('target_tokens'), r.get('seconds')) for r in tests)
-  if found := next((cost for cost in recorded if None not in cost), None):
-    return found
+  if cost := next((cost for cost in recorded if None not in cost), None):
+    return cost
   step = curve[-1].step if curve and step is None else step
   if not curve or not curve[0].step <= step <= curve[-1].step:
     return None
@@ -260,17 +260,17 @@ class Quality:
   def _compared(self) -> dict[str, Mapping[str, float]]:
     """Scores of the runs that have translations of the base's pairs; UserError if sizes are needed and not known."""
     base = self._base.scores[self._metric]
-    found = {
+    compared = {
       run.name: run.scores[self._metric]
       for run in self._runs.values()
       if run is not self._base and run.scores[self._metric].keys() & base.keys()
     }
-    if found and (missing := sorted(base.keys() - self._sizes.keys())):
+    if compared and (missing := sorted(base.keys() - self._sizes.keys())):
       raise UserError(
         f'languages are sorted by the size of their training sets; that of {", ".join(missing[:5])} is not known: '
         '--data_dir=CORPUS is where it is counted'
       )
-    return found
+    return compared
 
   def _path(self, name: str) -> str:
     return os.path.join(self._folder, f'{name}.png')

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.analysis import significance
@@ -23,6 +23,7 @@ from lingvo_moe.analysis import translations
 from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
+from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import parallel
@@ -117,8 +118,8 @@ def append(path: str, records: Iterable[Record]) -> tuple[list[Record], int]:
   os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
   with files.replacing(path) as f:
     known = read(path)
-    there = set(map(_key, known))
-    added = {_key(record): record for record in records if _key(record) not in there}
+    old_keys = set(map(_key, known))
+    added = {_key(record): record for record in records if _key(record) not in old_keys}
     f.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in (*known, *added.values()))
   return list(added.values()), len(known)
 
@@ -130,7 +131,6 @@ def new_records(
   data_dir: str | None = None,
   commit: str | None = None,
   steps_per_epoch: float | None = None,
-  progress: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> list[Record]:
   """What a run has reached beyond the records that there are.
 
@@ -141,13 +141,12 @@ def new_records(
     data_dir: the corpus with the references; None: those beside the translations.
     commit: of the checkout that trained.
     steps_per_epoch: how many updates see the corpus once.
-    progress: wraps the names of pairs to be scored.
 
   Raises:
     UserError: a pair is recorded with another score than it has now, or an evaluation with another loss; references are
       missing or others.
   """
-  there = {_key(record): record for record in known}
+  recorded_by_key = {_key(record): record for record in known}
   log = Log.of(run)
 
   def common(kind, direction, step):
@@ -163,31 +162,31 @@ def new_records(
       'commit': commit,
     }
 
-  found = []
+  new = []
   for step, loss in log.dev_loss.items() if not run.averaged else ():
     by_pair = log.by_pair[step]
     record = {**common('eval', _direction(by_pair), step), 'dev_loss': _rounded(loss, _LOSS_DIGITS)}
     if by_pair and step % (run.values.get('keep_every') or 1) == 0:
       record['dev_loss_by_pair'] = {pair: _rounded(value, _LOSS_DIGITS) for pair, value in by_pair.items()}
-    recorded = there.get(_key(record))
+    recorded = recorded_by_key.get(_key(record))
     _check_same(recorded, 'dev_loss', loss, _LOSS_DIGITS)
     if not recorded:
-      found.append(record)
+      new.append(record)
   for split in splits:
     for step in run.decoded_steps(split):
       scored = run.summary(split, step)['pairs']
       keys = {pair: ('test', run.name, step, split, pair) for pair in scored}
       for pair, key in keys.items():
-        _check_same(there.get(key), 'chrF2', scored[pair]['chrf'], _SCORE_DIGITS)
-      missing = [pair for pair, key in keys.items() if key not in there]
+        _check_same(recorded_by_key.get(key), 'chrF2', scored[pair]['chrf'], _SCORE_DIGITS)
+      missing = [pair for pair, key in keys.items() if key not in recorded_by_key]
       if not missing:
         continue
       translated = translations.read(run, split, step, data_dir)
-      for pair in progress(missing):
+      for pair in progress.over(missing, 'pair'):
         t = translated[pair]
         scores = significance.corpus_scores(t.counted())
         loss = None if run.averaged else log.by_pair.get(step, {}).get(pair)
-        found.append(
+        new.append(
           {
             **common('test', t.direction, step),
             'split': split,
@@ -199,7 +198,7 @@ def new_records(
             **({'average_of': run.averaged['steps']} if run.averaged else {}),
           }
         )
-  return found
+  return new
 
 
 def _key(record: Record) -> tuple:
@@ -218,8 +217,8 @@ def _check_same(recorded: Record | None, name: str, value: float, digits: int) -
 
 def _direction(pairs: Mapping[str, float]) -> str | None:
   """The direction that all pairs have."""
-  found = {translations.direction(*languages) for languages in parallel.languages_of(pairs)}
-  return found.pop() if len(found) == 1 else None
+  directions = {translations.direction(*languages) for languages in parallel.languages_of(pairs)}
+  return directions.pop() if len(directions) == 1 else None
 
 
 def _rounded(value: float | None, digits: int) -> float | int | None:

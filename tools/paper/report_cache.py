@@ -47,7 +47,8 @@ class ReportCache:
       path = os.path.join(self._folder, self.name(case) + '.json')
       if not os.path.exists(path):
         self._compile(case, path)
-      self._reports[case] = _read(path)
+      what, way_out = 'a report of lingvo-moe cost', 'remove it, and it is made again'
+      self._reports[case] = json_files.read_if_any(path, what, way_out)
     return self._reports[case]
 
   def name(self, case: Case) -> str:
@@ -88,10 +89,3 @@ def bindings(case: Case) -> list[str]:
 def configured(case: Case) -> MtConfig:
   """Configuration of a case."""
   return configuration.resolve(case.model, [], bindings(case))
-
-
-def _read(path: str) -> Mapping[str, Any] | None:
-  try:
-    return json_files.read(path, 'a report of lingvo-moe cost', 'remove it, and it is made again')
-  except FileNotFoundError:
-    return None

@@ -52,14 +52,16 @@ def collect(routed: Mapping[str, Sequence[SentenceRouting]]) -> dict[str, LayerC
     routed: sentences of each language; those without tokens add nothing, nor do tokens that no expert took. Of an
       encoder's layer the tokens are those that the encoder reads, of a decoder's those that the decoder reads.
   """
-  found: dict[str, list[tuple]] = {}
+  by_layer: dict[str, list[tuple]] = {}
   numbers: dict[str, int] = {}
   for place, sentences in enumerate(routed.values()):
     for sentence in sentences:
       for name, layer in sentence.layers.items():
         pieces = sentence.source if name.startswith('encoder/') else sentence.target
         ids = [numbers.setdefault(piece, len(numbers)) for piece in pieces]
-        found.setdefault(name, []).append((layer.experts, layer.weights, np.full(len(ids), place), np.array(ids, int)))
+        by_layer.setdefault(name, []).append(
+          (layer.experts, layer.weights, np.full(len(ids), place), np.array(ids, int))
+        )
 
   def joined(parts):
     experts, weights, languages, pieces = (np.concatenate(part) for part in zip(*parts))
@@ -67,7 +69,7 @@ def collect(routed: Mapping[str, Sequence[SentenceRouting]]) -> dict[str, LayerC
     weights = weights[taken] / weights[taken].sum(axis=1, keepdims=True)
     return LayerChoices(experts[taken], weights, languages[taken], pieces[taken])
 
-  return {name: joined(parts) for name, parts in found.items()}
+  return {name: joined(parts) for name, parts in by_layer.items()}
 
 
 def counts(labels: np.ndarray, choices: LayerChoices, num_experts: int) -> np.ndarray:

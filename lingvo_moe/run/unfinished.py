@@ -20,8 +20,8 @@ _SECONDS = 10.0  # between two writes: so much work is lost at most
 _LINE = json_files.Kind('a line of text', lambda value: isinstance(value, str) and '\n' not in value)
 
 
-class KeptTexts(collections.UserDict[str, str]):
-  """Texts by name: those that are in the file, and what is set, which is written now and then.
+class UnfinishedTexts(collections.UserDict[str, str]):
+  """Texts by name: those that the file has, and those that are set, which are written at intervals.
 
   A file of other settings, or a damaged one, is begun anew. One that cannot be written is given up, with a line: the
   job goes on without.
@@ -33,12 +33,10 @@ class KeptTexts(collections.UserDict[str, str]):
   """
 
   def __init__(self, path: str, step: int, settings: Mapping[str, Any]) -> None:
-    super().__init__()
     self._path, self._step = path, step
-    self._lines = [self._line(settings=dict(settings))]
-    self._written = time.monotonic()
-    self._gives_up = False
+    self._gives_up, self._written = False, time.monotonic()
     self.data = self._read(settings)
+    self._lines = [self._line(settings=dict(settings))]
     self._lines += [self._line(name=name, text=text) for name, text in self.data.items()]
 
   def __setitem__(self, name: str, text: str) -> None:
@@ -56,19 +54,18 @@ class KeptTexts(collections.UserDict[str, str]):
     self._written = time.monotonic()
 
   def _read(self, settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
+    texts = {}
     try:
       for number, (_, line) in enumerate(json_files.lines(self._path)):
-        if number and not all(_LINE.fits(line.get(key)) for key in ('name', 'text')):
-          raise ValueError(f'line {number + 1} has no name and text')
         if number:
-          found[line['name']] = line['text']
+          json_files.check(line, name=_LINE, text=_LINE)
+          texts[line['name']] = line['text']
         elif line.get('settings') != settings:
           raise ValueError('its settings are others')
     except (OSError, ValueError) as e:  # a UserError is a ValueError
       print(f'{self._path} is begun anew, as it is of no use: {e}', file=sys.stderr)
       return {}
-    return found
+    return texts
 
-  def _line(self, **of: Any) -> str:
-    return json_files.dump({'step': self._step, **of})
+  def _line(self, **values: Any) -> str:
+    return json_files.dump({'step': self._step, **values})

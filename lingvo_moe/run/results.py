@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lingvo_moe.core import files
@@ -15,9 +15,10 @@ from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import listed
 from lingvo_moe.run.checkpoint import Checkpoints
-from lingvo_moe.run.event_file import EventFile
-from lingvo_moe.run.kept_texts import KeptTexts
+from lingvo_moe.run.reporting import EventFile
+from lingvo_moe.run.unfinished import UnfinishedTexts
 from lingvo_moe.tasks.task import HeldOutJob
 from lingvo_moe.tasks.task import Outcome
 
@@ -38,7 +39,7 @@ class Results:
   """The folder step_<N> of each step that was decoded.
 
   The summary is written last and holds the settings of the job and the checkpoint's fingerprint. Where there is one,
-  the files beside it are complete and belong to these settings. Before, <summary>.unfinished.jsonl has what is done.
+  the files next to it are complete and belong to these settings. Before, <summary>.unfinished.jsonl has what is done.
 
   Attributes:
     root: where the folders are.
@@ -63,8 +64,7 @@ class Results:
       summary = self._read(step)
       if summary is None or summary['settings'] != self.settings(step):
         return None
-      self._check_shown(summary, step)
-      self._check_lines(summary, step)
+      self._check(summary, step)
       return summary
     except UserError as e:
       print(e, file=sys.stderr)
@@ -77,48 +77,35 @@ class Results:
   def begin(self, step: int, settings: Mapping[str, Any]) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
 
-    What an interrupted job has kept stays, unless `overwrite` is set.
+    Texts of an interrupted job stay, unless `overwrite` is set.
     """
-    folder, logdir = self.folder(step), os.path.dirname(self.checkpoints.directory)
-    if not self.given and not files.is_inside(folder, logdir):
-      raise UserError(
-        f'results are written in the log directory; a link leads from {folder} to {os.path.realpath(folder)}: remove it, '
-        'or give --out=FOLDER'
-      )
+    folder = self.folder(step)
+    self._make(folder)
     try:
-      files.makedirs(folder)
-    except OSError as e:
-      raise UserError(f'cannot make {folder} ({e.strerror}): give --out=FOLDER for another place') from None
-    try:
-      old = self._read(step)
+      old = self._read(step) or {}
     except UserError:  # damaged, as `done` has said
-      old = None
+      old = {}
     if old:
-      changed = [
-        self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
-        for name, value in (settings if self.given else self.job.settings).items()
-        if old['settings'].get(name) != value
-      ]
+      changed = self._changed(old, settings if self.given else self.job.settings)
       if changed and not self.overwrite:
         raise UserError(
-          f'{folder} holds results made with {"; ".join(changed)}: give --overwrite to replace them, or '
-          '--out=FOLDER for a folder of their own'
+          f'{folder} holds results made with {changed}: give --overwrite to replace them, or --out=FOLDER for a folder '
+          'of their own'
         )
-      print(f'replacing {folder}' + (f' (made with {"; ".join(changed)})' if changed else ''), file=sys.stderr)
-    there = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
-    stale = [name for name in there if not self.given or name in ((old or {}).get('hashes') or {})]
-    stale = [os.path.join(folder, name) for name in (*stale, *((old or {}).get('beside') or ()))]
-    kept = self._kept_path(step)
+      print(f'replacing {folder}' + (f' (made with {changed})' if changed else ''), file=sys.stderr)
+    names = [name for name in files.listdir(folder) if name.endswith(self.job.suffix) and not name.startswith('.')]
+    stale = [name for name in names if not self.given or name in (old.get('hashes') or {})]
+    paths = {os.path.join(folder, name) for name in (*stale, *(old.get('beside') or ()))} - {self._unfinished(step)}
     # The summary first: without it nothing counts.
-    for path in [self._path(step), *(path for path in stale if path != kept), *([kept] if self.overwrite else ())]:
+    for path in [self._path(step), *sorted(paths), *([self._unfinished(step)] if self.overwrite else ())]:
       _remove(path)
 
-  def kept(self, step: int, settings: Mapping[str, Any]) -> KeptTexts:
-    """Where the job keeps its lines until they are written as results; prints a line if an interrupted job has left some."""
-    found = KeptTexts(self._kept_path(step), step, settings)
-    if found:
-      print(f'going on after {counted(len(found), "line")} in {self._kept_path(step)}', file=sys.stderr)
-    return found
+  def unfinished(self, step: int, settings: Mapping[str, Any]) -> UnfinishedTexts:
+    """Texts of the job until they are written as results; prints a line if an interrupted job has left some."""
+    texts = UnfinishedTexts(self._unfinished(step), step, settings)
+    if texts:
+      print(f'going on after {counted(len(texts), "line")} in {self._unfinished(step)}', file=sys.stderr)
+    return texts
 
   def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
@@ -130,63 +117,64 @@ class Results:
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()
-    own = {
-      'settings': dict(settings),
-      'texts': self.job.texts,
-      'beside': sorted(outcome.beside),
-      'hashes': hashes,
-    }
+    own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.beside), 'hashes': hashes}
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
-    _remove(self._kept_path(step))
+    _remove(self._unfinished(step))
     return summary
 
+  def _make(self, folder: str) -> None:
+    logdir = os.path.dirname(self.checkpoints.directory)
+    if not self.given and not files.is_inside(folder, logdir):
+      raise UserError(
+        f'results are written in the log directory; a link leads from {folder} to {os.path.realpath(folder)}: remove '
+        'it, or give --out=FOLDER'
+      )
+    try:
+      files.makedirs(folder)
+    except OSError as e:
+      raise UserError(f'cannot make {folder} ({e.strerror}): give --out=FOLDER for another place') from None
+
+  def _changed(self, old: dict, settings: Mapping[str, Any]) -> str:
+    """Which settings older results were made with, where these are others; '' where all are the same."""
+    return '; '.join(
+      self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
+      for name, value in settings.items()
+      if old['settings'].get(name) != value
+    )
+
   def _other_text(self, old: dict) -> str:
-    """How the text of results that are there differs from the job's, by the names of its parts."""
-    before = old.get('texts') or dict.fromkeys(
-      old.get('pairs') or old.get('files') or {}
-    )  # an earlier version had names
-    now = self.job.texts
+    """How the text of older results differs from the job's, by the names of its parts."""
+    names = dict.fromkeys(old.get('pairs') or old.get('files') or {})  # an earlier version had no more
+    before, now = old.get('texts') or names, self.job.texts
     if before.keys() != now.keys():
-      return f'text of {_names(before)}, now {_names(now)}'
+      return f'text of {listed(sorted(before))}, now {listed(sorted(now))}'
     differ = [name for name in now if before[name] not in (None, now[name])]
-    return f'other lines of {_names(differ or now)}'
+    return f'other lines of {listed(sorted(differ or now))}'
 
   def _path(self, step: int) -> str:
     return os.path.join(self.folder(step), self.job.summary_file)
 
-  def _kept_path(self, step: int) -> str:
-    return os.path.join(self.folder(step), os.path.splitext(self.job.summary_file)[0] + '.unfinished.jsonl')
+  def _unfinished(self, step: int) -> str:
+    return os.path.splitext(self._path(step))[0] + '.unfinished.jsonl'
 
   def _read(self, step: int) -> dict[str, Any] | None:
-    """The summary of a step; None if it is not there; UserError if it is damaged."""
-    try:
-      return json_files.read(self._path(step), *_SUMMARY, **_KINDS)
-    except FileNotFoundError:
-      return None
+    """The summary of a step; None if there is none; UserError if it is damaged."""
+    return json_files.read_if_any(self._path(step), *_SUMMARY, **_KINDS)
 
-  def _check_lines(self, summary: dict[str, Any], step: int) -> None:
-    """Raises UserError for a file of lines that is there, and not as it was written."""
+  def _check(self, summary: dict[str, Any], step: int) -> None:
+    """Raises UserError for a summary that the job cannot show, or a file of lines that is not as it was written."""
+    try:
+      self.job.report(summary)  # an earlier version wrote no checksum
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+      what, way_out = _SUMMARY
+      raise UserError(f'{self._path(step)} is not {what} ({type(e).__name__}: {e}): {way_out}') from None
     for name, written in (summary.get('hashes') or {}).items():
       path = os.path.join(self.folder(step), name)
       if files.isfile(path) and files.sha256(path) != written:
         raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
 
-  def _check_shown(self, summary: dict[str, Any], step: int) -> None:
-    """Raises UserError for a summary that the job cannot show, of an earlier version that wrote no checksum."""
-    try:
-      self.job.report(summary)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-      what, way_out = _SUMMARY
-      raise UserError(f'{self._path(step)} is not {what} ({type(e).__name__}: {e}): {way_out}') from None
-
 
 def _remove(path: str) -> None:
   with contextlib.suppress(FileNotFoundError):
     files.remove(path)
-
-
-def _names(names: Iterable[str]) -> str:
-  """Names with commas between, the first of many."""
-  names = sorted(names)
-  return ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '') or 'none'

@@ -7,20 +7,20 @@ import os
 import pytest
 
 from lingvo_moe.core import files
-from lingvo_moe.run import kept_texts
-from lingvo_moe.run.kept_texts import KeptTexts
+from lingvo_moe.run import unfinished
+from lingvo_moe.run.unfinished import UnfinishedTexts
 
 SETTINGS = {'beam_size': 4, 'checkpoint': 'abc'}
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-  monkeypatch.setattr(kept_texts, '_SECONDS', 0.0)
+  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
   return str(tmp_path / 'scores.unfinished.jsonl')
 
 
 def kept(path, settings=SETTINGS):
-  return KeptTexts(path, 7, settings)
+  return UnfinishedTexts(path, 7, settings)
 
 
 def test_texts_are_in_the_file_for_the_next_job(path):
@@ -34,9 +34,9 @@ def test_texts_are_in_the_file_for_the_next_job(path):
 
 
 def test_they_are_written_now_and_then(path, monkeypatch):
-  monkeypatch.setattr(kept_texts, '_SECONDS', 10.0)
+  monkeypatch.setattr(unfinished, '_SECONDS', 10.0)
   now = [0.0]
-  monkeypatch.setattr(kept_texts.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(unfinished.time, 'monotonic', lambda: now[0])
   texts = kept(path)
   for seconds, there in (
     (9.0, []),
@@ -85,7 +85,7 @@ def test_a_job_goes_on_where_nothing_can_be_written(path, capsys, monkeypatch):
     raise OSError(28, 'No space left on device', path)
 
   texts = kept(path)
-  monkeypatch.setattr(kept_texts.files, 'write', fails)
+  monkeypatch.setattr(unfinished.files, 'write', fails)
   texts.update(a='1', b='2')
   assert dict(texts) == {'a': '1', 'b': '2'} and not files.exists(path)
   told = capsys.readouterr().err
