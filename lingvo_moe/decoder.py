@@ -165,11 +165,11 @@ def _check_named(run: RunDir, config: TaskConfig, options: Options) -> None:
 def evaluate(results: Results, step: int, settings: Mapping[str, Any], choice: runtime_flags.Choice) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
   choice.lead(lambda: results.begin(step, settings))
-  kept = results.unfinished(step, settings) if choice.leads else {}
-  done = choice.lead(lambda: list(kept))
+  unfinished = results.unfinished(step, settings) if choice.leads else {}
+  done = choice.lead(lambda: list(unfinished))
   if not choice.leads:
-    kept = dict.fromkeys(done, '')
-  found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, kept))
+    unfinished = dict.fromkeys(done, '')
+  found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, unfinished))
   return choice.lead(lambda: results.write(step, settings, results.job.finish(found)))
 
 

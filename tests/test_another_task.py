@@ -84,7 +84,7 @@ class Perplexity(task_lib.HeldOutJob):
     self.settings = {'lines': len(self._lines.lines)}
     self.texts = {}
 
-  def run(self, label, quiet=False, kept=None):
+  def run(self, label, quiet=False, unfinished=None):
     return [float(self._loss({'ids': line})) for line in self._lines.lines]
 
   def finish(self, found):

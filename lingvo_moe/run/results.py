@@ -110,14 +110,14 @@ class Results:
   def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:
     """Writes a step's lines, scalars and, last, the summary, which is returned."""
     hashes = {}
-    for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.beside}.items():
+    for name, lines in {**{n + self.job.suffix: of for n, of in outcome.lines.items()}, **outcome.other_files}.items():
       data = ''.join(line + '\n' for line in lines).encode()
       files.write(os.path.join(self.folder(step), name), data)
       hashes[name] = hashlib.sha256(data).hexdigest()
     events = EventFile(self.root)
     events.write(step, outcome.scalars)
     events.close()
-    own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.beside), 'hashes': hashes}
+    own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.other_files), 'hashes': hashes}
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
     _remove(self._unfinished(step))

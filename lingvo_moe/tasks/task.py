@@ -135,7 +135,7 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
-  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
+  other_files: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of files, for readers
 
 
 class HeldOutJob:
@@ -155,15 +155,15 @@ class HeldOutJob:
   texts: dict[str, str]
   warning: str = ''
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Any:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: lines of these results by name, which an interrupted run has left; in processes other than the one that calls
-        `finish` the names alone. A job that takes long leaves those out, and adds its own lines as they are done; others
-        leave it alone.
+      unfinished: lines of these results by name, which an interrupted run has left; in processes other than the one
+        that calls `finish` the names alone. A job that takes long leaves those out, and adds its own lines as they are
+        done; others ignore it.
 
     Returns:
       What `finish` takes.

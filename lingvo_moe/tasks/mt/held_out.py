@@ -116,24 +116,24 @@ class TranslateJob(HeldOutJob):
     self.settings = {**{name: getattr(config, name) for name in used}, 'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Translations:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Translations:
     """Translates with the weights that the runtime holds.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: translations so far, by pair and line: 'de-en:17'.
+      unfinished: translations so far, by pair and line: 'de-en:17'.
     """
-    kept = {} if kept is None else kept
+    unfinished = {} if unfinished is None else unfinished
     texts, truncated = {}, {}
-    with _progress(label, self._sets, quiet, done=len(kept)) as bar:
+    with _progress(label, self._sets, quiet, done=len(unfinished)) as bar:
       # Sets share batches: what a sentence is translated to does not depend on its neighbours.
       for tag, sets in _by_tag(self._sets):
         names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
-        known = {i for i, name in enumerate(names) if name in kept}
-        keep = lambda i, hypotheses, names=names: kept.__setitem__(names[i], hypotheses[0].text)
+        known = {i for i, name in enumerate(names) if name in unfinished}
+        keep = lambda i, hypotheses, names=names: unfinished.__setitem__(names[i], hypotheses[0].text)
         translated = self._translator.translate(_lines(sets, 'sources'), tag, bar.update, known, keep)
-        best = [kept.get(name, '') for name in names]  # a sentence without tokens has none
+        best = [unfinished.get(name, '') for name in names]  # a sentence without tokens has none
         texts |= _split(sets, best)
         truncated |= _count_by_set(sets, translated.truncated)
     return Translations(texts, truncated)
@@ -151,9 +151,9 @@ class TranslateJob(HeldOutJob):
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
     languages = {s.name: [s.source, s.target] for s in self._sets}
     summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
-    beside = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
-    beside |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
-    return Outcome(texts, scalars, summary, beside)
+    other_files = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
+    other_files |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
+    return Outcome(texts, scalars, summary, other_files)
 
   def report(self, summary: Mapping) -> str:
     """The summary for people: a few translations, then the table of scores."""
@@ -195,9 +195,9 @@ class ScoreJob(HeldOutJob):
     self.settings = {'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> LogProbs:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> LogProbs:
     """Scores with the weights that the runtime holds; `quiet` without a progress bar."""
-    del kept  # one pass over the text is short
+    del unfinished  # one pass over the text is short
     log_probs, tokens, truncated = {}, {}, {}
     with _progress(label, self._sets, quiet) as bar:
       for tag, sets in _by_tag(self._sets):

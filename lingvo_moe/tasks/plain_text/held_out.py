@@ -57,9 +57,9 @@ class PerplexityJob(HeldOutJob):
     self.settings = {name: getattr(self._config, name) for name in names}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Found:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Found:
     """Evaluates and samples with the weights that the runtime holds."""
-    del kept  # one pass over the text is short
+    del unfinished  # one pass over the text is short
     nats, tokens = np.zeros([2, len(self._input.subsets)])
     with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
       for batch in self._input:
