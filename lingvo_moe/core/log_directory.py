@@ -228,12 +228,12 @@ class LogDirectory:
 
   @functools.cached_property
   def environments(self) -> list[dict[str, Any]]:
-    """Where the weights were trained: a line for each start of the trainer with something new."""
+    """Environments of training: a line for each start of the trainer with something new."""
     return list(_read_lines(os.path.join(self.trained_in, ENVIRONMENT)))
 
   @functools.cached_property
   def finished(self) -> dict[str, Any]:
-    """Step and reason of the end of training; {} while it goes on."""
+    """Step and reason of the end of training; {} while training continues."""
     return _read(os.path.join(self.path, FINISHED)) or {}
 
   def configured(self) -> dict[str, Any]:

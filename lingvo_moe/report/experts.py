@@ -76,7 +76,7 @@ def _why_dense(record: RunRecord) -> str:
 
 
 def _scale() -> Markup:
-  """What the colours of heat maps stand for."""
+  """Scale of colours of heat maps."""
   square = lambda i: tag(
     'svg', tag('rect', width=16, height=10, class_=f'l{i}'), viewBox='0 0 16 10', aria_hidden='true'
   )

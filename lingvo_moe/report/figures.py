@@ -100,7 +100,7 @@ def _tables(title: str, shown: Sequence[Curve], x_name: str) -> Markup:
 
 
 def grid(*figures: Markup | None) -> Markup:
-  """Figures beside each other as far as there is room."""
+  """Figures in a grid, as many in a row as fit."""
   return tag('div', *figures, class_='grid')
 
 

@@ -89,7 +89,7 @@ def page(records: Sequence[RunRecord]) -> str:
 
 
 def _summary(records: Sequence[RunRecord]) -> Markup:
-  """What one asks first of a run."""
+  """Summary table: model, steps, scores and times."""
   columns = [_facts(record) for record in records]
   rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
   head = ['', *(record.name for record in records)]

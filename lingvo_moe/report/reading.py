@@ -47,7 +47,7 @@ class RunRecord:
 
   @property
   def averaged(self) -> str:
-    """What an average is of; '' of a run that was trained. The losses and loads of that run are not its average's."""
+    """Source of an average, '' for a trained run. The losses and loads of that run are not its average's."""
     if not self.run.averaged:
       return ''
     steps = self.run.averaged['steps']

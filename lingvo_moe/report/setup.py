@@ -16,7 +16,7 @@ _APART = ('step', 'examples')  # not shown as an environment
 
 
 def section(records: Sequence[RunRecord]) -> Markup:
-  """What differs between two runs; environments; every value of the configurations."""
+  """Section of a report: fields that differ between two runs; environments; every value of the configurations."""
   configured = _rows([{name: repr(value) for name, value in record.run.configured().items()} for record in records])
   parts = []
   if len(records) > 1:

@@ -133,7 +133,7 @@ class TrainLog:
     files.sync(self._file)
 
   def say(self, text: str) -> None:
-    """Prints a line beside the progress."""
+    """Prints a line above the progress bar."""
     self._progress.write(text)
 
   def end_progress(self) -> None:
@@ -173,7 +173,7 @@ class TrainLog:
 
 
 class NoLog:
-  """Stands in for TrainLog in a process that does not lead: writes nothing."""
+  """TrainLog of a process other than the leader: writes nothing."""
 
   waiting = staticmethod(contextlib.nullcontext)
   step = best_again = measured = flush = say = end_progress = close = staticmethod(lambda *args, **kwargs: None)

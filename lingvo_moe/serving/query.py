@@ -26,7 +26,7 @@ class BadQueryError(Exception):
 
 
 class Query(NamedTuple):
-  """What is to be translated."""
+  """Query of a request: lines, languages and number of alternatives."""
 
   texts: list[str]
   is_list: bool  # whether q was a list, and so the answer is

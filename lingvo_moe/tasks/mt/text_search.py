@@ -1,4 +1,4 @@
-"""Translation of text in the graph: tokenisation, batches by length, beam search and detokenisation, for a SavedModel."""
+"""Translation of text in the graph, for a SavedModel: tokenisation, batches by length, search, detokenisation."""
 
 from __future__ import annotations
 
