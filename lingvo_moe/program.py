@@ -62,7 +62,7 @@ class Program:
     micro_batches: number of parts of a batch that are computed one after the other, with their gradients added up:
       equal results to rounding, in less memory, but for balance losses that are of what is given at once (noisy top-k
       and hierarchical gates). It divides num_groups.
-    frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.of_parts.
+    frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.below.
   """
 
   model: Model
@@ -82,7 +82,7 @@ class Program:
   @functools.cached_property
   def trained_specs(self) -> dict[str, WeightSpec]:
     """Flat name -> WeightSpec of the weights that are updated: all that are not frozen."""
-    frozen = set(weights_lib.of_parts(self.weight_specs, self.frozen))
+    frozen = set(weights_lib.below(self.weight_specs, self.frozen))
     return {name: spec for name, spec in self.weight_specs.items() if name not in frozen}
 
   @functools.cached_property

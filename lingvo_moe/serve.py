@@ -25,7 +25,7 @@ from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
 from lingvo_moe import runtime_flags
 from lingvo_moe import translate
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
@@ -80,7 +80,7 @@ def require_extra() -> None:
     try:
       importlib.import_module(module)
     except ModuleNotFoundError as e:
-      raise extras.not_installed(f'serving needs {module}', e, 'serve') from None
+      raise errors.not_installed(f'serving needs {module}', e, 'serve') from None
 
 
 def serve(options: Options) -> int:

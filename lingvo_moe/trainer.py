@@ -187,7 +187,7 @@ def requested_config(run: RunDir, choice: runtime_flags.Choice) -> tuple[str, Ta
       )
     name, base = run.load()
     choice.say(f'going on with {name} as {run.config_file} has it; --set may change {run.may_change(base)}')
-  given = [*FLAGS.gin_bindings, *bindings.of_settings(name, FLAGS['set'].value)]
+  given = [*FLAGS.gin_bindings, *bindings.from_settings(name, FLAGS['set'].value)]
   config = configuration.resolve(name, FLAGS.gin_file, given, base=base, **overrides)
   if FLAGS.steps_per_loop > config.log_every:
     raise UserError(

@@ -7,11 +7,9 @@ only data is left for G. The resharding between these two tensors is the paper's
 With an axis `node` beside `expert`, `reshard` makes it in two steps, within nodes and between them.
 
 Below the tables is the paper's own interface: `replicate`, `split`, `shard` with a device assignment (appendix A.3),
-and the manual regions of section 3.2. The mesh is the one ambient value; a runtime sets it while it traces. Without
-a mesh, or on one device, every call returns its argument.
-
-Shardings are written in XLA's iota form (devices=[2048,1]<=[2048]), which keeps a program's size constant in the
-number of devices. Private modules of TensorFlow's compiler are imported only here.
+and the manual regions of section 3.2. A runtime sets the mesh, the one ambient value, while it traces. Without a mesh,
+or on one device, every call returns its argument. Shardings are written in XLA's iota form (devices=[2048,1]<=[2048]),
+which keeps a program's size constant in the number of devices. TensorFlow's private modules are imported only here.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import contextvars
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -66,21 +65,16 @@ Spec = tuple[tuple[str, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """Devices arranged along named axes.
+  """Devices arranged along named axes; annotations number them by position in the mesh, the last axis fastest."""
 
-  Attributes:
-    axes: (name, size) of each axis. Annotations number devices by their position in the mesh, the last axis fastest.
-    topology: sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
-    placement: for each mesh axis, the topology axes that it spans, slowest first; () if topology is ().
-    split_dense: True to split weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use.
-    storage: mesh of the same devices by which weights are stored between steps; None: this one.
-  """
-
-  axes: tuple[tuple[str, int], ...]
+  axes: tuple[tuple[str, int], ...]  # (name, size) of each
+  # Sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
   topology: tuple[int, ...] = ()
-  placement: tuple[tuple[int, ...], ...] = ()
-  split_dense: bool = False
-  storage: Mesh | None = None
+  placement: tuple[tuple[int, ...], ...] = ()  # for each mesh axis, the topology axes that it spans, slowest first
+  split_dense: bool = (
+    False  # splits weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use
+  )
+  storage: Mesh | None = None  # mesh of the same devices by which weights are stored between steps; None: this one
 
   def __post_init__(self):
     names = [name for name, _ in self.axes]
@@ -93,17 +87,17 @@ class Mesh:
       raise UserError(f'a mesh names an axis once; saw {",".join(names)}')
     if self.num_devices > _MOST_DEVICES:
       raise UserError(f'a mesh has at most {_MOST_DEVICES:,} devices; saw {shown(str(self))}: use a smaller one')
-    if self.topology:
-      spanned = tuple(math.prod(self.topology[i] for i in places) for places in self.placement)
-      if spanned != self.shape or sorted(sum(self.placement, ())) != list(range(len(self.topology))):
-        raise UserError(
-          f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
-          f'saw placement={self.placement}'
-        )
-    if self.storage and (self.topology or self.storage.topology or self.num_devices != self.storage.num_devices):
+    spanned = tuple(math.prod(self.topology[i] for i in places) for places in self.placement)
+    every_axis = list(range(len(self.topology)))
+    if self.topology and (spanned != self.shape or sorted(sum(self.placement, ())) != every_axis):
       raise UserError(
-        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} devices for '
-        f'weights stored on {self.storage} of {self.storage.num_devices}: use meshes of one size without --placement'
+        f'the axes of a mesh, {self}, must span each axis of the topology {self.topology} once; '
+        f'saw placement={self.placement}'
+      )
+    if (other := self.storage) and (self.topology or other.topology or self.num_devices != other.num_devices):
+      raise UserError(
+        f'meshes that share weights have as many devices, and no placement; saw {self} of {self.num_devices} devices '
+        f'for weights stored on {other} of {other.num_devices}: use meshes of one size without --placement'
       )
 
   @classmethod
@@ -131,7 +125,7 @@ class Mesh:
     return math.prod(self.shape)
 
   def size(self, names: Sequence[str]) -> int:
-    """Number of devices along these axes or parts of axes ('expert/4' is 4); an axis that the mesh lacks counts as 1."""
+    """Number of devices along these axes or parts of axes ('expert/4' is 4); an axis that the mesh lacks is 1."""
     sizes = dict(self.axes)
     return math.prod(int(name.partition('/')[2] or sizes.get(name, 1)) for name in names)
 
@@ -141,21 +135,16 @@ class Mesh:
     With 'expert/4' in the spec, ('expert', 8) becomes ('expert', 2), ('expert/4', 4).
     """
     parts = {name.partition('/')[0]: name for names in spec for name in names if '/' in name}
-    found = []
+    factors = []
     for name, size in self.axes:
-      if name in parts:
-        part = self.size([parts[name]])
-        found += [(name, size // part), (parts[name], part)]
-      else:
-        found.append((name, size))
-    return tuple(found)
+      part = self.size([parts[name]]) if name in parts else 1
+      factors += [(name, size // part), *([(parts[name], part)] if name in parts else [])]
+    return tuple(factors)
 
   def device_ids(self) -> np.ndarray:
     """Physical number of the device at each position of the mesh, in the mesh's shape."""
     ids = np.arange(self.num_devices)
-    if self.topology:
-      ids = ids.reshape(self.topology).transpose(sum(self.placement, ()))
-    return ids.reshape(self.shape)
+    return (ids.reshape(self.topology).transpose(sum(self.placement, ())) if self.topology else ids).reshape(self.shape)
 
   @property
   def stored(self) -> Rules:
@@ -165,10 +154,10 @@ class Mesh:
   def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
     """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
     check_letters(dims)
-    there, taken, claimed = [name for name, size in self.axes if size > 1], set(), {}
+    free, claimed = [name for name, size in self.axes if size > 1], {}
     for letter in sorted(dims, key=lambda letter: letter not in first):
-      claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in there and name not in taken)
-      taken.update(claimed[letter])
+      claimed[letter] = tuple(name for name in rules.get(letter, ()) if name in free)
+      free = [name for name in free if name not in claimed[letter]]
     return tuple(claimed[letter] for letter in dims)
 
   def op_sharding(self, spec: Spec) -> OpSharding:
@@ -176,36 +165,33 @@ class Mesh:
     used = [name for names in spec for name in names]
     if not used:
       return OpSharding(type=OpSharding.REPLICATED)
-    tiles = [self.size(names) for names in spec]
-    rest = self.num_devices // math.prod(tiles)
     factors = self.factors(spec)
     order = [i for name in used for i, (axis, _) in enumerate(factors) if axis == name]
     order += [i for i in range(len(factors)) if i not in order]
-    return OpSharding(
-      type=OpSharding.OTHER,
-      tile_assignment_dimensions=tiles + ([rest] if rest > 1 else []),
-      iota_reshape_dims=[size for _, size in factors],
-      iota_transpose_perm=order,
-      replicate_on_last_tile_dim=rest > 1,
-    )
+    tiles = [self.size(names) for names in spec]
+    copies = self.num_devices // math.prod(tiles)
+    sharding = _tiled(tiles + ([copies] if copies > 1 else []), partial=copies > 1)
+    sharding.iota_reshape_dims.extend(size for _, size in factors)
+    sharding.iota_transpose_perm.extend(order)
+    return sharding
 
   def check(self, shape: Sequence[int | None], dims: str, spec: Spec) -> None:
     """Raises UserError if the mesh does not divide the size of an axis that the spec splits."""
     for size, letter, names in zip(shape, dims, spec, strict=True):
       parts = self.size(names)
       if size is not None and size % parts:
-        axes = ' x '.join(f'{name!r}' for name in names)
+        fitting, rest = dict(self.axes), size
+        for name in names:
+          fitting[name] = math.gcd(rest, fitting[name])
+          rest //= fitting[name]
+        mesh, axes = Mesh(tuple(fitting.items())), ' x '.join(map(repr, names))
         raise UserError(
           f'axis {letter} ({LETTERS[letter]}) has size {size}, which cannot be split over the {parts} devices of '
-          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={self._fitting(size, names)}'
+          f'mesh axis {axes}: use a multiple of {parts}, or --mesh={mesh}'
         )
 
   def stored_spec(self, shape: Sequence[int], dims: str, name: str = '') -> Spec:
-    """Spec of a weight as it is stored between steps.
-
-    Raises:
-      UserError: the mesh does not divide its shape; the message gives the weight's name.
-    """
+    """Spec of a weight as stored between steps; UserError, with its name, if the mesh does not divide its shape."""
     spec = self.spec(dims, self.stored)
     parts = lambda size, letter, names: self._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
@@ -217,21 +203,13 @@ class Mesh:
 
   def _dividing(self, size: int, names: tuple[str, ...], least: int) -> tuple[str, ...]:
     """Mesh axes, or parts of axes, that split a size into equal parts of at least `least`."""
-    found = []
-    tiles = 1 if size % least else size // least
+    axes, tiles = [], 1 if size % least else size // least
     for name in names:
-      part = math.gcd(tiles, self.size([name]))
+      whole = self.size([name])
+      part = math.gcd(tiles, whole)
       tiles //= part
-      found += [name] if part == self.size([name]) else [f'{name}/{part}'] if part > 1 else []
-    return tuple(found)
-
-  def _fitting(self, size: int, names: tuple[str, ...]) -> str:
-    """This mesh, as text, with the named axes reduced until they divide `size`."""
-    sizes = dict(self.axes)
-    for name in names:
-      sizes[name] = math.gcd(size, sizes[name])
-      size //= sizes[name]
-    return ','.join(f'{name}:{devices}' for name, devices in sizes.items())
+      axes += [name] if part == whole else [f'{name}/{part}'] if part > 1 else []
+    return tuple(axes)
 
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar('mesh', default=None)
@@ -240,23 +218,22 @@ _manual: contextvars.ContextVar[bool] = contextvars.ContextVar('manual', default
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh | None) -> Iterator[None]:
+def _set(variable: contextvars.ContextVar, value: Any) -> Iterator[Any]:
+  token = variable.set(value)
+  try:
+    yield value
+  finally:
+    variable.reset(token)
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
   """Sets the ambient mesh for a block; None hides an outer one. For runtimes, while they trace."""
-  token = _mesh.set(mesh)
-  try:
-    yield
-  finally:
-    _mesh.reset(token)
+  return _set(_mesh, mesh)
 
 
-@contextlib.contextmanager
-def recorded() -> Iterator[list[tuple[tf.Tensor, OpSharding]]]:
+def recorded() -> contextlib.AbstractContextManager[list[tuple[tf.Tensor, OpSharding]]]:
   """Records the annotations made in the block, those in loop bodies too, as a list of (tensor, sharding)."""
-  token = _recorded.set([])
-  try:
-    yield _recorded.get()
-  finally:
-    _recorded.reset(token)
+  return _set(_recorded, [])
 
 
 def current() -> Mesh | None:
@@ -269,18 +246,13 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
   """Shards a tensor: annotates it with its axis letters or with a device assignment.
 
   Args:
-    x: any tensor.
     assignment: axis letters, which are looked up in ACTIVATIONS for the ambient mesh; or, as in appendix A.3, the
       device numbers of the tiles: an integer array of x's rank, or with one more axis along which tiles are copied. It
       names every device of the mesh once. XLA pads a size that the tiles do not divide.
     first: letters that take mesh axes before the others.
 
-  Returns:
-    x, annotated.
-
   Raises:
-    UserError: the mesh does not divide the size of a letter (the message suggests a mesh that does), or an assignment
-      does not name the devices of the mesh.
+    UserError: the mesh does not divide the size of a letter, or an assignment does not name its devices.
   """
   if isinstance(assignment, str):
     return _shard_letters(x, assignment, ACTIVATIONS, first)
@@ -288,7 +260,8 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
   if mesh is None:
     return x
   assignment = np.asarray(assignment)
-  if assignment.ndim not in (x.shape.rank, x.shape.rank + 1):
+  copies = assignment.ndim - x.shape.rank
+  if copies not in (0, 1):
     raise UserError(
       f'a device assignment has the rank of its tensor, or one more to copy along; saw {assignment.ndim} for a tensor '
       f'of rank {x.shape.rank}'
@@ -300,7 +273,13 @@ def shard(x: tf.Tensor, assignment: str | np.ndarray, first: str = '') -> tf.Ten
     )
   if sorted(assignment.flat) != list(range(assignment.size)):
     raise UserError(f'a device assignment names the devices 0 to {assignment.size - 1} once each; saw {assignment}')
-  return annotate(x, _assigned(assignment, partial=assignment.ndim > x.shape.rank))
+  sharding = _tiled(assignment.shape, partial=copies == 1)
+  if iota := _as_iota(assignment):
+    sharding.iota_reshape_dims.extend(iota[0])
+    sharding.iota_transpose_perm.extend(iota[1])
+  else:
+    sharding.tile_assignment_devices.extend(assignment.flat)
+  return annotate(x, sharding)
 
 
 def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
@@ -312,15 +291,10 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 
   Args:
     x: tensor, sharded as by `shard(x, dims, first=source)`.
-    dims: axis letters.
     source: the letter that has the mesh axes to be moved.
-    target: the letter that gets them.
-
-  Returns:
-    x, sharded as by `shard(x, dims, first=target)`.
+    target: the letter that gets them; x comes back sharded as by `shard(x, dims, first=target)`.
   """
-  mesh = current()
-  if mesh is not None:
+  if mesh := current():
     before, after = (dict(zip(dims, mesh.spec(dims, ACTIVATIONS, first))) for first in (source, target))
     moved = [name for name in after[target] if name in before[source]]
     for done in range(1, len(moved)):
@@ -333,11 +307,10 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
   """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored)."""
-  mesh = current()
-  if mesh is None:
-    return x
-  mesh = mesh.storage or mesh
-  return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
+  if mesh := current():
+    mesh = mesh.storage or mesh
+    return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))
+  return x
 
 
 def gather(x: tf.Tensor, dims: str) -> tf.Tensor:
@@ -367,41 +340,29 @@ def split(x: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
     )
   tiles = [1] * rank
   tiles[split_dimension] = num_partitions
-  copies = mesh.num_devices // num_partitions
-  sharding = OpSharding(
-    type=OpSharding.OTHER,
-    tile_assignment_dimensions=tiles + ([copies] if copies > 1 else []),
-    iota_reshape_dims=[mesh.num_devices],
-    iota_transpose_perm=[0],
-    replicate_on_last_tile_dim=copies > 1,
-  )
-  return annotate(x, sharding)
+  copies = [] if num_partitions == mesh.num_devices else [-1]
+  return shard(x, np.arange(mesh.num_devices).reshape(tiles + copies))
 
 
 def auto_to_manual(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   """Enters a manual region (section 3.2): x split as by `shard(x, dims, first)` -> the smaller part on each device."""
-  mesh = current()
-  if mesh is None:
-    return x
-  spec = mesh.spec(dims, ACTIVATIONS, first)
-  mesh.check(x.shape, dims, spec)
-  sharding = mesh.op_sharding(spec)
-  part = tf2xla.spmd_full_to_shard_shape(annotate(x, sharding), manual_sharding=sharding.SerializeToString())
-  return tf.ensure_shape(part, [n // mesh.size(names) for n, names in zip(x.shape, spec, strict=True)])
+  if mesh := current():
+    spec = mesh.spec(dims, ACTIVATIONS, first)
+    mesh.check(x.shape, dims, spec)
+    shape, sharding = [n // mesh.size(names) for n, names in zip(x.shape, spec, strict=True)], mesh.op_sharding(spec)
+    x = tf2xla.spmd_full_to_shard_shape(annotate(x, sharding), manual_sharding=sharding.SerializeToString())
+    x = tf.ensure_shape(x, shape)
+  return x
 
 
 def manual_to_auto(x: tf.Tensor, dims: str, first: str = '') -> tf.Tensor:
   """Leaves a manual region: the part x on each device -> the whole tensor; the inverse of `auto_to_manual`."""
-  mesh = current()
-  if mesh is None:
-    return x
-  spec = mesh.spec(dims, ACTIVATIONS, first)
-  sharding = mesh.op_sharding(spec)
-  shape = [n * mesh.size(names) for n, names in zip(x.shape, spec, strict=True)]
-  whole = tf2xla.spmd_shard_to_full_shape(
-    x, manual_sharding=sharding.SerializeToString(), full_shape=tf.TensorShape(shape)
-  )
-  return annotate(whole, sharding)
+  if mesh := current():
+    spec = mesh.spec(dims, ACTIVATIONS, first)
+    shape, sharding = [n * mesh.size(names) for n, names in zip(x.shape, spec, strict=True)], mesh.op_sharding(spec)
+    manual, shape = sharding.SerializeToString(), tf.TensorShape(shape)
+    x = annotate(tf2xla.spmd_shard_to_full_shape(x, manual_sharding=manual, full_shape=shape), sharding)
+  return x
 
 
 def manually(
@@ -424,20 +385,16 @@ def manually(
     return function(*(x for x, _ in args))
   whole = not any(any(mesh.spec(dims, ACTIVATIONS, first)) for dims in (*(dims for _, dims in args), returns))
   parts = [replicate(x) if whole else auto_to_manual(x, dims, first) for x, dims in args]
-  token = _manual.set(True)
-  try:
+  with _set(_manual, True):
     part = function(*parts)
-  finally:
-    _manual.reset(token)
   return replicate(part) if whole else manual_to_auto(part, returns, first)
 
 
 def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
   """Optimization barrier: returns the tensors, each available only once all are.
 
-  The compiler then does not merge operations after the barrier with equal ones before it. It is XLA's barrier where a
-  runtime has set a mesh, of one device or more. Elsewhere it consists of TensorFlow's control dependencies, across
-  which XLA may still merge if it compiles the graph.
+  The compiler then does not merge operations after it with equal ones before. It is XLA's barrier where a runtime has
+  set a mesh, of one device or more; elsewhere TensorFlow's control dependencies, across which XLA may still merge.
   """
   if _mesh.get() is not None:
     return list(tf2xla.optimization_barrier(*tensors))
@@ -446,31 +403,21 @@ def barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def update_slice(x: tf.Tensor, part: tf.Tensor, begin: Sequence[int | tf.Tensor]) -> tf.Tensor:
-  """Tensor x with `part` written over the slice that begins at these indices: XLA's dynamic-update-slice; only for XLA."""
+  """x with `part` written over the slice that begins at these indices: XLA's dynamic-update-slice, only for XLA."""
   return tf2xla.dynamic_update_slice(x, part, tf.stack([tf.cast(i, tf.int32) for i in begin]))
 
 
 def _shard_letters(x, dims, rules, first):
-  mesh = current()
-  if mesh is None:
-    return x
-  spec = mesh.spec(dims, rules, first)
-  mesh.check(x.shape, dims, spec)
-  return annotate(x, mesh.op_sharding(spec))
+  if mesh := current():
+    spec = mesh.spec(dims, rules, first)
+    mesh.check(x.shape, dims, spec)
+    return annotate(x, mesh.op_sharding(spec))
+  return x
 
 
-def _assigned(assignment: np.ndarray, partial: bool) -> OpSharding:
-  """OpSharding of a device assignment: in the iota form if the assignment is a transposed iota, else as a list."""
-  sharding = OpSharding(
-    type=OpSharding.OTHER, tile_assignment_dimensions=assignment.shape, replicate_on_last_tile_dim=partial
-  )
-  iota = _as_iota(assignment)
-  if iota:
-    sharding.iota_reshape_dims.extend(iota[0])
-    sharding.iota_transpose_perm.extend(iota[1])
-  else:
-    sharding.tile_assignment_devices.extend(assignment.flat)
-  return sharding
+def _tiled(tiles: Sequence[int], partial: bool) -> OpSharding:
+  """OpSharding with these tiles, whose devices are still to be filled in; `partial`: along the last axis are copies."""
+  return OpSharding(type=OpSharding.OTHER, tile_assignment_dimensions=tiles, replicate_on_last_tile_dim=partial)
 
 
 def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
@@ -479,13 +426,11 @@ def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
   Along each axis of a transposed iota, device numbers grow by a constant stride: the product of the faster axes' sizes.
   """
   axes = [axis for axis, size in enumerate(assignment.shape) if size > 1]
-  origin = (0,) * assignment.ndim
-  stride = lambda axis: int(assignment[origin[:axis] + (1,) + origin[axis + 1 :]] - assignment[origin])
-  slowest_first = sorted(axes, key=stride, reverse=True)
-  sizes = [assignment.shape[axis] for axis in slowest_first]
-  perm = [slowest_first.index(axis) for axis in axes]
   if not axes:
     return [1], [0]
+  stride = lambda axis: int(np.take(assignment, 1, axis).flat[0] - assignment.flat[0])
+  slowest_first = sorted(axes, key=stride, reverse=True)
+  sizes, perm = [assignment.shape[axis] for axis in slowest_first], [slowest_first.index(axis) for axis in axes]
   same = np.arange(assignment.size).reshape(sizes).transpose(perm).reshape(assignment.shape)
   return (sizes, perm) if np.array_equal(same, assignment) else None
 

@@ -14,7 +14,7 @@ import pytest
 
 import lingvo_moe
 from lingvo_moe.commands import main
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMANDS = ('tools/test', 'tools/quickstart')
@@ -269,9 +269,9 @@ def test_a_checkout_finds_its_models_when_another_copy_is_installed(tmp_path):
 
 
 def test_an_extra_is_answered_with_a_line_that_works_anywhere():
-  assert extras.install_line('figures') == "pip install 'matplotlib>=3.9' 'scipy>=1.13'"
-  assert extras.install_line('spmd').startswith("pip install 'jax") and 'lingvo_moe[' not in extras.install_line('spmd')
-  assert extras.install_line('nonesuch') == "pip install -e '.[nonesuch]' in a checkout of lingvo_moe"
+  assert errors.install_line('figures') == "pip install 'matplotlib>=3.9' 'scipy>=1.13'"
+  assert errors.install_line('spmd').startswith("pip install 'jax") and 'lingvo_moe[' not in errors.install_line('spmd')
+  assert errors.install_line('nonesuch') == "pip install -e '.[nonesuch]' in a checkout of lingvo_moe"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.task import task_of
 

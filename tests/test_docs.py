@@ -160,7 +160,7 @@ def test_models_and_bindings_of_a_command_exist(document, command):
   settings = [value for flag, value in itertools.pairwise(command) if flag == '--set']
   if models and (bindings or settings):
     (model,) = models
-    bindings += binding_lib.of_settings(model, settings)
+    bindings += binding_lib.from_settings(model, settings)
     configuration.resolve(model, [], bindings)  # refuses what is no field of it, or no value
 
 

@@ -24,7 +24,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import loaded as loaded_lib
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
 SENTENCES = [source for source, _ in toy.sentences()]

@@ -25,7 +25,7 @@ from lingvo_moe import translate
 from lingvo_moe.core import configuration
 from lingvo_moe.run import unfinished
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINDINGS = (

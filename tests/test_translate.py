@@ -19,7 +19,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'

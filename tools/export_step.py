@@ -24,9 +24,10 @@ _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eva
 
 def main(argv):
   del argv
+  import step_export
+
   from lingvo_moe.core import configuration
   from lingvo_moe.core import new_folder
-  from lingvo_moe.runtime import export
   from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 
@@ -35,7 +36,7 @@ def main(argv):
   mesh = Mesh.parse(_MESH.value, split_dense=_SPLIT_DENSE.value)
   with new_folder.writing(_OUT.value) as folder:
     program, batch = config.program(), task_of(config).random_batch()
-    export.save(folder, _MODEL.value, program, mesh, batch, task_of(config).token_counts, _PROGRAM.value)
+    step_export.save(folder, _MODEL.value, program, mesh, batch, task_of(config).token_counts, _PROGRAM.value)
   print(f'{_MODEL.value}, {_PROGRAM.value} step for {mesh}: python {os.path.join(_OUT.value, "run.py")}')
 
 

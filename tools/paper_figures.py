@@ -31,7 +31,7 @@ _WHAT = flags.DEFINE_list(
 )
 _TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant models instead.')
 
-_COST = ('-m', 'lingvo_moe.commands.cost')
+_COST = ('-m', 'lingvo_moe.commands.main', 'cost')
 
 
 def main(argv):

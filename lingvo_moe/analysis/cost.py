@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +22,9 @@ from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
 from lingvo_moe.analysis import hlo_loops
 from lingvo_moe.analysis import memory
-from lingvo_moe.analysis import placements
 from lingvo_moe.analysis import torus
-from lingvo_moe.analysis.hlo import Array
-from lingvo_moe.analysis.hlo import Computation
-from lingvo_moe.analysis.hlo import Instruction
 from lingvo_moe.analysis.hlo import Module
+from lingvo_moe.analysis.hlo_collectives import Collective
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.analysis.parts import PHASES
 from lingvo_moe.analysis.parts import layer_of
@@ -44,12 +43,6 @@ from lingvo_moe.xla_sharding import Mesh
 # 'eval': dev loss; 'score': log-probabilities of given translations; 'encode': the encoder alone; 'decode': flat beam
 # search.
 PROGRAMS = ('train', 'eval', 'score', 'encode', 'decode')
-
-# Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
-_FREE = frozenset(
-  ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
-  + ('partition-id', 'replica-id', 'optimization-barrier', 'add-dependency', 'domain', 'async-start')
-)
 
 
 class CollectiveCost(NamedTuple):
@@ -85,71 +78,44 @@ class Part:
 class Report:
   """Cost report of a step. Bytes and FLOPs are those of one device, a core or a chip: see chips.py.
 
-  Attributes:
-    model: name of the model.
-    program: one of PROGRAMS.
-    platform: the topology, or 'cpu'.
-    mesh: devices by axis.
-    weights: number of weights, over all devices.
-    devices: number of devices.
-    batch_tokens: source positions of a batch, and as many target positions, but for 'encode'; without an encoder all.
-    counted: name of what batch_tokens counts, such as 'source tokens'.
-    rounds: passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py).
-    trace_seconds: for TensorFlow and JAX.
-    compile_seconds: for XLA.
-    program_bytes: size of the compiled program's text, which exists whether the program fits or not.
-    code_bytes: size of the machine code.
-    memory_per_device: see memory.Memory.
-    uncounted_loops: number of loops with an unknown trip count, which count once; loops of rounds are not among them.
-    largest: the values that take most memory at its peak, largest first.
-    collectives: see CollectiveCost.
-    collective_counts: executions in a step by kind.
-    moe_all_to_alls: most AllToAlls that a MoE layer makes in a round (in 'decode', of a step).
-    flops: multiplications and additions of matrix products.
-    flops_share_of_peak: flops / (peak FLOP/s * step_seconds_compiler); None if the compiler estimates no cycles.
-    parts: costs by the names of PARTS.
-    phases: costs by the names of PHASES, and in each by the names of PARTS.
-    placements: collectives with the expert axis placed otherwise on the torus; see placements.py. Empty without a chip.
-    step_seconds_roofline: seconds of all parts; None without a chip.
-    step_seconds_compiler: seconds by the compiler's estimate of its instructions' cycles, and our collective seconds.
-    round_seconds_roofline: seconds by which one more round in every MoE layer lengthens step_seconds_roofline.
-    round_seconds_compiler: the same for step_seconds_compiler.
-    fits: True if the compiler accepts the program.
-    refused: the compiler's message if it does not, else ''.
-    advice: settings that would make it fit.
+  Times are None without a chip, and those of the compiler also where it estimates no cycles.
   """
 
   model: str
-  program: str
-  platform: str
-  mesh: str
-  weights: int
+  program: str  # one of PROGRAMS
+  platform: str  # the topology, or 'cpu'
+  mesh: str  # devices by axis
+  weights: int  # number of weights, over all devices
   devices: int
-  batch_tokens: int
-  counted: str
-  rounds: int
-  trace_seconds: float
-  compile_seconds: float
-  program_bytes: int
-  code_bytes: int
-  uncounted_loops: int
+  batch_tokens: (
+    int  # source positions of a batch, and as many target positions, but for 'encode'; without an encoder all
+  )
+  counted: str  # name of what batch_tokens counts, such as 'source tokens'
+  rounds: int  # passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py)
+  trace_seconds: float  # for TensorFlow and JAX
+  compile_seconds: float  # for XLA
+  program_bytes: int  # size of the compiled program's text, which exists whether the program fits or not
+  code_bytes: int  # size of the machine code
+  uncounted_loops: int  # with an unknown trip count, which count once; loops of rounds are not among them
   memory_per_device: memory.Memory
-  largest: list[memory.Held]
+  largest: list[memory.Held]  # the values that take most memory at its peak, largest first
   collectives: list[CollectiveCost]
-  collective_counts: dict[str, int]
-  moe_all_to_alls: int
-  flops: int
-  flops_share_of_peak: float | None
-  parts: dict[str, Part]
-  phases: dict[str, dict[str, Part]]
-  placements: list[placements.PlacementCost]
-  step_seconds_roofline: float | None
-  step_seconds_compiler: float | None
-  round_seconds_roofline: float | None
-  round_seconds_compiler: float | None
-  fits: bool
-  refused: str
-  advice: list[str]
+  collective_counts: dict[str, int]  # executions in a step by kind
+  moe_all_to_alls: int  # most AllToAlls that a MoE layer makes in a round (in 'decode', of a step)
+  flops: int  # multiplications and additions of matrix products
+  flops_share_of_peak: float | None  # flops / (peak FLOP/s * step_seconds_compiler)
+  parts: dict[str, Part]  # by the names of PARTS
+  phases: dict[str, dict[str, Part]]  # by the names of PHASES, and in each by the names of PARTS
+  placements: list[torus.PlacementCost]  # of the expert axis on the torus; empty without a chip
+  step_seconds_roofline: float | None  # of all parts
+  step_seconds_compiler: (
+    float | None
+  )  # by the compiler's estimate of its instructions' cycles, and our collective seconds
+  round_seconds_roofline: float | None  # by which one more round in every MoE layer lengthens step_seconds_roofline
+  round_seconds_compiler: float | None  # the same for step_seconds_compiler
+  fits: bool  # whether the compiler accepts the program
+  refused: str  # the compiler's message if it does not, else ''
+  advice: list[str]  # settings that would make it fit
 
   @property
   def tokens_per_second(self) -> float | None:
@@ -159,11 +125,8 @@ class Report:
 
   def to_json(self) -> dict[str, Any]:
     """Report as plain values, for JSON."""
-    values = dataclasses.asdict(self)
-    values['largest'] = [held._asdict() for held in self.largest]
-    values['collectives'] = [collective._asdict() for collective in self.collectives]
-    values['placements'] = [cost._asdict() for cost in self.placements]
-    return values
+    rows = {name: [row._asdict() for row in getattr(self, name)] for name in ('largest', 'collectives', 'placements')}
+    return {**dataclasses.asdict(self), **rows}
 
 
 def estimate(
@@ -178,8 +141,7 @@ def estimate(
 
   Args:
     name: name of the model, for the report.
-    config: configuration of the model; its batch_tokens (of evaluation: eval_batch_tokens) and max_length are the sizes
-      of the batch.
+    config: configuration of the model, whose batch_tokens (of evaluation: eval_batch_tokens) and max_length are used.
     mesh: mesh of as many devices as the topology has.
     topology: a TPU slice; None for virtual devices of this CPU, for which there are no times.
     program: one of PROGRAMS.
@@ -205,7 +167,7 @@ def estimate(
 
 
 def at_inference(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:
-  """Configuration with which a program other than 'train' is compiled; batch_tokens 0: the model's eval_batch_tokens."""
+  """Configuration to compile a program other than 'train' with; batch_tokens 0: the model's eval_batch_tokens."""
   tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
   if program == 'eval':
     return dataclasses.replace(config, eval_batch_tokens=tokens)
@@ -219,10 +181,10 @@ def compile_step(config: ModelConfig, mesh: Mesh, topology: chips.Topology | Non
   runtime = AotRuntime(config.program(), mesh, topology)
   if program == 'train':
     return runtime.train(task_of(config).batch_shapes())
-  found = task_of(config).inference_programs()
-  if program not in found:
-    raise UserError(f'{type(config).__name__} has no --program={program}: use train, {", ".join(found)}')
-  chosen, model, theta = found[program], runtime.program.model, runtime.program.theta
+  known = task_of(config).inference_programs()
+  if program not in known:
+    raise UserError(f'{type(config).__name__} has no --program={program}: use train, {", ".join(known)}')
+  chosen, model, theta = known[program], runtime.program.model, runtime.program.theta
   call = lambda weights, batch: chosen.function(model, theta(weights), batch)
   return runtime.function(call, chosen.batch, by_rows=chosen.by_rows)
 
@@ -232,17 +194,12 @@ def analyze(
 ) -> dict[str, Any]:
   """Fields of a Report that follow from the compiled program."""
   module, chip = hlo.parse(compiled.text), topology.chip if topology else None
-  costs = _collectives(module, compiled, mesh, chip, rounds)
-  phases = _phases(module, costs, chip, rounds)
-  parts = _of_all_phases(phases)
+  step, longer = (_Step(module, compiled, mesh, chip, n) for n in (rounds, rounds + 1))
   counts = collections.Counter()
-  for cost in costs:
+  for cost in step.costs:
     counts[cost.kind] += cost.count
-  flops = sum(part.flops for part in parts.values())
-  roofline, estimated = _seconds(parts, costs, chip)
-  more_costs = _collectives(module, compiled, mesh, chip, rounds + 1)
-  more_parts = _of_all_phases(_phases(module, more_costs, chip, rounds + 1))
-  more_roofline, more_estimated = _seconds(more_parts, more_costs, chip)
+  flops = sum(part.flops for part in step.parts.values())
+  roofline, estimated = step.roofline, step.estimated
   loops = ((c, i) for c, i, _ in hlo_loops.executed(module) if i.opcode == 'while')
   return {
     'weights': sum(spec.size for spec in program.weight_specs.values()),
@@ -255,192 +212,121 @@ def analyze(
     'uncounted_loops': sum(hlo_loops.times_run(module, c, i, rounds) is None for c, i in loops),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
-    'collectives': costs,
+    'collectives': step.costs,
     'collective_counts': dict(counts),
-    'moe_all_to_alls': _moe_all_to_alls(module),
+    'moe_all_to_alls': _moe_all_to_alls(step.collectives),
     'flops': flops,
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
-    'parts': parts,
-    'phases': phases,
-    'placements': _placements(module, compiled, mesh, topology, rounds) if topology else [],
+    'parts': step.parts,
+    'phases': step.phases,
+    'placements': torus.placement_costs(step.collectives, mesh, topology, compiled.devices) if topology else [],
     'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
-    'round_seconds_roofline': more_roofline - roofline if roofline else None,
-    'round_seconds_compiler': more_estimated - estimated if estimated else None,
+    'round_seconds_roofline': longer.roofline - roofline if roofline else None,
+    'round_seconds_compiler': longer.estimated - estimated if estimated else None,
   }
 
 
-def _seconds(
-  parts: Mapping[str, Part], costs: Sequence[CollectiveCost], chip: Chip | None
-) -> tuple[float | None, float | None]:
-  """Seconds of a step (by the roofline, at the compiler's estimate of cycles), with the collectives in both."""
-  if chip is None:
-    return None, None
-  communication = sum(cost.seconds for cost in costs)
-  computing = sum(part.compute_seconds for part in parts.values())
-  cycles = sum(part.cycles for part in parts.values())
-  return computing + communication, cycles / chip.clock + communication if chip.clock and cycles else None
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """Costs of a compiled step, whose MoE layers make so many rounds; without a chip there are no seconds."""
+
+  module: Module
+  compiled: Compiled
+  mesh: Mesh
+  chip: Chip | None
+  rounds: int
+
+  @functools.cached_property
+  def collectives(self) -> list[Collective]:
+    return hlo_collectives.collectives(self.module, self.rounds)
+
+  @functools.cached_property
+  def costs(self) -> list[CollectiveCost]:
+    """Costs of the collectives; those of one kind, size, layer and phase are added up."""
+    alike: dict[CollectiveCost, list] = {}
+    for collective in self.collectives:
+      groups, op_name = collective.groups_of(self.mesh.num_devices), collective.instruction.op_name
+      axes = axes_of(groups, self.mesh)
+      part = _collective_part(collective, axes)
+      key = CollectiveCost(
+        kind=collective.kind,
+        count=0,
+        bytes=collective.bytes,
+        axes=axes,
+        layer=_layer(collective),
+        part=part,
+        phase='update' if part == 'optimiser' else phase_of(op_name),
+        seconds=None,
+        asynchronous=collective.instruction.opcode.endswith('-start'),
+      )
+      total = alike.setdefault(key, [0, 0.0])
+      total[0] += collective.times
+      if self.chip:
+        devices, size = self.compiled.devices, collective.bytes
+        total[1] += collective.times * torus.seconds(collective.kind, size, groups, devices, self.chip)
+    return [
+      key._replace(count=count, seconds=seconds if self.chip else None) for key, (count, seconds) in alike.items()
+    ]
+
+  @functools.cached_property
+  def phases(self) -> dict[str, dict[str, Part]]:
+    """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
+    module, chip = self.module, self.chip
+    phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
+    if chip:
+      for part in (part for parts in phases.values() for part in parts.values()):
+        part.compute_seconds = part.collective_seconds = 0.0
+      for cost in self.costs:
+        phases[cost.phase][cost.part].collective_seconds += cost.seconds
+    for computation, instruction, times in hlo_loops.executed(module, self.rounds):
+      if computation.name in module.fused or instruction.collective:
+        continue
+      op_name = hlo.op_name(module, computation, instruction)
+      phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
+      part = phases[phase][part_of(op_name)]
+      flops = hlo.total_flops(module, computation, instruction)
+      moved = hlo.traffic(module, computation, instruction)
+      part.flops += times * flops
+      part.bytes += times * moved
+      part.cycles += times * instruction.estimated_cycles
+      if chip:
+        part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+    return phases
+
+  @functools.cached_property
+  def parts(self) -> dict[str, Part]:
+    """Costs by part, summed over phases."""
+    return {name: functools.reduce(operator.add, (self.phases[phase][name] for phase in PHASES)) for name in PARTS}
+
+  @property
+  def roofline(self) -> float | None:
+    """Least seconds of the step, with its collectives."""
+    return sum(p.compute_seconds for p in self.parts.values()) + self._communication if self.chip else None
+
+  @property
+  def estimated(self) -> float | None:
+    """Seconds of the step at the compiler's estimate of cycles, with its collectives."""
+    cycles = sum(part.cycles for part in self.parts.values())
+    return cycles / self.chip.clock + self._communication if self.chip and self.chip.clock and cycles else None
+
+  @property
+  def _communication(self) -> float:
+    return sum(cost.seconds for cost in self.costs)
 
 
-def _placements(
-  module: Module, compiled: Compiled, mesh: Mesh, topology: chips.Topology, rounds: int
-) -> list[placements.PlacementCost]:
-  return placements.costs(hlo_collectives.collectives(module, rounds), mesh, topology, compiled.devices)
-
-
-def _moe_all_to_alls(module: Module) -> int:
+def _moe_all_to_alls(collectives: Sequence[Collective]) -> int:
   """Most AllToAlls of a MoE layer, each counted once however often the loops around it run."""
-  found = hlo_collectives.collectives(module)
-  layers = collections.Counter(_layer(collective) for collective in found if collective.kind == 'all-to-all')
+  layers = collections.Counter(_layer(c) for c in collectives if c.kind == 'all-to-all')
   return max((count for layer, count in layers.items() if layer.endswith('/moe')), default=0)
 
 
-def _layer(collective: hlo_collectives.Collective) -> str:
+def _layer(collective: Collective) -> str:
   layers = {layer_of(name) for name in collective.sources or [collective.instruction.op_name]}
   return next(iter(layers)) if len(layers) == 1 else f'{len(layers)} layers'
 
 
-def _of_all_phases(phases: Mapping[str, Mapping[str, Part]]) -> dict[str, Part]:
-  """Costs by part, summed over phases."""
-  return {name: sum((phases[phase][name] for phase in PHASES[1:]), phases[PHASES[0]][name]) for name in PARTS}
-
-
-def _phases(
-  module: Module, costs: Sequence[CollectiveCost], chip: Chip | None, rounds: int
-) -> dict[str, dict[str, Part]]:
-  """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
-  phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
-  if chip:
-    for phase, parts in phases.items():
-      for name, part in parts.items():
-        alike = (cost.seconds for cost in costs if (cost.phase, cost.part) == (phase, name))
-        part.compute_seconds, part.collective_seconds = 0.0, sum(alike)
-  for computation, instruction, times in _top_level(module, rounds):
-    op_name = _op_name(module, computation, instruction)
-    phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
-    part = phases[phase][part_of(op_name)]
-    flops, moved = _flops(module, computation, instruction), traffic(module, computation, instruction)
-    part.flops += times * flops
-    part.bytes += times * moved
-    part.cycles += times * instruction.estimated_cycles
-    if chip:
-      part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
-  return phases
-
-
-def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """Bytes that an instruction reads from and writes to a device's main memory, in whole tiles.
-
-  For a tensor that is only sliced, or updated in place, only the slice counts.
-  """
-  if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
-    return 0
-  results = instruction.arrays[:1] if instruction.opcode == 'copy-start' else instruction.results
-  operands = computation.operands(instruction)
-  if instruction.opcode == 'fusion':
-    return _fusion_traffic(module, module.computations[instruction.called['calls']], operands, results)
-  if instruction.opcode in ('dynamic-slice', 'gather'):
-    return 2 * _in_hbm(results)
-  if instruction.opcode == 'dynamic-update-slice' and len(operands) > 1:
-    return 2 * _in_hbm(operands[1].arrays)
-  return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
-
-
-def _fusion_traffic(
-  module: Module, fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]
-) -> int:
-  moved = sum(
-    min(_in_hbm(operand.arrays), _read(module, fused, parameter.name, _in_hbm(operand.arrays)))
-    for parameter, operand in zip(fused.parameters, operands)
-  )
-  root = fused.root
-  roots = [fused.by_name.get(name, root) for name in root.operands] if root.opcode == 'tuple' else [root]
-  for array, made in zip(results, roots):
-    if array.in_hbm:
-      in_place = made.opcode == 'dynamic-update-slice' and made.operands[1] in fused.by_name
-      moved += fused.by_name[made.operands[1]].arrays[0].stored if in_place else array.stored
-  return moved
-
-
-def _read(module: Module, fused: Computation, name: str, whole: int) -> int:
-  """Bytes that a fused computation reads of one of its values, `whole` bytes large: slices of it, in inner fusions too."""
-  total = 0
-  for user in fused.instructions:
-    for place, operand in enumerate(user.operands):
-      if operand != name:
-        continue
-      if user.opcode in ('dynamic-slice', 'gather') and place == 0:
-        total += user.arrays[0].stored
-      elif user.opcode == 'bitcast':
-        total += _read(module, fused, user.name, whole)
-      elif user.opcode == 'fusion':
-        inner = module.computations[user.called['calls']]
-        total += _read(module, inner, inner.parameters[place].name, whole)
-      elif user.opcode != 'dynamic-update-slice' or place != 0:
-        total += whole
-  return total
-
-
-def _in_hbm(arrays: Sequence[Array]) -> int:
-  return sum(array.stored for array in arrays if array.in_hbm)
-
-
-def _top_level(module: Module, rounds: int) -> Iterator[tuple[Computation, Instruction, int]]:
-  """Yields (computation, instruction, executions), without the instructions inside fusions and without collectives."""
-  for computation, instruction, times in hlo_loops.executed(module, rounds):
-    if computation.name not in module.fused and not instruction.collective:
-      yield computation, instruction, times
-
-
-def _flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """FLOPs of one execution, with those of the instructions fused into it."""
-  if instruction.opcode != 'fusion':
-    return hlo.flops(computation, instruction)
-  fused = module.computations[instruction.called['calls']]
-  return sum(_flops(module, fused, inner) for inner in fused.instructions)
-
-
-def _op_name(module: Module, computation: Computation, instruction: Instruction) -> str:
-  """Op name of an instruction, for its part: its own, or for a fusion that of the largest matrix product in it.
-
-  An instruction that XLA adds without a name, such as a copy, takes the name of its operand.
-  """
-  if instruction.opcode == 'fusion':
-    fused = module.computations[instruction.called['calls']]
-    products = [(_flops(module, fused, inner), _op_name(module, fused, inner)) for inner in fused.instructions]
-    flops, op_name = max(products, default=(0, ''))
-    if flops:
-      return op_name
-    if not instruction.op_name:
-      return next((inner.op_name for inner in reversed(fused.instructions) if inner.op_name), '')
-  if not instruction.op_name and instruction.operands:
-    maker = hlo.maker(computation, instruction.operands[0])
-    return maker.op_name if maker else ''
-  return instruction.op_name
-
-
-def _collectives(
-  module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None, rounds: int
-) -> list[CollectiveCost]:
-  alike: dict[tuple, list] = {}
-  for collective in hlo_collectives.collectives(module, rounds):
-    groups = collective.groups_of(mesh.num_devices)
-    axes = axes_of(groups, mesh)
-    layer, part = _layer(collective), _collective_part(collective, axes)
-    phase = 'update' if part == 'optimiser' else phase_of(collective.instruction.op_name)
-    asynchronous = collective.instruction.opcode.endswith('-start')
-    key = collective.kind, collective.bytes, axes, layer, part, phase, asynchronous
-    seconds = torus.seconds(collective.kind, collective.bytes, groups, compiled.devices, chip) if chip else None
-    entry = alike.setdefault(key, [0, 0.0])
-    entry[0] += collective.times
-    entry[1] = entry[1] + collective.times * seconds if chip else None
-  return [
-    CollectiveCost(kind, count, size, axes, layer, part, phase, seconds, asynchronous)
-    for (kind, size, axes, layer, part, phase, asynchronous), (count, seconds) in alike.items()
-  ]
-
-
-def _collective_part(collective: hlo_collectives.Collective, axes: Sequence[str]) -> str:
+def _collective_part(collective: Collective, axes: Sequence[str]) -> str:
   """Part of a collective: that of its op name, but for two cases.
 
   A sum of gradients (and of statistics with them) over devices with different data counts as 'optimiser'. An AllToAll

@@ -78,9 +78,9 @@ def _add_recurrent(parts: Parts, config: ModelConfig, stack: RecurrentStack, tok
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
   """FLOPs of the first MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
-  layer = first_moe(config)
   parts = dict.fromkeys(PARTS, 0)
-  _add_experts(parts, config, layer, _tokens(config), dispatch, again=False)
+  tokens = config.batcher().rows(config.max_length) * config.max_length
+  _add_experts(parts, config, first_moe(config), tokens, dispatch, again=False)
   return parts
 
 
@@ -96,18 +96,18 @@ def decode(config: MtConfig, rows: int) -> Parts:
   Experts count for the tokens that visit them, not for empty slots; attention counts for the positions written so far.
   A program with static shapes computes more.
   """
-  length, width = config.max_length, config.beam_size
+  length, width, heads = config.max_length, config.beam_size, config.num_heads * config.head_dim
   sources, symbols = rows * length, rows * width * length
+  projection = lambda tokens: 2 * tokens * config.model_dim * heads
   parts = dict.fromkeys(PARTS, 0)
   model = config.model()
   for layer, _ in _layers(model.encoder):
     parts['attention'] += _attention(config, sources, length)
-    parts['projections'] += 4 * _projection(config, sources)
+    parts['projections'] += 4 * projection(sources)
     _add_feed_forward(parts, config, layer, sources)
-  heads = config.num_heads * config.head_dim
   for layer, _ in _layers(model.decoder):
-    parts['projections'] += 2 * _projection(config, sources)  # keys and values of the encoder's output
-    parts['projections'] += (4 + 2) * _projection(config, symbols)  # self-attention, cross-attention
+    parts['projections'] += 2 * projection(sources)  # keys and values of the encoder's output
+    parts['projections'] += (4 + 2) * projection(symbols)  # self-attention, cross-attention
     written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
     parts['attention'] += 2 * 2 * rows * width * (written + length * length) * heads
     _add_feed_forward(parts, config, layer, symbols)
@@ -115,20 +115,10 @@ def decode(config: MtConfig, rows: int) -> Parts:
   return parts
 
 
-def _tokens(config: MtConfig) -> int:
-  """Tokens of one side of a full batch."""
-  return config.batcher().rows(config.max_length) * config.max_length
-
-
 def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
   """Yields (layer, True if it is the last layer of a rematerialised block)."""
   for number, layer in enumerate(stack.layers.values()):
     yield layer, (number + 1) % stack.period == 0
-
-
-def _projection(config: MtConfig, tokens: int) -> int:
-  """FLOPs of one projection between model features and the features of all heads."""
-  return 2 * tokens * config.model_dim * config.num_heads * config.head_dim
 
 
 def _attention(config: TransformerConfig, tokens: int, length: int) -> int:

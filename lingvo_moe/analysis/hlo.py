@@ -1,4 +1,4 @@
-"""HLO parser: the text of a compiled program as computations of instructions, with shapes, names and FLOPs."""
+"""HLO: the text of a compiled program as computations of instructions, with their names, FLOPs and memory traffic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,11 @@ _WINDOW = re.compile(r'window=\{([^}]*)\}')
 _LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 _CONTRACTING = re.compile(r'lhs_contracting_dims=\{([0-9,]*)\}')
 FORWARDING = ('get-tuple-element', 'bitcast', 'copy', 'copy-done', 'reshape')  # opcodes that pass a value on unchanged
+# Instructions that neither compute nor move data: they name existing values, or start what another instruction ends.
+_FREE = frozenset(
+  ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional', 'call', 'after-all')
+  + ('partition-id', 'replica-id', 'optimization-barrier', 'add-dependency', 'domain', 'async-start')
+)
 
 
 class Array(NamedTuple):
@@ -69,34 +74,23 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """Instruction, one line of a computation.
+  """Instruction, one line of a computation."""
 
-  Attributes:
-    name: unique in the module.
-    opcode: 'fusion', 'dot', 'all-reduce-start', ...
-    arrays: its result; several for a tuple.
-    operands: names of the instructions whose results it takes.
-    op_name: the op it comes from, with name scopes: '.../encoder/layer_01/moe/einsum'; '' if XLA gives none.
-    attributes: the rest of the line.
-    is_root: True if it is the result of its computation.
-  """
-
-  name: str
-  opcode: str
-  arrays: tuple[Array, ...]
-  operands: tuple[str, ...]
-  op_name: str
-  attributes: str
-  is_root: bool = False
+  name: str  # unique in the module
+  opcode: str  # 'fusion', 'dot', 'all-reduce-start', ...
+  arrays: tuple[Array, ...]  # its result; several for a tuple
+  operands: tuple[str, ...]  # names of the instructions whose results it takes
+  op_name: str  # the op it comes from, with name scopes: '.../encoder/layer_01/moe/einsum'; '' if XLA gives none
+  attributes: str  # the rest of the line
+  is_root: bool = False  # whether it is the result of its computation
 
   @property
   def called(self) -> dict[str, str]:
     """Names of the computations that it calls, by their role: calls, body, condition, ..."""
-    found = dict(_CALLED.findall(self.attributes))
-    branches = _BRANCHES.search(self.attributes)
-    if branches:
-      found.update({f'branch {i}': name.strip().lstrip('%') for i, name in enumerate(branches[1].split(','))})
-    return found
+    called = dict(_CALLED.findall(self.attributes))
+    if branches := _BRANCHES.search(self.attributes):
+      called |= {f'branch {i}': name.strip().lstrip('%') for i, name in enumerate(branches[1].split(','))}
+    return called
 
   @property
   def estimated_cycles(self) -> int:
@@ -106,19 +100,15 @@ class Instruction:
 
   @property
   def collective(self) -> str:
-    """Kind of the collective that it is or starts, one of COLLECTIVES; '' for others, and for the end of a collective."""
+    """Kind of the collective that it is or starts, one of COLLECTIVES; else, and for the end of one, ''."""
     kind = self.opcode.removesuffix('-start')
     return kind if kind in COLLECTIVES else ''
 
   @property
   def results(self) -> tuple[Array, ...]:
     """Arrays that it produces. The tuple of a collective's start also has its operands and sometimes contexts."""
-    n = len(self.operands)
-    if (
-      self.opcode in ('all-gather-start', 'all-to-all-start', 'collective-permute-start') and len(self.arrays) >= 2 * n
-    ):
-      return self.arrays[n : 2 * n]
-    return self.arrays
+    n, has_operands = len(self.operands), ('all-gather-start', 'all-to-all-start', 'collective-permute-start')
+    return self.arrays[n : 2 * n] if self.opcode in has_operands and len(self.arrays) >= 2 * n else self.arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,10 +128,16 @@ class Computation:
     return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
   @property
+  def roots(self) -> list[Instruction]:
+    """Instructions whose results are those of the computation: the elements of a tuple, or the root."""
+    root = self.root
+    return [self.by_name.get(name, root) for name in root.operands] if root.opcode == 'tuple' else [root]
+
+  @property
   def parameters(self) -> list[Instruction]:
     """Parameters in the order of their numbers."""
-    found = [i for i in self.instructions if i.opcode == 'parameter']
-    return sorted(found, key=lambda i: int(i.attributes.split(')')[0]))
+    parameters = (i for i in self.instructions if i.opcode == 'parameter')
+    return sorted(parameters, key=lambda i: int(i.attributes.split(')')[0]))
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
     """Operands of an instruction that belong to this computation."""
@@ -163,17 +159,20 @@ class Module:
     for computation in self.computations.values():
       yield from computation.instructions
 
+  def inside(self, fusion: Instruction) -> Computation:
+    """Computation that a fusion consists of."""
+    return self.computations[fusion.called['calls']]
+
   @functools.cached_property
   def fused(self) -> frozenset[str]:
     """Names of the computations inside fusions, whose values are never written to memory."""
-    fusions = (i for i in self.instructions() if i.opcode == 'fusion')
-    found, todo = set(), [i.called.get('calls') for i in fusions]
+    fused, todo = set(), [i.called.get('calls') for i in self.instructions() if i.opcode == 'fusion']
     while todo:
       name = todo.pop()
-      if name in self.computations and name not in found:
-        found.add(name)
+      if name in self.computations and name not in fused:
+        fused.add(name)
         todo += [n for i in self.computations[name].instructions for n in i.called.values()]
-    return frozenset(found)
+    return frozenset(fused)
 
 
 def parse(text: str) -> Module:
@@ -181,17 +180,14 @@ def parse(text: str) -> Module:
   computations: dict[str, Computation] = {}
   name, is_entry, instructions = '', False, []
   for line in text.splitlines():
-    if not line.startswith((' ', '\t')):
-      header = _COMPUTATION.match(line)
-      if header:
-        name, is_entry, instructions = header[2], bool(header[1]), []
-      elif line.startswith('}') and name:
-        computations[name] = Computation(name, tuple(instructions), is_entry)
-        name = ''
-      continue
-    match = _INSTRUCTION.match(line)
-    if match:
-      instructions.append(_instruction(*match.groups()))
+    if line.startswith((' ', '\t')):
+      if match := _INSTRUCTION.match(line):
+        instructions.append(_instruction(*match.groups()))
+    elif header := _COMPUTATION.match(line):
+      name, is_entry, instructions = header[2], bool(header[1]), []
+    elif line.startswith('}') and name:
+      computations[name] = Computation(name, tuple(instructions), is_entry)
+      name = ''
   return Module(computations)
 
 
@@ -208,6 +204,84 @@ def flops(computation: Computation, instruction: Instruction) -> int:
   if instruction.opcode == 'convolution':
     return _convolution_flops(instruction, *(i.arrays[0].shape for i in computation.operands(instruction)))
   return 0
+
+
+def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
+  """Bytes that an instruction reads from and writes to a device's main memory, in whole tiles.
+
+  For a tensor that is only sliced, or updated in place, only the slice counts.
+  """
+  if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
+    return 0
+  results = instruction.arrays[:1] if instruction.opcode == 'copy-start' else instruction.results
+  operands = computation.operands(instruction)
+  if instruction.opcode == 'fusion':
+    return _fusion_traffic(module, module.inside(instruction), operands, results)
+  if instruction.opcode in ('dynamic-slice', 'gather'):
+    return 2 * _in_hbm(results)
+  if instruction.opcode == 'dynamic-update-slice' and len(operands) > 1:
+    return 2 * _in_hbm(operands[1].arrays)
+  return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
+
+
+def _fusion_traffic(
+  module: Module, fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]
+) -> int:
+  sizes = [_in_hbm(operand.arrays) for operand in operands]
+  moved = sum(min(n, _read(module, fused, parameter.name, n)) for parameter, n in zip(fused.parameters, sizes))
+  for array, made in zip(results, fused.roots):
+    if array.in_hbm:
+      in_place = made.opcode == 'dynamic-update-slice' and made.operands[1] in fused.by_name
+      moved += fused.by_name[made.operands[1]].arrays[0].stored if in_place else array.stored
+  return moved
+
+
+def _read(module: Module, fused: Computation, name: str, whole: int) -> int:
+  """Bytes that a fused computation, or a fusion in it, reads of a value of `whole` bytes; it may take slices."""
+  total = 0
+  for user in fused.instructions:
+    for place in (i for i, operand in enumerate(user.operands) if operand == name):
+      if user.opcode in ('dynamic-slice', 'gather') and place == 0:
+        total += user.arrays[0].stored
+      elif user.opcode == 'bitcast':
+        total += _read(module, fused, user.name, whole)
+      elif user.opcode == 'fusion':
+        inner = module.inside(user)
+        total += _read(module, inner, inner.parameters[place].name, whole)
+      elif user.opcode != 'dynamic-update-slice' or place != 0:
+        total += whole
+  return total
+
+
+def _in_hbm(arrays: Sequence[Array]) -> int:
+  return sum(array.stored for array in arrays if array.in_hbm)
+
+
+def total_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+  """FLOPs of one execution, with those of the instructions fused into it."""
+  if instruction.opcode != 'fusion':
+    return flops(computation, instruction)
+  fused = module.inside(instruction)
+  return sum(total_flops(module, fused, inner) for inner in fused.instructions)
+
+
+def op_name(module: Module, computation: Computation, instruction: Instruction) -> str:
+  """Op name of an instruction, for its part: its own, or for a fusion that of the largest matrix product in it.
+
+  An instruction that XLA adds without a name, such as a copy, takes the name of its operand.
+  """
+  if instruction.opcode == 'fusion':
+    fused = module.inside(instruction)
+    products = [(total_flops(module, fused, inner), op_name(module, fused, inner)) for inner in fused.instructions]
+    most, name = max(products, default=(0, ''))
+    if most:
+      return name
+    if not instruction.op_name:
+      return next((inner.op_name for inner in reversed(fused.instructions) if inner.op_name), '')
+  if not instruction.op_name and instruction.operands:
+    source = maker(computation, instruction.operands[0])
+    return source.op_name if source else ''
+  return instruction.op_name
 
 
 def element_index(element: Instruction) -> int:
@@ -229,16 +303,12 @@ def numbers(text: str | None) -> list[int]:
 
 
 def _instruction(root, name, result, opcode, rest) -> Instruction:
-  end = _closing(rest)
   arrays = tuple(Array(dtype, tuple(numbers(sizes)), layout) for dtype, sizes, layout in _ARRAY.findall(result))
-  if opcode in ('parameter', 'constant'):
-    operands, attributes = (), rest  # the brackets hold a number or a value
-  else:
-    operands, attributes = tuple(_NAME.findall(rest[:end])), rest[end:]
+  end = 0 if opcode in ('parameter', 'constant') else _closing(rest)  # whose brackets hold a number or a value
+  attributes = rest[end:]
   op_name = _OP_NAME.search(attributes)
-  return Instruction(
-    name, opcode, arrays, operands, re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else '', attributes, bool(root)
-  )
+  op_name = re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else ''
+  return Instruction(name, opcode, arrays, tuple(_NAME.findall(rest[:end])), op_name, attributes, bool(root))
 
 
 def _closing(text: str) -> int:

@@ -42,16 +42,16 @@ class Collective(NamedTuple):
 
 def collectives(module: Module, rounds: int = 1) -> list[Collective]:
   """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`."""
-  found = []
+  size = lambda arrays: sum(array.bytes for array in arrays)
+  listed = []
   for computation, instruction, times in hlo_loops.executed(module, rounds):
     if instruction.collective:
       operands = computation.operands(instruction)
-      size = lambda arrays: sum(array.bytes for array in arrays)
-      taken = size(array for operand in operands for array in operand.arrays)
-      if any(len(operand.arrays) > 1 for operand in operands):
-        taken = 0  # the operand is a whole tuple, of which the collective takes only a part
+      # Of an operand that is a whole tuple the collective takes only a part.
+      is_part = any(len(operand.arrays) > 1 for operand in operands)
+      taken = 0 if is_part else size(array for operand in operands for array in operand.arrays)
       sources = [maker(computation, name) for name in instruction.operands]
-      found.append(
+      listed.append(
         Collective(
           instruction=instruction,
           kind=instruction.collective,
@@ -61,7 +61,7 @@ def collectives(module: Module, rounds: int = 1) -> list[Collective]:
           sources=tuple(source.op_name for source in sources if source and source.op_name),
         )
       )
-  return found
+  return listed
 
 
 def groups(attributes: str) -> np.ndarray | None:

@@ -22,13 +22,10 @@ _ROUNDS = re.compile(r'/rounds(_\d+)?/')  # name scope of the operations of a ro
 
 
 def executions(module: Module, rounds: int = 1) -> dict[str, int]:
-  """Number of executions of each computation, by name, without those only applied inside an instruction (a reduction's).
+  """Number of executions of each computation by name, but for those applied inside an instruction (a reduction's).
 
-  Every branch of a conditional counts as taken, and a loop with an unknown trip count as run once.
-
-  Args:
-    module: the program.
-    rounds: trip count of a loop of rounds.
+  Every branch of a conditional counts as taken, a loop with an unknown trip count as run once, a loop of rounds
+  `rounds` times.
   """
   counts: dict[str, int] = {}
 
@@ -48,13 +45,10 @@ def executions(module: Module, rounds: int = 1) -> dict[str, int]:
 def times_run(module: Module, computation: Computation, loop: Instruction, rounds: int) -> int | None:
   """Trip count of a while loop as in `trip_count`, or `rounds` for a loop of rounds; None if unknown."""
   trips = trip_count(module, computation, loop)
-  return rounds if trips is None and is_rounds(module, loop) else trips
-
-
-def is_rounds(module: Module, loop: Instruction) -> bool:
-  """Whether a while loop of unknown trip count runs the rounds of a MoE layer: its body has operations of that scope."""
-  body = module.computations.get(loop.called.get('body', ''))
-  return body is not None and any(_ROUNDS.search(instruction.op_name) for instruction in body.instructions)
+  if trips is None and (body := module.computations.get(loop.called.get('body', ''))):
+    # A loop of rounds has operations of that scope in its body.
+    return rounds if any(_ROUNDS.search(instruction.op_name) for instruction in body.instructions) else None
+  return trips
 
 
 def executed(module: Module, rounds: int = 1) -> Iterator[tuple[Computation, Instruction, int]]:
@@ -71,8 +65,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
   XLA states it for some loops. It is derived for loops that run while a counter, to which each iteration adds a
   constant, is below a limit that is constant or the counter of an earlier loop (as in TensorFlow's gradients of loops).
   """
-  known = _TRIPS.search(loop.attributes)
-  if known:
+  if known := _TRIPS.search(loop.attributes):
     return int(known[1])
   condition, body = (module.computations.get(loop.called.get(role, '')) for role in ('condition', 'body'))
   if not condition or not body:
@@ -103,24 +96,27 @@ def _comparisons(module, computation, name, given) -> Iterator[tuple[_Number, _N
     for operand in instruction.operands:
       yield from _comparisons(module, computation, operand, given)
   elif instruction.opcode == 'fusion':
-    fused = module.computations[instruction.called['calls']]
-    values = {p.name: _number(module, computation, n, given) for p, n in zip(fused.parameters, instruction.operands)}
-    yield from _comparisons(module, fused, fused.root.name, values)
+    fused = module.inside(instruction)
+    yield from _comparisons(module, fused, fused.root.name, _arguments(module, computation, instruction, given))
   elif instruction.opcode == 'compare':
     low, high = (_number(module, computation, operand, given) for operand in instruction.operands)
-    if low and high and low.carried is not None and 'direction=LT' in instruction.attributes:
+    if 'direction=GT' in instruction.attributes:
+      low, high = high, low
+    if low and high and low.carried is not None and re.search('direction=[LG]T', instruction.attributes):
       yield low, high
-    elif low and high and high.carried is not None and 'direction=GT' in instruction.attributes:
-      yield high, low
+
+
+def _arguments(module, computation, fusion, given) -> dict[str, _Number | None]:
+  """Values of the parameters of a fused computation, by name."""
+  names = (parameter.name for parameter in module.inside(fusion).parameters)
+  return {name: _number(module, computation, operand, given) for name, operand in zip(names, fusion.operands)}
 
 
 def _number(module, computation, name, given) -> _Number | None:
   """Value of a named integer, None if unknown; `given` has the values of a fused computation's parameters."""
   instruction = computation.by_name.get(name)
-  if instruction is None:
-    return None
-  if name in given:
-    return given[name]
+  if instruction is None or name in given:
+    return given.get(name) if instruction else None
   of = lambda operand: _number(module, computation, operand, given)
   if instruction.opcode == 'constant':
     text = instruction.attributes.split(')')[0]
@@ -137,9 +133,8 @@ def _number(module, computation, name, given) -> _Number | None:
     if a and b and None in (a.carried, b.carried):
       return _Number(a.constant + b.constant, b.carried if a.carried is None else a.carried)
   if instruction.opcode == 'fusion' and len(instruction.arrays) == 1:
-    fused = module.computations[instruction.called['calls']]
-    values = {p.name: of(operand) for p, operand in zip(fused.parameters, instruction.operands)}
-    return _number(module, fused, fused.root.name, values)
+    fused = module.inside(instruction)
+    return _number(module, fused, fused.root.name, _arguments(module, computation, instruction, given))
   return None
 
 
@@ -148,16 +143,16 @@ def _initial(module, computation, loop, number: _Number) -> int | None:
   state = computation.by_name.get(loop.operands[0])
   if state is None or state.opcode != 'tuple':
     return None
-  found = _number(module, computation, state.operands[number.carried], {})
-  return found.constant + number.constant if found and found.carried is None else None
+  value = _number(module, computation, state.operands[number.carried], {})
+  return value.constant + number.constant if value and value.carried is None else None
 
 
 def _step(module, body, number: _Number) -> int | None:
   """Constant that an iteration adds to a number in the loop's state; None if unknown."""
   if body.root.opcode != 'tuple':
     return None
-  found = _number(module, body, body.root.operands[number.carried], {})
-  return found.constant if found and found.carried == number.carried else None
+  value = _number(module, body, body.root.operands[number.carried], {})
+  return value.constant if value and value.carried == number.carried else None
 
 
 def _final(module, computation, loop, index: int) -> _Number | None:

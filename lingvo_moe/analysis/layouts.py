@@ -1,9 +1,9 @@
 """Layouts: arrangements of a model on N devices, and a search for the cheapest by the cost of its compiled program.
 
 A layout is a mesh, and whether devices store parts of weights that they share. Its name says what is split: the rows of
-the batch (DP, data parallelism), experts (EP, expert parallelism), hidden features and heads (MP, model parallelism), as
-in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, EP and EP+MP are r = 0, r = 1 and
-r = N / E of Tutel (Hwang et al., arXiv 2206.03382).
+the batch (DP, data parallelism), experts (EP, expert parallelism), hidden features and heads (MP, model parallelism),
+as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, EP and EP+MP are r = 0, r = 1 and r = N
+/ E of Tutel (Hwang et al., arXiv 2206.03382).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import cost
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
@@ -50,23 +49,14 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """Layout with its cost, or with the reason why it was refused.
-
-  Attributes:
-    layout: the layout.
-    chunks: capacity_chunks of the model.
-    report: its cost; None if it was refused before it was compiled.
-    refused: why the model cannot have this layout; '' if it can.
-    seconds: of a step, at the best estimate; None without a topology.
-    bytes: that a device sends or receives in the collectives of a step.
-  """
+  """Layout with its cost, or with the reason why it was refused."""
 
   layout: Layout
-  chunks: int = 1
-  report: cost.Report | None = None
-  refused: str = ''
-  seconds: float | None = None
-  bytes: int = 0
+  chunks: int = 1  # capacity_chunks of the model
+  report: cost.Report | None = None  # None if it was refused before it was compiled
+  refused: str = ''  # why the model cannot have this layout; '' if it can
+  seconds: float | None = None  # of a step, at the best estimate; None without a topology
+  bytes: int = 0  # that a device sends or receives in the collectives of a step
 
   @property
   def cost(self) -> float:
@@ -81,40 +71,34 @@ class Candidate:
 
 
 def layouts(devices: int, experts: bool, names: Sequence[str] = ()) -> list[Layout]:
-  """All layouts of N devices; each axis that a name lists has at least 2 devices.
+  """All layouts of N devices that are among `names`, by default of NAMES; those that split experts only with `experts`.
 
-  Args:
-    devices: N.
-    experts: whether the model has experts; without them, layouts that split experts are left out.
-    names: those of NAMES that are wanted; () for all.
+  Each axis that a name lists has at least 2 devices.
 
   Raises:
     UserError: an unknown name, or no layout of these names.
   """
-  for name in names:
-    if name not in NAMES:
-      raise UserError(f'there is no layout {name!r}; {closest(name, NAMES)}')
-  found = [
+  if unknown := next((name for name in names if name not in NAMES), ''):
+    raise UserError(f'there is no layout {unknown!r}; {closest(unknown, NAMES)}')
+  layouts = [
     Layout(name, Mesh(tuple(zip(axes, sizes, strict=True)), split_dense=name == 'ZeRO-3'))
     for name, axes in NAMES.items()
     if name in (names or NAMES) and (experts or 'expert' not in axes)
     for sizes in _factorisations(devices, len(axes))
   ]
-  if not found:
+  if not layouts:
     raise UserError(
-      f'{devices} devices have no layout of {", ".join(names or NAMES)}: each axis of a mesh has at least 2 devices, and '
-      'experts are split only where a model has some'
+      f'{devices} devices have no layout of {", ".join(names or NAMES)}: each axis of a mesh has at least 2 devices, '
+      'and experts are split only where a model has some'
     )
-  return found
+  return layouts
 
 
 def _factorisations(n: int, count: int) -> Iterator[tuple[int, ...]]:
   """Ways to write n as a product of `count` numbers of at least 2, in order."""
-  if count == 1:
-    if n > 1:
-      yield (n,)
-    return
-  for first in range(2, n // 2 + 1):
+  if count == 1 and n > 1:
+    yield (n,)
+  for first in range(2, n // 2 + 1) if count > 1 else ():
     if n % first == 0:
       yield from ((first, *rest) for rest in _factorisations(n // first, count - 1))
 
@@ -131,15 +115,13 @@ def choose(
 ) -> list[Candidate]:
   """Compiles a program of a model under each layout; then tries chunks of slots with the cheapest.
 
+  The arguments are those of cost.estimate, and:
+
   Args:
-    name: name of the model.
-    config: configuration of the model.
     candidates: the layouts.
-    topology: a TPU slice, for which there are times; None for virtual devices of this CPU, where layouts are compared by
-      the bytes of their collectives.
-    program: one of cost.PROGRAMS.
+    topology: a TPU slice, for which there are times; None for virtual devices of this CPU, where layouts are compared
+      by the bytes of their collectives.
     batch_tokens: of a program other than 'train'; 0: the model's.
-    rounds: see cost.estimate.
     progress: is called with a line before each layout is compiled.
 
   Returns:
@@ -148,30 +130,32 @@ def choose(
 
   def estimated(layout: Layout, chunks: int) -> Candidate:
     progress(f'{layout.name} {layout.flags}' + (f' in {chunks} chunks' if chunks > 1 else ''))
-    here = dataclasses.replace(config, capacity_chunks=chunks) if chunks > 1 else config
+    chunked = dataclasses.replace(config, capacity_chunks=chunks) if chunks > 1 else config
     try:
       if program != 'train':
-        here = cost.at_inference(here, layout.mesh, program, batch_tokens)
-      _check(here, layout.mesh, topology, program)
-      report = cost.estimate(name, here, layout.mesh, topology, program, rounds)
+        chunked = cost.at_inference(chunked, layout.mesh, program, batch_tokens)
+      _check(chunked, layout.mesh, topology, program)
+      report = cost.estimate(name, chunked, layout.mesh, topology, program, rounds)
     except UserError as e:
       return Candidate(layout, chunks, refused=str(e))
     moved = sum(c.count * c.bytes for c in report.collectives)
     return Candidate(layout, chunks, report, report.refused, pipelined_seconds(report, chunks), moved)
 
-  found = [estimated(layout, config.capacity_chunks) for layout in candidates]
-  fitting = sorted((c for c in found if not c.refused), key=lambda c: c.cost)
-  if fitting and topology and _may_chunk(config, program, fitting[0]):
+  tried = [estimated(layout, config.capacity_chunks) for layout in candidates]
+  fitting = sorted((c for c in tried if not c.refused), key=lambda c: c.cost)
+  # Chunks are worth a try in training with a capacity, where AllToAlls can overlap.
+  may_chunk = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
+  if fitting and topology and may_chunk and asynchronous_exchanges(fitting[0].report):
     fitting += [c for c in (estimated(fitting[0].layout, chunks) for chunks in CHUNKS) if not c.refused]
-  return sorted(fitting, key=lambda c: c.cost) + [c for c in found if c.refused]
+  return sorted(fitting, key=lambda c: c.cost) + [c for c in tried if c.refused]
 
 
 def pipelined_seconds(report: cost.Report, chunks: int) -> float | None:
   """Seconds of a step, where the AllToAlls of a chunk of slots overlap with the experts' computation of another.
 
-  Of n chunks the first to be sent and the last to be computed overlap with nothing, so in each phase the shorter of both
-  times is hidden but for 1 / n of it. This is the most that can be hidden, and counts only AllToAlls that the compiler
-  made asynchronous. With one chunk nothing is hidden.
+  Of n chunks the first to be sent and the last to be computed overlap with nothing, so in each phase the shorter of
+  both times is hidden but for 1 / n of it. This is the most that can be hidden, and counts only AllToAlls that the
+  compiler made asynchronous. With one chunk nothing is hidden.
   """
   seconds = report.step_seconds_compiler or report.step_seconds_roofline
   if seconds is None:
@@ -188,30 +172,18 @@ def asynchronous_exchanges(report: cost.Report) -> list[cost.CollectiveCost]:
   return [c for c in report.collectives if c.asynchronous and (c.kind, c.part) == ('all-to-all', 'dispatch/combine')]
 
 
-def _may_chunk(config: ModelConfig, program: str, candidate: Candidate) -> bool:
-  """Whether chunks of slots are worth a try: in training with a capacity, where AllToAlls can overlap."""
-  trains = program == 'train' and config.capacity_factor is not None and config.capacity_chunks == 1
-  return trains and bool(asynchronous_exchanges(candidate.report))
-
-
-def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, program: str) -> None:
-  """Raises UserError, before anything is compiled, if the mesh does not divide the batch or its devices hold too little."""
-  rows = len(next(iter(task_of(config).batch_shapes(training=program == 'train').values())))
+def _check(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, kind: str) -> None:
+  """Raises UserError, before any compilation, if the mesh does not divide the batch or its devices hold too little."""
+  rows = len(next(iter(task_of(config).batch_shapes(training=kind == 'train').values())))
   mesh.check((rows // config.micro_batches,), 'B', mesh.spec('B', xla_sharding.ACTIVATIONS))
-  if topology:
-    held, room = _stored_bytes(config.program(), mesh, program), topology.chip.usable * 2**30
-    if held > room:
-      raise UserError(
-        f'weights{" and optimizer slots" if program == "train" else ""} take {held / 2**30:.4g} GiB of a device, which '
-        f'has {topology.chip.usable:.4g}'
-      )
-
-
-def _stored_bytes(program: Program, mesh: Mesh, kind: str) -> int:
-  """Bytes of the state on one device."""
-  total = 0
-  for specs in (program.weight_specs, program.slot_specs) if kind == 'train' else (program.weight_specs,):
-    for name, spec in specs.items():
-      parts = math.prod(mesh.size(names) for names in mesh.stored_spec(spec.shape, spec.dims, name))
-      total += spec.size * spec.dtype.size // parts
-  return total
+  program = config.program()
+  state = {'weights': program.weight_specs} | ({'optimizer slots': program.slot_specs} if kind == 'train' else {})
+  stored = sum(
+    spec.size * spec.dtype.size // math.prod(map(mesh.size, mesh.stored_spec(spec.shape, spec.dims, name)))
+    for specs in state.values()
+    for name, spec in specs.items()
+  )
+  if topology and stored > topology.chip.usable * 2**30:
+    raise UserError(
+      f'{" and ".join(state)} take {stored / 2**30:.4g} GiB of a device, which has {topology.chip.usable:.4g}'
+    )

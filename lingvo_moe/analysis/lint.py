@@ -6,6 +6,7 @@ shapes on each device. Both have the name of the layer that an operation comes f
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -34,8 +35,8 @@ from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')
 
-# Parts of a layer without a weight that is a vector: a long vector summed over devices there is no gradient of a weight,
-# but values scattered by a flat index over the tokens of all groups, as by the gradient of tf.math.top_k.
+# Parts of a layer without a weight that is a vector: a long vector summed over devices there is no gradient of a
+# weight, but values scattered by a flat index over the tokens of all groups, as by the gradient of tf.math.top_k.
 _WITHOUT_VECTORS = ('gating', 'dispatch/combine')
 
 _GATHERED = 'weights/'  # name scope in which weights that are stored in parts are gathered, as the rules say
@@ -67,29 +68,25 @@ class Finding(NamedTuple):
 def annotations(program: Program, mesh: Mesh, batch: Batch) -> list[Annotated]:
   """Tensors that the annotations of a train step split."""
   specs = lambda values: {name: tf.TensorSpec(s.shape, s.dtype) for name, s in values.items()}
-  state = {
-    'step': tf.TensorSpec([], tf.int32),
-    'weights': specs(program.weight_specs),
-    'slots': specs(program.slot_specs),
-  }
-  batch = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+  state = {'step': tf.TensorSpec([], tf.int32)}
+  state |= {'weights': specs(program.weight_specs), 'slots': specs(program.slot_specs)}
   with xla_sharding.use(mesh), backend.use(xla.BACKEND), xla_sharding.recorded() as made:
-    tf.function(program.train_step, autograph=False).get_concrete_function(state, batch)
-  found = {}
+    tf.function(program.train_step, autograph=False).get_concrete_function(state, specs(batch))
+  split = {}
   for x, sharding in made:
     whole = tuple(x.shape)
     tiles = sharding.tile_assignment_dimensions[: len(whole)]
     if x.shape.is_fully_defined() and math.prod(tiles) > 1:
       part = tuple(size // n for size, n in zip(whole, tiles, strict=True))
-      found[Annotated(layer_of(x.op.name), part_of(x.op.name), whole, part)] = None
-  return list(found)
+      split[Annotated(layer_of(x.op.name), part_of(x.op.name), whole, part)] = None
+  return list(split)
 
 
 def default_limit(batch: Batch, micro_batches: int = 1) -> int:
   """Largest size in bytes of a tensor that is ignored: less than one number of 4 bytes for each token of a micro-batch.
 
-  The rules split rows and groups, so whatever has a number for each token is split. The smallest such tensors are the
-  gate's: choices and weights [G, S]; a gate's mistake may gather no more than these.
+  The rules split rows and groups, so whatever has a number for each token is split; the smallest are the gate's choices
+  and weights [G, S], and a gate's mistake may gather no more than these.
   """
   tokens = min(x.size for x in batch.values()) // micro_batches
   return 4 * tokens - 1
@@ -103,40 +100,38 @@ def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Findi
     annotated: result of `annotations`.
     limit: size in bytes up to which tensors are ignored.
   """
-  wholes, parts, parts_by_role = {}, {}, {}
+  wholes, parts, parts_by_role = (collections.defaultdict(set) for _ in range(3))
   for a in annotated:
-    wholes.setdefault(a.layer, set()).add(a.whole)
-    parts.setdefault(a.layer, set()).add(tuple(sorted(a.part)))
-    parts_by_role.setdefault((a.layer, a.role), set()).add(a.part)
-  found = {}
+    wholes[a.layer].add(a.whole)
+    parts[a.layer].add(tuple(sorted(a.part)))
+    parts_by_role[a.layer, a.role].add(a.part)
+  findings = {}
   for instruction in hlo.parse(program).instructions():
     op = instruction.op_name
     if instruction.opcode in ('parameter', 'get-tuple-element', 'tuple') or not op or _GATHERED in op:
       continue
+    layer, role = layer_of(op), part_of(op)
+    is_sum = instruction.collective == 'all-reduce' and 'Scatter' in op and role in _WITHOUT_VECTORS
     for array in instruction.arrays:
-      shape, size, layer = array.shape, array.bytes, layer_of(op)
-      # Parts of weights, with axes in any order, are no finding in a layer; their annotations are outside of it.
-      is_part = any(tuple(sorted(shape)) in parts.get(where, ()) for where in (layer, OUTSIDE))
-      if size <= limit:
+      shape = array.shape
+      if array.bytes <= limit:
         continue
-      # XLA merges axes for matrix products: a part [E, G, C, M] may become [E, G * C, M], which may be the whole shape of
+      # Parts of weights, with axes in any order, are no finding in a layer; their annotations are outside of it. XLA
+      # merges axes for matrix products: a part [E, G, C, M] may become [E, G * C, M], which may be the whole shape of
       # another tensor [G, S, M].
-      is_part = is_part or any(_merges(part, shape) for part in parts_by_role.get((layer, part_of(op)), ()))
+      is_part = any(tuple(sorted(shape)) in parts[where] for where in (layer, OUTSIDE)) or any(
+        _merges(part, shape) for part in parts_by_role[layer, role]
+      )
       if instruction.opcode.startswith('all-gather'):
         what = 'all-gathered'
-      elif layer != OUTSIDE and shape in wholes.get(layer, ()) and not is_part:
+      elif layer != OUTSIDE and shape in wholes[layer] and not is_part:
         what = 'whole on every device'
-      elif (
-        instruction.collective == 'all-reduce'
-        and 'Scatter' in op
-        and len(shape) == 1
-        and part_of(op) in _WITHOUT_VECTORS
-      ):
+      elif is_sum and len(shape) == 1:
         what = 'scattered over all tokens and all-reduced'
       else:
         continue
-      found.setdefault((layer, what, shape), Finding(layer, what, shape, size / 2**20, op))
-  return list(found.values())
+      findings.setdefault((layer, what, shape), Finding(layer, what, shape, array.bytes / 2**20, op))
+  return list(findings.values())
 
 
 @functools.cache
@@ -157,16 +152,17 @@ def planted(plant: str) -> Iterator[None]:
   """Plants a mistake in the layers, to show that the lint finds it: one of PLANTS; '' for none."""
   if plant not in ('', *PLANTS):
     raise UserError(f'there is no plant {plant!r}; {closest(plant, PLANTS)}')
-  saved = gate.at_choices, moe.shard, dispatch.shard, dispatch.reshard, experts.shard
-  if plant == 'topk':
-    gate.at_choices = _values_by_top_k
-  elif plant == 'unsharded':
-    moe.shard = dispatch.shard = experts.shard = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
-    dispatch.reshard = lambda x, *_: x
-  try:
+  unsharded = lambda x, dims: x if 'E' in dims else xla_sharding.shard(x, dims)
+  changes = {
+    'topk': [(gate, 'at_choices', _values_by_top_k)],
+    'unsharded': [(module, 'shard', unsharded) for module in (moe, dispatch, experts)]
+    + [(dispatch, 'reshard', lambda x, *_: x)],
+  }
+  with contextlib.ExitStack() as stack:
+    for module, name, planted in changes.get(plant, ()):
+      stack.callback(setattr, module, name, getattr(module, name))
+      setattr(module, name, planted)
     yield
-  finally:
-    gate.at_choices, moe.shard, dispatch.shard, dispatch.reshard, experts.shard = saved
 
 
 def _values_by_top_k(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,16 +68,11 @@ class Row(NamedTuple):
   worst: str  # where the largest difference is
 
   def agrees(self, tolerance: float) -> bool:
-    numbers = (self.loss, self.gradients, self.weights, self.slots)
-    return (
-      all(number <= tolerance for number in numbers)
-      and self.flip_margin <= FLIP_MARGIN
-      and self.same_ids
-      and self.scores <= _SCORES
-    )
+    close = all(number <= tolerance for number in (self.loss, self.gradients, self.weights, self.slots))
+    return close and self.flip_margin <= FLIP_MARGIN and self.same_ids and self.scores <= _SCORES
 
 
-def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation:
+def observe(config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps: int = 3) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
   Args:
@@ -86,7 +81,7 @@ def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation
     steps: number of train steps; batches and seeds are the same for every runtime.
   """
   program = Observed.of(config.program())
-  runtime: Runtime = runtime_of(program)
+  runtime = runtime_of(program)
   runtime.init()
   # Decoding comes first, while the weights are equal to the last bit: after training, their small differences could
   # change the decision of a gate with two nearly equal probabilities.
@@ -102,11 +97,11 @@ def observe(config: ModelConfig, runtime_of: Any, steps: int = 3) -> Observation
       state = runtime.state()
       metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
     observed.append({name: metrics[name] for name in ('loss', 'grads', 'weights', 'slots', 'decisions')})
-  found = collections.Counter()
+  kinds = []
   if hasattr(runtime, 'train_program'):
     instructions = hlo.parse(runtime.train_program(task_of(config).random_batch(full=False)).as_text()).instructions()
-    found.update(instruction.collective for instruction in instructions if instruction.collective)
-  return Observation(initial, observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(found))
+    kinds = [instruction.collective for instruction in instructions if instruction.collective]
+  return Observation(initial, observed, hypotheses.ids_BWT, hypotheses.scores_BW, dict(collections.Counter(kinds)))
 
 
 def compare(reference: Observation, other: Observation) -> Row:
@@ -121,18 +116,14 @@ def compare(reference: Observation, other: Observation) -> Row:
     floor = _SCALE_FLOOR * max(float(np.max(np.abs(g))) for g in a['grads'].values())
     loss = max(loss, _difference(a['loss'], b['loss'], floor))
     for kind in ('grads', 'slots'):
-      found = ((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items())
-      largest[kind] = max(largest[kind], max(found))
+      largest[kind] = max(largest[kind], *((_difference(x, b[kind][name], floor), name) for name, x in a[kind].items()))
     for name, weight in a['weights'].items():
       updates[name].add(a['grads'][name], weight, floor)
-      difference = updates[name].difference(b['weights'][name], floor)
-      largest['weights'] = max(largest['weights'], (difference, name))
+      largest['weights'] = max(largest['weights'], (updates[name].difference(b['weights'][name], floor), name))
     if not flips:  # after a flip the weights differ, and later flips are not due to rounding
       flips, margin = _flips(a['decisions'], b['decisions'])
-  both = np.isfinite(reference.scores) & np.isfinite(other.scores)
-  same_ids = np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(
-    np.isfinite(reference.scores), np.isfinite(other.scores)
-  )
+  finite, theirs = np.isfinite(reference.scores), np.isfinite(other.scores)
+  both = finite & theirs
   return Row(
     loss=loss,
     gradients=largest['grads'][0],
@@ -140,7 +131,7 @@ def compare(reference: Observation, other: Observation) -> Row:
     slots=largest['slots'][0],
     flips=flips,
     flip_margin=margin,
-    same_ids=same_ids,
+    same_ids=np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(finite, theirs),
     scores=_difference(reference.scores[both], other.scores[both], 1.0),
     collectives=other.collectives,
     worst=max(largest.values())[1],
@@ -148,7 +139,7 @@ def compare(reference: Observation, other: Observation) -> Row:
 
 
 def _sharper(weights: Mapping[str, Any]) -> dict[str, Any]:
-  """Weights with larger matrices: an untrained model gives all symbols similar probabilities, and equal translations."""
+  """Weights with larger matrices: to an untrained model all symbols are alike, and translations would be equal."""
   return {name: _SHARPER * w if w.shape.rank > 1 else w for name, w in weights.items()}
 
 
@@ -161,12 +152,10 @@ def _fed(batch: Batch, runtime: Runtime) -> Batch:
 class _Updates:
   """Updates of a weight so far in the reference, and differences from them that rounding explains.
 
-  Adam and Adafactor divide a gradient by its own size. However small the gradient of an entry, its update is about as
-  large as any; where the gradient is rounding noise, so is the update. Therefore an entry's difference counts as the
-  smaller of two: relative to the largest entry of the weight; and relative to the sum of updates, times the entry of
-  the gradient relative to the scale by which gradients are compared, which is the difference of gradients that makes
-  such a difference of updates. An entry without a gradient, and one that differs by more than updates can, has the
-  first only.
+  Adam and Adafactor divide a gradient by its own size: where it is rounding noise, so is the update. An entry's
+  difference counts as the smaller of two: relative to the largest entry of the weight; and relative to the sum of
+  updates, times the entry of the gradient relative to the scale by which gradients are compared, as that difference of
+  gradients makes it. An entry without a gradient, and one that differs by more than updates can, has the first only.
   """
 
   def __init__(self, initial: np.ndarray):
@@ -192,9 +181,7 @@ class _Updates:
 
 def _difference(a, b, floor: float) -> float:
   a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-  if not a.size:
-    return 0.0
-  return _or_inf(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), floor))
+  return _or_inf(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), floor)) if a.size else 0.0
 
 
 def _or_inf(difference: np.floating) -> float:
@@ -211,10 +198,9 @@ def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
   """
   count, margin, seen_groups = 0, 0.0, set()
   for name in sorted(reference, key=lambda name: (not name.startswith('encoder/'), name)):
-    expert_GSR, weight_GSR, margin_GS = reference[name]
-    their_expert_GSR, their_weight_GSR, _ = other[name]
-    kept_GSR = weight_GSR > 0
-    changed_GSR = (kept_GSR != (their_weight_GSR > 0)) | (kept_GSR & (expert_GSR != their_expert_GSR))
+    (expert_GSR, weight_GSR, margin_GS), (other_expert_GSR, other_weight_GSR, _) = reference[name], other[name]
+    routed_GSR, other_routed_GSR = weight_GSR > 0, other_weight_GSR > 0
+    changed_GSR = (routed_GSR != other_routed_GSR) | (routed_GSR & (expert_GSR != other_expert_GSR))
     changed_GS = np.any(changed_GSR, axis=-1)
     count += int(changed_GS.sum())
     for g in set(np.flatnonzero(changed_GS.any(axis=-1)).tolist()) - seen_groups:

@@ -34,11 +34,7 @@ def part_of(op_name: str) -> str:
     op_name: name in TensorFlow, 'gradient_tape/encoder/layer_01/moe/gating/einsum/Einsum', or in XLA, where it begins
       with 'jit(f)/.../call_tf/'.
   """
-  for step in reversed(_steps(op_name)):
-    part = _SCOPES.get(step)
-    if part:
-      return part
-  return 'other'
+  return next((_SCOPES[step] for step in reversed(_steps(op_name)) if step in _SCOPES), 'other')
 
 
 def phase_of(op_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Lower bound on the time of a collective on the torus that connects the chips of a TPU pod."""
+"""Lower bounds on the time of collectives on the torus of a TPU pod, as compiled and for other placements."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lingvo_moe.analysis.hlo_collectives import Collective
+from lingvo_moe.runtime import placement
 from lingvo_moe.runtime.chips import HOP_SECONDS
 from lingvo_moe.runtime.chips import Chip
 from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.xla_sharding import Mesh
+
+_AXIS = 'expert'  # which is placed
 
 
 class Place(NamedTuple):
@@ -39,7 +44,7 @@ def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], ch
     size: bytes that a device sends or receives.
     groups: [groups, devices of a group], indices into `devices`.
     devices: all devices of the slice, with the `coords` of their chip.
-    chip: generation of the devices.
+    chip: their generation.
   """
   coordinates = np.array([device.coords for device in devices])
   if kind == 'collective-permute':
@@ -74,3 +79,54 @@ def _seconds(kind: str, size: int, group: np.ndarray, coordinates: np.ndarray, c
   links = sum(links for _, links in axes)
   once = size * (members - 1) / members * sharing / (links * chip.link_bandwidth) + hops * HOP_SECONDS
   return 2 * once if kind == 'all-reduce' else once
+
+
+class PlacementCost(NamedTuple):
+  """Seconds of a step's collectives for a placement of the expert axis."""
+
+  placement: str  # 'expert:8x4', or 'as compiled'
+  chips: tuple[int, ...]  # along each axis of the torus, of the box that the devices of the expert axis span
+  all_to_all_seconds: float
+  collective_seconds: float  # of all kinds
+
+  @property
+  def torus_axes(self) -> int:
+    return sum(side > 1 for side in self.chips)
+
+
+def placement_costs(
+  collectives: Sequence[Collective], mesh: Mesh, topology: Topology, devices: Sequence[Any]
+) -> list[PlacementCost]:
+  """Costs as compiled for `devices`, then with the expert axis along one axis of the torus, along two, ...
+
+  A placement changes which chips the devices of a group are, and nothing else of a program. Of the placements along as
+  many axes it is the one with the fastest AllToAll. Other collectives may take longer: groups along the data axis then
+  lie further apart.
+  """
+  if dict(mesh.axes).get(_AXIS, 1) == 1:
+    return []
+  best: dict[int, PlacementCost] = {}
+  for text in placement.options(mesh, topology, _AXIS):
+    cost = _cost(text, collectives, mesh, topology, placed(placement.place(mesh, topology, text), topology))
+    best[cost.torus_axes] = min(best.get(cost.torus_axes, cost), cost, key=lambda cost: cost[2:])
+  return [_cost('as compiled', collectives, mesh, topology, devices), *(best[axes] for axes in sorted(best))]
+
+
+def placed(mesh: Mesh, topology: Topology) -> list[Place]:
+  """Places of the devices of a placed mesh, in the order in which a program numbers them."""
+  chip_by_chip = places(topology)
+  return [chip_by_chip[i] for i in mesh.device_ids().flat]
+
+
+def _cost(text, collectives, mesh, topology, devices) -> PlacementCost:
+  exchange = total = 0.0
+  for collective in collectives:
+    groups = collective.groups_of(mesh.num_devices)
+    spent = collective.times * seconds(collective.kind, collective.bytes, groups, devices, topology.chip)
+    total += spent
+    exchange += spent if collective.kind == 'all-to-all' else 0.0
+  at = [name for name, _ in mesh.axes].index(_AXIS)
+  group = np.moveaxis(np.arange(mesh.num_devices).reshape(mesh.shape), at, -1).reshape(-1, mesh.shape[at])[0]
+  coords = np.array([devices[i].coords for i in group])
+  box = tuple(int(n) for n in np.ptp(coords, axis=0) + 1)
+  return PlacementCost(text, box[: len(topology.shape)], exchange, total)

@@ -77,7 +77,7 @@ def find(path: str, step: int | None) -> str:
 def main(argv):
   del argv
   from lingvo_moe.run import checkpoint
-  from lingvo_moe.runtime import pieces
+  from lingvo_moe.runtime import slices
 
   prefix = find(_PATH.value, _STEP.value)
   shapes = checkpoint.shapes(prefix)
@@ -89,14 +89,14 @@ def main(argv):
       damaged.append(name)
       print(f'{name}: {e}')
       continue
-    if not pieces.is_slot(name) or _SLOTS.value:
+    if not slices.is_slot(name) or _SLOTS.value:
       shape = 'x'.join(map(str, found[name]['shape'])) or 'scalar'
       print(
         f'{name:60} {shape:>16} {found[name]["dtype"]:8} rms {found[name]["rms"]:9.3e} max {found[name]["max"]:9.3e}'
       )
   sizes = {False: 0, True: 0}
   for name, shape in shapes.items():
-    sizes[pieces.is_slot(name)] += math.prod(shape)
+    sizes[slices.is_slot(name)] += math.prod(shape)
   bad = [name for name, values in found.items() if values['not_finite']]
   print(f'{prefix}: {len(shapes)} tensors, {sizes[False] - 1} weights, {sizes[True]} elements of slots')
   if _JSON.value:

@@ -6,8 +6,9 @@ collective with the mesh axes that it spans and the layer that it comes from; an
 phase, as a roofline. Nothing is allocated and nothing is run.
 
 --program is train (a train step), eval (dev loss), score (log-probabilities of given translations), encode (the encoder
-alone, of a model that has one) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as in all but train, a MoE
-layer makes as many rounds over its experts as the longest queue needs; --rounds says how many to assume.
+alone, of a model that has one) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as
+in all but train, a MoE layer makes as many rounds over its experts as the longest queue needs; --rounds says how many
+to assume.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
 v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
@@ -26,15 +27,15 @@ import functools
 import json
 import operator
 import os
+import pathlib
 import sys
 
 from absl import flags
 
-from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core import markdown as markdown_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.progress import Working
+from lingvo_moe.core.progress import working
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 
@@ -61,105 +62,61 @@ _MARKDOWN = flags.DEFINE_string('markdown', None, 'File for the report as a page
 _GIB = 2**30
 
 
-def table(report, title: str = '', markdown: bool = False) -> str:
+def table(report, markdown: bool = False) -> str:
   """Report as text, or with headings and tables in Markdown."""
+  memory = [(name, size) for name, size in dataclasses.asdict(report.memory_per_device).items() if size is not None]
+  phases = {name: functools.reduce(operator.add, parts.values()) for name, parts in report.phases.items()}
+  timed = report.step_seconds_roofline is not None
+  costs = '', 'GFLOPs', 'GB moved', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
+  collectives = 'kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *(('ms',) if timed else ())
+  placements = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
+  largest = 'GiB', 'shape', 'layer', 'operation'
   sections = [
-    *_summary(report),
-    _memory(report),
-    _largest(report),
-    _parts(report),
-    _phases(report),
-    _collectives(report),
+    ('What', ('', ''), _summary(report)),
+    ('Memory of a device', ('', 'GiB'), [(name, f'{size / _GIB:.3f}') for name, size in memory]),
+    (
+      'Largest values when most is in memory',
+      largest,
+      [(f'{held.bytes / _GIB:.3f}', held.shape, held.layer, held.op) for held in report.largest],
+    ),
+    ('By part, of a device and step', costs, [_cost(report, *item) for item in report.parts.items()]),
+    ('By phase, of a device and step', costs, [_cost(report, *item) for item in phases.items()]),
+    ('Collectives', collectives, _collectives(report)),
+    (
+      'Placement of the expert axis on the torus',
+      placements,
+      [
+        [
+          c.placement,
+          'x'.join(map(str, c.chips)),
+          f'{c.torus_axes}',
+          _ms(c.all_to_all_seconds),
+          _ms(c.collective_seconds),
+        ]
+        for c in report.placements
+      ],
+    ),
   ]
-  sections.append(_placements(report))
-  heading = f'{report.model}, {report.program}, on {report.platform}, mesh {report.mesh}'
-  lines = [f'# {heading}' if markdown else heading, '']
+  notes = []
+  if report.uncounted_loops:
+    notes.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
+  if report.fits:
+    notes.append('It fits.')
+  else:
+    notes += [f'It does not fit: {report.refused}', 'What would take less:', *(f'  {line}' for line in report.advice)]
+  title = f'{report.model}, {report.program}, on {report.platform}, mesh {report.mesh}'
+  return _page(title, sections, notes, markdown)
+
+
+def _page(title: str, sections, notes: list[str], markdown: bool) -> str:
+  """Sections (name, columns, rows), those with rows, and notes after them."""
+  lines = [f'# {title}' if markdown else title, '']
   for name, columns, rows in sections:
-    if not rows:
-      continue
-    lines += [f'## {name}' if markdown else name, '']
-    lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
-    lines.append('')
-  return '\n'.join(lines + _verdict(report))
-
-
-def _summary(report) -> list:
-  rows = [
-    ('weights', f'{report.weights:,}'),
-    ('devices', f'{report.devices}'),
-    (f'{report.counted} a batch', f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'),
-    ('seconds to trace and lower', f'{report.trace_seconds:.1f}'),
-    ('seconds to compile', f'{report.compile_seconds:.1f}'),
-    ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
-    ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
-  ]
-  if report.flops_share_of_peak is not None:
-    rows.append(("of peak, at the compiler's estimate", f'{report.flops_share_of_peak:.1%}'))
-  if report.step_seconds_compiler is not None:
-    rows.append(("seconds a step, at the compiler's estimate", f'{report.step_seconds_compiler:.4g}'))
-  if report.step_seconds_roofline is not None:
-    rows.append(('seconds a step, at least (roofline)', f'{report.step_seconds_roofline:.4g}'))
-  if report.tokens_per_second is not None:
-    rows.append((f'{report.counted} a second', f'{report.tokens_per_second:,.0f}'))
-  if report.round_seconds_compiler or report.round_seconds_roofline:
-    more = report.round_seconds_compiler or report.round_seconds_roofline
-    rows.append((f'seconds of a round in every MoE layer, of {report.rounds}', f'{more:.4g}'))
-  if report.moe_all_to_alls:
-    rows.append(('AllToAlls of a MoE layer and round', f'{report.moe_all_to_alls:g}'))
-  return [('What', ('', ''), rows)]
-
-
-def _memory(report) -> tuple:
-  used = dataclasses.asdict(report.memory_per_device)
-  rows = [(name, f'{size / _GIB:.3f}') for name, size in used.items() if size is not None]
-  return 'Memory of a device', ('', 'GiB'), rows
-
-
-def _largest(report) -> tuple:
-  rows = [(f'{held.bytes / _GIB:.3f}', held.shape, held.layer, held.op) for held in report.largest]
-  return 'Largest values when most is in memory', ('GiB', 'shape', 'layer', 'operation'), rows
-
-
-def _parts(report) -> tuple:
-  rows = [_cost(report, name, part) for name, part in report.parts.items()]
-  return 'By part, of a device and step', _columns(report), rows
-
-
-def _phases(report) -> tuple:
-  rows = [_cost(report, name, functools.reduce(operator.add, parts.values())) for name, parts in report.phases.items()]
-  return 'By phase, of a device and step', _columns(report), rows
-
-
-def _columns(report) -> tuple:
-  times = ('ms computing', 'ms in collectives', 'of the step') if report.step_seconds_roofline else ()
-  return '', 'GFLOPs', 'GB moved', *times
-
-
-def _cost(report, name, part) -> list[str]:
-  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
-  if report.step_seconds_roofline:
-    both = part.compute_seconds + part.collective_seconds
-    milliseconds = [f'{1e3 * s:.4g}' for s in (part.compute_seconds, part.collective_seconds)]
-    row += [*milliseconds, f'{both / report.step_seconds_roofline:.1%}']
-  return row
-
-
-def _placements(report) -> tuple:
-  rows = []
-  for cost in report.placements:
-    milliseconds = [f'{1e3 * s:.4g}' for s in (cost.all_to_all_seconds, cost.collective_seconds)]
-    rows.append([cost.placement, 'x'.join(map(str, cost.chips)), f'{cost.torus_axes}', *milliseconds])
-  columns = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
-  return 'Placement of the expert axis on the torus', columns, rows
-
-
-def _collectives(report) -> tuple:
-  rows = []
-  for c in sorted(report.collectives, key=lambda c: -c.count * c.bytes):
-    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part, c.phase]
-    rows.append([*row, f'{1e3 * c.seconds:.4g}'] if c.seconds is not None else row)
-  times = ('ms',) if report.step_seconds_roofline else ()
-  return 'Collectives', ('kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *times), rows
+    if rows:
+      lines += [f'## {name}' if markdown else name, ''] if name else []
+      lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
+      lines.append('')
+  return '\n'.join(lines + notes)
 
 
 def _aligned(columns, rows) -> list[str]:
@@ -168,18 +125,46 @@ def _aligned(columns, rows) -> list[str]:
   return ['  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def _verdict(report) -> list[str]:
-  notes = []
-  if report.uncounted_loops:
-    notes.append(f'{report.uncounted_loops} loops of unknown length are counted as if they ran once.')
-  if report.fits:
-    return [*notes, 'It fits.']
-  return [
-    *notes,
-    f'It does not fit: {report.refused}',
-    'What would take less:',
-    *(f'  {line}' for line in report.advice),
+def _summary(report) -> list[tuple[str, str]]:
+  round_seconds = report.round_seconds_compiler or report.round_seconds_roofline
+  tokens = f'{report.batch_tokens:,} ({report.batch_tokens // report.devices:,} a device)'
+  text = lambda value, form: None if value is None else format(value, form)
+  rows = [
+    ('weights', f'{report.weights:,}'),
+    ('devices', f'{report.devices}'),
+    (f'{report.counted} a batch', tokens),
+    ('seconds to trace and lower', f'{report.trace_seconds:.1f}'),
+    ('seconds to compile', f'{report.compile_seconds:.1f}'),
+    ('program', f'{report.program_bytes / 2**20:.1f} MiB of text, {report.code_bytes / 2**20:.1f} MiB of code'),
+    ('TFLOPs a device and step', f'{report.flops / 1e12:.4g}'),
+    ("of peak, at the compiler's estimate", text(report.flops_share_of_peak, '.1%')),
+    ("seconds a step, at the compiler's estimate", text(report.step_seconds_compiler, '.4g')),
+    ('seconds a step, at least (roofline)', text(report.step_seconds_roofline, '.4g')),
+    (f'{report.counted} a second', text(report.tokens_per_second, ',.0f')),
+    (f'seconds of a round in every MoE layer, of {report.rounds}', text(round_seconds or None, '.4g')),
+    ('AllToAlls of a MoE layer and round', text(report.moe_all_to_alls or None, 'g')),
   ]
+  return [(name, value) for name, value in rows if value is not None]
+
+
+def _cost(report, name, part) -> list[str]:
+  row = [name, f'{part.flops / 1e9:.4g}', f'{part.bytes / 1e9:.4g}']
+  if report.step_seconds_roofline is None:
+    return row
+  share = (part.compute_seconds + part.collective_seconds) / report.step_seconds_roofline
+  return [*row, _ms(part.compute_seconds), _ms(part.collective_seconds), f'{share:.1%}']
+
+
+def _collectives(report) -> list[list[str]]:
+  rows = []
+  for c in sorted(report.collectives, key=lambda c: -c.count * c.bytes):
+    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part, c.phase]
+    rows.append(row if c.seconds is None else [*row, _ms(c.seconds)])
+  return rows
+
+
+def _ms(seconds: float) -> str:
+  return f'{1e3 * seconds:.4g}'
 
 
 def main(argv):
@@ -194,21 +179,24 @@ def main(argv):
     return _choose(config)
   if _DEVICES.value or _LAYOUTS.value:
     raise UserError('--devices and --layouts are for --choose: add it, or give --mesh')
-  mesh, topology = _where(config)
+  mesh, topology = _mesh_and_topology(config)
   from lingvo_moe.analysis import cost
 
   if _PROGRAM.value != 'train':
     config = cost.at_inference(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
-  with Working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
+  with working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
     report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
-  print(table(report))
-  if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump(report.to_json(), f, indent=2)
-  if _MARKDOWN.value:
-    with open(_MARKDOWN.value, 'w', encoding='utf-8') as f:
-      f.write(table(report, markdown=True) + '\n')
+  _write(functools.partial(table, report), report.to_json())
   return 0 if report.fits else 1
+
+
+def _write(page, values) -> None:
+  """Prints a page, page(markdown=False), and writes the files that flags name."""
+  print(page())
+  if _JSON.value:
+    pathlib.Path(_JSON.value).write_text(json.dumps(values, indent=2), encoding='utf-8')
+  if _MARKDOWN.value:
+    pathlib.Path(_MARKDOWN.value).write_text(page(markdown=True) + '\n', encoding='utf-8')
 
 
 def _choose(config):
@@ -224,7 +212,7 @@ def _choose(config):
     )
   topology = Topology.parse(_TOPOLOGY.value) if _TOPOLOGY.value else None
   devices = topology.num_devices if topology else _DEVICES.value
-  found = layouts.choose(
+  candidates = layouts.choose(
     _MODEL.value,
     config,
     layouts.layouts(devices, bool(config.num_experts), _LAYOUTS.value),
@@ -234,19 +222,14 @@ def _choose(config):
     _ROUNDS.value,
     progress=lambda line: print(f'compiling {line}', file=sys.stderr, flush=True),
   )
-  print(choice(found, _MODEL.value, str(topology or f'{devices} devices')))
-  if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump([candidate.to_json() for candidate in found], f, indent=2)
-  if _MARKDOWN.value:
-    with open(_MARKDOWN.value, 'w', encoding='utf-8') as f:
-      f.write(choice(found, _MODEL.value, str(topology or f'{devices} devices'), markdown=True) + '\n')
-  return 0 if found and not found[0].refused else 1
+  title = f'{_MODEL.value}, layouts on {topology or f"{devices} devices"}'
+  _write(functools.partial(_layouts, candidates, title), [candidate.to_json() for candidate in candidates])
+  return 0 if candidates and not candidates[0].refused else 1
 
 
-def choice(found, model: str, where: str, markdown: bool = False) -> str:
+def _layouts(candidates, title: str, markdown: bool = False) -> str:
   """Layouts as text or Markdown: a table, the reasons of those that were refused, and the cheapest."""
-  fitting, refused = [c for c in found if not c.refused], [c for c in found if c.refused]
+  fitting, refused = [c for c in candidates if not c.refused], [c for c in candidates if c.refused]
   timed = any(c.seconds is not None for c in fitting)
   rows = []
   for c in fitting:
@@ -255,32 +238,27 @@ def choice(found, model: str, where: str, markdown: bool = False) -> str:
     row = [c.layout.name, c.layout.flags + chunks, *([f'{c.seconds:.4g}'] if timed else []), f'{c.bytes / 2**20:.4g}']
     rows.append([*row, f'{c.report.memory_per_device.total / _GIB:.4g}', counts])
   columns = ('layout', 'flags', *(('s a step',) if timed else ()), 'MiB in collectives', 'GiB a device', 'collectives')
-  lines = [f'{"# " if markdown else ""}{model}, layouts on {where}', '']
-  if rows:
-    lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
-  lines += ['', *(f'{c.layout.name} {c.layout.flags} is refused: {c.refused}' for c in refused)] if refused else []
-  return '\n'.join([*lines, '', _cheapest(fitting, timed)])
+  notes = [f'{c.layout.name} {c.layout.flags} is refused: {c.refused}' for c in refused] + [''] * bool(refused)
+  return _page(title, [('', columns, rows)], [*notes, _cheapest(fitting, timed)], markdown)
 
 
 def _cheapest(fitting, timed: bool) -> str:
   if not fitting:
     return 'No layout fits.'
-  best = fitting[0]
-  chunks = f' with capacity_chunks = {best.chunks}' if best.chunks > 1 else ''
-  text = f'Cheapest: {best.layout.name}, {best.layout.flags}{chunks}'
-  if len(fitting) == 1:
+  chunks = lambda c: f' with capacity_chunks = {c.chunks}' if c.chunks > 1 else ''
+  best, *others = fitting
+  text = f'Cheapest: {best.layout.name}, {best.layout.flags}{chunks(best)}'
+  if not others:
     return f'{text}, the only one that fits.'
-  unit = (lambda c: f'{c.seconds:.4g} s a step') if timed else (lambda c: f'{c.bytes / 2**20:.4g} MiB in collectives')
-  others = [('next', fitting[1])] + ([('last', fitting[-1])] if len(fitting) > 2 else [])
+  takes = f'{best.seconds:.4g} s a step' if timed else f'{best.bytes / 2**20:.4g} MiB in collectives'
   against = []
-  for place, c in others:
-    chunks = f' with capacity_chunks = {c.chunks}' if c.chunks > 1 else ''
+  for place, c in [('next', others[0]), ('last', others[-1])][: len(others)]:
     times = f'{c.cost / best.cost:.3g} times as much' if best.cost else 'more'
-    against.append(f'the {place}, {c.layout.name} {c.layout.flags}{chunks}, takes {times}')
-  return f'{text}: {unit(best)}; {"; ".join(against)}.'
+    against.append(f'the {place}, {c.layout.name} {c.layout.flags}{chunks(c)}, takes {times}')
+  return f'{text}: {takes}; {"; ".join(against)}.'
 
 
-def _where(config):
+def _mesh_and_topology(config):
   """Mesh and topology from the flags; the topology is None on a CPU."""
   from lingvo_moe.runtime.chips import Topology
   from lingvo_moe.runtime.placement import place
@@ -295,12 +273,3 @@ def _where(config):
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
   return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main)
-
-
-if __name__ == '__main__':
-  command()

@@ -1,15 +1,15 @@
 """lingvo-moe export RUN OUT [--format=saved_model] [--languages=de,fr --keep_experts=0.5]
 
-Exports a run as a folder OUT that works without this package. RUN is a log directory; the checkpoint with the lowest dev
-loss is used, and named; --step=N and --checkpoint=last choose another.
+Exports a run as a folder OUT that works without this package. RUN is a log directory; the checkpoint with the lowest
+dev loss is used, and named; --step=N and --checkpoint=last choose another.
 
   --format=saved_model   strings in, strings out, in TensorFlow: tokenisation and beam search are in the graph. It needs
                          tensorflow and tensorflow_text
   --format=ctranslate2   a dense model for CTranslate2: pieces in, pieces out
 
---keep_experts leaves out the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
-BLEU before and after. --stablehlo_rows=8 adds encoder and decode step for 8 sentences as StableHLO, for JAX alone.
-docs/export.md says how each is used.
+--keep_experts leaves out the experts that the pairs of --languages use least on dev text, in every MoE layer, and
+prints BLEU before and after. --stablehlo_rows=8 adds encoder and decode step for 8 sentences as StableHLO, for JAX
+alone. docs/export.md says how each is used.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def main(argv) -> None:
 def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str, str]:
   """(log directory, folder to write), of the two arguments, or of flags in place of either."""
   given = list(argv[1:])
-  found = [flag or (given.pop(0) if given else None) for flag in (logdir, out)]
-  if given or None in found:
+  named = [flag or (given.pop(0) if given else None) for flag in (logdir, out)]
+  if given or None in named:
     raise UserError(
       f'a run is exported to a new folder: lingvo-moe export RUN OUT; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  return found[0], found[1]
+  return named[0], named[1]
 
 
 def export(options: Options) -> None:
@@ -124,7 +124,7 @@ def export(options: Options) -> None:
   if options.keep_experts is not None:
     model = _prune(model, options)
   with new_folder.writing(options.out) as folder:
-    (_save_ctranslate2 if options.format == 'ctranslate2' else _save_saved_model)(folder, run, model, options)
+    _save(folder, run, model, options)
   print(f'{options.out}: {options.format} of {run.load()[0]}, {_bytes(options.out) / 1e6:.1f} MB')
 
 
@@ -167,27 +167,24 @@ def _read(run: RunDir, config: TaskConfig, step: int) -> dict[str, np.ndarray]:
   return {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()}
 
 
-def _save_saved_model(folder: str, run: RunDir, model: Model, options: Options) -> None:
-  from lingvo_moe.runtime import saved_model
+def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
   from lingvo_moe.tasks.task import task_of
 
-  config = model.config
+  task = task_of(model.config)
+  if options.format == 'ctranslate2':
+    from lingvo_moe.tasks.mt import ctranslate2_model
+
+    return ctranslate2_model.save(folder, model.config, task.vocabs, model.weights)
+  from lingvo_moe.runtime import saved_model
+
   about = {'model': run.load()[0], 'step': model.step}
-  about |= {name: getattr(config, name) for name in ('beam_size', 'length_norm_alpha', 'max_length', 'num_experts')}
-  task = task_of(config)
+  fields = 'beam_size', 'length_norm_alpha', 'max_length', 'num_experts'
+  about |= {name: getattr(model.config, name) for name in fields}
   saved_model.save(folder, task.text_function(), model.weights, about)
   if options.stablehlo_rows:
     from lingvo_moe.runtime import stablehlo
 
     stablehlo.save(os.path.join(folder, 'stablehlo'), task.decoding_steps(options.stablehlo_rows), model.weights)
-
-
-def _save_ctranslate2(folder: str, run: RunDir, model: Model, options: Options) -> None:
-  del run, options
-  from lingvo_moe.tasks.mt import ctranslate2_model
-  from lingvo_moe.tasks.task import task_of
-
-  ctranslate2_model.save(folder, model.config, task_of(model.config).vocabs, model.weights)
 
 
 def _prune(model: Model, options: Options) -> Model:
@@ -208,10 +205,10 @@ def _prune(model: Model, options: Options) -> Model:
 
   runtime = model._replace(config=config).runtime()
   before = _bleu(config, runtime, options, f'{all_experts} experts')
-  kept = pruning.choose_experts(_choices(config, runtime), count)
-  for layer, experts in kept.items():
+  chosen = pruning.choose_experts(_choices(config, runtime), count)
+  for layer, experts in chosen.items():
     print(f'{layer}: {count} of {all_experts} experts, which have {experts.share:.1%} of the choices on dev')
-  pruned = Model(smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, kept))
+  pruned = Model(smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, chosen))
   after = _bleu(smaller, pruned.runtime(), options, f'{count} experts')
   width = max(map(len, before))
   print(f'BLEU on {options.split}, {all_experts} experts -> {count}')
@@ -250,7 +247,3 @@ def command() -> None:
   """The command as typed."""
   define_flags()
   app.run(main, tensorflow=False, arguments=True)
-
-
-if __name__ == '__main__':
-  command()

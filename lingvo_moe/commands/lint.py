@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
 
 from absl import flags
 
-from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 
@@ -46,8 +46,7 @@ def main(argv):
   batch = task_of(config).random_batch()
   annotated = lint.annotations(config.program(), mesh, batch)
   largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
-  by_default = lint.default_limit(batch, config.micro_batches)
-  limit = by_default if _LIMIT.value is None else int(_LIMIT.value * 2**20)
+  limit = lint.default_limit(batch, config.micro_batches) if _LIMIT.value is None else int(_LIMIT.value * 2**20)
   choice = runtime_flags.Choice('spmd', _MESH.value, _SPLIT_DENSE.value)
   with lint.planted(_PLANT.value):
     program = choice.make(config.program()).train_program(batch)
@@ -59,15 +58,6 @@ def main(argv):
     f'{len(findings) or "no"} tensors above {limit / 2**20:.3g} MiB are whole where they should be split'
   )
   if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump([finding._asdict() for finding in findings], f, indent=2)
+    rows = [finding._asdict() for finding in findings]
+    pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2), encoding='utf-8')
   return 1 if findings else 0
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main)
-
-
-if __name__ == '__main__':
-  command()

@@ -1,8 +1,8 @@
-"""Entry point lingvo-moe: finds the module of a subcommand and calls its command().
+"""Entry point lingvo-moe: finds the module of a subcommand and runs its main by app.run, or another function.
 
-A new subcommand is a line of COMMANDS: its name, 'module:function', and what it does in a line. The function takes no
-arguments; it reads sys.argv, of which the first word is then 'lingvo-moe <name>'. See lingvo_moe/commands/models.py for
-a short one.
+A new subcommand is a line of COMMANDS: its name, 'module' or 'module:function', and what it does in a line. A function
+takes no arguments; it reads sys.argv, of which the first word is then 'lingvo-moe <name>'. See
+lingvo_moe/commands/lint.py for a short one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lingvo_moe.core.errors import closest
 class Command(NamedTuple):
   """Where a subcommand is, and what it does."""
 
-  function: str  # 'module:function'
+  function: str  # 'module:function', or 'module' for app.run(module.main)
   about: str
 
 
 # In the order in which they are listed.
 COMMANDS = {
-  'models': Command('lingvo_moe.commands.models:command', 'list the models, or describe one'),
+  'models': Command('lingvo_moe.commands.models', 'list the models, or describe one'),
   'cldr': Command('lingvo_moe.commands.cldr:command', 'make the default corpus, 125 languages into English'),
   'prepare': Command('lingvo_moe.commands.prepare:command', 'make a corpus of own text: train, dev and test'),
   'vocab': Command('lingvo_moe.commands.vocab:command', 'train a vocabulary to share between runs'),
@@ -41,9 +41,9 @@ COMMANDS = {
   'compare': Command('lingvo_moe.commands.compare:command', 'compare two runs by their translations'),
   'checkpoint': Command('lingvo_moe.commands.checkpoint:command', 'list and verify the tensors of a checkpoint'),
   'launch': Command('lingvo_moe.commands.launch:command', 'start several processes of one run on this machine'),
-  'cost': Command('lingvo_moe.commands.cost:command', 'compile for a TPU slice without one, and say what it costs'),
-  'parity': Command('lingvo_moe.commands.parity:command', 'compare a model on meshes with one device'),
-  'lint': Command('lingvo_moe.commands.lint:command', 'find tensors that a mesh does not split'),
+  'cost': Command('lingvo_moe.commands.cost', 'compile for a TPU slice without one, and say what it costs'),
+  'parity': Command('lingvo_moe.commands.parity', 'compare a model on meshes with one device'),
+  'lint': Command('lingvo_moe.commands.lint', 'find tensors that a mesh does not split'),
   'bench': Command('lingvo_moe.commands.bench:command', 'time models on random ids'),
 }
 
@@ -65,7 +65,8 @@ def main() -> None:
     sys.exit(1)
   sys.argv = [f'lingvo-moe {name}', *arguments[1:]]
   module, _, function = COMMANDS[name].function.partition(':')
-  getattr(importlib.import_module(module), function)()
+  module = importlib.import_module(module)
+  getattr(module, function)() if function else app.run(module.main)
 
 
 def usage() -> str:

@@ -1,10 +1,10 @@
 """lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json | --page=models]
 
 Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
-is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its configuration: its value,
-its meaning, its range, and whether a run may change it. Weights are counted from their shapes and none is allocated,
-so the 1T model takes seconds. --page=models prints the page docs/models.md, every model
-with its size and result, and --page=fields the page docs/fields.md, every field of every configuration by topic.
+is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its
+configuration: its value, its meaning, its range, and whether a run may change it. Weights are counted from their shapes
+and none is allocated, so the 1T model takes seconds. --page=models prints the page docs/models.md, every model with its
+size and result, and --page=fields the page docs/fields.md, every field of every configuration by topic.
 
 A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
 each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
@@ -23,7 +23,6 @@ import textwrap
 
 from absl import flags
 
-from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration
 from lingvo_moe.core import fields
@@ -40,8 +39,8 @@ _PAGE = flags.DEFINE_enum('page', None, ['models', 'fields'], 'Print the page do
 _MODELS_HEAD = """# Models
 
 This page lists every registered model with its size and result. `lingvo-moe models --page=models` makes the page, and
-`lingvo-moe models --model=NAME` prints a model's command, weights and fields. **Start here** marks models that train on a
-laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
+`lingvo-moe models --model=NAME` prints a model's command, weights and fields. **Start here** marks models that train
+on a laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
 _FIELDS_HEAD = """# Fields of a configuration
 
 This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --page=fields` makes the page.
@@ -57,6 +56,14 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
 
   config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.model().weights()
+  described = lambda field, spec: {
+    'default': field.default,
+    'meaning': spec.meaning,
+    'rule': spec.rule,
+    'may_change': spec.may_change,
+    'text': spec.text,
+  }
+  rules = fields.specs(type(config))
   return {
     'model': name,
     'about': registry.about(name),
@@ -66,22 +73,8 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
     'parts': sizes.parts(specs),
     'shapes': {n: {'shape': list(s.shape), 'axes': s.dims} for n, s in weights_lib.flatten(specs).items()},
     'config': dataclasses.asdict(config),
-    'fields': {
-      field.name: {
-        'default': field.default,
-        'meaning': spec.meaning,
-        'rule': spec.rule,
-        'may_change': spec.may_change,
-        'text': spec.text,
-      }
-      for field, spec in zip(dataclasses.fields(config), fields.specs(type(config)).values(), strict=True)
-    },
+    'fields': {field.name: described(field, rules[field.name]) for field in dataclasses.fields(config)},
   }
-
-
-def summaries() -> dict[str, str]:
-  """The first docstring line of every registered model, by name."""
-  return {name: registry.about(name).splitlines()[0] for name in registry.names()}
 
 
 def models_page() -> str:
@@ -91,10 +84,13 @@ def models_page() -> str:
     if (task := f'## {_TASKS[module.partition(".")[0]]}') not in blocks:
       blocks.append(task)
     rows = [_row(name, registry.about(name)) for name in names]
-    module_doc = inspect.getdoc(sys.modules[f'lingvo_moe.params.{module}'])
-    table = markdown.table(['model', 'what it is', 'result'], [row for row in rows if row])
-    blocks += [f'### {module}', module_doc.splitlines()[0], table]
+    module_doc = inspect.getdoc(sys.modules[f'lingvo_moe.params.{module}']).splitlines()[0]
+    blocks += [f'### {module}', module_doc, _table(['model', 'what it is', 'result'], [row for row in rows if row])]
   return '\n\n'.join(blocks)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+  return markdown.table(columns, [[cell.replace('|', '\\|') for cell in row] for row in rows])
 
 
 def _row(name: str, about: str) -> list[str]:
@@ -104,7 +100,7 @@ def _row(name: str, about: str) -> list[str]:
     return []
   start = '**Start here.** ' if 'Start here' in about else ''
   said = re.sub(r'\s+', ' ', result[1]) if result else 'not yet run'
-  return [f'`{name}`', start + about.splitlines()[0].rstrip('.'), said.replace('|', '\\|')]
+  return [f'`{name}`', start + about.splitlines()[0].rstrip('.'), said]
 
 
 def fields_page() -> str:
@@ -115,49 +111,34 @@ def fields_page() -> str:
     if cls in seen or not dataclasses.is_dataclass(cls) or '.params.' in cls.__module__ or not own:
       continue
     seen.add(cls)
-    default = {f.name: f.default for f in dataclasses.fields(cls)}
-    rows = [[f'`{n}`', f'`{default[n]!r}`', s.text] for n, s in fields.specs(cls).items() if n in own]
-    table = markdown.table(['field', 'default', 'meaning'], [[c.replace('|', '\\|') for c in row] for row in rows])
-    blocks += [f'## {inspect.getdoc(cls).splitlines()[0].rstrip(".")}', f'Class `{cls.__name__}`.', table]
+    rows = [[f'`{n}`', f'`{getattr(cls, n)!r}`', s.text] for n, s in fields.specs(cls).items() if n in own]
+    title = inspect.getdoc(cls).splitlines()[0].rstrip('.')
+    blocks += [f'## {title}', f'Class `{cls.__name__}`.', _table(['field', 'default', 'meaning'], rows)]
   return '\n\n'.join(blocks)
 
 
-def _table(found: dict) -> str:
+def _text(described: dict) -> str:
   """A description as text; each part with its share of all weights."""
   from lingvo_moe.tasks import sizes
 
   line = lambda label, n, note='': f'  {label:<24}{n:>22,}  {sizes.short(n):>6}  {note}'.rstrip()
-  share = lambda n: f'{n / found["weights"]:6.1%}'
-  rows = [line('weights', found['weights']), line('used by a token', found['weights_per_token'])]
-  if found['experts']:
-    rows.append(line('experts in all', found['experts']))
-  parts = [line(part, n, share(n)) for part, n in found['parts'].items()]
+  rows = [line('weights', described['weights']), line('used by a token', described['weights_per_token'])]
+  if described['experts']:
+    rows.append(line('experts in all', described['experts']))
+  parts = [line(part, n, f'{n / described["weights"]:6.1%}') for part, n in described['parts'].items()]
+  width = max(map(len, described['shapes']))
+  sizes_of = lambda shape: 'x'.join(map(str, shape)) or 'scalar'
+  shapes = [
+    f'  {name:{width}}  {sizes_of(s["shape"]):<20} {s["axes"]}'.rstrip() for name, s in described['shapes'].items()
+  ]
   values = []
-  for name, field in found['fields'].items():
-    value = found['config'][name]
+  for name, field in described['fields'].items():
+    value = described['config'][name]
     bound = '' if value == field['default'] else f' Bound here; {field["default"]!r} by default.'
     values += [f'  {name} = {value!r}', textwrap.indent(textwrap.fill(field['text'] + bound, 112), ' ' * 6)]
-  width = max(map(len, found['shapes']))
-  sizes_of = lambda shape: 'x'.join(map(str, shape)) or 'scalar'
-  shapes = [f'  {name:{width}}  {sizes_of(s["shape"]):<20} {s["axes"]}'.rstrip() for name, s in found['shapes'].items()]
-  about = textwrap.indent(found['about'], '  ')
-  return '\n'.join(
-    [
-      found['model'],
-      about,
-      '',
-      *rows,
-      '',
-      'Weights by part',
-      *parts,
-      '',
-      'Shapes, with the letters of their axes',
-      *shapes,
-      '',
-      'Configuration',
-      *values,
-    ]
-  )
+  lines = [described['model'], textwrap.indent(described['about'], '  '), '', *rows, '', 'Weights by part', *parts, '']
+  lines += ['Shapes, with the letters of their axes', *shapes, '', 'Configuration', *values]
+  return '\n'.join(lines)
 
 
 def main(argv):
@@ -167,19 +148,14 @@ def main(argv):
   if _PAGE.value:
     print({'models': models_page, 'fields': fields_page}[_PAGE.value]())
     return
-  if not _MODEL.value:
-    found = summaries()
-    width = max(map(len, found))
-    print(json.dumps(found, indent=2) if _JSON.value else '\n'.join(f'{n:<{width}}  {s}' for n, s in found.items()))
-    return
-  found = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value))
-  print(json.dumps(found, indent=2, ensure_ascii=False) if _JSON.value else _table(found))
+  if _MODEL.value:
+    described, text = describe(_MODEL.value, _GIN_FILE.value, _BINDINGS(_MODEL.value)), _text
+  else:
+    described, text = {name: registry.about(name).splitlines()[0] for name in registry.names()}, _listed
+  print(json.dumps(described, indent=2, ensure_ascii=False) if _JSON.value else text(described))
 
 
-def command() -> None:
-  """The command as typed."""
-  app.run(main)
-
-
-if __name__ == '__main__':
-  command()
+def _listed(described: dict[str, str]) -> str:
+  """Every registered model with the first line of its docstring."""
+  width = max(map(len, described))
+  return '\n'.join(f'{name:<{width}}  {line}' for name, line in described.items())

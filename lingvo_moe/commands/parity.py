@@ -19,18 +19,18 @@ routed differently by a decision with a margin above 1e-6.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
+import pathlib
 import pickle
 import sys
 import tempfile
 
 from absl import flags
 
-from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.progress import Working
+from lingvo_moe.core.progress import working
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESHES = flags.DEFINE_string(
@@ -47,7 +47,8 @@ _COORDINATOR = flags.DEFINE_string('coordinator', '', 'Internal, set by this com
 _NUM_PROCESSES = flags.DEFINE_integer('num_processes', 1, 'Internal, set by this command.')
 _PROCESS_ID = flags.DEFINE_integer('process_id', 0, 'Internal, set by this command.')
 
-LEGEND = """loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
+LEGEND = """\
+loss, gradient, weights, slots: largest difference, max|a - b| / max(max|a|, 1e-4 of the largest gradient), in any step
 routed otherwise: tokens that went to other experts, within the margin of that decision
 symbols, scores: the decoder's translations, and the largest difference of their scores
 collectives: in the partitioned train step"""
@@ -58,7 +59,7 @@ _EVERY_KIND += ';node:2,expert:2'
 
 
 def grid(name: str, bindings) -> dict[str, list[str]]:
-  """Bindings by label of every dispatcher for meshes, unscanned and scanned; of a dense model there is no dispatcher."""
+  """Bindings by label of every dispatcher for meshes, unscanned and scanned; a dense model has no dispatcher."""
   own = name.rpartition('.')[2]
   scans = {'unscanned': [f'{own}.scan_layers = False']}
   scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]
@@ -72,15 +73,14 @@ def grid(name: str, bindings) -> dict[str, list[str]]:
 
 def config_of(name: str, bindings):
   """Configuration of the model in float32, with dropout if it has none, as masks must be equal on every mesh."""
-  import dataclasses
-
   from lingvo_moe.core import configuration
 
   config = configuration.resolve(name, [], bindings)
+  changes = {'activation_dtype': 'float32'}
   if not config.residual_dropout:
     rates = 'input_dropout', 'residual_dropout', 'attention_dropout'
-    config = dataclasses.replace(config, **{name: 0.1 for name in rates if hasattr(config, name)})
-  return dataclasses.replace(config, activation_dtype='float32')
+    changes |= {name: 0.1 for name in rates if hasattr(config, name)}
+  return dataclasses.replace(config, **changes)
 
 
 def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
@@ -93,12 +93,10 @@ def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = 
     raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
   if count:
     return _of_processes(name, bindings, mesh, int(count), steps, split_dense)
-  if mesh == 'local':
-    choice = runtime_flags.LOCAL
-  else:
-    choice = runtime_flags.Choice(
-      'spmd', mesh, split_dense, _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    )
+  choice = runtime_flags.LOCAL
+  if mesh != 'local':
+    processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
+    choice = runtime_flags.Choice('spmd', mesh, split_dense, *processes)
     choice.connect()
   return parity.observe(config_of(name, bindings), choice.make, steps)
 
@@ -107,21 +105,13 @@ def _of_processes(name, bindings, mesh, count, steps, split_dense):
   from lingvo_moe import launcher
 
   with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, 'observation')
-    command = [
-      sys.executable,
-      '-P',
-      '-m',
-      'lingvo_moe.commands.parity',
-      f'--model={name}',
-      f'--meshes={mesh}',
-      f'--dump={path}',
-    ]
-    command += [f'--steps={steps}', f'--split_dense={split_dense}', *(f'--gin_bindings={b}' for b in bindings)]
+    path = pathlib.Path(folder, 'observation')
+    command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'parity', f'--model={name}', f'--meshes={mesh}']
+    command += [f'--dump={path}', f'--steps={steps}', f'--split_dense={split_dense}']
+    command += [f'--gin_bindings={b}' for b in bindings]
     if status := launcher.launch(command, count):
       raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')
-    with open(path, 'rb') as f:
-      return pickle.load(f)
+    return pickle.loads(path.read_bytes())
 
 
 def heading(width: int) -> str:
@@ -149,18 +139,17 @@ def main(argv):
   if not meshes:
     raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
-  most = max((mesh.num_devices for mesh in parsed), default=1)
   observe = lambda mesh, bindings: observation(_MODEL.value, bindings, mesh, _STEPS.value, _SPLIT_DENSE.value)
   bindings = _BINDINGS(_MODEL.value)
   if _DUMP.value:
-    found = observe(meshes[0], bindings)
+    dumped = observe(meshes[0], bindings)
     if _PROCESS_ID.value == 0:
-      with open(_DUMP.value, 'wb') as f:
-        pickle.dump(found, f)
+      pathlib.Path(_DUMP.value).write_bytes(pickle.dumps(dumped))
     return 0
   variants = grid(_MODEL.value, bindings) if _GRID.value else {'': bindings}
   for bindings in variants.values():
     config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
+  most = max((mesh.num_devices for mesh in parsed), default=1)
   spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer
   names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
   width = max(len('mesh'), *map(len, names.values()))
@@ -168,30 +157,22 @@ def main(argv):
   work = f': compiling, decoding and {_STEPS.value} train steps'
   rows = {}
   for label, bindings in variants.items():
-    with Working(f'one device {label}'.strip() + work):
+    with working(f'one device {label}'.strip() + work):
       reference = observe('data:1', bindings)
     for mesh in meshes:
-      with Working(names[label, mesh] + work):
+      name = names[label, mesh]
+      with working(name + work):
         observed = observe(mesh, bindings)
-      row = rows[names[label, mesh]] = parity.compare(reference, observed)
-      print(line(names[label, mesh], row, width), flush=True)
+      rows[name] = parity.compare(reference, observed)
+      print(line(name, rows[name], width), flush=True)
       spmd.release()
   failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
   if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump({mesh: {**row._asdict(), 'agrees': mesh not in failed} for mesh, row in rows.items()}, f, indent=2)
+    table = {mesh: {**row._asdict(), 'agrees': mesh not in failed} for mesh, row in rows.items()}
+    pathlib.Path(_JSON.value).write_text(json.dumps(table, indent=2), encoding='utf-8')
   print(f'\n{LEGEND}')
   if failed:
     print(f'differ by more than {_TOLERANCE.value:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
     return 1
   print(f'all agree with one device to {_TOLERANCE.value:g}')
   return 0
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main)
-
-
-if __name__ == '__main__':
-  command()

@@ -17,6 +17,6 @@ def define(example: str = 'batch_tokens=2048') -> Callable[[str], list[str]]:
   def bindings_of(model: str) -> list[str]:
     from lingvo_moe.core import bindings
 
-    return [*given.value, *bindings.of_settings(model, settings.value)]
+    return [*given.value, *bindings.from_settings(model, settings.value)]
 
   return bindings_of

@@ -26,7 +26,7 @@ from lingvo_moe.core.errors import closest
 from lingvo_moe.core.errors import shown
 
 
-def of_settings(name: str, settings: Sequence[str]) -> list[str]:
+def from_settings(name: str, settings: Sequence[str]) -> list[str]:
   """Bindings of the model registered as `name` for the values of --set, which name a field and not the class."""
   own = registry.get(name).__name__
   for text in settings:
@@ -212,7 +212,8 @@ def _is_called(cls: type, selector: str) -> bool:
 def _located(path: str) -> str:
   """A path, or that of a file in an installed package: 'lingvo_moe/params/mt/base.gin' is found from any folder.
 
-  Nothing is imported: a package within a package would be looked for by importing that, so it is taken as a folder of it.
+  Nothing is imported: a package within a package would be looked for by importing that, so it is taken as a folder of
+  it.
   """
   package, _, rest = path.partition('/')
   if not rest or not package.isidentifier() or os.path.exists(path):

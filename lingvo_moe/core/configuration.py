@@ -40,11 +40,7 @@ def resolve(
 def save(name: str, config: Any, path: str, fingerprints: Mapping[str, str] | None = None) -> None:
   """Writes {'model': name, 'values': every field, 'files': fingerprints} as JSON with a checksum.
 
-  Args:
-    name: of the model.
-    config: the configuration.
-    path: of the file.
-    fingerprints: SHA-256 of the files that the configuration names, by their names.
+  Fingerprints are the SHA-256 of the files that the configuration names, by their names.
   """
   written = {'model': name, 'values': dataclasses.asdict(config), 'files': dict(fingerprints or {})}
   files.write(path, json_files.dump(written, indent=2))
@@ -77,7 +73,7 @@ def _read(path: str, **kinds: json_files.Kind) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
-  """'field=old, now new' for every field in which two configurations differ; one that old had yet to settle does not."""
+  """'field=old, now new' for every field in which configurations differ, but for those that old had yet to settle."""
   changed = lambda name, spec: (
     getattr(old, name) != getattr(new, name) and not (name in ignore or (spec.settled and getattr(old, name) is None))
   )

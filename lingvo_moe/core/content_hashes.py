@@ -18,7 +18,7 @@ _SETTLED_NS = 10**9  # a file that changed less than this ago may change again w
 _HASHES = json_files.by_name(json_files.Kind('a list', lambda value: isinstance(value, list) and len(value) == 5))
 
 
-def of_cache(cache_dir: str, quiet: bool = False) -> ContentHashes:
+def in_cache(cache_dir: str, quiet: bool = False) -> ContentHashes:
   """The hashes that are kept in a folder for tokenised text."""
   return ContentHashes(os.path.join(cache_dir, 'hashes.json'), quiet)
 
@@ -32,8 +32,7 @@ class ContentHashes:
   """
 
   def __init__(self, path: str, quiet: bool = False):
-    self._path = path
-    self._quiet = quiet
+    self._path, self._quiet = path, quiet
 
   def of(self, paths: Sequence[str]) -> list[str]:
     """Hash of each file, in hex."""
@@ -41,16 +40,15 @@ class ContentHashes:
     known = self._load()
     states = {path: files.state(path) for path in paths}
     changed = {path: state for path, state in states.items() if known.get(path, [])[:-1] != state}
-    size = sum(state[0] for state in changed.values())
+    size, hidden = sum(state[0] for state in changed.values()), self._quiet or None
     with tqdm.tqdm(
-      total=size, desc='reading the corpus', unit='B', unit_scale=True, disable=self._quiet or None, leave=False
+      total=size, desc='reading the corpus', unit='B', unit_scale=True, disable=hidden, leave=False
     ) as bar:
-      found = {path: _hash(path, bar.update) for path in changed}
+      new = {path: [*state, _hash(path, bar.update)] for path, state in changed.items()}
     settled = time.time_ns() - _SETTLED_NS
-    kept = {path: [*state, found[path]] for path, state in changed.items() if max(state[1:3]) < settled}
-    if kept:
-      self._save(known | kept)
-    return [found[path] if path in found else known[path][-1] for path in paths]
+    if lasting := {path: entry for path, entry in new.items() if max(entry[1:3]) < settled}:
+      self._save(known | lasting)
+    return [(known | new)[path][-1] for path in paths]
 
   def _load(self) -> dict[str, list]:
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,6 +42,23 @@ def listed(names: Iterable[str], most: int = 8, between: str = ', ') -> str:
   """The first names of many: 'a, b and 3 more'; 'none' of none."""
   names = list(names)
   return (between.join(names[:most]) or 'none') + (f' and {len(names) - most} more' if len(names) > most else '')
+
+
+def not_installed(what: str, error: object, extra: str) -> UserError:
+  """The error for a module of an extra of setup.py that cannot be imported; `what` says 'plots need matplotlib'."""
+  return UserError(f'{what}, which is not installed ({error}): {install_line(extra)}')
+
+
+def install_line(extra: str) -> str:
+  """The command that installs what an extra names, anywhere: the package itself is on no index."""
+  from importlib import metadata  # takes long, and an error is seldom
+
+  lines = []
+  with contextlib.suppress(metadata.PackageNotFoundError):
+    lines = metadata.requires('lingvo_moe') or []
+  of_extra = re.compile(rf'^(.+?) *; *(?:\(.*\) and )?extra *== *[\'"]{re.escape(extra)}[\'"]')
+  wanted = [match[1].replace(' ', '') for line in lines if (match := of_extra.match(line))]
+  return f'pip install {shlex.join(wanted)}' if wanted else f"pip install -e '.[{extra}]' in a checkout of lingvo_moe"
 
 
 def reason(error: Exception) -> str:

@@ -2,8 +2,8 @@
 
   ff_dim: int = field(256, 'H, of the dense feed-forward layers and of every expert.', at_least=1)
 
-Errors, lingvo-moe models and the check of a run that goes on are made of this line. A subclass states another default and
-nothing else (`ff_dim: int = 512`); the rest is that of the parent.
+Errors, lingvo-moe models and the check of a run that goes on are made of this line. A subclass states another default
+and nothing else (`ff_dim: int = 512`); the rest is that of the parent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lingvo_moe.core.errors import UserError
@@ -27,14 +28,26 @@ _LARGEST_FLOAT = 3.4028234e38  # of float32
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """Rules and meaning of a field; see `field`."""
+  """Rules and meaning of a field.
+
+  Attributes:
+    meaning: one or more sentences, with units.
+    at_least: smallest value.
+    above: exclusive lower limit.
+    at_most: largest value; of an integer without it 2^31 - 1.
+    below: exclusive upper limit.
+    choices: all values there are.
+    way_out: advice that ends the error about a value out of range.
+    may_change: whether a run that goes on in its log directory may have another value than it began with.
+    settled: whether a run puts a value in the place of None when it begins; one of an earlier version still has None.
+  """
 
   meaning: str
   at_least: float | None = None
   above: float | None = None
   at_most: float | None = None
   below: float | None = None
-  choices: tuple[str, ...] = ()
+  choices: Collection[str] = ()
   way_out: str = ''
   may_change: bool = False
   settled: bool = False
@@ -46,18 +59,12 @@ class Spec:
       return 'one of ' + ', '.join(self.choices)
     if self.at_least is not None and self.at_most is not None:
       return f'from {self.at_least} to {self.at_most}'
-    bounds = {'at least': self.at_least, 'above': self.above, 'at most': self.at_most, 'below': self.below}
-    return ' and '.join(f'{word} {bound}' for word, bound in bounds.items() if bound is not None)
+    return ' and '.join(f'{word} {bound}' for word, bound, _ in self._bounds())
 
   def allows(self, value: Any) -> bool:
     """Whether a value of the right type is in range."""
-    return value is None or (
-      (not self.choices or value in self.choices)
-      and (self.at_least is None or value >= self.at_least)
-      and (self.above is None or value > self.above)
-      and (self.at_most is None or value <= self.at_most)
-      and (self.below is None or value < self.below)
-    )
+    in_choices = not self.choices or value in self.choices
+    return value is None or (in_choices and all(holds(value, bound) for _, bound, holds in self._bounds()))
 
   @property
   def text(self) -> str:
@@ -65,46 +72,25 @@ class Spec:
     rule = f' {self.rule[0].upper()}{self.rule[1:]}.' if self.rule else ''
     return f'{self.meaning}{rule}{" A run may change it." if self.may_change else ""}'
 
+  def _bounds(self) -> list[tuple[str, float, Callable[[float, float], bool]]]:
+    bounds = ('at least', self.at_least, operator.ge), ('above', self.above, operator.gt)
+    bounds += ('at most', self.at_most, operator.le), ('below', self.below, operator.lt)
+    return [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
 
-def field(
-  default: Any,
-  meaning: str,
-  *,
-  at_least: float | None = None,
-  above: float | None = None,
-  at_most: float | None = None,
-  below: float | None = None,
-  choices: Sequence[str] = (),
-  way_out: str = '',
-  may_change: bool = False,
-  settled: bool = False,
-) -> Any:
-  """Declares a field of a configuration.
 
-  Args:
-    default: its value, unless a subclass or a binding states another.
-    meaning: one or more sentences, with units.
-    at_least: smallest value.
-    above: exclusive lower limit.
-    at_most: largest value; of an integer without it 2^31 - 1.
-    below: exclusive upper limit.
-    choices: all values there are.
-    way_out: advice that ends the error about a value out of range.
-    may_change: whether a run that goes on in its log directory may have another value than it began with.
-    settled: whether a run puts a value in the place of None when it begins; one of an earlier version still has None.
-  """
-  spec = Spec(meaning, at_least, above, at_most, below, tuple(choices), way_out, may_change, settled)
-  return dataclasses.field(default=default, metadata={_KEY: spec})
+def field(default: Any, meaning: str, **rules: Any) -> Any:
+  """Declares a field of a configuration, by its default, its meaning and the other attributes of a Spec."""
+  return dataclasses.field(default=default, metadata={_KEY: Spec(meaning, **rules)})
 
 
 @functools.cache
 def specs(cls: type) -> dict[str, Spec]:
   """Spec of each field of a configuration class, in order; of the nearest parent that declares it by `field`."""
-  found = {}
+  declared = {}
   for parent in reversed(cls.__mro__):
-    declared = parent.__dict__.get('__dataclass_fields__', {})
-    found |= {name: f.metadata[_KEY] for name, f in declared.items() if _KEY in f.metadata}
-  return {f.name: found[f.name] for f in dataclasses.fields(cls)}
+    own = parent.__dict__.get('__dataclass_fields__', {})
+    declared |= {name: f.metadata[_KEY] for name, f in own.items() if _KEY in f.metadata}
+  return {f.name: declared[f.name] for f in dataclasses.fields(cls)}
 
 
 @functools.cache
@@ -148,16 +134,18 @@ def check(config: Any) -> None:
 
 def _check_size(config: Any, name: str, value: Any, spec: Spec) -> None:
   """Refuses numbers, also those of a tuple, that are not finite or too large for a device."""
+  rule = ''
   if isinstance(value, tuple):
     for part in value:
       _check_size(config, name, part, spec)
   elif isinstance(value, float) and not math.isfinite(value):
-    many = isinstance(getattr(config, name), (tuple, list, dict))
-    refuse(config, name, 'finite numbers' if many else 'a finite number', spec.way_out)
+    rule = 'finite numbers' if isinstance(getattr(config, name), (tuple, list, dict)) else 'a finite number'
   elif isinstance(value, float) and abs(value) > _LARGEST_FLOAT:
-    refuse(config, name, f'from -{_LARGEST_FLOAT} to {_LARGEST_FLOAT}, as float32 has it', spec.way_out)
+    rule = f'from -{_LARGEST_FLOAT} to {_LARGEST_FLOAT}, as float32 has it'
   elif isinstance(value, int) and spec.at_most is None and abs(value) > _LARGEST_INTEGER:
-    refuse(config, name, f'at most {_LARGEST_INTEGER}' if value > 0 else f'at least -{_LARGEST_INTEGER}', spec.way_out)
+    rule = f'at most {_LARGEST_INTEGER}' if value > 0 else f'at least -{_LARGEST_INTEGER}'
+  if rule:
+    refuse(config, name, rule, spec.way_out)
 
 
 def check_overrides(cls: type) -> None:
@@ -169,16 +157,15 @@ def check_overrides(cls: type) -> None:
     ValueError: with the field, and the line to write.
   """
   known = {name for base in cls.__mro__[1:] if dataclasses.is_dataclass(base) for name in specs(base)}
-  annotated = inspect.get_annotations(cls)
+  annotated, own = inspect.get_annotations(cls), vars(cls)
   for name in annotated:
-    value = cls.__dict__.get(name)
-    if name not in known and not (isinstance(value, dataclasses.Field) and _KEY in value.metadata):
+    if name not in known and _KEY not in getattr(own.get(name), 'metadata', ()):
       raise ValueError(
         f'{cls.__name__}.{name} overrides no field: {closest(name, known)}; a new one is declared by '
         "core.fields.field(default, 'meaning.')"
       )
   for name in known - set(annotated):
-    if name in cls.__dict__:
+    if name in own:
       raise ValueError(f'{cls.__name__}.{name} overrides a field and needs its type: write {name}: <type> = ...')
 
 
@@ -195,23 +182,18 @@ _TYPES = {
 
 
 def _converted(value: Any, hint: Any) -> Any:
-  """The value as its type has it; TypeError if it is of another."""
-  if typing.get_origin(hint) is tuple:
-    return _converted_tuple(value, typing.get_args(hint))
+  """The value as its type has it, a tuple also of a list or of the items of a dict; TypeError if it is of another."""
+  if typing.get_origin(hint) is tuple:  # tuple[int, ...] or tuple[str, str]
+    if not isinstance(value, (tuple, list, dict)):
+      raise TypeError
+    items, hints = list(value.items() if isinstance(value, dict) else value), typing.get_args(hint)
+    hints = hints[:1] * len(items) if hints[-1] is Ellipsis else hints
+    if len(items) != len(hints):
+      raise TypeError
+    return tuple(map(_converted, items, hints))
   if hint == float | None:
     return None if value is None else _converted(value, float)
   is_number = hint in (int, float)
   if not isinstance(value, (int, float) if hint is float else hint) or (is_number and isinstance(value, bool)):
     raise TypeError  # to Python, True is an integer
   return float(value) if hint is float else value
-
-
-def _converted_tuple(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-  """A tuple of a tuple, a list, or the items of a dict; `hints` as in tuple[int, ...] or tuple[str, str]."""
-  if not isinstance(value, (tuple, list, dict)):
-    raise TypeError
-  items = list(value.items() if isinstance(value, dict) else value)
-  hints = hints[:1] * len(items) if hints[-1] is Ellipsis else hints
-  if len(items) != len(hints):
-    raise TypeError
-  return tuple(map(_converted, items, hints))

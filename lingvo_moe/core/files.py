@@ -44,7 +44,7 @@ def absolute(path: str) -> str:
 
 
 def is_inside(path: str, folder: str) -> bool:
-  """Whether no link leads from a path in a local folder out of it; a folder of someone else must not make us go there."""
+  """Whether no link leads from a path in a local folder out of it, as one in someone else's folder may."""
   return is_remote(folder) or os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ''))
 
 
@@ -58,8 +58,8 @@ def local_copy_of(folder: str) -> str:
 
 def scheme(path: str | os.PathLike) -> str:
   """Scheme of a path, 'gs' of gs://bucket/run; '' if it has none."""
-  found = _SCHEME.match(os.fspath(path))
-  return found[1] if found else ''
+  match = _SCHEME.match(os.fspath(path))
+  return match[1] if match else ''
 
 
 def check_scheme(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> None:
@@ -117,7 +117,7 @@ def state(path: str) -> list[int]:
 
 
 def file_names(folder: str) -> list[str]:
-  """Names of the files in a folder; of a remote one all but those that a bucket marks as folders, to save a call for each."""
+  """Names of the files in a folder; of a remote one, names that a bucket does not mark as folders, to save calls."""
   if is_remote(folder):
     return [name for name in remote_files.names(folder) if not name.endswith('/')]
   with os.scandir(folder) as entries:

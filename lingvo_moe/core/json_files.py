@@ -7,6 +7,7 @@ none is taken as it is. A last line that is cut short, as a crash leaves it, is 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import zlib
@@ -32,8 +33,8 @@ class Kind:
 
 
 TEXT = Kind('a string', lambda value: isinstance(value, str))
-INTEGER = Kind('an integer', lambda value: isinstance(value, int) and not isinstance(value, bool))
-NUMBER = Kind('a number', lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
+INTEGER = Kind('an integer', lambda value: type(value) is int)  # True is none
+NUMBER = Kind('a number', lambda value: type(value) in (int, float))
 OBJECT = Kind('an object', lambda value: isinstance(value, dict))
 PLAIN_OBJECT = Kind(
   'an object whose strings have neither NUL nor half of a surrogate pair',
@@ -47,9 +48,8 @@ class NotJsonError(ValueError):
 
 def by_name(kind: Kind) -> Kind:
   """Object whose values are of a kind."""
-  return Kind(
-    f'an object, each value {kind.name}', lambda value: isinstance(value, dict) and all(map(kind.fits, value.values()))
-  )
+  fits = lambda value: isinstance(value, dict) and all(map(kind.fits, value.values()))
+  return Kind(f'an object, each value {kind.name}', fits)
 
 
 def list_of(kind: Kind) -> Kind:
@@ -82,28 +82,26 @@ def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
     raise ValueError(f'over {MOST_BYTES >> 20} MiB')
   try:
     text = text.decode('utf-8') if isinstance(text, bytes) else text
-    found = json.loads(text, parse_int=_int64 if _LONG.search(text) else None)
+    value = json.loads(text, parse_int=_int64 if _LONG.search(text) else None)
   except ValueError as e:
     raise NotJsonError(str(e)) from None
   except RecursionError:
     raise ValueError('brackets too deep in each other') from None
-  if text.count('[') + text.count('{') > _DEEPEST and _is_deep(found):
+  if text.count('[') + text.count('{') > _DEEPEST and _is_deep(value):
     raise ValueError(f'brackets more than {_DEEPEST} deep in each other')
-  if not isinstance(found, dict):
-    raise ValueError(f'no JSON object, but {_shown(found)}')
-  if _CHECKSUM in found and (checksum := found.pop(_CHECKSUM)) != _checksum(found):
-    raise ValueError(
-      f'it was changed since it was written: its {_CHECKSUM} is {_checksum(found)}, not {_shown(checksum)}'
-    )
-  check(found, **kinds)
-  return found
+  if not isinstance(value, dict):
+    raise ValueError(f'no JSON object, but {_shown(value)}')
+  if _CHECKSUM in value and (stated := value.pop(_CHECKSUM)) != (own := _checksum(value)):
+    raise ValueError(f'it was changed since it was written: its {_CHECKSUM} is {own}, not {_shown(stated)}')
+  check(value, **kinds)
+  return value
 
 
-def check(found: Mapping[str, Any], **kinds: Kind) -> None:
+def check(value: Mapping[str, Any], **kinds: Kind) -> None:
   """Raises ValueError for a key whose value is not of its kind."""
   for name, kind in kinds.items():
-    if not kind.fits(found.get(name)):
-      raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(found[name]) if name in found else "none"}')
+    if not kind.fits(value.get(name)):
+      raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(value[name]) if name in value else "none"}')
 
 
 def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
@@ -119,13 +117,13 @@ def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
     FileNotFoundError: there is none.
     UserError: it is not such a file.
   """
-  data = files.read(path, MOST_BYTES + 1)
   try:
-    return parse(data, **kinds)
+    return parse(files.read(path, MOST_BYTES + 1), **kinds)
   except NotJsonError as e:
-    raise UserError(f'{path} is not JSON ({e}), so it is not {what}: {way_out}') from None
+    problem = f'JSON ({e}), so it is not {what}'
   except ValueError as e:
-    raise UserError(f'{path} is not {what} ({e}): {way_out}') from None
+    problem = f'{what} ({e})'
+  raise UserError(f'{path} is not {problem}: {way_out}')
 
 
 def read_if_any(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any] | None:
@@ -147,19 +145,20 @@ def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
   except FileNotFoundError:
     return
   with file:
-    number = 0
-    while line := file.readline(MOST_BYTES + 1):
-      number += 1
+    for number in itertools.count(1):
+      line = file.readline(MOST_BYTES + 1)
       try:
-        found = parse(line, step=INTEGER, **kinds)
+        value = line and parse(line, step=INTEGER, **kinds)
       except ValueError as e:
-        if not line.endswith(b'\n') and not file.read(1):
-          return
+        value, problem = None, e
+      if not line or (value is None and not line.endswith(b'\n') and not file.read(1)):
+        return
+      if value is None:
         raise UserError(
-          f'each line of {path} is a JSON object with its step; line {number} is not ({e}; saw {line[:40]!r}): restore '
-          'the file from a copy, or remove the line'
-        ) from None
-      yield line.decode('utf-8').rstrip('\n') + '\n', found
+          f'each line of {path} is a JSON object with its step; line {number} is not ({problem}; saw {line[:40]!r}): '
+          'restore the file from a copy, or remove the line'
+        )
+      yield line.decode('utf-8').rstrip('\n') + '\n', value
 
 
 def _int64(digits: str) -> int:
@@ -175,8 +174,7 @@ def _checksum(value: Mapping[str, Any]) -> str:
 def _is_deep(value: Any) -> bool:
   level = [value]
   for _ in range(_DEEPEST):
-    nested = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list)))
-    level = [item for items in nested for item in items]
+    level = [item for v in level if isinstance(v, (dict, list)) for item in (v.values() if isinstance(v, dict) else v)]
   return any(isinstance(v, (dict, list)) for v in level)
 
 

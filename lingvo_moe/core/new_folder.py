@@ -40,11 +40,12 @@ def writing(path: str, replace: bool = False) -> Iterator[str]:
     UserError: it cannot be written, or another command is writing it.
   """
   path = os.path.realpath(path) if replace else os.path.abspath(path)
-  partial, replaced = (_beside(path, kind) for kind in ('partial', 'replaced'))
+  parent, name = os.path.split(path)
+  partial, replaced = (os.path.join(parent, f'.{kind}_{name}') for kind in ('partial', 'replaced'))
   with contextlib.ExitStack() as stack:
     try:
-      os.makedirs(os.path.dirname(path), exist_ok=True)
-      stack.enter_context(_made_and_held(partial, path))
+      os.makedirs(parent, exist_ok=True)
+      _make_and_lock(partial, path, stack)
       stack.callback(shutil.rmtree, partial, ignore_errors=True)
       if os.path.lexists(path):
         shutil.rmtree(replaced, ignore_errors=True)
@@ -63,13 +64,10 @@ def writing(path: str, replace: bool = False) -> Iterator[str]:
       raise UserError(f'{path} could not be written ({e.strerror or e}): choose another place') from None
 
 
-def _beside(path: str, kind: str) -> str:
-  return os.path.join(os.path.dirname(path), f'.{kind}_{os.path.basename(path)}')
-
-
 def _exchange(partial: str, path: str, replaced: str) -> None:
   """Puts a folder in the place of another, which is removed: in one operation where the file system has it."""
-  with _held(path, path):  # under the name of `partial` no other command may take it before it is removed
+  with contextlib.ExitStack() as stack:
+    _lock(path, path, stack)  # under the name of `partial` no other command may take it before it is removed
     try:
       _rename_exchange(partial, path)
       shutil.rmtree(partial, ignore_errors=True)
@@ -91,35 +89,26 @@ def _rename_exchange(a: str, b: str) -> None:
     raise OSError(code, os.strerror(code), a, None, b)
 
 
-@contextlib.contextmanager
-def _made_and_held(partial: str, path: str) -> Iterator[None]:
-  """Makes a folder, if need be, and keeps other commands out of it."""
+def _make_and_lock(partial: str, path: str, stack: contextlib.ExitStack) -> None:
+  """Makes a folder, if need be, and locks it until the stack is closed."""
   while True:
     with contextlib.suppress(FileExistsError):
       os.mkdir(partial)
-    with contextlib.ExitStack() as stack:
-      try:
-        held = stack.enter_context(_held(partial, path))
-        if not os.path.samestat(os.fstat(held), os.stat(partial)):
-          continue  # another command has just ended, and renamed it
-      except FileNotFoundError:
-        continue
-      yield
-      return
+    # FileNotFoundError, or another folder: another command has just ended, and renamed it.
+    with contextlib.ExitStack() as lock, contextlib.suppress(FileNotFoundError):
+      if os.path.samestat(os.fstat(_lock(partial, path, lock)), os.stat(partial)):
+        stack.enter_context(lock.pop_all())
+        return
 
 
-@contextlib.contextmanager
-def _held(folder: str, path: str) -> Iterator[int]:
-  """Keeps other commands out of a folder, whose descriptor it yields; a file system without locks cannot."""
-  held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _lock(folder: str, path: str, stack: contextlib.ExitStack) -> int:
+  """Keeps other commands out of a folder, whose descriptor it returns; a file system without locks cannot."""
+  folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+  stack.callback(os.close, folder)
   try:
-    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
-    os.close(held)
     raise UserError(f'another command is writing {path}: wait for it, or choose another place') from None
   except OSError:
     pass
-  try:
-    yield held
-  finally:
-    os.close(held)
+  return folder

@@ -58,11 +58,9 @@ def key(seed: int | tf.Tensor, *path: str | int | tf.Tensor) -> tf.Tensor:
 
 
 def bits(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:
-  """Hashes (uint32) of each position of `shape`.
+  """Hashes (uint32) of each position of `shape`, of Python ints or scalar tensors.
 
-  Args:
-    key: uint32 scalar, or a tensor of keys for the leading axes of `shape`; only the remaining axes are then hashed.
-    shape: sizes; Python ints or scalar tensors.
+  The key is a scalar, or a tensor of keys for the leading axes of `shape`; only the remaining axes are then hashed.
   """
   x = key
   for axis, size in enumerate(shape[key.shape.rank :]):

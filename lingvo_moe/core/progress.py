@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TextIO
 
 import tqdm
@@ -46,13 +47,26 @@ class Progress:
     self._file = sys.stderr if file is None else file
     self._quiet, self._every = quiet, every
     self._total, self._unit, self._label = total, unit, label
-    self._initial = self._done = initial
-    self._begun, self._printed_at, self._printed = time.monotonic(), None, initial
+    self._done = self._printed = initial
+    self._begun, self._printed_at = time.monotonic(), None
     self._first: tuple[float, int] | None = None  # time, and units done by then: the first takes longer than others
     self._figures: dict[str, str] = {}
-    self._bar = None
+    self._bar, self._stack = None, contextlib.ExitStack()
     if not quiet and self._file.isatty():
-      self._start_bar()
+      columns = _columns(self._file)
+      self._bar = tqdm.tqdm(
+        total=total,
+        initial=initial,
+        desc=label or None,
+        unit=unit,
+        mininterval=0.5,
+        miniters=1,
+        ncols=None if columns else _NARROW,
+        dynamic_ncols=bool(columns),
+        file=self._file,
+      )
+      self._stack.callback(self._bar.close)
+      self._stack.enter_context(_repeating(self._bar.refresh, _TICK_SECONDS))
 
   def update(self, units: int = 1) -> None:
     """Counts units that are done."""
@@ -80,12 +94,9 @@ class Progress:
 
   def close(self) -> None:
     """Shows the last state; nothing is shown after that."""
-    if self._bar is not None:
-      self._closed.set()
-      self._ticker.join()
-      self._bar.close()
-    elif self._done != self._printed:
+    if self._bar is None and self._done != self._printed:
       self._print_line(time.monotonic())
+    self._stack.close()
     self._bar, self._quiet = None, True
 
   def __enter__(self) -> Self:
@@ -93,30 +104,6 @@ class Progress:
 
   def __exit__(self, *error) -> None:
     self.close()
-
-  def _start_bar(self) -> None:
-    try:
-      columns = os.get_terminal_size(self._file.fileno()).columns
-    except (OSError, ValueError):
-      columns = 0
-    self._bar = tqdm.tqdm(
-      total=self._total,
-      initial=self._initial,
-      desc=self._label or None,
-      unit=self._unit,
-      mininterval=0.5,
-      miniters=1,
-      ncols=None if columns else _NARROW,
-      dynamic_ncols=bool(columns),
-      file=self._file,
-    )
-    self._closed = threading.Event()
-    self._ticker = threading.Thread(target=self._tick, name='progress', daemon=True)
-    self._ticker.start()
-
-  def _tick(self) -> None:
-    while not self._closed.wait(_TICK_SECONDS):
-      self._bar.refresh()
 
   def _print_line(self, now: float) -> None:
     self._printed_at, self._printed = now, self._done
@@ -145,30 +132,43 @@ def over(items: Sequence[Any], unit: str) -> Iterable[Any]:
   return tqdm.tqdm(items, unit=unit, disable=len(items) < 5, leave=False, mininterval=seconds)
 
 
-class Working:
-  """What is going on while a block runs that does not count its work: said at once, and again every `every` seconds.
+@contextlib.contextmanager
+def working(what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None) -> Iterator[None]:
+  """Says what goes on while a block runs that does not count its work: at once, and again every `every` seconds.
 
   Args:
     what: in a few words, such as 'compiling'.
     every: seconds between two lines.
     file: where they are written; stderr if None.
   """
+  begun, file = time.monotonic(), sys.stderr if file is None else file
+  print(f'{what} ...', file=file, flush=True)
+  say = lambda: print(f'{what} ... {duration(time.monotonic() - begun)} so far', file=file, flush=True)
+  with _repeating(say, every):
+    yield
 
-  def __init__(self, what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None):
-    self._what, self._every, self._file = what, every, sys.stderr if file is None else file
-    self._ended = threading.Event()
 
-  def __enter__(self) -> Self:
-    self._begun = time.monotonic()
-    print(f'{self._what} ...', file=self._file, flush=True)
-    self._thread = threading.Thread(target=self._repeat, name='working', daemon=True)
-    self._thread.start()
-    return self
+@contextlib.contextmanager
+def _repeating(call: Callable[[], object], seconds: float) -> Iterator[None]:
+  """Calls a function now and then in a thread while a block runs."""
+  ended = threading.Event()
 
-  def __exit__(self, *error) -> None:
-    self._ended.set()
-    self._thread.join()
+  def repeat():
+    while not ended.wait(seconds):
+      call()
 
-  def _repeat(self) -> None:
-    while not self._ended.wait(self._every):
-      print(f'{self._what} ... {duration(time.monotonic() - self._begun)} so far', file=self._file, flush=True)
+  thread = threading.Thread(target=repeat, name='progress', daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+
+
+def _columns(file: TextIO) -> int:
+  """Columns of a terminal; 0 where it does not say."""
+  try:
+    return os.get_terminal_size(file.fileno()).columns
+  except (OSError, ValueError):
+    return 0

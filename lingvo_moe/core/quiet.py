@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -34,7 +35,7 @@ def import_tensorflow() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-  """Finds TensorFlow as Python does, once, and has it loaded by _Loader."""
+  """Finds TensorFlow as Python does, once, and has it loaded by _load."""
 
   def find_spec(self, fullname, path=None, target=None):
     if fullname != 'tensorflow':
@@ -42,36 +43,27 @@ class _Finder(importlib.abc.MetaPathFinder):
     sys.meta_path.remove(self)
     spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
     if spec is not None and spec.loader is not None:
-      spec.loader = _Loader(spec.loader)
+      spec.loader.exec_module = functools.partial(_load, spec.loader)
     return spec
 
 
-class _Loader(importlib.abc.Loader):
+def _load(loader: importlib.abc.Loader, module: types.ModuleType) -> None:
   """Loads a module with stderr held back; prints what is no message of its start-up, or everything if it fails."""
-
-  def __init__(self, loader: importlib.abc.Loader):
-    self._loader = loader
-
-  def create_module(self, spec):
-    return self._loader.create_module(spec)
-
-  def exec_module(self, module: types.ModuleType) -> None:
-    module.__spec__.loader = module.__loader__ = self._loader  # for resources, and for a reload
+  del loader.exec_module  # which leaves that of its class
+  try:
+    stderr = os.dup(2)
+  except OSError:  # there is none
+    return loader.exec_module(module)
+  with tempfile.TemporaryFile() as printed:
+    sys.stderr.flush()
+    os.dup2(printed.fileno(), 2)
+    failed = True
     try:
-      stderr = os.dup(2)
-    except OSError:  # there is none
-      return self._loader.exec_module(module)
-    with tempfile.TemporaryFile() as held:
+      loader.exec_module(module)
+      failed = False
+    finally:
       sys.stderr.flush()
-      os.dup2(held.fileno(), 2)
-      failed = True
-      try:
-        self._loader.exec_module(module)
-        failed = False
-      finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        held.seek(0)
-        lines = [line for line in held if failed or not _KNOWN.match(line)]
-        os.write(stderr, b''.join(lines))
-        os.close(stderr)
+      os.dup2(stderr, 2)
+      printed.seek(0)
+      os.write(stderr, b''.join(line for line in printed if failed or not _KNOWN.match(line)))
+      os.close(stderr)

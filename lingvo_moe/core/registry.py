@@ -34,7 +34,8 @@ _T = TypeVar('_T')
 def register(cls: type[_T]) -> type[_T]:
   """Class decorator: makes a frozen dataclass, whose fields gin can bind, and registers it by module and name.
 
-  Our jobs read bindings by core/bindings.py; that gin can bind the fields is for programs with a gin.parse_config of their own.
+  Our jobs read bindings by core/bindings.py; that gin can bind the fields is for programs with a gin.parse_config of
+  their own.
 
   Raises:
     ValueError: for a module outside lingvo_moe.params, a name that is taken, or a field that no parent declares.
@@ -52,10 +53,7 @@ def register(cls: type[_T]) -> type[_T]:
 def tiny(giant: type, counts: str, **sizes: Any) -> type:
   """Registers <giant>Tiny, a subclass of the same graph at other sizes, and returns it.
 
-  Args:
-    giant: a registered class.
-    counts: weights of the tiny model, for its docstring: '484k weights, 179k used by a token'.
-    **sizes: values of fields.
+  `counts` are its weights, for its docstring: '484k weights, 179k used by a token'.
   """
   body = {
     '__doc__': f'{giant.__name__} at a size that runs anywhere: {counts}.',
@@ -74,12 +72,12 @@ def get(name: str) -> type:
   """Class registered as `name`; UserError with the closest names if there is none."""
   _root()
   module = _ROOT + name.rpartition('.')[0]
+  is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
   try:
-    is_dotted = '.' in name and len(name) <= _LONGEST and all(part.isidentifier() for part in name.split('.'))
-    found = is_dotted and importlib.util.find_spec(module) is not None
+    is_module = is_dotted and importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
-    found = False
-  if found:
+    is_module = False
+  if is_module:
     importlib.import_module(module)
   if name not in _models:
     raise UserError(f'no model is called {shown(name)}; {closest(name, names())} (lingvo-moe models lists all)')

@@ -98,7 +98,7 @@ class _Stream(io.RawIOBase):
 
 
 class Log(io.StringIO):
-  """Text of a file that is added to, and written again whole: when it is closed, by `sync`, and now and then by `flush`."""
+  """Text of a file that is added to; it is written again whole by `close`, by `sync`, and now and then by `flush`."""
 
   def __init__(self, path: str):
     super().__init__()

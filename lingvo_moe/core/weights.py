@@ -62,23 +62,14 @@ def glorot_uniform(fan_in: int, fan_out: int) -> Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-  """Shape, axes and initial values of one logical weight.
-
-  Attributes:
-    shape: sizes.
-    dims: axis letters, one for each size; sharding rules look them up.
-    init: function of (key, spec) that returns the initial values.
-    factored: the two axis letters over which Adafactor factors the second moment; '' for none.
-    dtype: type in which the weight is stored.
-    float32: whether it is used in float32, whatever type activations have, as weights of gates and norms are; see `cast`.
-  """
+  """Shape, axes and initial values of one logical weight."""
 
   shape: tuple[int, ...]
-  dims: str
-  init: Callable[[tf.Tensor, WeightSpec], tf.Tensor]
-  factored: str = ''
-  dtype: tf.DType = tf.float32
-  float32: bool = False
+  dims: str  # axis letters, one for each size; sharding rules look them up
+  init: Callable[[tf.Tensor, WeightSpec], tf.Tensor]  # function of (key, spec) that returns the initial values
+  factored: str = ''  # the two axis letters over which Adafactor factors the second moment; '' for none
+  dtype: tf.DType = tf.float32  # in which the weight is stored
+  float32: bool = False  # whether it is used in float32, as weights of gates and norms are; see `cast`
 
   def __post_init__(self):
     check_letters(self.dims)
@@ -97,11 +88,7 @@ def flatten(nested: Nested, prefix: str = '') -> dict[str, Any]:
   """Flattens nested dicts, in order: {'a': {'b': x}} -> {'a/b': x}."""
   flat = {}
   for name, value in nested.items():
-    path = f'{prefix}/{name}' if prefix else name
-    if isinstance(value, Mapping):
-      flat.update(flatten(value, path))
-    else:
-      flat[path] = value
+    flat |= flatten(value, f'{prefix}{name}/') if isinstance(value, Mapping) else {prefix + name: value}
   return flat
 
 
@@ -118,28 +105,27 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cast(theta: Theta, specs: Specs, dtype: tf.DType) -> Theta:
-  """Casts a layer's weights, or some of them, to the type of its activations, except for those whose spec says float32."""
+  """Casts weights of a layer to the type of its activations, except for those whose spec says float32."""
   flat_specs = flatten(specs)
-  kept = lambda name, weight: weight if flat_specs[name].float32 else tf.cast(weight, dtype)
-  return unflatten({name: kept(name, weight) for name, weight in flatten(theta).items()})
+  used = lambda name, weight: weight if flat_specs[name].float32 else tf.cast(weight, dtype)
+  return unflatten({name: used(name, weight) for name, weight in flatten(theta).items()})
 
 
-def of_parts(names: Iterable[str], parts: Sequence[str]) -> list[str]:
-  """Names in parts of a model: 'encoder' has 'encoder/layer_00/ffn/wi', which is a part itself.
+def below(names: Iterable[str], paths: Sequence[str]) -> list[str]:
+  """Names of weights at paths or below them: 'encoder' has 'encoder/layer_00/ffn/wi', which is a path itself.
 
   Raises:
-    UserError: a part has no weight.
+    UserError: a path has no weight.
   """
   names = list(names)
-  is_in = lambda name, part: name == part or name.startswith(part + '/')
-  for part in parts:
-    if not any(is_in(name, part) for name in names):
-      known = {'/'.join(name.split('/')[:depth]) for name in names for depth in range(1, name.count('/') + 2)}
-      raise UserError(
-        f'{part!r} is no part of the weights; {closest(part, known)} '
-        f'(the parts are {", ".join(dict.fromkeys(name.split("/")[0] for name in names))}, and parts of these)'
-      )
-  return [name for name in names if any(is_in(name, part) for part in parts)]
+  is_below = lambda name, path: f'{name}/'.startswith(f'{path}/')
+  if path := next((path for path in paths if not any(is_below(name, path) for name in names)), ''):
+    known = {'/'.join(name.split('/')[:depth]) for name in names for depth in range(1, name.count('/') + 2)}
+    parts = ', '.join(dict.fromkeys(name.split('/')[0] for name in names))
+    raise UserError(
+      f'{path!r} is no part of the weights; {closest(path, known)} (the parts are {parts}, and parts of these)'
+    )
+  return [name for name in names if any(is_below(name, path) for path in paths)]
 
 
 def initialize(specs: Nested, seed: int | tf.Tensor) -> dict[str, tf.Tensor]:
@@ -152,15 +138,13 @@ def initial_key(seed: int | tf.Tensor, name: str, spec: WeightSpec) -> tf.Tensor
 
   For a stacked weight, a vector of the keys that its layers have unstacked.
   """
-
-  def number(part):
-    if match := _LAYER.match(part):
-      return int(match[1])
-    if match := _LAYERS.match(part):
-      return tf.range(spec.shape[0]) * int(match[2]) + int(match[1])
-    return part
-
-  return prng.key(seed, 'init', *map(number, name.split('/')))
+  path = name.split('/')
+  for i, step in enumerate(path):
+    if match := _LAYER.match(step):
+      path[i] = int(match[1])
+    elif match := _LAYERS.match(step):
+      path[i] = tf.range(spec.shape[0]) * int(match[2]) + int(match[1])
+  return prng.key(seed, 'init', *path)
 
 
 def stack(specs: Nested, count: int) -> Specs:
@@ -184,11 +168,11 @@ def names_by_layer(name: str, count: int) -> list[str] | None:
 
   'encoder/layers_1of2/moe/wi' -> ['encoder/layer_01/moe/wi', 'encoder/layer_03/moe/wi', ...].
   """
-  parts = name.split('/')
-  for at, part in enumerate(parts):
-    if match := _LAYERS.match(part):
-      numbers = (int(match[1]) + i * int(match[2]) for i in range(count))
-      return ['/'.join([*parts[:at], layer_name(n), *parts[at + 1 :]]) for n in numbers]
+  path = name.split('/')
+  for at, step in enumerate(path):
+    if match := _LAYERS.match(step):
+      layers = (layer_name(int(match[1]) + i * int(match[2])) for i in range(count))
+      return ['/'.join([*path[:at], layer, *path[at + 1 :]]) for layer in layers]
   return None
 
 

@@ -31,8 +31,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime import pieces
-from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime import slices
+from lingvo_moe.runtime.slices import Slice
 
 _PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is written at once
 
@@ -93,11 +93,11 @@ def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PAR
   prefix = run.checkpoints().path(step)
   shapes = checkpoint.shapes(prefix)
   weights = {name: shape for name, shape in shapes.items() if _is_weight(name)}
-  slots = dict(zip(weights, pieces.slot_names(f'{name}/{moving_average.SLOT}' for name in weights), strict=True))
-  stored = checkpoint.load(prefix, weights | {slot: weights[name] for name, slot in slots.items() if slot in shapes})
+  slots = slices.named_slots({f'{name}/{moving_average.SLOT}': name for name in weights})
+  stored = checkpoint.load(prefix, weights | {slot: weights[name] for slot, name in slots.items() if slot in shapes})
   bias = moving_average.bias(optimizer.decay, step)
   terms = {}
-  for name, slot in slots.items():
+  for slot, name in slots.items():
     tensor, divisor = (stored[slot], bias) if slot in stored and bias else (stored[name], 1)
     terms[name] = _Terms((tensor,), divisor)
   _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out, part_bytes)
@@ -148,12 +148,12 @@ def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
 
 
 def _is_weight(name: str) -> bool:
-  return name != 'step' and not pieces.is_slot(name)
+  return name != 'step' and not slices.is_slot(name)
 
 
-def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Piece]:
-  """The checkpoint, in pieces of at most part_bytes."""
-  yield Piece('step', (), (), np.asarray(step, np.int64))
+def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Slice]:
+  """The checkpoint, in slices of at most part_bytes."""
+  yield Slice('step', (), (), np.asarray(step, np.int64))
   for name, (tensors, divisor) in sorted(terms.items()):
     shape, dtype = tensors[0].shape, tensors[0].dtype
     for begin, sizes in _blocks(shape, part_bytes // dtype.size):
@@ -161,7 +161,7 @@ def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[
       total = np.zeros(sizes, np.float64)
       for tensor in tensors:
         total += tensor[index]
-      yield Piece(name, shape, begin, (total / divisor).astype(dtype.as_numpy_dtype))
+      yield Slice(name, shape, begin, (total / divisor).astype(dtype.as_numpy_dtype))
 
 
 def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -180,7 +180,7 @@ def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...]
         yield (at, *begin), (1, *sizes)
 
 
-def _write(prefix: str, parts: Iterator[Piece], part_bytes: int) -> None:
+def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
   """Writes a bundle, never holding much more than part_bytes of it."""
   bundles, held = [], []
 
@@ -188,17 +188,17 @@ def _write(prefix: str, parts: Iterator[Piece], part_bytes: int) -> None:
     bundles.append(f'{prefix}_part_{len(bundles):05d}')
     tf.raw_ops.SaveV2(
       prefix=bundles[-1],
-      tensor_names=[piece.name for piece in held],
-      shape_and_slices=[piece.slice_spec for piece in held],
-      tensors=[tf.convert_to_tensor(piece.value) for piece in held],
+      tensor_names=[part.name for part in held],
+      shape_and_slices=[part.slice_spec for part in held],
+      tensors=[tf.convert_to_tensor(part.value) for part in held],
     )
     held.clear()
 
-  for piece in parts:
+  for part in parts:
     # A bundle holds one slice of a tensor at most.
-    if held and (sum(p.value.nbytes for p in held) + piece.value.nbytes > part_bytes or held[-1].name == piece.name):
+    if held and (sum(p.value.nbytes for p in held) + part.value.nbytes > part_bytes or held[-1].name == part.name):
       flush()
-    held.append(piece)
+    held.append(part)
   flush()
   tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=False)
 

@@ -34,8 +34,8 @@ from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime.pieces import Piece
-from lingvo_moe.runtime.pieces import slice_spec
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.runtime.slices import slice_spec
 
 _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
@@ -69,7 +69,7 @@ class Holder(Protocol):
   process_count: int
   step: int
 
-  def pieces(self) -> Iterable[Piece]:
+  def slices(self) -> Iterable[Slice]:
     """The slices that this process saves; over all processes, every element once."""
 
   def agree(self, flag: bool) -> bool:
@@ -192,7 +192,7 @@ class Checkpoints:
     """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
     name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
     prefix = os.path.join(self._partial(holder.step), name)
-    reason = _write(prefix, _by_layer(holder.pieces()))
+    reason = _write(prefix, _by_layer(holder.slices()))
     for path in () if reason or self._is_remote else glob.glob(glob.escape(prefix) + '.*'):
       _fsync(path)
     return reason
@@ -344,7 +344,7 @@ class _Copy:
   """A copy of a state in memory, which training does not change."""
 
   step: int
-  copied: tuple[Piece, ...]
+  copied: tuple[Slice, ...]
   process_index: int
   process_count: int
   agree: Callable[[bool], bool]
@@ -352,10 +352,10 @@ class _Copy:
   @classmethod
   def of(cls, holder: Holder) -> _Copy:
     # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
-    copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.pieces())
+    copied = (p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.slices())
     return cls(holder.step, tuple(copied), holder.process_index, holder.process_count, holder.agree)
 
-  def pieces(self) -> Iterable[Piece]:
+  def slices(self) -> Iterable[Slice]:
     return self.copied
 
 
@@ -447,28 +447,28 @@ def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]
   return found
 
 
-def _by_layer(pieces: Iterable[Piece]) -> Iterator[Piece]:
-  """Splits pieces of stacked layers into one piece a layer."""
-  for piece in pieces:
-    layers = weights_lib.names_by_layer(piece.name, piece.shape[0]) if piece.shape else None
+def _by_layer(slices: Iterable[Slice]) -> Iterator[Slice]:
+  """Splits slices of stacked layers into one part a layer."""
+  for part in slices:
+    layers = weights_lib.names_by_layer(part.name, part.shape[0]) if part.shape else None
     if layers is None:
-      yield piece
+      yield part
     else:
-      for number, value in enumerate(piece.value, piece.begin[0]):
-        yield Piece(layers[number], piece.shape[1:], piece.begin[1:], value)
+      for number, value in enumerate(part.value, part.begin[0]):
+        yield Slice(layers[number], part.shape[1:], part.begin[1:], value)
 
 
-def _write(prefix: str, pieces: Iterable[Piece]) -> str:
-  """Writes pieces to a bundle; returns the error message, '' without one."""
-  pieces = list(pieces)
-  if not pieces:
+def _write(prefix: str, slices: Iterable[Slice]) -> str:
+  """Writes slices to a bundle; returns the error message, '' without one."""
+  slices = list(slices)
+  if not slices:
     return ''
   try:
     tf.raw_ops.SaveV2(
       prefix=prefix,
-      tensor_names=[piece.name for piece in pieces],
-      shape_and_slices=[piece.slice_spec for piece in pieces],
-      tensors=[tf.convert_to_tensor(piece.value) for piece in pieces],
+      tensor_names=[part.name for part in slices],
+      shape_and_slices=[part.slice_spec for part in slices],
+      tensors=[tf.convert_to_tensor(part.value) for part in slices],
     )
   except tf.errors.OpError as e:
     return errors.reason(e)

@@ -16,7 +16,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime import pieces
+from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.task import task_of
@@ -52,13 +52,12 @@ def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> 
   program = runtime.program
   weights = {name: spec.shape for name, spec in program.weight_specs.items()}
   slots = {name: spec.shape for name, spec in program.slot_specs.items()}
-  slots = dict(zip(pieces.slot_names(slots), slots.values(), strict=True))
-  tensors = checkpoints.restore(step, {'step': (), **weights, **slots})
+  tensors = checkpoints.restore(step, {'step': (), **weights, **slices.named_slots(slots)})
   runtime.load(
     {
       'step': tensors['step'],
       'weights': {name: tensors[name] for name in weights},
-      'slots': pieces.slots_of(tensors),
+      'slots': slices.slots_of(tensors),
     }
   )
 
@@ -80,7 +79,7 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
-  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not pieces.is_slot(name)}
+  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not slices.is_slot(name)}
   other = _task_of(prefix)
   foreign = task.foreign_weights(other) if other else set()
   is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())

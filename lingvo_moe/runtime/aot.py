@@ -1,23 +1,22 @@
-"""Ahead-of-time compilation of a Program, without its devices: for a TPU pod (libtpu), or a mesh of virtual CPU devices.
+"""Ahead-of-time compilation of a Program without its devices: for a TPU pod (libtpu), or for virtual CPU devices.
 
-From TensorFlow's CPU build jax2tf cannot lower for a TPU. So the traced program is exported for a CPU, with its sharding
-annotations, and the exported program is lowered and compiled for the devices of a topology description. Nothing is
-allocated, and no TPU is accessed.
+From TensorFlow's CPU build jax2tf cannot lower for a TPU. So the traced program is exported for a CPU, with its
+sharding annotations, and the exported program is lowered and compiled for the devices of a topology description.
+Nothing is allocated, and no TPU is accessed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import glob
 import os
+import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.chips import Topology
@@ -27,7 +26,7 @@ try:
   import jax
   from jax.experimental import topologies
 except ImportError as e:
-  raise extras.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
+  raise errors.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import placement
@@ -46,31 +45,18 @@ _ALLOCATION = re.compile(r'^allocation \d+: size (\d+), (.*):$', re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """Compiled program: its text, its memory in bytes of one device, and the compile times.
+  """Compiled program: its text, its memory in bytes of one device, and the compile times."""
 
-  Attributes:
-    text: the HLO after all optimisations.
-    trace_seconds: for TensorFlow to trace it, and JAX to lower it.
-    compile_seconds: for XLA to compile it.
-    code: machine code; 0 if XLA does not report it.
-    arguments: the state and the batch.
-    outputs: the new state and other results.
-    aliased: the part of the outputs that is written over arguments.
-    temporaries: peak of everything else while it runs.
-    devices: in the order in which the program numbers them.
-    refused: the compiler's message if the program does not fit in memory, else ''.
-  """
-
-  text: str
-  trace_seconds: float
-  compile_seconds: float
-  code: int
-  arguments: int
-  outputs: int
-  aliased: int
-  temporaries: int
-  devices: list[jax.Device]
-  refused: str = ''
+  text: str  # the HLO after all optimisations
+  trace_seconds: float  # for TensorFlow to trace it, and JAX to lower it
+  compile_seconds: float  # for XLA to compile it
+  code: int  # machine code; 0 if XLA does not report it
+  arguments: int  # the state and the batch
+  outputs: int  # the new state and other results
+  aliased: int  # the part of the outputs that is written over arguments
+  temporaries: int  # peak of everything else while it runs
+  devices: list[jax.Device]  # in the order in which the program numbers them
+  refused: str = ''  # the compiler's message if the program does not fit in memory
 
 
 class AotRuntime:
@@ -85,43 +71,31 @@ class AotRuntime:
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):
     if topology:
       placement.check_size(mesh, topology)
-    self.program = program
-    self.mesh = mesh
-    self._topology = topology
+    self.program, self._topology = program, topology
     self._lowering = Lowering(program, mesh, devices_of(topology) if topology else spmd.connect(mesh))
 
   def train(self, batch: Mapping[str, Any]) -> Compiled:
     """Compiles the train step for batches of these shapes."""
-    return self._compile(
-      self.program.train_step,
-      (self._lowering.state(), self._lowering.batch(batch)),
-      out_shardings=(self._lowering.shardings, None),
-      donate=(0,),
-    )
+    arguments = self._lowering.state(), self._lowering.batch(batch)
+    return self._compile(self.program.train_step, arguments, (self._lowering.shardings, None), donate=(0,))
 
   def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any], by_rows: bool = False) -> Compiled:
     """Compiles f(weights, batch), whose result is whole on every device, or with `by_rows` split as the batch is."""
-    state = {'weights': self._lowering.state()['weights']}
-    return self._compile(
-      lambda state, batch: f(state['weights'], batch),
-      (state, self._lowering.batch(batch)),
-      out_shardings=self._lowering.rows if by_rows else self._lowering.whole,
-    )
+    arguments = {'weights': self._lowering.state()['weights']}, self._lowering.batch(batch)
+    call = lambda state, batch: f(state['weights'], batch)
+    return self._compile(call, arguments, self._lowering.rows if by_rows else self._lowering.whole)
 
   def _compile(self, f, arguments, out_shardings, donate=()) -> Compiled:
-    begun = time.perf_counter()
-    with _first_line_only():
-      if self._topology:
-        traced = lowering.exported(f, self.mesh, *arguments).call
-      else:
-        traced = self._lowering.traced(f)
+    begun, mesh, for_tpu = time.perf_counter(), self._lowering.mesh, self._topology is not None
+    with lowering.first_line_only():
+      traced = lowering.exported(f, mesh, *arguments).call if for_tpu else lowering.traced(f, mesh)
       lowered = jax.jit(traced, out_shardings=out_shardings, donate_argnums=donate).lower(*arguments)
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
       # Of a program that does not fit in memory, the dump is the only result.
-      options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True} if self._topology else {}
+      options = {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True} if for_tpu else {}
       try:
-        compiled = _fields(lowered.compile(compiler_options=options), for_tpu=self._topology is not None)
+        compiled = _fields(lowered.compile(compiler_options=options), for_tpu)
       except jax.errors.JaxRuntimeError as e:
         if 'RESOURCE_EXHAUSTED' not in str(e):
           raise
@@ -148,7 +122,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
   except RuntimeError as e:
     line = str(e).splitlines()[0]
     if not isinstance(e, jax.errors.JaxRuntimeError):
-      raise extras.not_installed('compiling for a TPU needs its compiler', line, 'tpu-aot') from None
+      raise errors.not_installed('compiling for a TPU needs its compiler', line, 'tpu-aot') from None
     raise UserError(f'the TPU compiler does not know --topology={topology}: {line}') from None
 
 
@@ -170,35 +144,21 @@ def _fields(program: jax.stages.Compiled, for_tpu: bool) -> dict[str, Any]:
 
 def _dumped(folder: str) -> dict[str, Any]:
   """Fields of Compiled for a program that does not fit, read from the files that the compiler dumped."""
-  text = _read(folder, '*after_optimizations.txt')
-  sizes = {'parameter': 0, 'preallocated-temp': 0, 'maybe-live-out': 0}
-  aliased = 0
+  sizes = dict.fromkeys(('parameter', 'preallocated-temp', 'maybe-live-out', 'aliased'), 0)
   for size, notes in _ALLOCATION.findall(_read(folder, '*after_optimizations-buffer-assignment.txt')):
-    kind = next((kind for kind in sizes if kind in notes), None)
-    if kind:
+    if kind := next((kind for kind in sizes if kind in notes), None):
       sizes[kind] += int(size)
     if 'parameter' in notes and 'maybe-live-out' in notes:
-      aliased += int(size)
+      sizes['aliased'] += int(size)
   return {
-    'text': text,
+    'text': _read(folder, '*after_optimizations.txt'),
     'code': 0,
     'arguments': sizes['parameter'],
-    'outputs': sizes['maybe-live-out'] + aliased,
-    'aliased': aliased,
+    'outputs': sizes['maybe-live-out'] + sizes['aliased'],
+    'aliased': sizes['aliased'],
     'temporaries': sizes['preallocated-temp'],
   }
 
 
 def _read(folder: str, pattern: str) -> str:
-  for path in glob.glob(os.path.join(folder, pattern)):
-    with open(path, encoding='utf-8') as f:
-      return f.read()
-  return ''
-
-
-@contextlib.contextmanager
-def _first_line_only() -> Iterator[None]:
-  try:
-    yield
-  except UserError as e:
-    raise UserError(str(e).split('\n')[0]) from None  # the other lines are JAX's tracing history
+  return next((path.read_text(encoding='utf-8') for path in pathlib.Path(folder).glob(pattern)), '')

@@ -25,32 +25,19 @@ HOP_SECONDS = 1e-6  # latency from a chip to the next; about the value that 'How
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """TPU generation: peak figures of a device and of the links between chips.
+  """TPU generation: peak figures of a device and of the links between chips."""
 
-  Attributes:
-    name: as in a topology, 'v3:32x32'.
-    devices: devices per chip.
-    flops: peak FLOP/s of a device in bfloat16, in which TPUs by default multiply float32 matrices too.
-    clock: Hz, computed as that peak over the 128 x 128 multipliers and adders of each matrix unit; None for units of
-      another size.
-    hbm: GiB of memory of a device.
-    usable: GiB of it that the compiler allows a program.
-    hbm_bandwidth: bytes/s of a device.
-    link_bandwidth: bytes/s of a link between two chips, each way.
-    dims: number of axes of the torus; a chip has two links along each.
-    wraps: least number of chips along an axis of a slice at which its two ends are linked.
-  """
-
-  name: str
-  devices: int
-  flops: float
+  name: str  # as in a topology, 'v3:32x32'
+  devices: int  # per chip
+  flops: float  # peak FLOP/s of a device in bfloat16, in which TPUs by default multiply float32 matrices too
+  # Hz: that peak over the 128 x 128 multipliers and adders of each matrix unit; None for units of another size.
   clock: float | None
-  hbm: float
-  usable: float
-  hbm_bandwidth: float
-  link_bandwidth: float
-  dims: int
-  wraps: int
+  hbm: float  # GiB of memory of a device
+  usable: float  # GiB of it that the compiler allows a program
+  hbm_bandwidth: float  # bytes/s of a device
+  link_bandwidth: float  # bytes/s of a link between two chips, each way
+  dims: int  # number of axes of the torus; a chip has two links along each
+  wraps: int  # least number of chips along an axis of a slice at which its two ends are linked
 
 
 _CHIPS = (
@@ -74,16 +61,11 @@ class Topology:
 
   @classmethod
   def parse(cls, text: str) -> Topology:
-    """Parses a topology such as 'v5p:4x4x4'.
-
-    Raises:
-      UserError: an unknown generation, or sizes that are no grid of its chips.
-    """
+    """Parses a topology such as 'v5p:4x4x4'; UserError for an unknown generation, or no grid of its chips."""
     name, _, sizes = text.partition(':')
     if name not in CHIPS:
       raise UserError(f'there is no TPU {shown(name)}; {closest(name, CHIPS)}')
-    chip = CHIPS[name]
-    shape = sizes.split('x')
+    chip, shape = CHIPS[name], sizes.split('x')
     if not all(n.isdecimal() and len(n) < 6 and int(n) > 0 for n in shape) or len(shape) > chip.dims:
       example = 'x'.join(['4'] * chip.dims)
       raise UserError(f"a topology is chips along each axis, such as '{name}:{example}'; saw {shown(text)}")

@@ -1,13 +1,12 @@
-"""Local runtime, one CPU or GPU with plain TensorFlow: the state is in variables that a tf.function reads and assigns."""
+"""Local runtime, one CPU or GPU with plain TensorFlow: a tf.function reads and assigns variables with the state."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
@@ -19,8 +18,11 @@ from lingvo_moe.ops.backend import REFERENCE
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.optim.cpu.in_place import InPlaceUpdates
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.pieces import Piece
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.runtime import Batch
+from lingvo_moe.runtime.runtime import Function
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.runtime.slices import WholeState
 
 
 def to_numpy(metrics) -> dict:
@@ -31,26 +33,22 @@ def to_numpy(metrics) -> dict:
 def check_fits(program: Program) -> None:
   """Raises UserError if weights and optimizer slots alone are larger than the memory; GPUs are left to try."""
   specs = [*program.weight_specs.values(), *program.slot_specs.values()]
-  needed, there = sum(spec.size * spec.dtype.size for spec in specs), _memory()
-  if needed > there and not tf.config.list_physical_devices('GPU'):
+  needed = sum(spec.size * spec.dtype.size for spec in specs)
+  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  if needed > memory and not tf.config.list_physical_devices('GPU'):
     count = sum(spec.size for spec in program.weight_specs.values())
     raise UserError(
       f'a model must fit into memory; saw {count:,} weights, which take {needed / 2**30:,.0f} GiB with their optimizer '
-      f'slots, and {there / 2**30:,.0f} GiB of memory: make it smaller (sizes are those of lingvo-moe models '
+      f'slots, and {memory / 2**30:,.0f} GiB of memory: make it smaller (sizes are those of lingvo-moe models '
       '--model=NAME), or train it on a mesh'
     )
 
 
-def _memory() -> int:
-  """Bytes of memory of this machine."""
-  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-
-
-class LocalRuntime:
+class LocalRuntime(Runtime):
   """Runtime of a Program on one device.
 
-  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` XLA compiles the
-  train step, once per shape; without, on a CPU, it compiles only the updates of large weights.
+  A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` XLA compiles
+  the train step, once per shape; without, on a CPU, it compiles only the updates of large weights.
 
   Args:
     program: program to run.
@@ -58,96 +56,77 @@ class LocalRuntime:
     backend: 'auto', the backend for the machine (see ops/); or 'reference', plain TensorFlow throughout.
   """
 
-  process_index = 0
-  process_count = 1
-  feed_index = 0
-  feed_count = 1
-  row_multiple = 1
-
   def __init__(self, program: Program, jit: bool = False, backend: str = 'auto'):
     self.program = program
-    training, inference = _backends(backend, jit)
+    training, self._inference = _backends(backend, jit)
     self._updates = InPlaceUpdates(program.optimizer) if training.updates_in_place else None
-    self._inference = inference
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
     self._train = self._traced(self._train_step, training, jit)
-    self._eval = self._traced(self._eval_step, inference)
+    self._eval = self._traced(self._eval_step, self._inference)
 
   @property
   def step(self) -> int:
     return int(self._step)
 
   def init(self) -> None:
-    """Sets the state to initial values."""
     # Eager: each of the many small operations runs once, and tracing takes 20 times as long.
     self._adopt(self.program.init())
 
   def load(self, state: Mapping) -> None:
-    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing."""
     whole = lambda values: {name: value[...] for name, value in values.items()}
-    self._adopt(
-      {'step': state['step'][...], 'weights': whole(state['weights']), 'slots': whole(state.get('slots', {}))}
-    )
+    slots = whole(state.get('slots', {}))
+    self._adopt({'step': state['step'][...], 'weights': whole(state['weights']), 'slots': slots})
 
   def state(self) -> dict:
-    """Current state, a nest of tensors."""
-    return self._read_state()
+    return self._read(self._variables())
 
   def weights(self) -> dict[str, tf.Variable]:
     """Variables of the weights by name, for reading only."""
     return self._weights
 
-  def pieces(self) -> Iterator[Piece]:
-    """Pieces of the state, to be saved."""
-    return WholeState(self.state()).pieces()
-
-  def gather(self, value: int) -> list[int]:
-    """Values of all processes; here there is one."""
-    return [value]
-
-  def agree(self, flag: bool) -> bool:
-    """Agreement of all processes on a flag; here there is one process."""
-    return flag
+  def slices(self) -> Iterator[Slice]:
+    return WholeState(self.state()).slices()
 
   def not_finite(self) -> str | None:
-    """Name of a weight with an infinite or NaN element; None if there is none."""
     return next((n for n, w in self._weights.items() if not bool(tf.reduce_all(tf.math.is_finite(w)))), None)
 
-  def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Makes one update; returns metrics as numpy values."""
+  def train_step(self, batch: Batch) -> dict:
     return to_numpy(self._train(batch))
 
-  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """Makes an update per batch, one after the other; returns the metrics of each."""
-    return [self.train_step(batch) for batch in batches]
-
-  def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Metrics of a batch at inference, as numpy values."""
+  def eval_step(self, batch: Batch) -> dict:
     return to_numpy(self._eval(batch))
 
-  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """Function of a batch that calls f(weights, batch) with the current weights, and returns numpy values."""
+  def function(self, f: Callable[[dict, dict], Any]) -> Function:
     traced = self._traced(lambda batch: f(self._read(self._weights), batch), self._inference)
     return lambda batch: to_numpy(traced(batch))
 
-  def _traced(
-    self, f: Callable[[dict], Any], backend: Backend, jit: bool = False
-  ) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """Traced function of a batch that runs f under a backend; f may read and assign the state."""
+  def _traced(self, f: Callable[[dict], Any], backend: Backend, jit: bool = False) -> Function:
+    """Traced function of a batch that runs f under a backend; f may read and assign the state.
+
+    It is traced once for the names and types of a batch, with all sizes dynamic unless it is compiled.
+    """
+    traced = None
 
     def with_backend(batch):
       with backend_lib.use(backend):
         return f(batch)
 
-    return _AnyShape(with_backend, jit)
+    def call(batch):
+      nonlocal traced
+      if traced is None:
+        specs = {name: tf.TensorSpec([None] * len(x.shape), x.dtype) for name, x in batch.items()}
+        options = {'jit_compile': True} if jit else {'input_signature': [specs]}
+        # A partial, as TensorFlow counts tracings by code: our functions, of one code, would look like one retraced
+        # often.
+        traced = tf.function(functools.partial(with_backend), autograph=False, **options)
+      return traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})
+
+    return call
 
   def _variables(self):
     return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
-
-  def _read_state(self):
-    return self._read(self._variables())
 
   def _read(self, variables):
     return tf.nest.map_structure(lambda v: v.value(), variables)
@@ -170,15 +149,14 @@ class LocalRuntime:
 
   def _train_step(self, batch):
     if self._updates is None:
-      state, metrics = self.program.train_step(self._read_state(), batch)
+      state, metrics = self.program.train_step(self._read(self._variables()), batch)
       self._assign(state)
       return metrics
-    program, variables = self.program, self._variables()
-    step = self._step.value()
+    program, step = self.program, self._step.value()
     grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
-      norm = self._updates.apply(grads, variables, program.trained_specs, step, rate, program.clip_norm)
+      norm = self._updates.apply(grads, self._variables(), program.trained_specs, step, rate, program.clip_norm)
       self._step.assign_add(1)
     return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
 
@@ -193,20 +171,3 @@ def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
   if tf.config.get_visible_devices('GPU'):
     return xla.BACKEND if jit else gpu.BACKEND, gpu.BACKEND
   return xla.BACKEND if jit else cpu.backend(training=True), cpu.backend(training=False)
-
-
-class _AnyShape:
-  """Function of a batch, traced once for its names and types, with all sizes dynamic unless it is compiled."""
-
-  def __init__(self, function: Callable[[dict], Any], jit: bool):
-    self._function = function
-    self._jit = jit
-    self._traced = None
-
-  def __call__(self, batch: Mapping[str, np.ndarray | tf.Tensor]):
-    if self._traced is None:
-      specs = {name: tf.TensorSpec([None] * len(x.shape), x.dtype) for name, x in batch.items()}
-      options = {'jit_compile': True} if self._jit else {'input_signature': [specs]}
-      # A partial, as TensorFlow counts tracings by code: our functions, of one code, would look like one retraced often.
-      self._traced = tf.function(functools.partial(self._function), autograph=False, **options)
-    return self._traced({name: tf.convert_to_tensor(x) for name, x in batch.items()})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops import backend
@@ -24,13 +25,13 @@ try:
   from jax import export
   from jax.experimental.jax2tf import call_tf
 except ImportError as e:
-  raise extras.not_installed('a mesh of devices needs JAX', e, 'spmd') from None
+  raise errors.not_installed('a mesh of devices needs JAX', e, 'spmd') from None
 
 logging.getLogger('jax').setLevel(logging.WARNING)  # at INFO it logs every backend that is missing
 
 
 class Lowering:
-  """Shapes, shardings and traces of a program on a mesh. Allocates and runs nothing; the devices need not exist.
+  """Shapes and shardings of a program on a mesh. Allocates and runs nothing; the devices need not exist.
 
   Args:
     program: the program to lower.
@@ -46,11 +47,8 @@ class Lowering:
       _check_divides(mesh, program)
     # TensorFlow writes annotations for XLA's GSPMD partitioner; JAX's default, Shardy, falls back to it with a warning.
     jax.config.update('jax_use_shardy_partitioner', False)
-    self.program = program
-    self.mesh = mesh
-    if mesh.topology:
-      devices = placement.ordered(devices)
-    self._devices = np.array(devices)[mesh.device_ids()]
+    self.program, self.mesh = program, mesh
+    self._devices = np.array(placement.ordered(devices) if mesh.topology else devices)[mesh.device_ids()]
     self.whole = self.sharding(())
     self.rows = self.sharding(mesh.spec('B', xla_sharding.ACTIVATIONS))
 
@@ -61,40 +59,33 @@ class Lowering:
 
   def sharding(self, spec: xla_sharding.Spec, mesh: Mesh | None = None) -> jax.sharding.NamedSharding:
     """NamedSharding (JAX's form) of a spec, by default one of the mesh."""
-    factors = (mesh or self.mesh).factors(spec)
-    mesh = jax.sharding.Mesh(self._devices.reshape([size for _, size in factors]), tuple(name for name, _ in factors))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*(names or None for names in spec)))
+    names, sizes = zip(*(mesh or self.mesh).factors(spec)) if (mesh or self.mesh).axes else ((), ())
+    spec = jax.sharding.PartitionSpec(*(axes or None for axes in spec))
+    return jax.sharding.NamedSharding(jax.sharding.Mesh(self._devices.reshape(sizes), names), spec)
 
   def stored(self, name: str, spec: WeightSpec) -> jax.sharding.NamedSharding:
     """Sharding of a weight or optimizer slot as it is stored between steps."""
     mesh = self.mesh.storage or self.mesh
     return self.sharding(mesh.stored_spec(spec.shape, spec.dims, name), mesh)
 
-  @functools.cached_property
-  def shardings(self) -> dict:
-    """Shardings of the state, nested as it is."""
-    of = lambda specs: {name: self.stored(name, spec) for name, spec in specs.items()}
-    return {'step': self.whole, 'weights': of(self.program.weight_specs), 'slots': of(self.program.slot_specs)}
-
   def state(self) -> dict:
     """Shapes, types and shardings of the program's state."""
-    of = lambda specs: {
-      name: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self.stored(name, s))
-      for name, s in specs.items()
-    }
+    array = lambda name, s: jax.ShapeDtypeStruct(s.shape, s.dtype.as_numpy_dtype, sharding=self.stored(name, s))
+    of = lambda specs: {name: array(name, spec) for name, spec in specs.items()}
     return {
       'step': jax.ShapeDtypeStruct((), np.int32, sharding=self.whole),  # 32 bits here, as JAX's integers have
       'weights': of(self.program.weight_specs),
       'slots': of(self.program.slot_specs),
     }
 
+  @functools.cached_property
+  def shardings(self) -> dict:
+    """Shardings of the state, nested as it is."""
+    return jax.tree.map(lambda array: array.sharding, self.state())
+
   def batch(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, types and shardings of a batch, whose values may be anything with a shape and a dtype."""
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows) for name, x in batch.items()}
-
-  def traced(self, f: Callable) -> Callable:
-    """TensorFlow function f as a function for JAX, traced with this mesh; see `traced` below."""
-    return traced(f, self.mesh)
 
 
 def _check_divides(mesh: Mesh, program: Program) -> None:
@@ -103,9 +94,8 @@ def _check_divides(mesh: Mesh, program: Program) -> None:
   for name, spec in specs.items():
     mesh.stored_spec(spec.shape, spec.dims, name)
   if any('E' in spec.dims for spec in specs.values()):
-    groups = program.num_groups // program.micro_batches
     try:
-      mesh.check((groups,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))
+      mesh.check((program.num_groups // program.micro_batches,), 'G', mesh.spec('G', xla_sharding.ACTIVATIONS))
     except UserError as e:
       parts = f' in micro_batches={program.micro_batches}' if program.micro_batches > 1 else ''
       raise UserError(f'num_groups={program.num_groups}{parts}: {e}') from None
@@ -121,16 +111,20 @@ def traced(f: Callable, mesh: Mesh) -> Callable:
   return call_tf(with_mesh, has_side_effects=False)
 
 
+@contextlib.contextmanager
+def first_line_only() -> Iterator[None]:
+  """Cuts a UserError in a traced function to its first line; the others are JAX's tracing history."""
+  try:
+    yield
+  except UserError as e:
+    raise UserError(str(e).split('\n')[0]) from None
+
+
 def exported(f: Callable, mesh: Mesh, *arguments: Any) -> export.Exported:
-  """Exports f as StableHLO for devices of any kind; the caller chooses the shardings of its arguments.
+  """Exports TensorFlow function f, of nested values with shapes and types, as StableHLO for devices of any kind.
 
-  TensorFlow's CPU build lowers only for CPUs. The StableHLO has no operations that are specific to a platform, so the
-  check that would tie it to CPUs is disabled.
-
-  Args:
-    f: TensorFlow function.
-    mesh: see `traced`.
-    *arguments: nested values with shapes and types.
+  The caller chooses the shardings of its arguments. TensorFlow's CPU build lowers only for CPUs; the StableHLO has no
+  operations that are specific to a platform, so the check that would tie it to CPUs is disabled.
   """
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
   anywhere = [export.DisabledSafetyCheck.platform()]

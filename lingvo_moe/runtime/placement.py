@@ -8,6 +8,7 @@ boxes of such boxes. The axis that is not named takes the rest.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -31,7 +32,20 @@ def place(mesh: Mesh, topology: Topology, text: str) -> Mesh:
     UserError: the text is no placement of this mesh on this slice.
   """
   check_size(mesh, topology)
-  return _placed(mesh, topology, _with_rest(mesh, topology, parse(text))) if text else mesh
+  if not text:
+    return mesh
+  boxes, sizes = _with_rest(mesh, topology, parse(text)), dict(mesh.axes)
+  # The slice's grid divided by the boxes, the first axis innermost.
+  grid, spans = [], {name: [] for name in sizes}
+  for side in range(len(topology.shape)):
+    for name in reversed(boxes):
+      spans[name].append(len(grid))
+      grid.append(boxes[name][side])
+  if topology.chip.devices > 1:
+    whole_chips = next(name for name, box in boxes.items() if sizes[name] > math.prod(box))
+    spans[whole_chips].append(len(grid))
+    grid.append(topology.chip.devices)
+  return dataclasses.replace(mesh, topology=tuple(grid), placement=tuple(tuple(spans[name]) for name in sizes))
 
 
 def check_size(mesh: Mesh, topology: Topology) -> None:
@@ -51,7 +65,8 @@ def parse(text: str) -> dict[str, tuple[int, ...]]:
     box = sizes.split('x')
     if name in boxes or not all(size.isdecimal() and len(size) < 6 and int(size) > 0 for size in box):
       raise UserError(
-        f"a placement is the chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'; saw {shown(text)}"
+        "a placement is the chips that a mesh axis spans along each axis of the torus, such as 'expert:8x4'; saw "
+        f'{shown(text)}'
       )
     boxes[name] = tuple(map(int, box))
   return boxes
@@ -62,15 +77,13 @@ def options(mesh: Mesh, topology: Topology, axis: str) -> Iterator[str]:
   if axis not in _long_axes(mesh) or len(_long_axes(mesh)) > 2:
     return
   for box in itertools.product(*([n for n in range(1, side + 1) if side % n == 0] for side in topology.shape)):
-    try:
+    with contextlib.suppress(UserError):
       _with_rest(mesh, topology, {axis: box})
-    except UserError:
-      continue
-    yield f'{axis}:{"x".join(map(str, box))}'
+      yield f'{axis}:{_text(box)}'
 
 
 def ordered(devices: Sequence[Any]) -> list[Any]:
-  """Devices in the order in which a placed mesh numbers them. Devices without coordinates, such as CPUs, stay as they are."""
+  """Devices in the order in which a placed mesh numbers them; those without coordinates, such as CPUs, as they are."""
   return sorted(devices, key=lambda d: (*d.coords, d.core_on_chip)) if hasattr(devices[0], 'coords') else list(devices)
 
 
@@ -82,8 +95,7 @@ def _with_rest(mesh: Mesh, topology: Topology, boxes: Boxes) -> dict[str, tuple[
   """Boxes of all axes of several devices, checked."""
   sizes = _long_axes(mesh)
   rest = [name for name in sizes if name not in boxes]
-  unknown = [name for name in boxes if name not in sizes]
-  if unknown or len(rest) > 1:
+  if len(rest) > 1 or any(name not in sizes for name in boxes):
     raise UserError(
       f'a placement names all axes of the mesh that have several devices, or all but one; saw '
       f'{",".join(boxes)} for --mesh={mesh}'
@@ -99,33 +111,14 @@ def _with_rest(mesh: Mesh, topology: Topology, boxes: Boxes) -> dict[str, tuple[
     left = tuple(side // n for side, n in zip(left, box, strict=True))
   boxes |= dict.fromkeys(rest, left)
   cores = topology.chip.devices
-  over = {name: size / math.prod(boxes[name]) for name, size in sizes.items()}
-  fits = sorted(over.values()) == sorted([1] * (len(over) - 1) + [cores])
-  if not fits or (not rest and math.prod(left) > 1):
+  over = [size / math.prod(boxes[name]) for name, size in sizes.items()]
+  if sorted(over) != sorted([1] * (len(over) - 1) + [cores]) or (not rest and math.prod(left) > 1):
     seen = ', '.join(f'{name}:{_text(box)} for {sizes[name]}' for name, box in boxes.items())
+    several = f', and one axis has all {cores} of each chip' if cores > 1 else ''
     raise UserError(
-      f'an axis of a mesh has a device for every chip of its box, and one axis has all {cores} of each chip; saw {seen} '
-      f'devices on {topology}'
-      if cores > 1
-      else f'an axis of a mesh has a device for every chip of its box; saw {seen} devices on {topology}'
+      f'an axis of a mesh has a device for every chip of its box{several}; saw {seen} devices on {topology}'
     )
   return boxes
-
-
-def _placed(mesh: Mesh, topology: Topology, boxes: Boxes) -> Mesh:
-  """Mesh with the slice's grid divided by the boxes, the first axis innermost."""
-  sizes = dict(mesh.axes)
-  grid: list[int] = []
-  spans: dict[str, list[int]] = {name: [] for name in sizes}
-  for side in range(len(topology.shape)):
-    for name in reversed(boxes):
-      spans[name].append(len(grid))
-      grid.append(boxes[name][side])
-  if topology.chip.devices > 1:
-    whole_chips = next(name for name, box in boxes.items() if sizes[name] > math.prod(box))
-    spans[whole_chips].append(len(grid))
-    grid.append(topology.chip.devices)
-  return dataclasses.replace(mesh, topology=tuple(grid), placement=tuple(tuple(spans[name]) for name in sizes))
 
 
 def _text(box: Sequence[int]) -> str:

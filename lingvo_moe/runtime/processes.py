@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import rendezvous
@@ -26,7 +26,7 @@ try:
   from jax._src import clusters  # jax.distributed.initialize() detects by it, but does not say what it has found
   from jax.experimental import multihost_utils
 except ImportError as e:
-  raise extras.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
+  raise errors.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
 
 _INITIALIZE_SECONDS = 120  # of JAX, when all processes are there
 _HEARTBEAT_SECONDS = 60  # a process that is silent for so long counts as lost
@@ -36,21 +36,13 @@ _SHUTDOWN_SECONDS = 20  # to wait for the other processes at the end
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-  """Processes of a run: their number, the number of this one, and the coordinator's address.
+  """Processes of a run: their number, the number of this one, and the coordinator's address."""
 
-  Attributes:
-    coordinator: HOST:PORT at which process 0 listens; '' with one process.
-    count: number of processes.
-    index: number of this process, from 0. On a TPU pod, `jax.process_index()` may be another.
-    detected: whether the cluster's scheduler gave these values.
-    seconds: to wait for the others.
-  """
-
-  coordinator: str = ''
+  coordinator: str = ''  # HOST:PORT at which process 0 listens; '' with one process
   count: int = 1
-  index: int = 0
-  detected: bool = False
-  seconds: float = 300.0
+  index: int = 0  # number of this process. On a TPU pod, `jax.process_index()` may be another
+  detected: bool = False  # whether the cluster's scheduler gave these values
+  seconds: float = 300.0  # to wait for the others
 
   def __post_init__(self):
     if not 0 <= self.index < self.count or (self.count > 1) != bool(self.coordinator):
@@ -98,8 +90,8 @@ def detect(seconds: float = Processes.seconds) -> Processes:
     raise UserError(f'--distributed=auto could not read what the scheduler says ({type(e).__name__}: {e})') from None
   if None in (address, count, index):
     raise UserError(
-      '--distributed=auto takes the processes of a run from Slurm (srun), Open MPI (mpirun), Kubernetes (an indexed Job, '
-      "with Python's package kubernetes) or a TPU pod; saw none of them: start by one, or give --coordinator, "
+      '--distributed=auto takes the processes of a run from Slurm (srun), Open MPI (mpirun), Kubernetes (an indexed '
+      "Job, with Python's package kubernetes) or a TPU pod; saw none of them: start by one, or give --coordinator, "
       '--num_processes and --process_id'
     )
   return Processes(address if count > 1 else '', count, index, True, seconds)

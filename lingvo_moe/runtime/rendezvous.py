@@ -40,10 +40,7 @@ def meet(address: str, count: int, index: int, seconds: float, say: Callable[[st
     UserError: a process did not come, or says something else than the others.
   """
   wait = _Wait(address, count, index, seconds, say)
-  if index == 0:
-    _lead(wait)
-  else:
-    _follow(wait)
+  (_gather if index == 0 else _join)(wait)
 
 
 class _Wait:
@@ -60,14 +57,10 @@ class _Wait:
     self._next_word = self._begun + _FIRST_WORD_SECONDS
 
   def left(self, whom: str, patience: float = 0) -> float:
-    """Seconds to wait at most before the next call; says for whom this process waits, where that is due.
-
-    Args:
-      whom: processes that are waited for.
-      patience: seconds to wait beyond those of the run.
+    """Seconds to wait at most before the next call; says which processes this one waits for, where that is due.
 
     Raises:
-      UserError: the time is over.
+      UserError: the time of the run, and `patience` seconds more, are over.
     """
     now, end = time.monotonic(), self._begun + self._seconds + patience
     if now >= end:
@@ -81,34 +74,37 @@ class _Wait:
     return min(end, self._next_word) - now
 
 
-def _lead(wait: _Wait) -> None:
+def _gather(wait: _Wait) -> None:
+  """Process 0: waits for all others, and lets them go on."""
   with contextlib.ExitStack() as stack:
     selector = stack.enter_context(selectors.DefaultSelector())
     server = stack.enter_context(_listen(wait))
     selector.register(server, selectors.EVENT_READ)
-    there: dict[int, socket.socket] = {}
-    while len(there) < wait.count - 1:
-      missing = [str(index) for index in range(1, wait.count) if index not in there]
-      whom = f'process {missing[0]}' if len(missing) == 1 else f'processes {_few(missing)}'
+    joined: dict[int, socket.socket] = {}
+    while len(joined) < wait.count - 1:
+      missing = [str(index) for index in range(1, wait.count) if index not in joined]
+      more = f' and {len(missing) - 8} more' if len(missing) > 8 else ''
       try:
-        seconds = wait.left(whom)
+        seconds = wait.left(f'process{"es" if missing[1:] else ""} {", ".join(missing[:8])}{more}')
       except UserError as e:
-        _tell(there.values(), e)
+        _tell(joined.values(), e)
         raise
       for key, _ in selector.select(seconds):
         if key.fileobj is server:
           connection = stack.enter_context(server.accept()[0])
           selector.register(connection, selectors.EVENT_READ)
           continue
-        word = _received(key.fileobj)
-        index = _index_of(word, key.fileobj, there, wait) if word else None
-        there = {number: connection for number, connection in there.items() if connection is not key.fileobj}
+        connection, word = key.fileobj, b''
+        with contextlib.suppress(OSError):
+          word = connection.recv(1024)
+        index = _index_of(word, connection, joined, wait)
+        joined = {number: other for number, other in joined.items() if other is not connection}
         if index is None:  # gone, or none of us
-          selector.unregister(key.fileobj)
-          key.fileobj.close()
+          selector.unregister(connection)
+          connection.close()
         else:
-          there[index] = key.fileobj
-    for connection in there.values():
+          joined[index] = connection
+    for connection in joined.values():
       connection.sendall(_GO)
 
 
@@ -123,19 +119,19 @@ def _listen(wait: _Wait) -> socket.socket:
     ) from None
 
 
-def _index_of(word: bytes, connection: socket.socket, there: dict[int, socket.socket], wait: _Wait) -> int | None:
+def _index_of(word: bytes, connection: socket.socket, joined: dict[int, socket.socket], wait: _Wait) -> int | None:
   """Number of the process that sent a word; None if no process of ours did."""
   hello = _HELLO_FORM.fullmatch(word)
   if not hello:
     return None
   index, count = int(hello[1]), int(hello[2])
-  if count == wait.count and 0 < index < count and index not in there:
+  if count == wait.count and 0 < index < count and index not in joined:
     return index
   error = UserError(
     f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
-    f'process {index} of {count}' + (' twice' if index in there else '') + f' at {wait.address}'
+    f'process {index} of {count}' + (' twice' if index in joined else '') + f' at {wait.address}'
   )
-  _tell((connection, *there.values()), error)
+  _tell((connection, *joined.values()), error)
   raise error
 
 
@@ -145,13 +141,14 @@ def _tell(others: Iterable[socket.socket], error: UserError) -> None:
       other.sendall(_ERROR + str(error).encode())
 
 
-def _follow(wait: _Wait) -> None:
+def _join(wait: _Wait) -> None:
+  """Another process: says who it is, and waits until process 0 lets it go on."""
   while True:
     seconds = wait.left('process 0')
     with contextlib.suppress(OSError):  # process 0 does not listen yet, or was lost and may come back
       with socket.create_connection((wait.host, wait.port), timeout=seconds) as connection:
         connection.sendall(_HELLO.format(wait.index, wait.count).encode())
-        word = _word(connection, wait)
+        word = _answer(connection, wait)
         if word == _GO:
           return
         if word.startswith(_ERROR):
@@ -159,7 +156,7 @@ def _follow(wait: _Wait) -> None:
     time.sleep(_RETRY_SECONDS)
 
 
-def _word(connection: socket.socket, wait: _Wait) -> bytes:
+def _answer(connection: socket.socket, wait: _Wait) -> bytes:
   """What process 0 sends; empty when it is gone."""
   while True:
     connection.settimeout(wait.left('processes that process 0 names', _PATIENCE_SECONDS))
@@ -172,14 +169,3 @@ def _is_host(name: str) -> bool:
     return bool(name.encode('idna'))
   except UnicodeError:
     return False
-
-
-def _received(connection: socket.socket) -> bytes:
-  try:
-    return connection.recv(1024)
-  except OSError:
-    return b''
-
-
-def _few(numbers: list[str]) -> str:
-  return ', '.join(numbers[:8]) + (f' and {len(numbers) - 8} more' if len(numbers) > 8 else '')

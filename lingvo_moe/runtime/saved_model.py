@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +36,7 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
   """
   module = tf.Module()
   module.weights = {name: tf.Variable(value, trainable=False, name=name) for name, value in weights.items()}
+  module.resources = list(function.resources)
 
   def run(*arguments, **named):
     with backend_lib.use(cpu.SAVED):
@@ -44,7 +45,6 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
 
   kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
   run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in function.inputs])
-  module.resources = list(function.resources)
   signature = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in function.inputs.items()]
   traced = tf.function(run, input_signature=signature, autograph=False)
   setattr(module, function.name, traced)
@@ -53,6 +53,7 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
     tf.saved_model.save(module, folder, {'serving_default': traced}, options)
   except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError, tf.errors.UnavailableError) as e:
     raise UserError(f'a SavedModel could not be written to {folder} ({errors.reason(e)}): make room there') from None
-  os.makedirs(os.path.join(folder, 'assets.extra'))
-  with open(os.path.join(folder, 'assets.extra', 'about.json'), 'w', encoding='utf-8') as f:
-    json.dump({**about, **function.about}, f, indent=2, ensure_ascii=False)
+  extra = pathlib.Path(folder, 'assets.extra')
+  extra.mkdir()
+  about = json.dumps({**about, **function.about}, indent=2, ensure_ascii=False)
+  (extra / 'about.json').write_text(about, encoding='utf-8')

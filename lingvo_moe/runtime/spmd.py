@@ -22,13 +22,16 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.pieces import Piece
-from lingvo_moe.runtime.pieces import slot_names
+from lingvo_moe.runtime.runtime import Batch
+from lingvo_moe.runtime.runtime import Function
+from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.runtime.slices import named_slots
 from lingvo_moe.xla_sharding import Mesh
 
 try:
@@ -36,8 +39,9 @@ try:
   from jax.experimental import mesh_utils
   from jax.experimental import multihost_utils
 except ImportError as e:
-  raise extras.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
+  raise errors.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
 
+from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import processes as processes_lib
 from lingvo_moe.runtime.lowering import Lowering
 from lingvo_moe.runtime.processes import ALONE
@@ -62,17 +66,15 @@ def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   Returns:
     The devices of the mesh, process by process; those of a TPU along its torus.
   """
-  if mesh.num_devices % processes.count:
-    raise UserError(
-      f'every process holds as many devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} processes'
-    )
+  seen = f'saw --mesh={mesh} of {mesh.num_devices} for {processes.count}'
+  local, rest = divmod(mesh.num_devices, processes.count)
+  if rest:
+    raise UserError(f'every process holds as many devices; {seen} processes')
   if jax.config.jax_platforms is None:  # keeps libtpu, which may be installed for its compiler, from searching for TPUs
     os.environ.setdefault('TPU_LOAD_LIBRARY', '0')
-  local = mesh.num_devices // processes.count
   if local > _MOST_DEVICES:
     raise UserError(
-      f'a process holds at most {_MOST_DEVICES} devices; saw --mesh={mesh} of {mesh.num_devices} for {processes.count} '
-      'of them: use a smaller mesh, or more processes'
+      f'a process holds at most {_MOST_DEVICES} devices; {seen} of them: use a smaller mesh, or more processes'
     )
   if max(jax.config.jax_num_cpu_devices, 1) < local:
     with contextlib.suppress(RuntimeError):  # the devices exist already
@@ -80,13 +82,13 @@ def connect(mesh: Mesh, processes: Processes = ALONE) -> list[jax.Device]:
   processes.connect()
   devices = []
   for process in range(processes.count):
-    there = [device for device in jax.devices() if device.process_index == process]
-    if len(there) < local:
+    own = [device for device in jax.devices() if device.process_index == process]
+    if len(own) < local:
       raise UserError(
-        f'--mesh={mesh} needs {local} devices of each process; process {process} has {len(there)} '
+        f'--mesh={mesh} needs {local} devices of each process; process {process} has {len(own)} '
         f'({jax.default_backend()}): use a smaller mesh'
       )
-    devices += there[:local]
+    devices += own[:local]
   return along_torus(mesh, devices)
 
 
@@ -100,8 +102,8 @@ def along_torus(mesh: Mesh, devices: Sequence[jax.Device]) -> list[jax.Device]:
   return list(mesh_utils.create_device_mesh(mesh.shape, devices, allow_split_physical_axes=True).flat)
 
 
-class SpmdRuntime:
-  """Runtime for a mesh of devices (see runtime.Runtime).
+class SpmdRuntime(Runtime):
+  """Runtime for a mesh of devices.
 
   The state consists of jax.Arrays, of which each device holds its part; every step donates its buffers to the next.
   Batches are arrays of the rows that this process feeds: part `feed_index` of `feed_count`.
@@ -112,21 +114,14 @@ class SpmdRuntime:
     self.mesh = mesh
     self._lowering = Lowering(program, mesh, connect(mesh) if devices is None else devices)
     self._whole, self._rows = self._lowering.whole, self._lowering.rows
+    self.process_index, self.process_count = jax.process_index(), jax.process_count()
     self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
-    self._held: dict[str, Any] = {'state': None}  # shared by the runtimes of `under`
+    self._current: dict[str, Any] = {}  # state, shared by the runtimes of `under`
     self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._lowering.shardings, None))
     self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
     finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
     self._finite = jax.jit(finite, out_shardings=self._whole)
-
-  @property
-  def _state(self) -> dict[str, Any]:
-    return self._held['state']
-
-  @_state.setter
-  def _state(self, state: dict[str, Any]) -> None:
-    self._held['state'] = state
 
   def under(self, mesh: Mesh) -> SpmdRuntime:
     """Runtime with the same state and devices that computes under another mesh; weights stay stored as they are here.
@@ -135,90 +130,67 @@ class SpmdRuntime:
     steps moves no weights; each step gathers the parts that it needs.
     """
     other = SpmdRuntime(self.program, dataclasses.replace(mesh, storage=self.mesh), self._lowering.devices)
-    other._held = self._held
+    other._current = self._current
     return other
 
   @property
-  def process_index(self) -> int:
-    return jax.process_index()
-
-  @property
-  def process_count(self) -> int:
-    return jax.process_count()
-
-  @property
   def step(self) -> int:
-    return int(self._state['step'])
+    return int(self._current['step'])
 
   def init(self) -> None:
-    """Sets the state to initial values, of which each device computes its own part."""
-    self._state = {
+    self._current |= {
       'step': _place(np.zeros([], np.int32), self._whole),  # 32 bits here, as JAX's integers have
       'weights': self._initial(self.program.weight_specs),
       'slots': self._initial(self.program.slot_specs),
     }
 
   def load(self, state: Mapping) -> None:
-    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing.
-
-    Only the parts that this process's devices hold are read.
-    """
     place = lambda values, shardings: {name: _place(value, shardings[name]) for name, value in values.items()}
-    self._state = {
+    self._current |= {
       'step': _place(np.asarray(state['step'][...], np.int32), self._whole),
       'weights': place(state['weights'], self._lowering.shardings['weights']),
       'slots': place(state.get('slots', {}), self._lowering.shardings['slots']),
     }
 
   def state(self) -> dict:
-    """Current state, a nest of jax.Arrays."""
-    return self._state
+    return dict(self._current)
 
-  def pieces(self) -> Iterator[Piece]:
-    """Pieces of the state that this process saves.
+  def slices(self) -> Iterator[Slice]:
+    """Slices of the state that this process saves.
 
     A part that several devices hold is saved by one of them, chosen by the tensor's name, which divides the work.
     """
     if self.process_index == 0:
-      yield Piece('step', (), (), np.asarray(self.step, np.int64))
-    slots = self._state['slots']
-    for name, value in {**self._state['weights'], **dict(zip(slot_names(slots), slots.values(), strict=True))}.items():
+      yield Slice('step', (), (), np.asarray(self.step, np.int64))
+    for name, value in {**self._current['weights'], **named_slots(self._current['slots'])}.items():
       parts = math.prod(value.shape) // math.prod(value.sharding.shard_shape(value.shape))
       copy = zlib.crc32(name.encode()) % (self.mesh.num_devices // parts)
       for part in value.addressable_shards:
         if part.replica_id == copy:
           begin = tuple(index.start or 0 for index in part.index)
-          yield Piece(name, value.shape, begin, np.asarray(part.data))
+          yield Slice(name, value.shape, begin, np.asarray(part.data))
 
   def not_finite(self) -> str | None:
-    """Name of a weight with an infinite or NaN element; None if there is none."""
-    finite = jax.device_get(self._finite(self._state['weights']))
+    finite = jax.device_get(self._finite(self._current['weights']))
     return next((name for name, ok in finite.items() if not ok), None)
 
-  def train_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Makes one update; returns metrics as numpy values."""
+  def train_step(self, batch: Batch) -> dict:
     with processes_lib.loss_reported():
-      self._state, metrics = self._train(self._state, self._place_batch(batch, self.feed_index, self.feed_count))
+      state, metrics = self._train(self.state(), self._place_batch(batch, self.feed_index, self.feed_count))
+      self._current |= state
       return jax.tree.map(_to_numpy, metrics)
 
-  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """Makes an update per batch, in order; returns the metrics of each."""
-    return [self.train_step(batch) for batch in batches]
-
-  def eval_step(self, batch: Mapping[str, np.ndarray]) -> dict:
-    """Metrics of a batch at inference, as numpy values."""
+  def eval_step(self, batch: Batch) -> dict:
     with processes_lib.loss_reported():
-      return jax.device_get(
-        self._eval(self._state['weights'], self._place_batch(batch, self.feed_index, self.feed_count))
-      )
+      fed = self._place_batch(batch, self.feed_index, self.feed_count)
+      return jax.device_get(self._eval(self._current['weights'], fed))
 
-  def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
-    """Function of a batch that calls f(weights, batch) with the current weights; returns whole numpy values."""
+  def function(self, f: Callable[[dict, dict], Any]) -> Function:
     compiled = self._compiled(f, out=lambda: self._whole)
 
     def call(batch):
       with processes_lib.loss_reported():
-        return jax.device_get(compiled(self._state['weights'], self._place_batch(batch, 0, 1)))
+        return jax.device_get(compiled(self._current['weights'], self._place_batch(batch, 0, 1)))
 
     return call
 
@@ -227,12 +199,7 @@ class SpmdRuntime:
     return self._train.program(self._lowering.state(), self._lowering.batch(batch))
 
   def gather(self, value: int) -> list[int]:
-    """Values of all processes; waits for all of them."""
     return processes_lib.gather(value)
-
-  def agree(self, flag: bool) -> bool:
-    """True if the flag is set in every process; waits for all of them."""
-    return all(processes_lib.gather(flag))
 
   def _initial(self, specs: Mapping[str, WeightSpec]) -> Arrays:
     """Initial values by name. Equal specs share one program, to which the name is passed as a random key."""
@@ -240,21 +207,20 @@ class SpmdRuntime:
     @functools.cache
     def maker(spec, sharding):
       values = lambda key: xla_sharding.store(spec.init(key, spec), spec.dims)
-      return jax.jit(self._lowering.traced(values), out_shardings=sharding)
+      return jax.jit(lowering.traced(values, self.mesh), out_shardings=sharding)
 
     key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
     return {n: maker(spec, self._lowering.stored(n, spec))(key(n, spec)) for n, spec in specs.items()}
 
   def _compiled(self, f, out, donate=()):
-    return _Compiled(self._lowering.traced(f), out, donate)
+    return _Compiled(lowering.traced(f, self.mesh), out, donate)
 
-  def _place_batch(self, batch: Mapping[str, np.ndarray], part: int, parts: int) -> Arrays:
+  def _place_batch(self, batch: Batch, part: int, parts: int) -> Arrays:
     """Places a batch on the devices; this process has part number `part` of the `parts` parts of its rows."""
 
     def place(x):
-      rows = x.shape[0] * parts
+      rows, first = x.shape[0] * parts, x.shape[0] * part
       self.mesh.check((rows,), 'B', self.mesh.spec('B', xla_sharding.ACTIVATIONS))
-      first = x.shape[0] * part
 
       def rows_of(index):
         start, stop, _ = index[0].indices(rows)
@@ -265,19 +231,20 @@ class SpmdRuntime:
     return {name: place(np.asarray(x)) for name, x in batch.items()}
 
   def _feed(self) -> tuple[int, int]:
-    """Values of feed_index and feed_count: the part of a batch's rows on this process's devices, and the number of parts.
+    """(feed_index, feed_count): the part of a batch's rows on this process's devices, and the number of parts.
 
     Where the rows of some process do not follow each other, as on a torus, every process makes the whole batch.
     """
     parts = self.row_multiple
-    held: dict[int, set[int]] = {}
+    rows: dict[int, set[int]] = {}  # by process
     for device, index in self._rows.devices_indices_map((parts,)).items():
-      held.setdefault(device.process_index, set()).add(index[0].indices(parts)[0])
-    size = len(held[self.process_index])
+      rows.setdefault(device.process_index, set()).add(index[0].indices(parts)[0])
+    own = rows[self.process_index]
+    size = len(own)
     blocks = {tuple(range(begin, begin + size)) for begin in range(0, parts, size)}
-    if parts % size or any(tuple(sorted(rows)) not in blocks for rows in held.values()):
+    if parts % size or any(tuple(sorted(numbers)) not in blocks for numbers in rows.values()):
       return 0, 1
-    return min(held[self.process_index]) // size, parts // size
+    return min(own) // size, parts // size
 
 
 class _Compiled:
@@ -299,10 +266,8 @@ class _Compiled:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
-      try:
+      with lowering.first_line_only():
         self._programs[shapes] = self.jitted.lower(state, batch).compile()
-      except UserError as e:
-        raise UserError(str(e).split('\n')[0]) from None  # the other lines are JAX's tracing history
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun

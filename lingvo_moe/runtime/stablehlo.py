@@ -9,7 +9,7 @@ shapes.json             shape and type of every array of source, inputs, cache a
 from __future__ import annotations
 
 import json
-import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,20 +29,17 @@ def save(folder: str, steps: DecodingSteps, weights: Mapping[str, np.ndarray]) -
     steps: the functions, and arrays of the shapes of their arguments.
     weights: arrays by flat name.
   """
-  mesh = Mesh.parse('data:1')
+  mesh, path = Mesh.parse('data:1'), pathlib.Path(folder)
   encode = lowering.exported(steps.encode, mesh, dict(weights), steps.source)
   cache = _results(encode)
   decode_step = lowering.exported(steps.decode_step, mesh, dict(weights), steps.inputs, cache)
-  logits, _ = _results(decode_step)
-  os.makedirs(folder, exist_ok=True)
-  for name, function in (('encode', encode), ('decode_step', decode_step)):
-    with open(os.path.join(folder, f'{name}.stablehlo'), 'wb') as f:
-      f.write(bytes(function.serialize()))
-  np.savez(os.path.join(folder, 'weights.npz'), **weights)
+  path.mkdir(parents=True, exist_ok=True)
+  (path / 'encode.stablehlo').write_bytes(encode.serialize())
+  (path / 'decode_step.stablehlo').write_bytes(decode_step.serialize())
+  np.savez(path / 'weights.npz', **weights)
   described = lambda x: {'shape': list(x.shape), 'dtype': str(x.dtype)}
-  shapes = {'source': steps.source, 'inputs': steps.inputs, 'cache': cache, 'logits': logits}
-  with open(os.path.join(folder, 'shapes.json'), 'w', encoding='utf-8') as f:
-    json.dump(jax.tree.map(described, shapes), f, indent=2)
+  shapes = {'source': steps.source, 'inputs': steps.inputs, 'cache': cache, 'logits': _results(decode_step)[0]}
+  (path / 'shapes.json').write_text(json.dumps(jax.tree.map(described, shapes), indent=2), encoding='utf-8')
 
 
 def _results(function: jax.export.Exported) -> Any:

@@ -10,15 +10,15 @@ the variables; the strategy only compiles one program for all cores and runs it.
 
 Inputs and outputs of the program have their sharding written as a list of devices instead of the iota form: the bridge
 distributes parts by that list (ExtractInputsForLogicalDevices), and only recent versions, such as TensorFlow 2.21's,
-expand an iota first; earlier ones distribute nothing. Annotations within the program are in the iota form, as elsewhere.
+expand an iota first; earlier ones distribute nothing. Annotations within the program are in the iota form, as
+elsewhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,33 +31,28 @@ from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.program import Program
-from lingvo_moe.runtime import pieces
+from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.local import to_numpy
-from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.runtime import Batch
+from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import OpSharding
 
 
-@dataclasses.dataclass(frozen=True)
-class Cores:
-  """Cores of an initialized TPU.
+class Cores(NamedTuple):
+  """Cores of an initialized TPU."""
 
-  Attributes:
-    strategy: runs a function on all cores, as one replica.
-    devices: TensorFlow's name of the core at each position of the mesh, the last axis of the mesh fastest.
-  """
-
-  strategy: tf.distribute.Strategy
-  devices: Sequence[str]
+  strategy: tf.distribute.Strategy  # runs a function on all cores, as one replica
+  devices: Sequence[
+    str
+  ]  # TensorFlow's name of the core at each position of the mesh, the last axis of the mesh fastest
 
 
 def connect(name: str, mesh: Mesh) -> Cores:
   """Connects to a TPU and initializes it; call it once in a process, before anything is computed.
 
-  Args:
-    name: name of a Cloud TPU, its address (grpc://HOST:PORT), or 'local' on a TPU VM.
-    mesh: mesh of all its cores.
+  `name` is that of a Cloud TPU, its address (grpc://HOST:PORT), or 'local' on a TPU VM; the mesh has all its cores.
 
   Raises:
     UserError: TensorFlow cannot reach the TPU, or its number of cores is not the mesh's.
@@ -91,10 +86,7 @@ def device_assignment(topology: tf.tpu.experimental.Topology, mesh: Mesh) -> tf.
   """Device assignment of one replica: logical core i, the number used by annotations, is at position i of the mesh.
 
   Mesh.device_ids() gives a core's physical number: its position in the TPU's grid (x, y, z, core of a chip), the last
-  axis fastest.
-
-  Raises:
-    UserError: the mesh has another number of devices than the TPU, or a topology that is not the TPU's grid.
+  axis fastest. UserError if the TPU has another number of cores than the mesh, or another grid than its topology.
   """
   coordinates = np.array(sorted(map(tuple, topology.device_coordinates.reshape(-1, topology.mesh_rank).tolist())))
   if len(coordinates) != mesh.num_devices:
@@ -123,14 +115,14 @@ class Sliced:
   """
 
   def __init__(self, name: str, spec: WeightSpec, sharding: OpSharding, devices: Sequence[str]):
-    """Creates zeros with the spec's shape and type, split by `sharding` over the devices (in order of logical cores)."""
+    """Creates zeros of the spec's shape and type, split by `sharding` over the devices of logical cores 0, 1, ..."""
     self.shape, self.dtype = spec.shape, spec.dtype
     self._sharding = _listed(sharding)
     self._tiles = list(_tiles(self.shape, self._sharding, len(devices)))
     self._variables = {}
-    for index, holders in self._tiles:
+    for index, cores in self._tiles:
       sizes = [part.stop - part.start for part in index]
-      for core in holders:
+      for core in cores:
         with tf.device(devices[core]):
           self._variables[core] = tf.Variable(tf.zeros(sizes, spec.dtype), trainable=False, name=f'{name}/core_{core}')
     self._latest: tf.Tensor | None = None  # handle
@@ -140,15 +132,15 @@ class Sliced:
     """Variables in the order of logical cores."""
     return [self._variables[core] for core in range(len(self._variables))]
 
-  def parts(self) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """Yields (begin, value) of each part, without copies."""
-    for index, holders in self._tiles:
-      yield tuple(part.start for part in index), self._variables[holders[0]].numpy()
+  def parts(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+    """Yields (index, value) of each part, without copies."""
+    for index, cores in self._tiles:
+      yield index, self._variables[cores[0]].numpy()
 
   def __getitem__(self, index) -> np.ndarray:
     whole = np.zeros(self.shape, self.dtype.as_numpy_dtype)
-    for part, holders in self._tiles:
-      whole[part] = self._variables[holders[0]].numpy()
+    for place, value in self.parts():
+      whole[place] = value
     return whole[index]
 
   def __int__(self) -> int:
@@ -156,11 +148,9 @@ class Sliced:
 
   def load(self, value: Any) -> None:
     """Assigns from a value with a shape that can be sliced, part by part."""
-    if value is self:
-      return
-    for index, holders in self._tiles:
+    for index, cores in self._tiles if value is not self else ():
       part = np.asarray(value[index])
-      for core in holders:
+      for core in cores:
         self._variables[core].assign(tf.cast(part, self.dtype))
 
   def value(self) -> tf.Tensor:
@@ -181,7 +171,7 @@ class Sliced:
     """
     if self._latest is None or self._latest.graph is not tf.compat.v1.get_default_graph():
       # Inputs are in the order of tiles, copies of a tile next to each other; without tiles, in the order of cores.
-      inputs = [self._variables[core].handle for _, holders in self._tiles for core in holders]
+      inputs = [self._variables[core].handle for _, cores in self._tiles for core in cores]
       tiles = list(self._sharding.tile_assignment_dimensions)
       with tf.control_dependencies(None):
         parts = tf.raw_ops.TPUPartitionedInputV2(inputs=inputs, partition_dims=tiles, is_packed=False)
@@ -198,11 +188,9 @@ class TpuRuntime(LocalRuntime):
   """
 
   def __init__(self, program: Program, mesh: Mesh, cores: Cores):
-    self.mesh = mesh
-    self._cores = cores
-    rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
-    self.row_multiple = mesh.size(rows[0])
-    self._rows = rows
+    self.mesh, self._cores = mesh, cores
+    self._rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+    self.row_multiple = mesh.size(self._rows[0])
     super().__init__(program, jit=True)
     finite = lambda weights, _: {name: tf.reduce_all(tf.math.is_finite(w)) for name, w in weights.items()}
     self._finite = self.function(finite)
@@ -210,50 +198,38 @@ class TpuRuntime(LocalRuntime):
     self._train_loop = tf.function(self._train_stacked, autograph=False)
 
   def init(self) -> None:
-    """Sets the state to initial values, of which each core computes its own part."""
     self._make(with_slots=True)
     self._initial({})
 
   def load(self, state: Mapping) -> None:
-    """Sets the state to given values, which have a shape and can be sliced; optimizer slots may be missing.
-
-    Values are read one part at a time.
-    """
     slots = state.get('slots', {})
     self._make(with_slots=bool(slots))
     self._step.load(state['step'])
-    for held, values in ((self._weights, state['weights']), (self._slots, slots)):
+    for tensors, values in ((self._weights, state['weights']), (self._slots, slots)):
       for name, value in values.items():
-        held[name].load(value)
+        tensors[name].load(value)
 
   def state(self) -> dict:
-    """Current state, a nest of Sliced."""
-    return {'step': self._step, 'weights': self._weights, 'slots': self._slots}
+    return self._variables()
 
-  def pieces(self) -> Iterator[Piece]:
-    """Pieces of the state, to be saved."""
-    yield Piece('step', (), (), np.asarray(self.step, np.int64))
-    slots = dict(zip(pieces.slot_names(self._slots), self._slots.values(), strict=True))
-    for name, value in {**self._weights, **slots}.items():
-      for begin, part in value.parts():
-        yield Piece(name, value.shape, begin, part)
+  def slices(self) -> Iterator[Slice]:
+    yield Slice('step', (), (), np.asarray(self.step, np.int64))
+    for name, value in {**self._weights, **slices.named_slots(self._slots)}.items():
+      for index, part in value.parts():
+        yield Slice(name, value.shape, tuple(axis.start for axis in index), part)
 
   def not_finite(self) -> str | None:
-    """Name of a weight with an infinite or NaN element; None if there is none."""
     return next((name for name, finite in self._finite({}).items() if not finite), None)
 
-  def train_steps(self, batches: Sequence[Mapping[str, np.ndarray]]) -> list[dict]:
-    """Makes an update per batch, all of one shape, by one call of a loop on the TPU's host; returns the metrics of each."""
+  def train_steps(self, batches: Sequence[Batch]) -> list[dict]:
+    """Makes an update per batch, all of one shape, by one call of a loop on the TPU's host; returns their metrics."""
     if len(batches) == 1:
       return [self.train_step(batches[0])]
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     metrics = to_numpy(self._train_loop(stacked))
-    of_step = lambda i: tf.nest.map_structure(lambda x: x[i], metrics)
-    return [of_step(i) for i in range(len(batches))]
+    return [tf.nest.map_structure(lambda x, i=i: x[i], metrics) for i in range(len(batches))]
 
-  def _traced(
-    self, f: Callable[[dict], Any], backend: Backend = xla.BACKEND, jit: bool = True
-  ) -> tf.types.experimental.PolymorphicFunction:
+  def _traced(self, f: Callable[[dict], Any], backend: Backend = xla.BACKEND, jit: bool = True):
     """Function of a batch that runs f once on all cores, compiled by XLA; results are whole on every core."""
     del jit, backend
 
@@ -297,8 +273,8 @@ def _listed(sharding: OpSharding) -> OpSharding:
   """Sharding with a list of devices in place of its iota form."""
   listed = OpSharding()
   listed.CopyFrom(sharding)
-  if sharding.iota_reshape_dims:
-    iota = np.arange(np.prod(sharding.iota_reshape_dims)).reshape(sharding.iota_reshape_dims)
+  if sizes := list(sharding.iota_reshape_dims):
+    iota = np.arange(np.prod(sizes)).reshape(sizes)
     listed.tile_assignment_devices.extend(iota.transpose(sharding.iota_transpose_perm).flat)
     listed.ClearField('iota_reshape_dims')
     listed.ClearField('iota_transpose_perm')
@@ -313,7 +289,7 @@ def _tiles(
     yield tuple(slice(0, size) for size in shape), list(range(num_cores))
     return
   tiles = tuple(sharding.tile_assignment_dimensions)[: len(shape)]
-  holders = np.reshape(sharding.tile_assignment_devices, (*tiles, -1))
+  cores = np.reshape(sharding.tile_assignment_devices, (*tiles, -1))
   sizes = [size // parts for size, parts in zip(shape, tiles, strict=True)]
   for place in np.ndindex(*tiles):
-    yield tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, sizes, strict=True)), holders[place].tolist()
+    yield tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, sizes, strict=True)), cores[place].tolist()

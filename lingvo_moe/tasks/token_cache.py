@@ -133,7 +133,7 @@ Tokenise = Callable[[Sequence[str], Vocab, Callable[[int], None]], Iterator[tupl
 
 def _folders(entries: Sequence[Entry], cache_dir: str, quiet: bool) -> list[str]:
   """Folder of each entry, named by a hash of everything that it depends on."""
-  contents = iter(content_hashes.of_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
+  contents = iter(content_hashes.in_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
   folders = []
   for entry in entries:
     key = ' '.join([str(_FORMAT), entry.vocab.fingerprint, *(next(contents) for _ in entry.files)])

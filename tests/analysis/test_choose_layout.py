@@ -17,7 +17,7 @@ pytest.importorskip('jax')
 cost = pytest.importorskip('lingvo_moe.analysis.cost')
 layouts = pytest.importorskip('lingvo_moe.analysis.layouts')
 
-COMMAND = ['-m', 'lingvo_moe.commands.cost']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'cost']
 SMALL = {
   'source_vocab_size': 60,
   'target_vocab_size': 50,

@@ -26,7 +26,7 @@ aot = pytest.importorskip('lingvo_moe.runtime.aot')
 
 pytestmark = pytest.mark.compiled
 
-COMMAND = ['-m', 'lingvo_moe.commands.cost']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'cost']
 SMALL = {
   'source_vocab_size': 60,
   'target_vocab_size': 50,
@@ -180,7 +180,7 @@ ENTRY %main {
 
 def test_only_what_is_sliced_or_updated_is_moved():
   module = hlo.parse(FUSED)
-  moved = {i.name: cost.traffic(module, module.entry, i) for i in module.entry.instructions}
+  moved = {i.name: hlo.traffic(module, module.entry, i) for i in module.entry.instructions}
   assert moved['f'] == 4 * (100 + 100 + 100)  # the slice, r, and the update; neither of the stacks
   assert moved['plain'] == 4 * (100 + 100)  # what is in the fast memory is not
   assert moved['x'] == 0
@@ -215,7 +215,7 @@ ENTRY %main {
 
 def test_a_slice_in_an_inner_fusion_moves_no_more_than_the_slice():
   module = hlo.parse(NESTED)
-  moved = cost.traffic(module, module.entry, module.entry.by_name['f'])
+  moved = hlo.traffic(module, module.entry, module.entry.by_name['f'])
   assert moved == 4 * (100 + 1 + 100 + 100)  # the slice, its index, r, and the sum
 
 

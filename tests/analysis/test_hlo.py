@@ -143,11 +143,11 @@ def test_a_loop_of_rounds_counts_as_many_as_it_is_said_to_run():
   text = COUNTED.replace('constant(11)', 'parameter(1)').replace('calls=%next', named)
   module = hlo.parse(text)
   loop = module.entry.by_name['there']
-  assert hlo_loops.is_rounds(module, loop) and hlo_loops.times_run(module, module.entry, loop, 3) == 3
+  assert hlo_loops.times_run(module, module.entry, loop, 3) == 3
   assert [hlo_loops.executions(module, rounds)['forward'] for rounds in (1, 3)] == [1, 3]
   of_known_length = hlo.parse(COUNTED.replace('calls=%next', named))
   assert hlo_loops.executions(of_known_length, 3)['forward'] == 6
-  assert not hlo_loops.is_rounds(module, module.entry.by_name['back'])
+  assert hlo_loops.times_run(module, module.entry, module.entry.by_name['back'], 3) is None
 
 
 def test_flops_of_a_product_within_a_fusion_within_a_loop():

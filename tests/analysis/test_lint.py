@@ -22,7 +22,7 @@ pytest.importorskip('jax')
 
 pytestmark = pytest.mark.compiled
 
-COMMAND = ['-m', 'lingvo_moe.commands.lint']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'lint']
 MESH = 'data:2,expert:2'
 
 

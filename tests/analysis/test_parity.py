@@ -20,7 +20,7 @@ pytest.importorskip('jax')
 
 pytestmark = pytest.mark.compiled
 
-COMMAND = ['-m', 'lingvo_moe.commands.parity']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'parity']
 MESHES = ('expert:2', 'expert:4', 'data:2,expert:2', 'expert:2,model:2', 'data:2,expert:2,model:2')
 SMALL = {
   'source_vocab_size': 60,

@@ -142,7 +142,7 @@ def _resume(place: pathlib.Path) -> Any:
     training, resumed = job.set_up(runtime_flags.Choice())
   try:
     digest = hashlib.sha256()
-    for piece in training.runtime.pieces():
+    for piece in training.runtime.slices():
       digest.update(bytes(piece.value.numpy()))
     for number in range(STEPS, STEPS + 3):
       for name, ids in sorted(training.train_input.batch(number).items()):

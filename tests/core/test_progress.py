@@ -75,7 +75,7 @@ def test_durations_are_for_people(seconds, text):
 
 def test_work_that_is_not_counted_is_said_at_once_and_now_and_then():
   file = io.StringIO()
-  with progress.Working('compiling', every=0.05, file=file):
+  with progress.working('compiling', every=0.05, file=file):
     assert file.getvalue().splitlines()[0] == 'compiling ...'
     until = time.monotonic() + 60
     while file.getvalue().count('\n') < 2 and time.monotonic() < until:

@@ -26,7 +26,7 @@ from lingvo_moe.run import inference
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 COMMAND = ['-m', 'lingvo_moe.commands.average']

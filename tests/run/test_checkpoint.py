@@ -16,8 +16,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.checkpoint import Saver
-from lingvo_moe.runtime.pieces import Piece
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.runtime.slices import WholeState
 
 SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer_01/moe/wi/row': (2, 3)}
 
@@ -38,7 +38,7 @@ class Half(WholeState):
 
   own: tuple = ()
 
-  def pieces(self):
+  def slices(self):
     return self.own
 
 
@@ -85,8 +85,8 @@ def test_stacked_layers_are_saved_one_by_one_and_read_either_way(tmp_path):
   np.testing.assert_array_equal(whole[0:1, 1:3, 2:4], stacked[0:1, 1:3, 2:4])
   np.testing.assert_array_equal(rows[1:2], row[1:2])
   split = [
-    Piece('step', (), (), np.int64(8)),
-    *(Piece('encoder/layers_1of2/wi', (2, 3, 4), (i, 0, 0), stacked[i : i + 1]) for i in (0, 1)),
+    Slice('step', (), (), np.int64(8)),
+    *(Slice('encoder/layers_1of2/wi', (2, 3, 4), (i, 0, 0), stacked[i : i + 1]) for i in (0, 1)),
   ]
   kept.save(Half({'step': 8}, own=tuple(split)))
   np.testing.assert_array_equal(
@@ -258,7 +258,7 @@ def test_every_file_of_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, 
   kept = Checkpoints(str(tmp_path))
   parts = [dataclasses.replace(state_at(3), process_index=i, process_count=count) for i in range(count)]
   if count == 2:  # each holds a tensor of its own
-    pieces = list(parts[0].pieces())
+    pieces = list(parts[0].slices())
     parts = [Half(part.state, part.process_index, 2, pieces[part.process_index :: 2]) for part in parts]
   monkeypatch.setattr(os, 'fsync', noted)
   monkeypatch.setattr(os, 'rename', renamed)
@@ -330,9 +330,9 @@ def test_saving_beside_training_keeps_what_was_then(tmp_path, monkeypatch):
   monkeypatch.setattr(checkpoint, '_write', lambda *args: [trained.wait(30), write(*args)][1])
 
   class Trained(WholeState):
-    def pieces(self):
-      yield Piece('step', (), (), np.int64(self.step))
-      yield Piece('w', (3,), (0,), weight)  # a view that the next step overwrites
+    def slices(self):
+      yield Slice('step', (), (), np.int64(self.step))
+      yield Slice('w', (3,), (0,), weight)  # a view that the next step overwrites
 
   weight = np.ones(3, np.float32)
   saver = Saver(Checkpoints(str(tmp_path)), Trained({'step': 4}))

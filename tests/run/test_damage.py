@@ -33,7 +33,7 @@ from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.pieces import WholeState
+from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome
 from lingvo_moe.tasks.task import task_of

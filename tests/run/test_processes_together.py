@@ -18,7 +18,7 @@ from lingvo_moe.run import hooks
 from lingvo_moe.run.checkpoint import Checkpoints
 from lingvo_moe.run.checkpoint import Saver
 from lingvo_moe.run.training import Step
-from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.slices import Slice
 
 COUNT = 2
 
@@ -39,10 +39,10 @@ class Runtime:
     self.step += 1
     self._row[:] = self.step
 
-  def pieces(self):
+  def slices(self):
     if self.process_index == 0:
-      yield Piece('step', (), (), np.int64(self.step))
-    yield Piece('w', (COUNT, 3), (self.process_index, 0), self._row)
+      yield Slice('step', (), (), np.int64(self.step))
+    yield Slice('w', (COUNT, 3), (self.process_index, 0), self._row)
 
   def gather(self, value):
     self.calls.append(self.step)

@@ -96,7 +96,7 @@ def compiled(moe, mesh, split_dense=False, rows=ROWS):
   lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
   stored = {name: lowered.stored(name, spec) for name, spec in layers.specs().items()}
   jitted = jax.jit(
-    lowered.traced(layers.gradients),
+    lowering.traced(layers.gradients, mesh),
     in_shardings=(stored, lowered.rows),
     out_shardings=(lowered.whole, lowered.rows, stored),
   )
@@ -348,7 +348,7 @@ def test_weights_are_stored_once_whatever_the_mesh_of_a_step():
   stored = {name: lowered.stored(name, spec) for name, spec in specs.items()}
   assert stored['moe/wi'].shard_shape((E, M, H)) == (E // 4, M, H // 2)
   jitted = jax.jit(
-    lowered.traced(Layers(MOE).gradients),
+    lowering.traced(Layers(MOE).gradients, mesh),
     in_shardings=(stored, lowered.rows),
     out_shardings=(lowered.whole, lowered.rows, stored),
   )

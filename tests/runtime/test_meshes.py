@@ -94,7 +94,7 @@ def test_a_layer_with_experts_runs_on_every_kind_of_mesh(mesh, dispatch, scanned
   specs, function = gradients_of(dispatch, scanned)
   lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
   stored = {name: lowered.stored(name, spec) for name, spec in specs.items()}
-  jitted = jax.jit(lowered.traced(function), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
+  jitted = jax.jit(lowering.traced(function, mesh), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
   for got, expected in zip(jitted(*arguments(scanned)), on_one_device(scanned), strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected)))
 
@@ -120,7 +120,7 @@ def test_an_lstm_runs_on_every_kind_of_mesh(mesh, cell_dim):
   x_BTM = rng.standard_normal([8, 4, 8]).astype(np.float32)
   lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
   stored = {name: lowered.stored(name, spec) for name, spec in layer.weights().items()}
-  jitted = jax.jit(lowered.traced(function), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
+  jitted = jax.jit(lowering.traced(function, mesh), in_shardings=(stored, lowered.rows), out_shardings=lowered.whole)
   one_device = function({name: tf.constant(w) for name, w in weights.items()}, tf.constant(x_BTM))
   for got, expected in zip(jitted(weights, x_BTM), one_device, strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.max(np.abs(expected)))

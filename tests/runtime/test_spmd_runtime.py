@@ -124,7 +124,7 @@ def test_every_element_is_saved_once():
   runtime = runtime_on('data:2,expert:2')
   runtime.init()
   saved = {}
-  for piece in runtime.pieces():
+  for piece in runtime.slices():
     saved[piece.name] = saved.get(piece.name, 0) + piece.value.size
   program = CONFIG.program()
   sizes = {name: spec.size for name, spec in program.weight_specs.items()}
@@ -162,7 +162,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_told_with_one_that_does():
 def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
   mesh = Mesh.parse('expert:4')
   lowered = lowering.Lowering(None, mesh, spmd.connect(mesh))
-  function = lowered.traced(lambda x: xla_sharding.replicate(tf.sin(annotate(x))))
+  function = lowering.traced(lambda x: xla_sharding.replicate(tf.sin(annotate(x))), mesh)
   x = np.arange(18, dtype=np.float32).reshape(6, 3)
   compiled = jax.jit(function, in_shardings=lowered.whole, out_shardings=lowered.whole).lower(x).compile()
   np.testing.assert_allclose(compiled(x), np.sin(x), rtol=1e-5)

@@ -163,7 +163,7 @@ def test_each_core_keeps_its_part_and_no_more():
     np.testing.assert_array_equal(held.variables[core], part)
   np.testing.assert_array_equal(held[1:3], value[1:3])
   parts = list(held.parts())
-  assert [begin for begin, _ in parts] == [(0, 0), (2, 0)]
+  assert [(rows.start, columns.start) for (rows, columns), _ in parts] == [(0, 0), (2, 0)]
   np.testing.assert_array_equal(np.concatenate([part for _, part in parts]), value)
 
 

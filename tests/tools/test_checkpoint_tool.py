@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoint import Checkpoints
-from lingvo_moe.runtime.pieces import Piece
+from lingvo_moe.runtime.slices import Slice
 
 COMMAND = ['-m', 'lingvo_moe.commands.checkpoint']
 WI = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -34,16 +34,16 @@ class HalfOfTwo:
   process_count: int = 2
   fails: bool = False
 
-  def pieces(self):
+  def slices(self):
     i = self.process_index
     if self.fails:
-      yield Piece('moe/wi', (2, 3, 4), (7, 0, 0), WI[:1])  # beyond the tensor: cannot be written
+      yield Slice('moe/wi', (2, 3, 4), (7, 0, 0), WI[:1])  # beyond the tensor: cannot be written
       return
     if i == 0:
-      yield Piece('step', (), (), np.int64(self.step))
-      yield Piece('norm', (4,), (0,), np.ones(4, np.float32))
-    yield Piece('moe/wi', (2, 3, 4), (i, 0, 0), WI[i : i + 1])
-    yield Piece('slots/moe/wi/row', (2, 3), (i, 0), np.full([1, 3], i, np.float32))
+      yield Slice('step', (), (), np.int64(self.step))
+      yield Slice('norm', (4,), (0,), np.ones(4, np.float32))
+    yield Slice('moe/wi', (2, 3, 4), (i, 0, 0), WI[i : i + 1])
+    yield Slice('slots/moe/wi/row', (2, 3), (i, 0), np.full([1, 3], i, np.float32))
 
   def agree(self, flag):
     self.meeting.wait(30)

@@ -10,7 +10,7 @@ import pytest
 
 from lingvo_moe.core import registry
 
-COMMAND = ['-m', 'lingvo_moe.commands.models']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'models']
 
 
 def run(*flags):

@@ -24,6 +24,7 @@ from paper import claims
 from paper import operator_tables
 from paper import plots
 from paper import programs
+from paper import step_times
 from paper.claims import Case
 from paper.claims import Row
 from paper.report_cache import ReportCache
@@ -104,45 +105,39 @@ class Figures:
   def compile(self) -> list[str]:
     """Compile time and program size against devices and depth."""
     by_devices = [(case.devices, self._get(case)) for case in map(self._growing, self._squares)]
-    by_depth = [
-      (config.encoder_layers + config.decoder_layers, self._get(case))
-      for case, config in ((case, configured(case)) for case in self._depths())
-    ]
+    by_depth = [(step_times.layers_of(case), self._get(case)) for case in self._depths()]
     figures = {'seconds to compile': _compile_seconds, 'program, MiB of text': _program_mib}
     with plots.page(self._path('compile'), columns=2, rows=2, width=5.5, height=3.2) as pages:
       for row, (figure, of) in enumerate(figures.items()):
         for column, (points, label) in enumerate(((by_devices, 'cores D'), (by_depth, 'layers'))):
-          axes, there = pages[2 * row + column], [(x, of(report)) for x, report in points if report]
-          xs, ys = zip(*there) if there else ((), ())
+          axes, compiled = pages[2 * row + column], [(x, of(report)) for x, report in points if report]
+          xs, ys = zip(*compiled) if compiled else ((), ())
           plots.line(axes, xs, ys, 'here', plots.COLOURS[0])
-          if there:
+          if compiled:
             plots.line(axes, xs, [ys[0]] * len(xs), 'constant', 'black', '--')
             axes.set_ylim(0, 1.25 * max(ys))
             plots.powers_of_two(axes, xs) if column == 0 else axes.set_xticks(xs)
           axes.set(xlabel=label, ylabel=figure)
           axes.legend(fontsize=8, loc='lower right')
-      pages[0].set_title(f'{_layers_of(self._growing(self._squares[0]))} layers, D experts on D cores')
+      pages[0].set_title(f'{step_times.layers_of(self._growing(self._squares[0]))} layers, D experts on D cores')
       pages[1].set_title(f'{configured(self._depths()[0]).num_experts} experts on {self._depths()[0].devices} cores')
-    columns = ['seconds to trace and lower', 'seconds to compile', 'program, MiB of text', 'of code']
-    columns.append('collectives in a step')
-    cells = lambda report: [
-      _of(report, lambda r: f'{r["trace_seconds"]:.0f}'),
-      _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
-      _of(report, lambda r: f'{_program_mib(r):.2f}'),
-      _of(report, lambda r: f'{r["code_bytes"] / 2**20:.0f}'),
-      _of(report, _collectives),
-    ]
+    columns = {
+      'seconds to trace and lower': lambda x, report: _of(report, lambda r: f'{r["trace_seconds"]:.0f}'),
+      'seconds to compile': lambda x, report: _of(report, _compile_time),
+      'program, MiB of text': lambda x, report: _of(report, lambda r: f'{_program_mib(r):.2f}'),
+      'of code': lambda x, report: _of(report, lambda r: f'{r["code_bytes"] / 2**20:.0f}'),
+      'collectives in a step': lambda x, report: _of(report, _collectives),
+    }
+    against = lambda what, points: [_table({what: lambda x, report: str(x)} | columns, points), _spread(points, what)]
     return [
       '## Compile time and program size',
       'The paper: compilation takes near constant time for any number of partitions (section 3.3). Seconds are '
       'wall-clock times, on a machine that may have been busy with other work. With scanned stacks the program is '
       'constant in depth too, except for the trip counts of its loops.',
-      f'### Against devices: {_layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
-      table(['cores', *columns], [(str(d), *cells(report)) for d, report in by_devices]),
-      _spread(by_devices, 'cores'),
+      f'### Against devices: {step_times.layers_of(self._growing(self._squares[0]))} layers, as many experts as cores',
+      *against('cores', by_devices),
       '### Against depth',
-      table(['layers', *columns], [(str(n), *cells(report)) for n, report in by_depth]),
-      _spread(by_depth, 'layers'),
+      *against('layers', by_depth),
       image('compile'),
     ]
 
@@ -150,105 +145,36 @@ class Figures:
     """Time of a step by the seven parts of the paper and by phase, with few and with many experts."""
     cases = [self._growing(topology) for topology in self._squares[2 if not self._tiny else 0 :]]
     compiled = [(case.devices, report) for case in cases if (report := self._get(case))]
-    if not compiled:
-      return ['## Figure 8: the time of a step by part', 'None of the programs was compiled.']
-    # {part: {phase: milliseconds for each number of devices}}, of the layers and of the rest of a step
-    layers, rest = (
-      {
-        part: {p: [1e3 * of(report['phases'][p]) for _, report in compiled] for p in PHASES}
-        for part, of in parts.items()
-      }
-      for parts in (_LAYER_PARTS, _OTHER_PARTS)
-    )
-    of_phase = lambda parts, phase: {part: phases[phase] for part, phases in parts.items()}
-    forward = of_phase(layers, 'forward')
-    whole = _sums(forward)
-    shares = {part: [100 * ms / total for ms, total in zip(values, whole)] for part, values in forward.items()}
-    with plots.page(self._path('figure8'), columns=2, width=5.8, height=5.6) as (absolute, relative):
-      names = [f'{d} experts\non {d} cores' for d, _ in compiled]
-      of_step = {phase: _sums(of_phase({**layers, **rest}, phase)) for phase in PHASES}
-      plots.stacked(absolute, names, of_step, 'milliseconds a step, estimated')
-      absolute.set_title('The whole train step, by phase')
-      absolute.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.12), ncols=2)
-      plots.stacked(relative, names, shares, 'per cent of the forward time of the layers')
-      relative.set_title('Its layers forward, by part')
-      relative.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.12), ncols=2)
-      for x, (d, _) in enumerate(compiled):
-        if d in claims.FIGURE_8['AllToAll'] and not self._tiny:
-          at = 100 - 100 * claims.FIGURE_8['AllToAll'][d]
-          relative.hlines(at, x - 0.42, x + 0.42, color='black', linestyle='--')
-          relative.annotate(
-            f'paper: {100 - at:.0f}%', (x + 0.3, at), xytext=(4, 3), textcoords='offset points', fontsize=8
-          )
-    line = lambda name, phases: (name, *(f'{phases[p][i]:.4g}' for i in range(len(compiled)) for p in PHASES))
-    total = lambda parts: {phase: _sums(of_phase(parts, phase)) for phase in PHASES}
-    rows = [line(part, phases) for part, phases in layers.items()]
-    rows.append(line('the layers', total(layers)))
-    rows += [line(part, phases) for part, phases in rest.items()]
-    rows.append(line('the step', total({**layers, **rest})))
-    percent = [(part, *(f'{share:.1f}%' for share in values)) for part, values in shares.items()]
-    blocks = [
-      '## Figure 8: the time of a step by part',
-      f'{_layers_of(cases[0])} layers, {_tokens_a_core(cases[0]):,} source tokens a core, as many experts and groups '
-      'as cores. A roofline: every operation at the peak of what bounds it, with no overlap. The parts are those of '
-      "the paper's section 5.2: gate einsums are the first two einsums and the last of Algorithm 2, with the softmax "
-      'and the argmax of the gate; cumsum is what finds the places in the queues of experts; dispatch and combine is '
-      'the AllToAll. A norm, dropout and residual sum belong to the part they stand before or after.',
-      '### Forward, of the time of the layers, as the paper draws it',
-      table(['', *(f'{d} experts' for d, _ in compiled)], percent),
-      '### Milliseconds a step by phase',
-      table(['', *(f'{d} experts, {phase}' for d, _ in compiled for phase in PHASES)], rows),
-    ]
-    by_devices = {d: i for i, (d, _) in enumerate(compiled)}
-    if {128, 2048} <= set(by_devices):
-      few, many = by_devices[128], by_devices[2048]
-      exchange, cumsum = forward[_EXCHANGE], shares[_CUMSUM]
-      blocks += [
-        '### Beside the statements of the paper, forward',
-        table(
-          ['', 'here', 'the paper'],
-          [
-            *(
-              (
-                f'share of AllToAll in the layers, {d} experts',
-                f'{shares[_EXCHANGE][i]:.0f}%',
-                f'{claims.FIGURE_8["AllToAll"][d]:.0%}',
-              )
-              for d, i in ((128, few), (2048, many))
-            ),
-            (
-              'AllToAll, 2048 experts over 128',
-              f'{exchange[many] / exchange[few]:.2f}',
-              f'{claims.FIGURE_8["AllToAll grows"]:g}',
-            ),
-            ('the layers, 2048 experts over 128', f'{whole[many] / whole[few]:.2f}', f'{claims.FIGURE_8["step"]:g}'),
-            (
-              'share of the gate without einsums in the layers, 2048 experts',
-              f'{cumsum[many]:.1f}%',
-              f'below {claims.FIGURE_8["cumsum"]:.0%}',
-            ),
-          ],
-        ),
-      ]
-    return [*blocks, image('figure8')]
+    return step_times.blocks(cases[0], compiled, self._path('figure8'), self._tiny)
 
   def figure7(self) -> list[str]:
     """Memory of a device by kind."""
     rows = sorted([*claims.TABLE_1, claims.MOE_2048E_24L], key=lambda row: (row.layers, row.weights or 0))
-    compiled = [(row, case, report) for row in rows if (report := self._get(case := self._case(row)))]
-    kinds = [_memory_kinds(case, report) for _, case, report in compiled]
+    compiled = [
+      (row, report, _memory_kinds(case, report)) for row in rows if (report := self._get(case := self._case(row)))
+    ]
+    kinds = list(compiled[0][2]) if compiled else []
     if compiled:
       with plots.page(self._path('figure7'), width=11, height=4.8) as (axes,):
-        parts = {kind: [memory[kind] / _GIB for memory in kinds] for kind in kinds[0]}
-        plots.stacked(axes, [row.name.replace('(', '\n(') for row, _, _ in compiled], parts, 'GiB of a core')
-        usable = compiled[0][2]['memory_per_device']['hbm'] / _GIB
-        if not self._tiny:
+        parts = {kind: [memory[kind] / _GIB for *_, memory in compiled] for kind in kinds}
+        plots.stacked(axes, [row.name.replace('(', '\n(') for row, *_ in compiled], parts, 'GiB of a core')
+        usable = _gib(compiled[0][1], 'hbm') if not self._tiny else 0
+        if usable:
           axes.axhline(usable, color='black', linestyle='--', linewidth=1)
           axes.annotate(f'{usable:.2f} GiB usable', (-0.4, usable), xytext=(0, 3), textcoords='offset points')
-          axes.set_ylim(0, 1.3 * max(usable, *_sums(parts)))
+          axes.set_ylim(0, 1.3 * max(usable, *step_times.sums(parts)))
         axes.set_title('Memory of a core by kind')
         axes.legend(fontsize=8, ncols=3, loc='upper right')
-    columns = list(kinds[0]) if kinds else []
+    columns = {
+      'model': lambda row, report, memory: row.name,
+      'cores': lambda row, report, memory: str(report['devices']),
+    }
+    columns |= {kind: lambda row, report, memory, kind=kind: f'{memory[kind] / _GIB:.2f}' for kind in kinds}
+    columns |= {
+      'in all': lambda row, report, memory: f'{_gib(report):.2f}',
+      'time of rematerialisation': lambda row, report, memory: _percent(_rematerialised(report)),
+      'the paper': lambda row, report, memory: _percent(claims.REMATERIALISED.get(row.layers)),
+    }
     return [
       '## Figure 7: memory of a device',
       "GiB of a core. The paper's bars are drawn, not printed; its text says that weights and activations stay "
@@ -257,101 +183,65 @@ class Figures:
       'Activations are the values that backward needs from forward; gradients are among the temporaries. The last '
       "columns have the share of the step, at the compiler's estimate, that recomputes values for backward; the "
       "paper's is of the cycles.",
-      table(
-        ['model', 'cores', *columns, 'in all', 'time of rematerialisation', 'the paper'],
-        [
-          (row.name, str(report['devices']), *(f'{memory[kind] / _GIB:.2f}' for kind in columns))
-          + (f'{report["memory_per_device"]["total"] / _GIB:.2f}', _percent(_rematerialised(report)))
-          + (_percent(claims.REMATERIALISED.get(row.layers)),)
-          for (row, _, report), memory in zip(compiled, kinds)
-        ],
-      ),
+      _table(columns, compiled),
       *([image('figure7')] if compiled else []),
     ]
 
   def table1(self) -> list[str]:
     """Models of Table 1: weights, memory and compile time on the paper's machines."""
-    rows = []
-    for row in claims.TABLE_1:
-      case = self._case(row)
-      config, report = configured(case), self._get(case)
-      rows.append(
-        (
-          row.name,
-          sizes.short(int(row.weights)),
-          _of(report, lambda r: sizes.short(r['weights'])),
-          f'{case.topology}, {case.devices} cores',
-          case.mesh,
-          f'{config.batch_tokens:,}',
-          f'{_tokens_a_core(case):,}',
-          'yes' if case.split_dense else 'no',
-          str(config.micro_batches),
-          config.remat,
-          config.activation_dtype,
-          _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
-          _of(report, lambda r: f'{r["memory_per_device"]["total"] / _GIB:.2f}'),
-          _of(report, lambda r: 'yes' if r['fits'] else 'no'),
-          _of(report, _collectives),
-        )
-      )
-    config = configured(self._case(claims.TABLE_1[0]))
+    cases = [(row, case := self._case(row), configured(case), self._get(case)) for row in claims.TABLE_1]
+    columns = {
+      'model': lambda row, case, config, report: row.name,
+      'weights: paper': lambda row, case, config, report: sizes.short(int(row.weights)),
+      'counted': lambda *of: _of(of[-1], lambda r: sizes.short(r['weights'])),
+      'slice': lambda row, case, config, report: f'{case.topology}, {case.devices} cores',
+      'mesh': lambda row, case, config, report: case.mesh,
+      'source tokens a batch': lambda row, case, config, report: f'{config.batch_tokens:,}',
+      'a core': lambda row, case, config, report: f'{step_times.tokens_a_core(case):,}',
+      'dense weights split': lambda row, case, config, report: _yes(case.split_dense),
+      'micro-batches': lambda row, case, config, report: str(config.micro_batches),
+      'rematerialised': lambda row, case, config, report: config.remat,
+      'activations': lambda row, case, config, report: config.activation_dtype,
+      'seconds to compile': lambda *of: _of(of[-1], _compile_time),
+      f'GiB of {claims.USABLE_GIB}': lambda *of: _of(of[-1], lambda r: f'{_gib(r):.2f}'),
+      'fits': lambda *of: _of(of[-1], lambda r: _yes(r['fits'])),
+      'collectives in a step': lambda *of: _of(of[-1], _collectives),
+    }
     return [
       '## Table 1: the models, compiled for the machines of the paper',
-      f'Source tokens are positions of rows of {config.max_length}, packed; a batch has as many target tokens. '
+      f'Source tokens are positions of rows of {cases[0][2].max_length}, packed; a batch has as many target tokens. '
       'Weights, gradients and the optimiser are float32. Of the 16 GiB of a core the compiler allows '
       f'{claims.USABLE_GIB}.',
-      table(
-        [
-          'model',
-          'weights: paper',
-          'counted',
-          'slice',
-          'mesh',
-          'source tokens a batch',
-          'a core',
-          'dense weights split',
-        ]
-        + [
-          'micro-batches',
-          'rematerialised',
-          'activations',
-          'seconds to compile',
-          f'GiB of {claims.USABLE_GIB}',
-          'fits',
-        ]
-        + ['collectives in a step'],
-        rows,
-      ),
+      _table(columns, cases),
     ]
 
   def table3(self) -> list[str]:
     """Steps a second, estimated, next to the paper's measurements."""
     pairs = [(row, self._get(self._case(row))) for row in claims.TABLE_1]
-    rate = lambda report, key: 1 / report[key] if report and report[key] else None
+    rate = lambda report, key: 1 / report[f'step_seconds_{key}'] if report and report[f'step_seconds_{key}'] else None
     with plots.page(self._path('table3'), width=11, height=4.2) as (axes,):
       series = {
         'the paper, measured': [row.steps_per_second for row, _ in pairs],
-        "at the compiler's estimate": [rate(report, 'step_seconds_compiler') for _, report in pairs],
-        'at most (roofline)': [rate(report, 'step_seconds_roofline') for _, report in pairs],
+        "at the compiler's estimate": [rate(report, 'compiler') for _, report in pairs],
+        'at most (roofline)': [rate(report, 'roofline') for _, report in pairs],
       }
       plots.grouped(axes, [row.name.replace('(', '\n(') for row, _ in pairs], series, 'steps a second')
       axes.set_title('Steps a second')
       axes.legend(fontsize=8)
     number = lambda value, digits=2: _NONE if value is None else f'{value:.{digits}f}'
-    rows = [
-      (
-        row.name,
-        f'{row.batch_tokens // 2**20}M' if row.batch_tokens else _NONE,
-        number(row.steps_per_second),
-        number(rate(report, 'step_seconds_compiler')),
-        number(rate(report, 'step_seconds_roofline')),
-        number(row.core_years, 1),
-        number(row.core_years_at(rate(report, 'step_seconds_compiler')), 1),
-        _of(report, lambda r: f'{r["flops"] / 1e12:.1f}'),
-        _of(report, lambda r: _NONE if r['flops_share_of_peak'] is None else f'{r["flops_share_of_peak"]:.0%}'),
-      )
-      for row, report in pairs
-    ]
+    columns = {
+      'model': lambda row, report: row.name,
+      'tokens a batch': lambda row, report: f'{row.batch_tokens // 2**20}M' if row.batch_tokens else _NONE,
+      'the paper, measured': lambda row, report: number(row.steps_per_second),
+      "at the compiler's estimate": lambda row, report: number(rate(report, 'compiler')),
+      'at most (roofline)': lambda row, report: number(rate(report, 'roofline')),
+      'TPU core-years: the paper': lambda row, report: number(row.core_years, 1),
+      "core-years at the compiler's estimate": lambda row, report: number(
+        row.core_years_at(rate(report, 'compiler')), 1
+      ),
+      'TFLOPs a core and step': lambda row, report: _of(report, lambda r: f'{r["flops"] / 1e12:.1f}'),
+      'of peak, at the estimate': lambda row, report: _of(report, lambda r: _percent(r['flops_share_of_peak'])),
+    }
     return [
       '## Table 3: steps a second',
       "Estimates, not measurements. The compiler's own counts of cycles and our time of collectives, one after the "
@@ -359,51 +249,29 @@ class Figures:
       'paper and as many target tokens. The paper prints no steps a second for T(96L), which it trained with GPipe, '
       'and nothing for MoE(2048E, 60L). Core-years are those of as many steps as the paper took: its steps a second '
       'times its days, about a trillion tokens; 300,000 for T(96L).',
-      table(
-        ['model', 'tokens a batch', 'the paper, measured', "at the compiler's estimate", 'at most (roofline)']
-        + ['TPU core-years: the paper', "at the compiler's estimate"]
-        + ['TFLOPs a core and step', 'of peak, at the estimate'],
-        rows,
-      ),
+      _table(columns, pairs),
       image('table3'),
     ]
 
   def newer(self) -> list[str]:
     """Model of 600B weights on fewer, newer chips."""
-    rows = []
-    for case in dict.fromkeys(map(self._in_size, claims.NEWER)):
-      config, report = configured(case), self._get(case)
-      rows.append(
-        (
-          case.topology,
-          str(case.devices),
-          str(config.micro_batches),
-          'yes' if case.split_dense else 'no',
-          _of(report, lambda r: f'{r["memory_per_device"]["total"] / _GIB:.1f}'),
-          _of(report, lambda r: f'{r["memory_per_device"]["hbm"] / _GIB:.1f}'),
-          _of(report, lambda r: 'yes' if r['fits'] else f'no: {r["refused"]}'),
-          _of(report, lambda r: f'{_compile_seconds(r):.0f}'),
-          _of(report, lambda r: f'{1 / r["step_seconds_roofline"]:.2f}'),
-        )
-      )
+    cases = [(case, configured(case), self._get(case)) for case in dict.fromkeys(map(self._in_size, claims.NEWER))]
+    columns = {
+      'slice': lambda case, config, report: case.topology,
+      'devices': lambda case, config, report: str(case.devices),
+      'micro-batches': lambda case, config, report: str(config.micro_batches),
+      'dense weights split': lambda case, config, report: _yes(case.split_dense),
+      'GiB of a device': lambda *of: _of(of[-1], lambda r: f'{_gib(r):.1f}'),
+      'allowed': lambda *of: _of(of[-1], lambda r: f'{_gib(r, "hbm"):.1f}'),
+      'fits': lambda *of: _of(of[-1], lambda r: 'yes' if r['fits'] else f'no: {r["refused"]}'),
+      'seconds to compile': lambda *of: _of(of[-1], _compile_time),
+      'steps a second at most (roofline)': lambda *of: _of(of[-1], lambda r: f'{1 / r["step_seconds_roofline"]:.2f}'),
+    }
     return [
       '## MoE(2048E, 36L) on newer machines',
       'The same batch, in micro-batches of 2,048 tokens a device or at once. Float32 weights and '
       'gradients alone take 4.5 TiB.',
-      table(
-        [
-          'slice',
-          'devices',
-          'micro-batches',
-          'dense weights split',
-          'GiB of a device',
-          'allowed',
-          'fits',
-          'seconds to compile',
-        ]
-        + ['steps a second at most (roofline)'],
-        rows,
-      ),
+      _table(columns, cases),
     ]
 
   def programs(self) -> list[str]:
@@ -445,27 +313,6 @@ def _seconds(kind: str, size: int, topology: Topology) -> float:
   return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
 
 
-# Seconds, by phase of a report, of the parts into which the paper's section 5.2 and Figure 8 divide a MoE layer and the
-# Transformer layer next to it, and of the rest of a step.
-_seconds_of = lambda part, *kinds: lambda phase: sum(phase[part][f'{kind}_seconds'] for kind in kinds)
-_both = lambda part: _seconds_of(part, 'compute', 'collective')
-_EXCHANGE, _CUMSUM = 'MoE dispatch and combine (AllToAll)', 'gate cumsum'
-_LAYER_PARTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-  'Transformer attention': _both('attention'),
-  'Transformer projections': _both('projections'),
-  'Transformer feed-forward': _both('feed-forward'),
-  'MoE feed-forward': _both('experts'),
-  'gate einsums': lambda phase: _both('gating')(phase) + _seconds_of('dispatch/combine', 'compute')(phase),
-  _CUMSUM: _both('cumsum'),
-  _EXCHANGE: _seconds_of('dispatch/combine', 'collective'),
-}
-_OTHER_PARTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
-  'output softmax': _both('softmax'),
-  'optimiser and AllReduce': _both('optimiser'),
-  'other': _both('other'),
-}
-
-
 def _memory_kinds(case: Case, report: Report) -> dict[str, float]:
   """Bytes of a device by kind; they sum to the total."""
   used = report['memory_per_device']
@@ -500,16 +347,29 @@ def _percent(share: float | None) -> str:
   return _NONE if share is None else f'{share:.0%}'
 
 
-def _sums(parts: Mapping[str, Sequence[float]]) -> list[float]:
-  return [sum(values) for values in zip(*parts.values())]
-
-
 def _of(report: Report | None, cell: Callable[[Report], str]) -> str:
   return _NONE if report is None else cell(report)
 
 
 def _compile_seconds(report: Report) -> float:
   return report['compile_seconds']
+
+
+def _compile_time(report: Report) -> str:
+  return f'{report["compile_seconds"]:.0f}'
+
+
+def _gib(report: Report, kind: str = 'total') -> float:
+  return report['memory_per_device'][kind] / _GIB
+
+
+def _yes(value: bool) -> str:
+  return 'yes' if value else 'no'
+
+
+def _table(columns: Mapping[str, Callable[..., str]], rows: Sequence[Sequence[Any]]) -> str:
+  """Markdown table of columns, each a name and the function of a row that makes its cell."""
+  return table(list(columns), [[cell(*row) for cell in columns.values()] for row in rows])
 
 
 def _program_mib(report: Report) -> float:
@@ -519,15 +379,6 @@ def _program_mib(report: Report) -> float:
 def _collectives(report: Report) -> str:
   found = ', '.join(f'{count} {kind}' for kind, count in sorted(report['collective_counts'].items())) or 'none'
   return f'{found} (of {report["uncounted_loops"]} loops only once)' if report['uncounted_loops'] else found
-
-
-def _layers_of(case: Case) -> int:
-  config = configured(case)
-  return config.encoder_layers + config.decoder_layers
-
-
-def _tokens_a_core(case: Case) -> int:
-  return configured(case).batch_tokens // case.devices
 
 
 def _spread(points: Sequence[tuple[int, Report | None]], what: str) -> str:

@@ -30,33 +30,21 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-  """Operator with annotated arguments and result; XLA partitions the computation between them.
+  """Operator with annotated arguments and result; XLA partitions the computation between them."""
 
-  Attributes:
-    name: in the paper's notation.
-    where: place in the paper.
-    split: the letters that are split, or a description of the split.
-    function: function of tensors.
-    arguments: function of D that returns the arguments' shapes and splits.
-    result: axis along which the result is split; None if it is whole on every device.
-    collectives: number of collectives by kind that XLA inserts on 4 devices of a CPU.
-    compute: growth of a partition's work according to the paper; '' if it gives none.
-    communication: growth of its communication, likewise.
-    note: purpose of the case, or how XLA differs from the paper.
-    reference: the same function by operators that one device runs without XLA; None: `function` is such.
-  """
-
-  name: str
-  where: str
-  split: str
-  function: Callable[..., tf.Tensor]
-  arguments: Callable[[int], Sequence[Split]]
-  result: int | None
-  collectives: Mapping[str, int]
-  compute: str = ''
-  communication: str = ''
-  note: str = ''
-  reference: Callable[..., tf.Tensor] | None = None
+  name: str  # in the paper's notation
+  where: str  # place in the paper
+  split: str  # the letters that are split, or a description of the split
+  function: Callable[..., tf.Tensor]  # of tensors
+  arguments: Callable[[int], Sequence[Split]]  # function of D that returns the arguments' shapes and splits
+  result: int | None  # axis along which the result is split; None if it is whole on every device
+  collectives: Mapping[str, int]  # number of collectives by kind that XLA inserts on 4 devices of a CPU
+  compute: str = ''  # growth of a partition's work according to the paper; '' if it gives none
+  communication: str = ''  # growth of its communication, likewise
+  note: str = ''  # purpose of the case, or how XLA differs from the paper
+  reference: Callable[..., tf.Tensor] | None = (
+    None  # the same by operators that run without XLA; None: `function` is such
+  )
 
 
 _N = 16  # size of a partition's part of a split axis, and of axes that are not split
@@ -93,9 +81,7 @@ def _dilated(
   )
 
 
-def _dilated_by_zeros(
-  strides: int = 1, base: int = 1, window: int = 1, padding: tuple[int, int] = (1, 1)
-) -> Callable[..., tf.Tensor]:
+def _dilated_by_zeros(strides=1, base=1, window=1, padding=(1, 1)) -> Callable[..., tf.Tensor]:
   """`_dilated` by TensorFlow's own operators, with the zeros written out."""
 
   def function(image, kernel):
@@ -110,14 +96,13 @@ def _dilated_by_zeros(
 
 def _with_zeros(x: tf.Tensor, axis: int, dilation: int) -> tf.Tensor:
   """x with dilation - 1 zeros between its positions along an axis."""
-  zeros = [tf.zeros_like(x)] * (dilation - 1)
   shape = [n * dilation if i == axis else n for i, n in enumerate(x.shape)]
-  dilated = tf.reshape(tf.stack([x, *zeros], axis + 1), shape)
+  dilated = tf.reshape(tf.stack([x, *[tf.zeros_like(x)] * (dilation - 1)], axis + 1), shape)
   return tf.gather(dilated, tf.range(shape[axis] - dilation + 1), axis=axis)
 
 
 def _kernel_gradient(image: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
-  """Gradient of a kernel of stride 2: convolution over the image, with the dilated upstream gradient as window."""
+  """Gradient of the kernel of a convolution of stride 2: over the image, with the dilated upstream gradient."""
   return convolution(
     image,
     upstream,
@@ -154,15 +139,7 @@ _uneven = lambda d: _N * d - 3  # the last partition has three rows fewer
 
 TABLE_4 = (
   Operator(
-    'Add(A,A->A)',
-    'Table 4',
-    'A',
-    tf.add,
-    lambda d: [Split((_N * d,), 0), Split((_N * d,), 0)],
-    0,
-    {},
-    'O(1)',
-    '0',
+    'Add(A,A->A)', 'Table 4', 'A', tf.add, lambda d: [Split((_N * d,), 0), Split((_N * d,), 0)], 0, {}, 'O(1)', '0'
   ),
   Operator(
     'Matmul(AB,BC->AC)',
@@ -210,27 +187,9 @@ TABLE_4 = (
     'O(D) AG or CP',
     'likewise',
   ),
+  Operator('Reduce(AB->A)', 'Table 4', 'A', lambda x: tf.reduce_sum(x, 1), _rows(_even, _N), 0, {}, 'O(1)', '0'),
   Operator(
-    'Reduce(AB->A)',
-    'Table 4',
-    'A',
-    lambda x: tf.reduce_sum(x, 1),
-    _rows(_even, _N),
-    0,
-    {},
-    'O(1)',
-    '0',
-  ),
-  Operator(
-    'Reduce(AB->B)',
-    'Table 4',
-    'A',
-    lambda x: tf.reduce_sum(x, 0),
-    _rows(_even, _N),
-    None,
-    {AR: 1},
-    'O(1)',
-    'O(1) AR',
+    'Reduce(AB->B)', 'Table 4', 'A', lambda x: tf.reduce_sum(x, 0), _rows(_even, _N), None, {AR: 1}, 'O(1)', 'O(1) AR'
   ),
   Operator(
     'Einsum(GSEC,GSM->EGCM)',
@@ -270,15 +229,7 @@ COMMUNICATION = (
     note='XLA reduces everywhere and slices; a ReduceScatter would send half',
   ),
   Operator('Copy(AB->AB)', '3.3.1', 'A, the result whole', tf.identity, _rows(_even), None, {AG: 1}),
-  Operator(
-    'Copy(AB->AB)',
-    '3.3.1',
-    'A, the result B',
-    tf.identity,
-    lambda d: [Split((_N * d, _N * d), 0)],
-    1,
-    {AA: 1},
-  ),
+  Operator('Copy(AB->AB)', '3.3.1', 'A, the result B', tf.identity, lambda d: [Split((_N * d, _N * d), 0)], 1, {AA: 1}),
   Operator(
     'Copy(AB->AB)',
     '3.3.1, Figure 10',

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import replicate
@@ -28,11 +28,11 @@ from paper.operators import Split
 
 try:
   import jax
-  from jax import export
 except ImportError as e:
-  raise extras.not_installed('partitioning an operator needs JAX', e, 'spmd') from None
+  raise errors.not_installed('partitioning an operator needs JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import aot
+from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import spmd
 from lingvo_moe.runtime.lowering import Lowering
 
@@ -99,10 +99,8 @@ class _Placed:
   def compile(self, exported: bool = False) -> jax.stages.Compiled:
     """Compiles the partitioned program; `exported`: for devices of another platform, as in aot.py."""
     shapes = [jax.ShapeDtypeStruct(self._padded(argument), np.float32) for argument in self.arguments]
-    program = self._lowering.traced(self._program)
-    if exported:
-      checks = [export.DisabledSafetyCheck.platform()]
-      program = export.export(jax.jit(program), platforms=('cpu',), disabled_checks=checks)(*shapes).call
+    mesh = self._lowering.mesh
+    program = lowering.exported(self._program, mesh, *shapes).call if exported else lowering.traced(self._program, mesh)
     split_shapes = [
       jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding(argument.axis, len(x.shape)))
       for x, argument in zip(shapes, self.arguments)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 
 try:
   import matplotlib
@@ -15,7 +15,7 @@ try:
   matplotlib.use('Agg')
   from matplotlib import pyplot
 except ImportError as e:
-  raise extras.not_installed('plots need matplotlib', e, 'figures') from None
+  raise errors.not_installed('plots need matplotlib', e, 'figures') from None
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999', '#332288', '#882255')

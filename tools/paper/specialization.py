@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.tasks.task import SentenceRouting
 
 try:
   from scipy.cluster import hierarchy
   from scipy.spatial import distance
 except ImportError as e:
-  raise extras.not_installed('distances between languages need scipy', e, 'figures') from None
+  raise errors.not_installed('distances between languages need scipy', e, 'figures') from None
 
 
 class LayerChoices(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.embedding import sinusoidal_positions
@@ -38,7 +38,7 @@ def require(config: MtConfig) -> None:
   try:
     import ctranslate2  # noqa: F401
   except ImportError as e:
-    raise extras.not_installed('--format=ctranslate2 needs ctranslate2', e, 'ctranslate2') from None
+    raise errors.not_installed('--format=ctranslate2 needs ctranslate2', e, 'ctranslate2') from None
 
 
 def save(folder: str, config: MtConfig, vocabs: tuple[Vocab, Vocab], weights: Mapping[str, np.ndarray]) -> None:

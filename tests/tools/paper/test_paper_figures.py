@@ -21,6 +21,7 @@ from paper import claims
 from paper import figures
 from paper import plots
 from paper import report_cache
+from paper import step_times
 from paper.claims import Case
 from paper.report_cache import ReportCache
 
@@ -239,7 +240,7 @@ def test_figure_8_adds_up(stand_in, tmp_path):
   assert milliseconds('the step') == by_phase(whole)
   assert milliseconds('gate einsums', 1) == by_phase(einsums)
   assert milliseconds('Transformer projections', 1) == by_phase(seconds('projections'))
-  shares = [cells(text, row)[1] for row in figures._LAYER_PARTS]
+  shares = [cells(text, row)[1] for row in step_times.LAYER_PARTS]
   assert sum(float(share.rstrip('%')) for share in shares) == pytest.approx(100, abs=0.3) and len(shares) == 7
   assert cells(text, 'MoE dispatch and combine (AllToAll)')[1:] == [f'{100 * exchange / layers:.1f}%'] * 2
   assert (tmp_path / 'out' / 'figure8.png').exists()

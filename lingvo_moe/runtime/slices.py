@@ -1,18 +1,18 @@
-"""Pieces of a state, slices of its tensors, for checkpoints: each process saves the pieces that its devices hold."""
+"""Slices of a state's tensors, for checkpoints: each process saves those that its devices hold."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-_SLOTS = 'slots/'
+_SLOTS = 'slots/'  # begins the names of optimizer slots in a checkpoint
 
 
-class Piece(NamedTuple):
+class Slice(NamedTuple):
   """Slice of a logical tensor."""
 
   name: str
@@ -38,34 +38,28 @@ class WholeState:
   def step(self) -> int:
     return int(self.state['step'])
 
-  def pieces(self) -> Iterator[Piece]:
-    yield _whole('step', tf.cast(self.state['step'], tf.int64))
-    for name, value in self.state['weights'].items():
-      yield _whole(name, value)
-    for name, value in self.state['slots'].items():
-      yield _whole(_SLOTS + name, value)
+  def slices(self) -> Iterator[Slice]:
+    step = {'step': tf.cast(self.state['step'], tf.int64)}
+    for name, value in {**step, **self.state['weights'], **named_slots(self.state['slots'])}.items():
+      yield Slice(name, tuple(value.shape), (0,) * len(value.shape), value)
 
   def agree(self, flag: bool) -> bool:
     return flag
 
 
+def named_slots(slots: Mapping[str, Any]) -> dict[str, Any]:
+  """Optimizer slots of a state by their names in a checkpoint."""
+  return {_SLOTS + name: value for name, value in slots.items()}
+
+
 def slots_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
   """Optimizer slots among the tensors of a checkpoint, by their names in a state."""
-  return {name.removeprefix(_SLOTS): value for name, value in tensors.items() if name.startswith(_SLOTS)}
-
-
-def slot_names(names: Iterable[str]) -> list[str]:
-  """Names in a checkpoint of the optimizer slots with these names in a state."""
-  return [_SLOTS + name for name in names]
+  return {name.removeprefix(_SLOTS): value for name, value in tensors.items() if is_slot(name)}
 
 
 def is_slot(name: str) -> bool:
   """True for the name of an optimizer slot in a checkpoint."""
   return name.startswith(_SLOTS)
-
-
-def _whole(name: str, value: tf.Tensor) -> Piece:
-  return Piece(name, tuple(value.shape), (0,) * len(value.shape), value)
 
 
 def slice_spec(shape, begin, sizes) -> str:

@@ -4,7 +4,7 @@ step.stablehlo   (state, batch) -> (state, metrics), as jax.export serialises it
 init.stablehlo   (keys) -> state: initial values, of which each device computes its own part
 batch.npz        one batch
 spec.json        the mesh; the shape, type and sharding of every array; the random key of every initial value
-run.py           runs the step a number of times (exported_run.py)
+run.py           runs the step a number of times
 
 One folder serves every platform (see lowering.exported): JAX compiles it for the devices it finds.
 NOT RUN on a GPU or a TPU: the tests lower one file for both, and run it on CPUs.
@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.core import extras
+from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
@@ -32,9 +32,9 @@ from lingvo_moe.xla_sharding import Mesh
 try:
   import jax
 except ImportError as e:
-  raise extras.not_installed('exporting needs JAX', e, 'spmd') from None
+  raise errors.not_installed('exporting needs JAX', e, 'spmd') from None
 
-from lingvo_moe.runtime import exported_run
+
 from lingvo_moe.runtime import lowering
 
 PROGRAMS = ('train', 'eval')
@@ -95,7 +95,7 @@ def save(
     with open(os.path.join(folder, file), 'wb') as f:
       f.write(content)
   np.savez(os.path.join(folder, 'batch.npz'), **batch)
-  shutil.copyfile(exported_run.__file__, os.path.join(folder, 'run.py'))
+  shutil.copyfile(os.path.join(os.path.dirname(__file__), 'run.py'), os.path.join(folder, 'run.py'))
 
 
 def _step(program: Program, kind: str) -> Callable:
