@@ -229,7 +229,7 @@ def append(path: str) -> IO:
 
 @contextlib.contextmanager
 def lock(folder: str) -> Iterator[None]:
-  """Creates a local folder if needed, and holds its lock for the block; the system releases that of a process that dies.
+  """Creates a local folder if needed, and holds its lock for the block; the system releases that of a dead process.
 
   It avoids duplicate work on one machine. Files must still be renamed into place when complete, as other machines may
   share the folder without sharing the lock.
