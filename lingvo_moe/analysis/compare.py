@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.analysis import significance
@@ -18,6 +18,7 @@ from lingvo_moe.core import files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core import progress
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import listed
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import scoring
 
@@ -115,10 +116,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
 
 
 def compare(
-  baseline: System,
-  system: System,
-  samples: int = significance.SAMPLES,
-  seed: int = significance.SEED,
+  baseline: System, system: System, samples: int = significance.SAMPLES, seed: int = significance.SEED
 ) -> Comparison:
   """Scores, differences (system - baseline) and their significance.
 
@@ -134,9 +132,8 @@ def compare(
   ours, theirs = system.translations, baseline.translations
   common = sorted(ours.keys() & theirs.keys())
   if not common:
-    raise UserError(
-      f'both must have translated a pair; saw {_some(theirs)} and {_some(ours)}: decode the same pairs (--pairs)'
-    )
+    saw = f'{listed(sorted(theirs), 5)} and {listed(sorted(ours), 5)}'
+    raise UserError(f'both must have translated a pair; saw {saw}: decode the same pairs (--pairs)')
   pairs, counted = {}, []
   for name in progress.over(common, 'pair'):
     one, two = theirs[name], ours[name]
@@ -179,11 +176,6 @@ def _values(system: System) -> dict[str, str]:
       if repr(value) not in seen[name]:
         seen[name].append(repr(value))
   return {name: ' or '.join(values[:3]) + (' or ...' if len(values) > 3 else '') for name, values in seen.items()}
-
-
-def _some(names: Iterable[str]) -> str:
-  names = sorted(names)
-  return ', '.join(names[:5]) + (', ...' if len(names) > 5 else '')
 
 
 def records(comparison: Comparison, baseline: System, system: System, split: str, metrics: Sequence[str]) -> list[dict]:
