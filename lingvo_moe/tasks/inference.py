@@ -14,10 +14,9 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import flat_sequence
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import InferenceProgram
 from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
@@ -107,19 +106,19 @@ def search(
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
 
-def programs(batch: Batch, dev_batch: Batch, search: Search) -> dict[str, InferenceProgram]:
+def programs(batch: task.Batch, dev_batch: task.Batch, search: Search) -> dict[str, task.InferenceProgram]:
   """'eval': dev loss; 'score': log-probabilities of given targets; 'encode': the encoder; 'decode': beam search."""
   sources = {name: batch[name] for name in SOURCE_KEYS}
   return {
-    'eval': InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
-    'score': InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
-    'encode': InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
-    'decode': InferenceProgram(search, sources),
+    'eval': task.InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
+    'score': task.InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
+    'encode': task.InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
+    'decode': task.InferenceProgram(search, sources),
   }
 
 
-def probe(batch: Batch, config: ModelConfig, search: Search) -> InferenceProgram:
+def probe(batch: task.Batch, config: ModelConfig, search: Search) -> task.InferenceProgram:
   """Beam search for the first sources of a batch, with all hypotheses."""
   rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
   sources = {name: batch[name][:rows] for name in SOURCE_KEYS}
-  return InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config.beam_size), sources)
+  return task.InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config.beam_size), sources)

@@ -1,21 +1,123 @@
-"""Losses of tokens and of gates, and counts of tokens and groups, which models of all tasks share."""
+"""Loss over target tokens and of gates, with counts of tokens and groups: the base of the models of all tasks."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.stack import Routed
 
-Denominator = Callable[[str, RoutingStats], tf.Tensor]  # (name of a layer, its statistics) -> a number to divide by
+Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
+Logits = Callable[[tf.Tensor], tf.Tensor]  # x_BTM -> float32 logits [B, T, V]
+Routings = dict[str, Routed]  # by layer name: 'encoder/layer_01'
+Totals = Mapping[str, tf.Tensor]  # 'target_tokens'; of each stack '<stack>_tokens', '<stack>_groups'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenModel:
+  """Base of models with a loss over target tokens. Weights and scores are float32 whatever `activation_dtype` is.
+
+  `report_decisions` adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer:
+  (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what losses are given too; see Task.subset.
+  """
+
+  input_dropout: float = 0.0
+  label_smoothing: float = 0.0
+  aux_loss_weight: float = 0.01
+  router_z_loss_weight: float = 0.0
+  z_loss_weight: float = 0.0
+  activation_dtype: str = 'float32'
+  report_decisions: bool = False
+  subset: str = 'file'
+
+  def _loss(
+    self,
+    logits: Logits,
+    x_BTM: tf.Tensor,
+    label_BT: tf.Tensor,
+    real_BT: tf.Tensor,
+    routing: Routings,
+    member_BP: tf.Tensor | None,
+    totals: Totals | None,
+    training: bool,
+  ) -> tuple[tf.Tensor, dict[str, Any]]:
+    """Loss and metrics of a batch, or of a part of one: all add up over parts.
+
+    Args:
+      logits: the output softmax.
+      x_BTM: its input.
+      label_BT: target tokens.
+      real_BT: 1.0 where a token counts.
+      routing: by layer.
+      member_BP: 1 at the part of the text, by `subset`, of a row; None: losses by part are not wanted.
+      totals: of the whole batch, if this is a part of it.
+      training: whether labels are smoothed.
+
+    Returns:
+      (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'aux_loss', 'routing'}): `xent` is the sum over target
+      tokens of -log p (not smoothed); `loss` is the mean over target tokens of the smoothed cross-entropy and z-loss,
+      plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses, each a mean over groups, and the
+      router z-loss. With `member_BP` also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are
+      experts, 'choices_by_<subset>', {layer: [P, E]}.
+    """
+    target_tokens = tf.reduce_sum(real_BT)
+    count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
+    smoothing = self.label_smoothing if training else 0.0
+    xent_BT, loss_BT = of_tokens(logits, x_BTM, label_BT, smoothing, self.z_loss_weight)
+    aux_loss = z_loss = tf.zeros([])
+    if routing:
+      stack = lambda name: name.partition('/')[0]
+      by_layer = [(stack(name), r.stats) for name, r in routing.items()]
+      aux_loss = tf.add_n([stats.aux_loss / count(f'{name}_groups', stats.groups) for name, stats in by_layer])
+      z_loss = tf.add_n([stats.z_loss / count(f'{name}_tokens', stats.tokens) for name, stats in by_layer])
+    loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
+    if self.router_z_loss_weight:
+      loss += self.router_z_loss_weight * z_loss
+    metrics = {
+      'loss': loss,
+      'xent': tf.reduce_sum(xent_BT * real_BT),
+      'target_tokens': target_tokens,
+      'aux_loss': aux_loss,
+      'routing': {name: r.stats for name, r in routing.items()},
+    }
+    if member_BP is not None:
+      metrics |= by_subset(self.subset, xent_BT, real_BT, member_BP)
+      metrics |= choices_by_subset(self.subset, routing, member_BP)
+    if self.report_decisions:
+      metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
+    return loss, metrics
+
+  def _embed(
+    self,
+    embedding: Embedding,
+    theta: Theta,
+    ids_BT: tf.Tensor,
+    key: tf.Tensor | None = None,
+    positions_BT: tf.Tensor | None = None,
+  ) -> tf.Tensor:
+    """Embedded ids [B, T, M], with sinusoidal positions where they are given."""
+
+    def embed(ids_BT, positions_BT, key):
+      x_BTM = embedding.lookup(theta, ids_BT)
+      if positions_BT is not None:
+        x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
+      x_BTM = tf.cast(x_BTM, self.activation_dtype)
+      return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
+
+    return ops.map_sub_batches(embed, ids_BT, positions_BT, key)
 
 
 def of_tokens(
-  logits: Callable[[tf.Tensor], tf.Tensor],
+  logits: Logits,
   x_BTM: tf.Tensor,
   label_BT: tf.Tensor,
   smoothing: float = 0.0,
@@ -32,7 +134,7 @@ def of_tokens(
 
 
 def by_subset(subset: str, xent_BT: tf.Tensor, real_BT: tf.Tensor, member_BP: tf.Tensor) -> dict[str, tf.Tensor]:
-  """Sums [P] of cross-entropy and of tokens over the rows of each part of the text; see TaskConfig.subset.
+  """Sums [P] of cross-entropy and of tokens over the rows of each part of the text; see Task.subset.
 
   Args:
     subset: by what the text is divided, such as 'pair'.
@@ -64,22 +166,14 @@ def choices_by_subset(
     return {f'choices_by_{subset}': {name: count(r.stats, r.decisions) for name, r in routing.items()}}
 
 
-def of_gates(routing: Mapping[str, Routed], groups: Denominator, tokens: Denominator) -> tuple[tf.Tensor, tf.Tensor]:
-  """Losses of gates, each summed over layers: (auxiliary losses, means over groups; router z-losses, over tokens)."""
-  if not routing:
-    return tf.zeros([]), tf.zeros([])
-  aux_loss = tf.add_n([r.stats.aux_loss / groups(name, r.stats) for name, r in routing.items()])
-  z_loss = tf.add_n([r.stats.z_loss / tokens(name, r.stats) for name, r in routing.items()])
-  return aux_loss, z_loss
+def stack_totals(stack: str, segments_BT: tf.Tensor, num_groups: int) -> dict[str, tf.Tensor]:
+  """Tokens of a stack, and the groups that hold one, as floats by the names of Totals."""
+  rows, length = sizes(segments_BT)
+  real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])
+  groups = tf.reduce_sum(tf.cast(tf.reduce_any(real_GS, axis=1), tf.float32))
+  return {f'{stack}_tokens': count_tokens(segments_BT), f'{stack}_groups': groups}
 
 
 def count_tokens(segments_BT: tf.Tensor) -> tf.Tensor:
   """Number of tokens, as a float."""
   return tf.reduce_sum(tf.cast(segments_BT > 0, tf.float32))
-
-
-def groups_with_tokens(segments_BT: tf.Tensor, num_groups: int) -> tf.Tensor:
-  """Number of groups that hold a token, as a float."""
-  rows, length = sizes(segments_BT)
-  real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])
-  return tf.reduce_sum(tf.cast(tf.reduce_any(real_GS, axis=1), tf.float32))

@@ -70,7 +70,7 @@ class Runner(Protocol):
   row_multiple: int
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Batch], Any]:
-    """f(weights, batch) as a function of the batch, with the weights that the runtime holds when it is called."""
+    """f(weights, batch) as a function of the batch, with the weights that the runtime then holds."""
 
 
 class TrainInput:
@@ -135,35 +135,26 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
-  other_files: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of files, for readers
+  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
 
 
 class HeldOutJob:
-  """What the decoder does with each checkpoint: translate and score held-out text, sample, compute perplexity.
+  """What the decoder does with each checkpoint: translate and score held-out text, sample, compute perplexity."""
 
-  Attributes:
-    summary_file: name of the JSON file of a step's summary.
-    suffix: of the files of lines.
-    settings: what the results depend on besides the checkpoint.
-    texts: by its name, a short hash of each text; for a message about existing results of other text.
-    warning: printed by the decoder before it computes.
-  """
+  summary_file: str  # name of the JSON file of a step's summary
+  suffix: str  # of the files of lines
+  settings: dict[str, Any]  # what the results depend on besides the checkpoint
+  texts: dict[str, str]  # a short hash of each text by its name, for a message about existing results of other text
+  warning: str = ''  # printed by the decoder before it computes
 
-  summary_file: str
-  suffix: str
-  settings: dict[str, Any]
-  texts: dict[str, str]
-  warning: str = ''
-
-  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Any:
+  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      unfinished: lines of these results by name, which an interrupted run has left; in processes other than the one
-        that calls `finish` the names alone. A job that takes long leaves those out, and adds its own lines as they are
-        done; others ignore it.
+      kept: lines of these results by name, which an interrupted run has left; in processes that do not call `finish` the
+        names alone. A job that takes long leaves those out, and adds its own lines as they are done.
 
     Returns:
       What `finish` takes.

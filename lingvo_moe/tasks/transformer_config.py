@@ -31,6 +31,7 @@ from lingvo_moe.optim.adam import Adam
 from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
+from lingvo_moe.tasks.losses import TokenModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,10 +281,10 @@ class ModelConfig(BatchConfig):
     elif self.groups_of_experts:
       fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
 
-  def of_model(self) -> dict[str, Any]:
+  def token_model_values(self) -> dict[str, Any]:
     """Values that every model takes as they are, by name: dropout of its input, its losses, its type."""
-    names = 'input_dropout', 'label_smoothing', 'aux_loss_weight', 'router_z_loss_weight', 'z_loss_weight'
-    return {name: getattr(self, name) for name in (*names, 'activation_dtype')}
+    names = {field.name for field in dataclasses.fields(self)}
+    return {f.name: getattr(self, f.name) for f in dataclasses.fields(TokenModel) if f.name in names}
 
   def moe(self) -> MoE | None:
     """The feed-forward of the layers with experts; None for a dense model."""

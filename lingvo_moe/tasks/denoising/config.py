@@ -89,7 +89,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
       encoder=stack(self.encoder_layers, False),
       decoder=stack(self.decoder_layers, True),
       target_embedding=Embedding((self.vocab_size or 8000) + self.sentinels, self.model_dim),
-      **self.of_model(),
+      **self.token_model_values(),
       sinusoidal=False,
       subset='file',
     )

@@ -10,15 +10,12 @@ import tensorflow as tf
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import EOS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
@@ -51,25 +48,25 @@ class Filler(TextGenerator):
     n_best: hypotheses of each text.
   """
 
-  def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: Runner, n_best: int = 1):
+  def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
     inference.check_n_best(n_best, config.beam_size)
     config = config.for_inference(runner.row_multiple, config.inputs_length)
     super().__init__(config, runner, lambda model, theta, batch: search(model, theta, batch, config, n_best))
     self._vocab = vocab
 
-  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> Batch:
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     del first
     length = -(-max(map(len, texts)) // _ROUND) * _ROUND
     return source_arrays(texts, rows, length)
 
-  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Texts with their sentinels filled in; one without any stays as it is."""
     del target, first
     ids = [self._vocab.encode(text) for text in texts]
-    answers = [[Hypothesis(text, 0.0, 0.0)] for text in texts]
+    answers = [[task.Hypothesis(text, 0.0, 0.0)] for text in texts]
     with_spans = [i for i, row in enumerate(ids) if any(map(self._vocab.is_sentinel, row))]
     room = self._config.inputs_length - 1
     sources = [np.append(ids[i][:room], EOS) for i in with_spans]
     for i, source, found in zip(with_spans, sources, self.decode(sources), strict=True):
-      answers[i] = [Hypothesis(self._vocab.fill(source, h.ids), h.score, h.log_prob) for h in found]
-    return Answers(answers, [i for i in with_spans if len(ids[i]) > room])
+      answers[i] = [task.Hypothesis(self._vocab.fill(source, h.ids), h.score, h.log_prob) for h in found]
+    return task.Answers(answers, [i for i in with_spans if len(ids[i]) > room])

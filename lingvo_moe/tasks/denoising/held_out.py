@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_moe.tasks import metrics
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.input import HeldOutInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import held_out
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import Runner
 
 _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha')
 
@@ -25,7 +24,7 @@ class PerplexityJob(held_out.PerplexityJob):
     metrics.Column('perplexity', 'perplexity', '10.4g'),
   )
 
-  def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: Runner, options: HeldOutOptions):
+  def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, options: task.HeldOutOptions):
     open_input = lambda config, *more: HeldOutInput(config, vocab, *more)
     config = config.for_inference(runner.row_multiple, config.inputs_length, options.batch_tokens)
     super().__init__(config, runner, open_input, options)

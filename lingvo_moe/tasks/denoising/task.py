@@ -9,6 +9,7 @@ import numpy as np
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.denoising import filling
@@ -22,11 +23,6 @@ from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text import run_vocab
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import InferenceProgram
-from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import EOS
 
 
@@ -44,21 +40,21 @@ class DenoisingTask(PlainTextTask):
   def vocabs(self) -> SentinelVocab:
     return SentinelVocab(run_vocab.load(self.config), self.config.sentinels)
 
-  def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
+  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)
 
-  def dev_input(self, cache_dir: str, feed: Feed) -> HeldOutInput:
+  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
     return HeldOutInput(self.config, self.vocabs, cache_dir, feed)
 
-  def held_out_job(self, runner: Runner, options: HeldOutOptions) -> PerplexityJob:
+  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> PerplexityJob:
     """Perplexity of the targets of held-out text, and but for options.score windows filled in."""
     return PerplexityJob(self.config, self.vocabs, runner, options)
 
-  def translator(self, runner: Runner, n_best: int = 1) -> filling.Filler:
+  def translator(self, runner: task.Runner, n_best: int = 1) -> filling.Filler:
     """Fills in the sentinels of texts."""
     return filling.Filler(self.config, self.vocabs, runner, n_best)
 
-  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
+  def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: full rows, or rows of 1 or more tokens with padding after them."""
     rng, rows = np.random.default_rng(seed), self.config.rows_of_batch()
     size = self.config.model().target_embedding.vocab_size
@@ -67,17 +63,17 @@ class DenoisingTask(PlainTextTask):
     inputs, targets = self.config.inputs_length, self.config.lengths.targets
     return source_arrays(some(inputs), rows, inputs) | target_arrays(some(targets), rows, targets)
 
-  def batch_shapes(self, training: bool = True) -> Batch:
+  def batch_shapes(self, training: bool = True) -> task.Batch:
     rows = self.config.rows_of_batch(training)
     length = lambda key: self.config.inputs_length if key in SOURCE_KEYS else self.config.lengths.targets
     return {key: np.broadcast_to(np.zeros([], np.int32), [rows, length(key)]) for key in BATCH_KEYS}
 
-  def inference_programs(self) -> dict[str, InferenceProgram]:
+  def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)
     return inference.programs(batch, batch, self._search)
 
-  def probe_search(self) -> InferenceProgram:
+  def probe_search(self) -> task.InferenceProgram:
     return inference.probe(self.random_batch(full=False), self.config, self._search)
 
-  def _search(self, model: EncoderDecoder, theta: Theta, batch: Batch, n_best: int = 1) -> Hypotheses:
+  def _search(self, model: EncoderDecoder, theta: Theta, batch: task.Batch, n_best: int = 1) -> Hypotheses:
     return filling.search(model, theta, batch, self.config, n_best)

@@ -92,7 +92,7 @@ class LmConfig(TransformerConfig, LanguageConfig):
       ),
       target_embedding=Embedding(self.vocab_size or 8000, self.model_dim),
       window=self.window,
-      **self.of_model(),
+      **self.token_model_values(),
     )
 
   def _attention(self) -> Attention:

@@ -16,14 +16,11 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
 from lingvo_moe.search import sampling
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
@@ -137,7 +134,7 @@ class Continuer(TextGenerator):
     n_best: continuations of each prompt.
   """
 
-  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, n_best: int = 1):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, n_best: int = 1):
     if config.search == 'greedy' and n_best > 1:
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
     if config.search == 'beam':
@@ -147,10 +144,10 @@ class Continuer(TextGenerator):
     self._vocab = vocab
     self._width = width_of(config, n_best)
 
-  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> Batch:
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     return prompt_arrays(texts, self._config, self._width, rows, first)
 
-  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Continuations of each prompt; an empty prompt gives a text from its beginning.
 
     Args:
@@ -161,6 +158,7 @@ class Continuer(TextGenerator):
     del target
     ids = [np.array([BOS, *self._vocab.encode(text)], np.int32) for text in texts]
     answers = [
-      [Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found] for found in self.decode(ids, first)
+      [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found]
+      for found in self.decode(ids, first)
     ]
-    return Answers(answers, [])
+    return task.Answers(answers, [])

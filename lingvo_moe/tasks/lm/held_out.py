@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lingvo_moe.tasks import metrics
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.plain_text import held_out
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import Runner
 
 _SAMPLING = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'num_samples', 'prompt', 'max_new_tokens')
 _BEAM = ('beam_size', 'length_norm_alpha')
@@ -29,7 +28,7 @@ class PerplexityJob(held_out.PerplexityJob):
   )
   in_events = ('perplexity', 'bits_per_byte')
 
-  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: Runner, options: HeldOutOptions):
+  def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, options: task.HeldOutOptions):
     open_input = lambda config, *more: HeldOutInput(config, vocab, *more)
     config = config.for_inference(runner.row_multiple, config.window, options.batch_tokens)
     super().__init__(config, runner, open_input, options)

@@ -35,5 +35,5 @@ class RecurrentConfig(LanguageConfig):
       target_embedding=embedding,
       output_embedding=embedding,
       window=self.window,
-      **self.of_model(),
+      **self.token_model_values(),
     )

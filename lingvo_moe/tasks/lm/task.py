@@ -6,17 +6,13 @@ import dataclasses
 
 import numpy as np
 
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.held_out import PerplexityJob
 from lingvo_moe.tasks.lm.input import HeldOutInput
 from lingvo_moe.tasks.lm.input import TrainInput
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import InferenceProgram
-from lingvo_moe.tasks.task import Runner
 from lingvo_moe.tasks.vocab import BOS
 
 
@@ -26,21 +22,21 @@ class LanguageTask(PlainTextTask):
   config: LanguageConfig
   continues_text = True
 
-  def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
+  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)
 
-  def dev_input(self, cache_dir: str, feed: Feed) -> HeldOutInput:
+  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
     return HeldOutInput(self.config, self.vocabs, cache_dir, feed)
 
-  def held_out_job(self, runner: Runner, options: HeldOutOptions) -> PerplexityJob:
+  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> PerplexityJob:
     """Perplexity of held-out text, and but for options.score continuations of the prompt."""
     return PerplexityJob(self.config, self.vocabs, runner, options)
 
-  def translator(self, runner: Runner, n_best: int = 1) -> generation.Continuer:
+  def translator(self, runner: task.Runner, n_best: int = 1) -> generation.Continuer:
     """Continues texts as prompts."""
     return generation.Continuer(self.config, self.vocabs, runner, n_best)
 
-  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
+  def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: rows of `window` tokens, or of 1 to `window` with padding after them."""
     rng, window = np.random.default_rng(seed), self.config.window
     shape = self.config.rows_of_batch(), window
@@ -50,19 +46,19 @@ class LanguageTask(PlainTextTask):
     inputs_BT = np.concatenate([np.full([shape[0], 1], BOS, np.int32), labels_BT[:, :-1]], axis=1) * segments_BT
     return {'inputs': inputs_BT, 'labels': labels_BT, 'segments': segments_BT}
 
-  def batch_shapes(self, training: bool = True) -> Batch:
+  def batch_shapes(self, training: bool = True) -> task.Batch:
     zeros_BT = np.broadcast_to(np.zeros([], np.int32), [self.config.rows_of_batch(training), self.config.window])
     return dict.fromkeys(('inputs', 'labels', 'segments'), zeros_BT)
 
-  def inference_programs(self) -> dict[str, InferenceProgram]:
+  def inference_programs(self) -> dict[str, task.InferenceProgram]:
     shapes, width = self.batch_shapes(training=False), self.config.beam_size
     return {
-      'eval': InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], shapes),
-      'score': InferenceProgram(lambda model, theta, batch: model.token_scores(theta, batch), shapes),
+      'eval': task.InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], shapes),
+      'score': task.InferenceProgram(lambda model, theta, batch: model.token_scores(theta, batch), shapes),
       'decode': _search(self.config, generation.prompt_shapes(self.config, width)),
     }
 
-  def probe_search(self) -> InferenceProgram:
+  def probe_search(self) -> task.InferenceProgram:
     """Beam search after the beginnings of the first rows of a random batch, with all hypotheses."""
     window = self.config.window
     steps = min(self.config.max_new_tokens, window)
@@ -72,6 +68,6 @@ class LanguageTask(PlainTextTask):
     return _search(config, generation.prompt_arrays(prompts, config, config.beam_size))
 
 
-def _search(config: LanguageConfig, batch: Batch) -> InferenceProgram:
+def _search(config: LanguageConfig, batch: task.Batch) -> task.InferenceProgram:
   search = lambda model, theta, batch: generation.generate(model, theta, batch, config, config.beam_size)
-  return InferenceProgram(search, batch)
+  return task.InferenceProgram(search, batch)

@@ -62,5 +62,5 @@ class MtConfig(TransformerConfig, DataConfig):
       decoder=stack(self.decoder_layers, True),
       target_embedding=target,
       source_embedding=None if self.shared_vocab else source,
-      **self.of_model(),
+      **self.token_model_values(),
     )

@@ -14,15 +14,10 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import Progress
-from lingvo_moe.tasks.task import Runner
-from lingvo_moe.tasks.task import Scored
-from lingvo_moe.tasks.task import Translator
 from lingvo_moe.tasks.vocab import Vocab
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
@@ -78,7 +73,7 @@ def default_batch_tokens(config: MtConfig) -> int:
   return min(config.eval_batch_tokens or config.batch_tokens, _BATCH_TOKENS)
 
 
-class SentenceTranslator(Translator):
+class SentenceTranslator(task.Translator):
   """Translates and scores sentences with the current weights of a runtime.
 
   Args:
@@ -90,7 +85,7 @@ class SentenceTranslator(Translator):
   """
 
   def __init__(
-    self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: Runner, n_best: int = 1, batch_tokens: int = 0
+    self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
     inference.check_n_best(n_best, config.beam_size)
     tokens = batch_tokens or default_batch_tokens(config)
@@ -108,23 +103,23 @@ class SentenceTranslator(Translator):
     self,
     sources: Sequence[str],
     target: str | None = None,
-    progress: Progress | None = None,
+    progress: task.Progress | None = None,
     known: Collection[int] = (),
-    keep: Callable[[int, list[Hypothesis]], object] | None = None,
-  ) -> Answers:
+    keep: Callable[[int, list[task.Hypothesis]], object] | None = None,
+  ) -> task.Answers:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
     Args:
       sources: any number of sentences; they are batched by length.
       target: language whose tag is put before each; None: no tag.
-      progress: see Progress; it does not count sentences that are known.
+      progress: see task.Progress; it does not count sentences that are known.
       known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is as
         of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last bit, if
         batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)
-    found = [[Hypothesis('', 0.0, 0.0)] for _ in sources]
+    found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
     _report(progress, len(batches.empty))
     for index_B, batch in batches:
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
@@ -136,15 +131,15 @@ class SentenceTranslator(Translator):
         if keep is not None:
           keep(sentence, found[sentence])
       _report(progress, len(new))
-    return Answers(found, batches.truncated)
+    return task.Answers(found, batches.truncated)
 
   def score(
     self,
     sources: Sequence[str],
     targets: Sequence[str],
     target: str | None = None,
-    progress: Progress | None = None,
-  ) -> Scored:
+    progress: task.Progress | None = None,
+  ) -> task.Scored:
     """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
@@ -166,12 +161,12 @@ class SentenceTranslator(Translator):
       log_probs[index_B[real_B]] = self._score(batch)[real_B]
       tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
       _report(progress, int(np.sum(real_B)))
-    return Scored(log_probs, tokens, batches.truncated)
+    return task.Scored(log_probs, tokens, batches.truncated)
 
-  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[Hypothesis]:
+  def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[task.Hypothesis]:
     found = inference.decoded(hypotheses, row)
     texts = self._vocabs[1].detokenize([h.ids for h in found])
-    return [Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
+    return [task.Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
 
 
 def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) -> str | None:
@@ -196,6 +191,6 @@ def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) 
   return requested
 
 
-def _report(progress: Progress | None, count: int) -> None:
+def _report(progress: task.Progress | None, count: int) -> None:
   if progress is not None and count:
     progress(count)

@@ -12,6 +12,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.metrics import CHRF
 
 from lingvo_moe.core.errors import counted
+from lingvo_moe.tasks import metrics
 
 _MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
 
@@ -32,6 +33,12 @@ _BY_SCRIPT = {
   'char': re.compile('[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaadf]'),
 }
 _BOUNDED = 99.9  # BLEU below which a vocabulary's ceiling is worth a line
+_COLUMNS = (
+  metrics.Column('sentences', 'sentences', '9d'),
+  metrics.Column('BLEU', 'bleu', '5.1f'),
+  metrics.Column('chrF', 'chrf', '5.1f'),
+  metrics.Column('copy BLEU', 'copy_bleu', '9.1f'),
+)
 _MANY_TOKENIZED = 100  # lines of a set, as sacreBLEU has it
 
 
@@ -124,11 +131,7 @@ class References:
   """Sources and references of one pair, with the statistics that do not depend on translations computed once."""
 
   def __init__(
-    self,
-    sources: Sequence[str],
-    references: Sequence[str],
-    target_language: str,
-    written: Sequence[str] | None = None,
+    self, sources: Sequence[str], references: Sequence[str], target_language: str, written: Sequence[str] | None = None
   ):
     """`written`: the references as the target vocabulary writes them."""
     # `force` turns off a warning of every call that text looks tokenised, and changes no score; see notices.
@@ -139,19 +142,9 @@ class References:
 
   def score(self, translations: Sequence[str], truncated: int = 0) -> PairScores:
     """Scores as many translations as there are references, in the same order."""
-    bleu, chrf = self._scores(translations)
-    return PairScores(
-      sentences=len(translations),
-      bleu=bleu,
-      chrf=chrf,
-      copy_bleu=self.copy[0],
-      copy_chrf=self.copy[1],
-      bleu_signature=f'BLEU|{self._bleu.get_signature().format()}',
-      chrf_signature=f'chrF2|{self._chrf.get_signature().format()}',
-      truncated=truncated,
-      best_bleu=self._best[0],
-      best_chrf=self._best[1],
-    )
+    scores = self._scores(translations)
+    bleu, chrf = (metric.get_signature().format() for metric in (self._bleu, self._chrf))
+    return PairScores(len(translations), *scores, *self.copy, f'BLEU|{bleu}', f'chrF2|{chrf}', truncated, *self._best)
 
   def _scores(self, translations):
     lines = list(translations)
@@ -173,12 +166,10 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
   """
   names = sorted(scores)
   if len(names) > most:
-    names = _best_worst_and_between(sorted(names, key=lambda name: -scores[name].bleu))
-  width = max(len('pair'), *map(len, names))
-  lines = [f'{"pair":{width}}  sentences   BLEU   chrF  copy BLEU']
-  for name in names:
-    s = scores[name]
-    lines.append(f'{name:{width}}  {s.sentences:9d}  {s.bleu:5.1f}  {s.chrf:5.1f}  {s.copy_bleu:9.1f}')
+    ranked = sorted(names, key=lambda name: -scores[name].bleu)
+    between = range(5, len(ranked) - 5)
+    names = [*ranked[:5], *(ranked[between[len(between) * i // 5]] for i in range(1, 5)), *ranked[-5:]]
+  lines = [metrics.table('pair', {name: vars(scores[name]) for name in names}, _COLUMNS)]
   if len(names) < len(scores):
     lines.append(f'({len(names)} of {len(scores)} pairs: the 5 best, the 5 worst and some between, by BLEU)')
   bounded = {name: s for name, s in scores.items() if (s.best_bleu or 100) < _BOUNDED}
@@ -194,8 +185,3 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
     f'mean BLEU {mean["bleu"]:.1f} over {counted(len(scores), "pair")} (copying the source: {mean["copy_bleu"]:.1f})'
   )
   return '\n'.join(lines)
-
-
-def _best_worst_and_between(ranked: Sequence[str]) -> list[str]:
-  between = range(5, len(ranked) - 5)
-  return [*ranked[:5], *(ranked[between[len(between) * i // 5]] for i in range(1, 5)), *ranked[-5:]]

@@ -14,6 +14,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt import dev_lines
@@ -24,15 +25,6 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput
 from lingvo_moe.tasks.mt.input import TrainInput
 from lingvo_moe.tasks.mt.token_routing import Router
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import DecodingSteps
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import HeldOutJob
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import InferenceProgram
-from lingvo_moe.tasks.task import Runner
-from lingvo_moe.tasks.task import SentenceRouting
-from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.vocab import Vocab
 
 if TYPE_CHECKING:  # slow to import: sacreBLEU and tensorflow_text
@@ -41,7 +33,7 @@ if TYPE_CHECKING:  # slow to import: sacreBLEU and tensorflow_text
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
 
-class TranslationTask(Task):
+class TranslationTask(task.Task):
   """Translation of sentences between languages."""
 
   config: MtConfig
@@ -75,18 +67,18 @@ class TranslationTask(Task):
   def with_files(self, rename: Callable[[str], str]) -> MtConfig:
     return run_vocabs.with_files(self.config, rename)
 
-  def _embeddings(self, other: Task) -> list[tuple[str, Vocab, Vocab | None]]:
+  def _embeddings(self, other: task.Task) -> list[tuple[str, Vocab, Vocab | None]]:
     """Name, vocabulary, and vocabulary of the other run, of each embedding."""
     theirs = other.vocabs if isinstance(other, TranslationTask) else (None, None)
     return list(zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True))
 
-  def foreign_weights(self, other: Task) -> set[str]:
+  def foreign_weights(self, other: task.Task) -> set[str]:
     """The embeddings whose vocabulary is another there."""
     return {
       name for name, ours, theirs in self._embeddings(other) if not theirs or ours.fingerprint != theirs.fingerprint
     }
 
-  def shared_rows(self, other: Task) -> dict[str, tuple[list[int], list[int]]]:
+  def shared_rows(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
     """Rows of the embeddings whose pieces are in both vocabularies of a side."""
     shared = {}
     for name, ours, theirs in self._embeddings(other):
@@ -95,16 +87,16 @@ class TranslationTask(Task):
       shared[name] = ([i for i, _ in rows], [i for _, i in rows])
     return shared
 
-  def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
+  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)
 
-  def dev_input(self, cache_dir: str, feed: Feed) -> HeldOutInput:
+  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
     dev = HeldOutInput(self.config, self.vocabs, cache_dir, feed, self.config.eval_sentences)
     for warning in [] if feed.quiet else dev_lines.within_train(self.config, cache_dir):
       print(warning, file=sys.stderr)
     return dev
 
-  def held_out_job(self, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
+  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     """Translates every pair and scores the translations, or gives the log-probability of every target."""
     from lingvo_moe.tasks.mt import held_out
 
@@ -114,7 +106,7 @@ class TranslationTask(Task):
     job = held_out.ScoreJob if options.score else held_out.TranslateJob
     return job(self.config, sets, translator, held_out.other_targets(sets, trained))
 
-  def translator(self, runner: Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
+  def translator(self, runner: task.Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
     return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)
 
   def choose_target(self, asked: str | None) -> str | None:
@@ -130,7 +122,9 @@ class TranslationTask(Task):
       found = set()
     return sorted(found | set(parallel.languages_of(names - {'-'.join(pair) for pair in found})))
 
-  def router(self, runner: Runner) -> Callable[[Sequence[str], Sequence[str], str | None], list[SentenceRouting]]:
+  def router(
+    self, runner: task.Runner
+  ) -> Callable[[Sequence[str], Sequence[str], str | None], list[task.SentenceRouting]]:
     if not self.config.num_experts:
       raise UserError('a dense model routes no token: num_experts is 0')
     return Router(self.config, self.vocabs, runner).routing
@@ -140,23 +134,23 @@ class TranslationTask(Task):
 
     return TextSearch(self.config, self.vocabs)
 
-  def decoding_steps(self, rows: int) -> DecodingSteps:
+  def decoding_steps(self, rows: int) -> task.DecodingSteps:
     return steps.make(self.config, rows)
 
-  def random_batch(self, seed: int = 0, full: bool = True) -> Batch:
+  def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     return random_batch.random_batch(self.config, seed, full)
 
-  def batch_shapes(self, training: bool = True) -> Batch:
+  def batch_shapes(self, training: bool = True) -> task.Batch:
     return random_batch.batch_shapes(self.config, training)
 
-  def inference_programs(self) -> dict[str, InferenceProgram]:
+  def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)
     rows = len(batch['src_ids'])
     by_pair = {**batch, 'pairs': np.broadcast_to(np.int32(0), [rows, _PAIRS])}
     return inference.programs(batch, by_pair, self._search)
 
-  def probe_search(self) -> InferenceProgram:
+  def probe_search(self) -> task.InferenceProgram:
     return inference.probe(self.random_batch(full=False), self.config, self._search)
 
-  def _search(self, model: EncoderDecoder, theta: Theta, batch: Batch, n_best: int = 1) -> Hypotheses:
+  def _search(self, model: EncoderDecoder, theta: Theta, batch: task.Batch, n_best: int = 1) -> Hypotheses:
     return decoding.search(model, theta, batch, self.config, n_best)

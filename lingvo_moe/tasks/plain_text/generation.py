@@ -7,18 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.inference import Decoded
 from lingvo_moe.tasks.plain_text import escapes
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Batch
-from lingvo_moe.tasks.task import Runner
-from lingvo_moe.tasks.task import Translator
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 _ROWS = 16  # texts of a batch
 
 
-class TextGenerator(Translator):
+class TextGenerator(task.Translator):
   """Base of what continues texts, or fills them in, with the current weights of a runtime.
 
   Args:
@@ -27,14 +24,14 @@ class TextGenerator(Translator):
     search: function(model, theta, batch) to beam_search.Hypotheses.
   """
 
-  def __init__(self, config: ModelConfig, runner: Runner, search: inference.Search):
+  def __init__(self, config: ModelConfig, runner: task.Runner, search: inference.Search):
     self._config = config
     self._groups = runner.row_multiple
     self._lines = 0
     program = config.program()
     self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch))
 
-  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> Batch:
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
     raise NotImplementedError
 
@@ -46,13 +43,13 @@ class TextGenerator(Translator):
       hypotheses = self._search(self._batch(part, rows, first + begin))
       yield from (inference.decoded(hypotheses, row) for row in range(len(part)))
 
-  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Answers texts, of which `first` is the number of the first."""
     raise NotImplementedError
 
-  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> task.Answers:
     """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
     answers = self.translate([escapes.unescaped(line) for line in lines], target, self._lines)
     self._lines += len(lines)
     shown = [[h._replace(text=escapes.escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
-    return Answers(shown, answers.truncated)
+    return task.Answers(shown, answers.truncated)

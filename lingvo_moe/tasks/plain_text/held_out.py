@@ -13,11 +13,7 @@ import numpy as np
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import HeldOutJob
-from lingvo_moe.tasks.task import HeldOutOptions
-from lingvo_moe.tasks.task import Outcome
-from lingvo_moe.tasks.task import Runner
+from lingvo_moe.tasks import task
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 
@@ -29,7 +25,7 @@ class Found(NamedTuple):
   samples: list[dict[str, Any]]
 
 
-class PerplexityJob(HeldOutJob):
+class PerplexityJob(task.HeldOutJob):
   """Perplexity of every file, and samples: perplexity.json and, a line for each sample, samples.jsonl.
 
   Args:
@@ -45,11 +41,11 @@ class PerplexityJob(HeldOutJob):
   in_events: ClassVar[tuple[str, ...]] = ('perplexity',)  # numbers of each file for the event file
 
   def __init__(
-    self, config: ModelConfig, runner: Runner, open_input: Callable[..., Any], options: HeldOutOptions
+    self, config: ModelConfig, runner: task.Runner, open_input: Callable[..., Any], options: task.HeldOutOptions
   ) -> None:
     self._config = config
     with tempfile.TemporaryDirectory() as folder:
-      self._input = open_input(config, folder, Feed(quiet=True), options.split, options.max_sentences)
+      self._input = open_input(config, folder, task.Feed(quiet=True), options.split, options.max_sentences)
     self._evaluate = runner.function(config.program().eval_step)
 
   def _set_settings(self, names: tuple[str, ...], text: str) -> None:
@@ -69,7 +65,7 @@ class PerplexityJob(HeldOutJob):
         progress.update()
     return Found(nats, tokens, self._make_samples())
 
-  def finish(self, found: Found) -> Outcome:
+  def finish(self, found: Found) -> task.Outcome:
     """Works out perplexities."""
     names = self._input.subsets
     files = {name: self._numbers(i, found.nats[i], found.tokens[i]) for i, name in enumerate(names)}
@@ -77,7 +73,9 @@ class PerplexityJob(HeldOutJob):
     scalars = {f'{what}/{name}': of_file[what] for name, of_file in files.items() for what in self.in_events}
     lines = [json.dumps(sample, ensure_ascii=False) for sample in found.samples]
     samples = list(map(self._in_summary, found.samples))
-    return Outcome({'samples': lines} if lines else {}, scalars, {'files': files, 'all': total, 'samples': samples})
+    return task.Outcome(
+      {'samples': lines} if lines else {}, scalars, {'files': files, 'all': total, 'samples': samples}
+    )
 
   def report(self, summary: Mapping[str, Any]) -> str:
     """The summary for people."""

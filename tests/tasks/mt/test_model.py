@@ -237,7 +237,10 @@ def test_losses_of_parts_of_a_batch_add_up_to_its_own():
   whole = dataclasses.replace(MODEL, encoder=of_groups(2), decoder=of_groups(2, cross_attention=True))
   key_B = prng.fold(prng.key(0), tf.range(4))
   totals = [halves.totals(part) for part in parts]
-  assert [float(t['encoder']) for t in totals] == [1, 1] and [float(t['target_tokens']) for t in totals] == [8, 2]
+  assert [float(t['encoder_groups']) for t in totals] == [1, 1] and [float(t['target_tokens']) for t in totals] == [
+    8,
+    2,
+  ]
   totals = {name: sum(t[name] for t in totals) for name in totals[0]}
   got = [halves.loss(THETA, part, key, totals) for part, key in zip(parts, (key_B[:2], key_B[2:]), strict=True)]
   loss, metrics = whole.loss(THETA, batch, key_B)
@@ -270,7 +273,8 @@ def test_experts_may_be_in_one_stack_alone(stack):
   model = config.model()
   assert {name.split('/')[0] for name in weights.flatten(model.weights()) if '/moe/' in name} == {stack}
   totals = model.totals(make_batch([[([5, 6, 7], [4, 5])], [([8], [6, 7, 8, 9])]]))
-  assert {name: int(totals[name]) for name in ('encoder', 'decoder')} == {'encoder': 1, 'decoder': 1} | {stack: 2}
+  groups = {name: int(totals[f'{name}_groups']) for name in ('encoder', 'decoder')}
+  assert groups == {'encoder': 1, 'decoder': 1} | {stack: 2}
 
 
 def test_the_cap_of_beta2_is_a_setting_of_adafactor():
