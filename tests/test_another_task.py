@@ -87,9 +87,9 @@ class Perplexity(task_lib.HeldOutJob):
   def run(self, label, quiet=False, unfinished=None):
     return [float(self._loss({'ids': line})) for line in self._lines.lines]
 
-  def finish(self, found):
-    perplexity = math.exp(sum(found) / sum(line.size for line in self._lines.lines))
-    return task_lib.Outcome({'bytes': map(str, found)}, {'perplexity': perplexity}, {'perplexity': perplexity})
+  def finish(self, computed):
+    perplexity = math.exp(sum(computed) / sum(line.size for line in self._lines.lines))
+    return task_lib.Outcome({'bytes': map(str, computed)}, {'perplexity': perplexity}, {'perplexity': perplexity})
 
   def report(self, summary):
     return f'perplexity {summary["perplexity"]:.2f}'

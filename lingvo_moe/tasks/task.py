@@ -135,7 +135,7 @@ class Outcome(NamedTuple):
   lines: Mapping[str, Iterable[str]]  # by name: the lines of the file <name><suffix>
   scalars: Mapping[str, float]  # for TensorBoard
   summary: dict[str, Any]  # for the JSON file that is written last
-  beside: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # by name: the lines of other files, for readers
+  other_files: Mapping[str, Iterable[str]] = types.MappingProxyType({})  # lines by name of the file, for readers
 
 
 class HeldOutJob:
@@ -147,13 +147,13 @@ class HeldOutJob:
   texts: dict[str, str]  # a short hash of each text by its name, for a message about existing results of other text
   warning: str = ''  # printed by the decoder before it computes
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Any:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Any:
     """Computes with the weights that the runtime holds; every process of a run calls it.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: lines of these results by name, which an interrupted run has left; in processes that do not call `finish` the
+      unfinished: lines of these results by name, which an interrupted run has left; in processes that do not call `finish` the
         names alone. A job that takes long leaves those out, and adds its own lines as they are done.
 
     Returns:
@@ -161,7 +161,7 @@ class HeldOutJob:
     """
     raise NotImplementedError
 
-  def finish(self, found: Any) -> Outcome:
+  def finish(self, computed: Any) -> Outcome:
     """Turns what `run` returned into results; called in one process. May print warnings."""
     raise NotImplementedError
 

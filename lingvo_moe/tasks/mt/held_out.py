@@ -77,7 +77,7 @@ def other_targets(sets: Iterable[HeldOut], pairs: Sequence[tuple[str, str]]) -> 
   )
 
 
-class Found(NamedTuple):
+class Computed(NamedTuple):
   """What a job has computed of every pair, by its name."""
 
   results: dict[str, list[Any]]  # sequences with a value for each line
@@ -98,32 +98,32 @@ class _PairsJob(task.HeldOutJob):
     self.settings = {**{name: getattr(config, name) for name in self._fields}, 'text': _fingerprint(sets)}
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
-  def run(self, label: str, quiet: bool = False, kept: MutableMapping[str, str] | None = None) -> Found:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
     """Computes with the weights that the runtime holds.
 
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      kept: translations so far, by pair and line: 'de-en:17'.
+      unfinished: translations so far, by pair and line: 'de-en:17'.
     """
-    kept = {} if kept is None else kept
-    found = Found({}, {})
+    unfinished = {} if unfinished is None else unfinished
+    computed = Computed({}, {})
     name = self._sets[0].name if len(self._sets) == 1 else f'{len(self._sets)} pairs'
     total = sum(len(s.sources) for s in self._sets)
-    with Progress(total, 'sentence', initial=len(kept), label=f'{label}, {name}', quiet=quiet) as bar:
+    with Progress(total, 'sentence', initial=len(unfinished), label=f'{label}, {name}', quiet=quiet) as bar:
       # Sets of a tag share batches: a result does not depend on neighbours.
       for tag in dict.fromkeys(s.tag for s in self._sets):
         sets = [s for s in self._sets if s.tag == tag]
-        values, truncated = self._compute(sets, tag, bar.update, kept)
-        begin = 0
+        values, truncated = self._compute(sets, tag, bar.update, unfinished)
+        end = 0
         for s in sets:
-          own = slice(begin, begin := begin + len(s.sources))
-          found.results[s.name] = [of_lines[own] for of_lines in values]
-          found.truncated[s.name] = sum(own.start <= i < own.stop for i in truncated)
-    return found
+          begin, end = end, end + len(s.sources)
+          computed.results[s.name] = [of_lines[begin:end] for of_lines in values]
+          computed.truncated[s.name] = sum(begin <= i < end for i in truncated)
+    return computed
 
   def _compute(
-    self, sets: Sequence[HeldOut], tag: str | None, progress: task.Progress, kept: MutableMapping[str, str]
+    self, sets: Sequence[HeldOut], tag: str | None, progress: task.Progress, unfinished: MutableMapping[str, str]
   ) -> tuple[list[Any], list[int]]:
     """Sequences of values for the lines of all sets, and numbers of lines of which a part was used."""
     raise NotImplementedError
@@ -146,16 +146,16 @@ class TranslateJob(_PairsJob):
   _fields = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
   _verb = 'translated'
 
-  def _compute(self, sets, tag, progress, kept):
+  def _compute(self, sets, tag, progress, unfinished):
     names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
-    known = {i for i, name in enumerate(names) if name in kept}
-    keep = lambda i, hypotheses: kept.__setitem__(names[i], hypotheses[0].text)
+    known = {i for i, name in enumerate(names) if name in unfinished}
+    keep = lambda i, hypotheses: unfinished.__setitem__(names[i], hypotheses[0].text)
     answers = self._translator.translate(_lines(sets, 'sources'), tag, progress, known, keep)
-    return [[kept.get(name, '') for name in names]], answers.truncated  # a sentence without tokens has none
+    return [[unfinished.get(name, '') for name in names]], answers.truncated  # a sentence without tokens has none
 
-  def finish(self, found: Found) -> task.Outcome:
+  def finish(self, computed: Computed) -> task.Outcome:
     """Scores the translations."""
-    texts, truncated = {name: texts for name, [texts] in found.results.items()}, found.truncated
+    texts, truncated = {name: texts for name, [texts] in computed.results.items()}, computed.truncated
     self._warn_of_cuts(truncated)
     for notice in scoring.notices({s.name: (s.target, s.targets, texts[s.name]) for s in self._sets}):
       print(f'warning: {notice}', file=sys.stderr)
@@ -166,16 +166,16 @@ class TranslateJob(_PairsJob):
     pairs = {name: dataclasses.asdict(s) for name, s in scores.items()}
     languages = {s.name: [s.source, s.target] for s in self._sets}
     summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
-    beside = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
-    beside |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
-    return task.Outcome(texts, scalars, summary, beside)
+    other_files = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
+    other_files |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
+    return task.Outcome(texts, scalars, summary, other_files)
 
   def report(self, summary: Mapping) -> str:
     """The summary for people: a few translations, then the table of scores."""
     table = scoring.table({name: scoring.PairScores(**s) for name, s in summary['pairs'].items()})
     sets = {s.name: s for s in self._sets}
     blocks = []
-    for name, line, translation in summary.get('samples', ()):  # an earlier version kept none
+    for name, line, translation in summary.get('samples', ()):  # an earlier version has none
       source, reference = sets[name].sources[line - 1], sets[name].targets[line - 1]
       said = {'source': source, 'reference': reference, 'translation': translation}
       rows = (f'  {what:11} {text.shortened(own, _SAMPLE_LENGTH)}' for what, own in said.items())
@@ -201,19 +201,19 @@ class ScoreJob(_PairsJob):
     metrics.Column('perplexity', 'perplexity', '10.4g'),
   )
 
-  def _compute(self, sets, tag, progress, kept):
+  def _compute(self, sets, tag, progress, unfinished):
     scored = self._translator.score(_lines(sets, 'sources'), _lines(sets, 'targets'), tag, progress)
     return [scored.log_probs, scored.target_tokens], scored.truncated
 
-  def finish(self, found: Found) -> task.Outcome:
+  def finish(self, computed: Computed) -> task.Outcome:
     """Works out cross-entropy and perplexity."""
-    self._warn_of_cuts(found.truncated)
+    self._warn_of_cuts(computed.truncated)
     pairs = {}
     for s in self._sets:
-      counts = {'sentences': len(s.sources), 'truncated': found.truncated[s.name]}
-      pairs[s.name] = {**counts, **_perplexity(*found.results[s.name])}
-    everything = _perplexity(*map(np.concatenate, zip(*found.results.values(), strict=True)))
-    lines = {name: [f'{x:.6f}' for x in log_probs] for name, (log_probs, _) in found.results.items()}
+      counts = {'sentences': len(s.sources), 'truncated': computed.truncated[s.name]}
+      pairs[s.name] = {**counts, **_perplexity(*computed.results[s.name])}
+    everything = _perplexity(*map(np.concatenate, zip(*computed.results.values(), strict=True)))
+    lines = {name: [f'{x:.6f}' for x in log_probs] for name, (log_probs, _) in computed.results.items()}
     scalars = {f'perplexity/{name}': s['perplexity'] for name, s in pairs.items()}
     return task.Outcome(lines, scalars, {'pairs': pairs, 'all': everything})
 

@@ -17,7 +17,7 @@ from lingvo_moe.tasks import task
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 
-class Found(NamedTuple):
+class Computed(NamedTuple):
   """Sums over the tokens of each file, and samples as they are written."""
 
   nats: np.ndarray
@@ -53,7 +53,7 @@ class PerplexityJob(task.HeldOutJob):
     self.settings = {name: getattr(self._config, name) for name in names}
     self.settings['text'] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
-  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Found:
+  def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
     """Evaluates and samples with the weights that the runtime holds."""
     del unfinished  # one pass over the text is short
     nats, tokens = np.zeros([2, len(self._input.subsets)])
@@ -63,16 +63,16 @@ class PerplexityJob(task.HeldOutJob):
         nats += of_batch['xent_by_file']
         tokens += of_batch['target_tokens_by_file']
         progress.update()
-    return Found(nats, tokens, self._make_samples())
+    return Computed(nats, tokens, self._make_samples())
 
-  def finish(self, found: Found) -> task.Outcome:
+  def finish(self, computed: Computed) -> task.Outcome:
     """Works out perplexities."""
     names = self._input.subsets
-    files = {name: self._numbers(i, found.nats[i], found.tokens[i]) for i, name in enumerate(names)}
-    total = self._numbers(None, found.nats.sum(), found.tokens.sum())
+    files = {name: self._numbers(i, computed.nats[i], computed.tokens[i]) for i, name in enumerate(names)}
+    total = self._numbers(None, computed.nats.sum(), computed.tokens.sum())
     scalars = {f'{what}/{name}': of_file[what] for name, of_file in files.items() for what in self.in_events}
-    lines = [json.dumps(sample, ensure_ascii=False) for sample in found.samples]
-    samples = list(map(self._in_summary, found.samples))
+    lines = [json.dumps(sample, ensure_ascii=False) for sample in computed.samples]
+    samples = list(map(self._in_summary, computed.samples))
     return task.Outcome(
       {'samples': lines} if lines else {}, scalars, {'files': files, 'all': total, 'samples': samples}
     )
