@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,20 +22,12 @@ _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes
 
 
 def search(
-  model: EncoderDecoder, theta: Theta, batch: Mapping[str, tf.Tensor], config: DenoisingConfig, n_best: int = 1
+  model: EncoderDecoder, theta: Theta, batch: task.Batch, config: DenoisingConfig, n_best: int = 1
 ) -> beam_search.Hypotheses:
   """Beam search for what sentinels stand for; answers are as long as the targets of training at most."""
   most = config.lengths.targets
-  return inference.search(
-    model,
-    theta,
-    batch,
-    max_lengths=lambda segments_BT: tf.where(tf.reduce_any(segments_BT > 0, axis=1), most, 0),
-    most=most,
-    beam_size=config.beam_size,
-    length_norm_alpha=config.length_norm_alpha,
-    n_best=n_best,
-  )
+  limits = lambda segments_BT: tf.where(tf.reduce_any(segments_BT > 0, axis=1), most, 0)
+  return inference.search(model, theta, batch, config, limits, most, n_best)
 
 
 class Filler(TextGenerator):

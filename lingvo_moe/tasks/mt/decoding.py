@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,37 +24,11 @@ _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration
 
 
 def search(
-  model: EncoderDecoder,
-  theta: Theta,
-  batch: Mapping[str, tf.Tensor],
-  config: MtConfig,
-  n_best: int = 1,
-  min_length: int = 1,
+  model: EncoderDecoder, theta: Theta, batch: task.Batch, config: MtConfig, n_best: int = 1, min_length: int = 1
 ) -> beam_search.Hypotheses:
-  """Beam search for a batch: a pure function of weights and batch, at inference, where no token is dropped.
-
-  Args:
-    model: model of the configuration.
-    theta: nested weights.
-    batch: src_ids, src_segments, src_positions, one sentence a row. A row without tokens gets no hypothesis.
-    config: configuration, with beam_size, length_norm_alpha, max_length, decode_ratio and decode_extra.
-    n_best: number of hypotheses returned.
-    min_length: least number of symbols of a translation with its end, if its length limit allows as many.
-
-  Returns:
-    beam_search.Hypotheses.
-  """
-  return inference.search(
-    model,
-    theta,
-    batch,
-    max_lengths=functools.partial(max_lengths, config=config),
-    most=config.max_length,
-    beam_size=config.beam_size,
-    length_norm_alpha=config.length_norm_alpha,
-    n_best=n_best,
-    min_length=min_length,
-  )
+  """Beam search for translations; see inference.search."""
+  limits = functools.partial(max_lengths, config=config)
+  return inference.search(model, theta, batch, config, limits, config.max_length, n_best, min_length)
 
 
 def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
