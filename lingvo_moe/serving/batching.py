@@ -10,16 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
+
+from lingvo_moe.tasks.task import Answers
 
 _LONGEST_RETRY = 60  # seconds
-
-
-class Answer(NamedTuple):
-  """Answer to a request."""
-
-  hypotheses: list[list[Any]]  # hypotheses of each line, best first
-  truncated: list[int]  # lines over the length limit, translated in part
 
 
 class QueueFullError(Exception):
@@ -43,7 +38,7 @@ class _Request:
   taken: int = 0
   hypotheses: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
   truncated: list[int] = dataclasses.field(default_factory=list)
-  future: futures.Future[Answer] = dataclasses.field(default_factory=futures.Future)
+  future: futures.Future[Answers] = dataclasses.field(default_factory=futures.Future)
 
   @property
   def waiting(self) -> int:
@@ -90,7 +85,7 @@ class Batcher:
     with self._changed:  # which the thread that has it may enter again
       return sum(request.waiting for request in self._requests)
 
-  def submit(self, lines: Sequence[str], key: Hashable) -> futures.Future[Answer]:
+  def submit(self, lines: Sequence[str], key: Hashable) -> futures.Future[Answers]:
     """Queues the lines of a request; only lines of equal keys are computed together.
 
     Cancelling the future takes lines that still wait out of the queue.
@@ -100,7 +95,7 @@ class Batcher:
     """
     request = _Request(lines, key)
     if not lines:
-      request.future.set_result(Answer([], []))
+      request.future.set_result(Answers([], []))
       return request.future
     with self._changed:
       waiting = self.waiting
@@ -190,7 +185,7 @@ class Batcher:
     for request in requests:
       if len(request.hypotheses) == len(request.lines):
         hypotheses = [request.hypotheses[i] for i in range(len(request.lines))]
-        _settle(request.future.set_result, Answer(hypotheses, sorted(request.truncated)))
+        _settle(request.future.set_result, Answers(hypotheses, sorted(request.truncated)))
 
 
 def _settle(set_value: Callable[[Any], None], value: Any) -> None:

@@ -19,12 +19,12 @@ from lingvo_moe.run.loaded import LoadedRun
 from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving import query as query_lib
-from lingvo_moe.serving.batching import Answer
 from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.batching import QueueFullError
 from lingvo_moe.serving.languages import Languages
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError
+from lingvo_moe.tasks.task import Answers
 
 _PATHS = ('/', '/translate', '/languages', '/health', '/metrics')
 _BODY_SECONDS = 30  # for a client to send a body
@@ -188,7 +188,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
   return web.json_response({'error': message}, status=status, headers=headers)
 
 
-def _result(query: query_lib.Query, answer: Answer, over_the_length: str) -> dict[str, Any]:
+def _result(query: query_lib.Query, answer: Answers, over_the_length: str) -> dict[str, Any]:
   """The answer as LibreTranslate has it; with 'warnings' where a line was translated in part."""
   texts: list[list[str]] = []  # of each text, its translation and the alternatives
   warnings, first = [], 0
