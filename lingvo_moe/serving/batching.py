@@ -62,7 +62,7 @@ class Batcher:
 
   def __init__(
     self,
-    answer: Callable[[list[str], Any], Any],
+    answer: Callable[[list[str], Any], Answers],
     *,
     max_lines: int = 64,
     wait: float = 0.005,
