@@ -77,9 +77,9 @@ class SentenceTranslator(task.Translator):
     self,
     sources: Sequence[str],
     target: str | None = None,
-    progress: task.Progress | None = None,
+    progress: task.Progress = lambda count: None,
     known: Collection[int] = (),
-    keep: Callable[[int, list[task.Hypothesis]], object] | None = None,
+    keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
   ) -> task.Answers:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
@@ -94,7 +94,7 @@ class SentenceTranslator(task.Translator):
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)
     found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
-    _report(progress, len(batches.empty))
+    progress(len(batches.empty))
     for index_B, batch in batches:
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
       if not new:
@@ -102,9 +102,8 @@ class SentenceTranslator(task.Translator):
       hypotheses = self._search(batch)
       for sentence, row in new.items():
         found[sentence] = self._read(hypotheses, row)
-        if keep is not None:
-          keep(sentence, found[sentence])
-      _report(progress, len(new))
+        keep(sentence, found[sentence])
+      progress(len(new))
     return task.Answers(found, batches.truncated)
 
   def score(
@@ -112,29 +111,25 @@ class SentenceTranslator(task.Translator):
     sources: Sequence[str],
     targets: Sequence[str],
     target: str | None = None,
-    progress: task.Progress | None = None,
+    progress: task.Progress = lambda count: None,
   ) -> task.Scored:
     """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
+    source, target_vocab = self._vocabs
     batches = TextInput(
-      self._config,
-      self._vocabs[0],
-      sources,
-      target_language=target,
-      targets=targets,
-      target_vocab=self._vocabs[1],
+      self._config, source, sources, target_language=target, targets=targets, target_vocab=target_vocab
     )
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
       log_probs[i] = 0.0 if text.is_empty(targets[i]) else -np.inf
-    _report(progress, len(batches.empty))
+    progress(len(batches.empty))
     for index_B, batch in batches:
       real_B = index_B >= 0
       log_probs[index_B[real_B]] = self._score(batch)[real_B]
       tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
-      _report(progress, int(np.sum(real_B)))
+      progress(int(np.sum(real_B)))
     return task.Scored(log_probs, tokens, batches.truncated)
 
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[task.Hypothesis]:
@@ -163,8 +158,3 @@ def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) 
   if requested not in languages:
     raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
   return requested
-
-
-def _report(progress: task.Progress | None, count: int) -> None:
-  if progress is not None and count:
-    progress(count)
