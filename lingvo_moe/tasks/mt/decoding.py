@@ -94,7 +94,8 @@ class SentenceTranslator(task.Translator):
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)
     found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
-    progress(len(batches.empty))
+    if batches.empty:
+      progress(len(batches.empty))
     for index_B, batch in batches:
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
       if not new:
@@ -124,7 +125,8 @@ class SentenceTranslator(task.Translator):
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
       log_probs[i] = 0.0 if text.is_empty(targets[i]) else -np.inf
-    progress(len(batches.empty))
+    if batches.empty:
+      progress(len(batches.empty))
     for index_B, batch in batches:
       real_B = index_B >= 0
       log_probs[index_B[real_B]] = self._score(batch)[real_B]
