@@ -36,7 +36,7 @@ class EncoderDecoder(losses.TokenModel):
   target_embedding: Embedding
   source_embedding: Embedding | None = None
   sinusoidal: bool = True
-  subset: str = 'pair'
+  subset: str = dataclasses.field(default='pair', kw_only=True)
 
   def weights(self) -> Specs:
     own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
