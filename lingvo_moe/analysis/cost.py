@@ -148,7 +148,7 @@ def estimate(
     rounds: passes over the experts that a MoE layer makes where no token is dropped; 1 is perfect balance.
   """
   if program != 'train':
-    config = at_inference(config, mesh, program)
+    config = for_program(config, mesh, program)
   compiled = compile_step(config, mesh, topology, program)
   fields = analyze(compiled, config.program(), mesh, topology, rounds)
   fits = not compiled.refused
@@ -166,14 +166,12 @@ def estimate(
   )
 
 
-def at_inference(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:
+def for_program(config: ModelConfig, mesh: Mesh, program: str, batch_tokens: int = 0) -> ModelConfig:
   """Configuration to compile a program other than 'train' with; batch_tokens 0: the model's eval_batch_tokens."""
-  tokens = batch_tokens or config.eval_batch_tokens or config.batch_tokens
   if program == 'eval':
-    return dataclasses.replace(config, eval_batch_tokens=tokens)
-  # As in decoding.Translator: results at inference do not depend on the number of groups.
+    return dataclasses.replace(config, eval_batch_tokens=batch_tokens or config.eval_batch_tokens)
   groups = mesh.size(mesh.spec('G', xla_sharding.ACTIVATIONS)[0])
-  return dataclasses.replace(config, num_groups=groups, micro_batches=1, eval_batch_tokens=tokens)
+  return config.for_inference(groups, batch_tokens=batch_tokens)
 
 
 def compile_step(config: ModelConfig, mesh: Mesh, topology: chips.Topology | None, program: str = 'train') -> Compiled:

@@ -133,7 +133,7 @@ def choose(
     chunked = dataclasses.replace(config, capacity_chunks=chunks) if chunks > 1 else config
     try:
       if program != 'train':
-        chunked = cost.at_inference(chunked, layout.mesh, program, batch_tokens)
+        chunked = cost.for_program(chunked, layout.mesh, program, batch_tokens)
       _check(chunked, layout.mesh, topology, program)
       report = cost.estimate(name, chunked, layout.mesh, topology, program, rounds)
     except UserError as e:

@@ -183,7 +183,7 @@ def main(argv):
   from lingvo_moe.analysis import cost
 
   if _PROGRAM.value != 'train':
-    config = cost.at_inference(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
+    config = cost.for_program(config, mesh, _PROGRAM.value, _BATCH_TOKENS.value)
   with working(f'tracing and compiling {_MODEL.value}, {_PROGRAM.value}, for {topology or mesh}'):
     report = cost.estimate(_MODEL.value, config, mesh, topology, _PROGRAM.value, _ROUNDS.value)
   _write(functools.partial(table, report), report.to_json())

@@ -57,9 +57,9 @@ class BatchConfig:
 
   def __post_init__(self):
     fields.check(self)
-    self._check_together()
+    self._check_combinations()
 
-  def _check_together(self) -> None:
+  def _check_combinations(self) -> None:
     """Rules between fields; a subclass calls its parent's first."""
 
   def _check_rows_fit(self, length: int, what: str) -> None:
@@ -234,8 +234,8 @@ class ModelConfig(BatchConfig):
     """Whether a causal decoder has experts."""
     return bool(self.num_experts)
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     if self.num_experts == 1:
       fields.refuse(self, 'num_experts', '2 or more, or 0 for a dense model')
     if self.num_experts:
@@ -379,8 +379,8 @@ class TransformerConfig(ModelConfig):
   attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
   ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     if self.scan_layers and self.remat != 'block':
       fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
 

@@ -107,7 +107,7 @@ def rounds_of(case: Case, skew: float) -> int | None:
   config = configured(case)
   if not config.num_experts or case.program == 'train':
     return None
-  config = cost.at_inference(config, Mesh.parse(case.mesh), case.program)
+  config = cost.for_program(config, Mesh.parse(case.mesh), case.program)
   rows = config.batcher(training=False).rows(config.max_length)
   # The encoder of 'decode' has longer queues than a step, and next to no share of the time.
   width = config.beam_size if case.program == 'decode' else config.max_length

@@ -45,8 +45,8 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
   activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
   num_samples: int = field(3, 'Windows of each file that the decoder fills in.', at_least=0, may_change=True)
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     for name in ('encoder_layers', 'decoder_layers'):
       self._check_blocks(name)
     self._check_experts(self.encoder_layers, self.decoder_layers)

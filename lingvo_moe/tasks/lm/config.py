@@ -48,8 +48,8 @@ class LanguageConfig(ModelConfig, PlainTextConfig):
   prompt: str = field('', 'What the samples of the decoder continue.', may_change=True)
   max_new_tokens: int = field(256, 'Most symbols of a continuation.', at_least=1, may_change=True)
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     if self.eval_stride > self.window:
       fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
     self._check_rows_fit(self.window, 'a window')
@@ -72,8 +72,8 @@ class LmConfig(TransformerConfig, LanguageConfig):
   bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
   activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     self._check_blocks('num_layers')
     self._check_experts(self.num_layers)
     self._attention()  # refuses heads that do not divide

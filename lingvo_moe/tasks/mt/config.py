@@ -37,8 +37,8 @@ class MtConfig(TransformerConfig, DataConfig):
     """Whether the decoder has experts."""
     return bool(self.num_experts) and self.experts_in != 'encoder'
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     for name in ('encoder_layers', 'decoder_layers'):
       self._check_blocks(name)
     stacks = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}

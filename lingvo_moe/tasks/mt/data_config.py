@@ -88,8 +88,8 @@ class DataConfig(BatchConfig):
     at_most=2**25,
   )
 
-  def _check_together(self) -> None:
-    super()._check_together()
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
     if self.boundaries and (
       self.boundaries[0] < 1
       or list(self.boundaries) != sorted(set(self.boundaries))
