@@ -212,7 +212,7 @@ class ScoreJob(_PairsJob):
     for s in self._sets:
       counts = {'sentences': len(s.sources), 'truncated': computed.truncated[s.name]}
       pairs[s.name] = {**counts, **_perplexity(*computed.results[s.name])}
-    everything = _perplexity(*map(np.concatenate, zip(*computed.results.values(), strict=True)))
+    everything = _perplexity(*map(np.concatenate, zip(*(computed.results[s.name] for s in self._sets), strict=True)))
     lines = {name: [f'{x:.6f}' for x in log_probs] for name, (log_probs, _) in computed.results.items()}
     scalars = {f'perplexity/{name}': s['perplexity'] for name, s in pairs.items()}
     return task.Outcome(lines, scalars, {'pairs': pairs, 'all': everything})
