@@ -53,6 +53,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def _limit_threads() -> None:
   """Few threads: the arrays of a test are small, and machines that run tests are shared."""
+  import quick_tensorflow
+
+  quick_tensorflow.load()
   import tensorflow as tf
 
   tf.config.threading.set_intra_op_parallelism_threads(THREADS)
@@ -83,6 +86,15 @@ def _room() -> Iterator[None]:
   with contextlib.suppress(OSError, AttributeError):  # other C libraries need not be told
     ctypes.CDLL('libc.so.6').malloc_trim(0)
   _resident = _resident_bytes()
+
+
+@pytest.fixture(scope='module')
+def one_trace() -> Iterator[None]:
+  """Local runtimes of the module that run the same program share its trace."""
+  import shared_traces
+
+  with shared_traces.shared():
+    yield
 
 
 @pytest.fixture(scope='session')

@@ -74,11 +74,13 @@ def _server() -> subprocess.Popen:
 
 def _serve() -> None:
   """Forks for every line of standard input; writes the fork's number and, when it has ended, its exit status."""
+  import quick_tensorflow
   import sacrebleu  # noqa: F401
-  import tensorflow  # noqa: F401
-  import tensorflow_text  # noqa: F401
 
   import lingvo_moe  # noqa: F401  (makes the import of TensorFlow quiet)
+
+  quick_tensorflow.load()
+  import tensorflow_text  # noqa: F401
 
   gc.freeze()  # a collection in a fork would copy the pages of all that was imported
   requests = os.fdopen(os.dup(0), 'rb', 0)

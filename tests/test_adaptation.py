@@ -26,6 +26,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.vocab import Vocab
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 MODEL = tiny_config.MODEL
 SMALL = tiny_config.make(freeze='encoder, source_embedding')
 SIZES = (

@@ -31,6 +31,8 @@ from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.task import task_of
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 PAIRS = ('xx-en', 'yy-en')

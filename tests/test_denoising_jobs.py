@@ -16,6 +16,8 @@ from lingvo_moe import trainer
 from lingvo_moe import translate
 from lingvo_moe.core.errors import UserError
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 NAME = 'switch.shakespeare.Tiny'
 
 

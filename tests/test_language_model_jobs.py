@@ -19,6 +19,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 NAME = 'lm.shakespeare.Tiny'
 
 

@@ -27,6 +27,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 SENTENCES = [source for source, _ in toy.sentences()]
 LONG = 'Hund ' * 60
 

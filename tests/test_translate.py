@@ -22,6 +22,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 MODEL = 'mt.cldr.Tiny'
 WORDS = ['one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten']
 LINES = ['eno', '', 'owt eno', 'net xis', 'eerht']

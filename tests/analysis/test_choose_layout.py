@@ -190,5 +190,5 @@ def test_the_command_chooses(tmp_path):
 
 def test_a_language_model_has_layouts_too():
   config = registry.get('lm.shakespeare.Dense')(batch_tokens=256, window=64, num_layers=1)
-  found = layouts.choose('lm.shakespeare.Dense', config, layouts.layouts(2, False), None)
+  found = layouts.choose('lm.shakespeare.Dense', config, layouts.layouts(2, False, ['DP']), None)
   assert [c.layout.flags for c in found if not c.refused]

@@ -24,7 +24,8 @@ from lingvo_moe.ops import xla
 X_BTM = tf.random.stateless_normal([4, 6, 6], [0, 1])
 PADDINGS_BT = tf.constant([[0.0] * 6] * 3 + [[0.0] * 4 + [1.0] * 2])
 LAYER = MoE(model_dim=6, hidden_dim=10, num_experts=4, num_groups=2, capacity_factor=8.0, gate=TopK(2))
-BACKENDS = {'gather': xla.BACKEND, 'grouped': cpu.backend(training=True)}
+# Once, a program runs sooner than it is traced. Compiled ones take seconds each.
+WAYS = ['gather', 'grouped', pytest.param('compiled gather', marks=pytest.mark.compiled)]
 FORMULAS = {
   'relu': lambda w, e, x: np.maximum(x @ w['wi'][e], 0) @ w['wo'][e],
   'gelu': lambda w, e, x: gelu(x @ w['wi'][e]) @ w['wo'][e],
@@ -53,7 +54,6 @@ def run(layer, in_force=backend.REFERENCE, jit=False, key=None):
   """Outputs, and gradients of the tokens and of every weight."""
   theta = theta_of(layer)
 
-  @tf.function(jit_compile=jit, autograph=False)
   def values_and_gradients(theta, x_BTM):
     with backend.use(in_force), tf.GradientTape() as tape:
       tape.watch([theta, x_BTM])
@@ -62,7 +62,14 @@ def run(layer, in_force=backend.REFERENCE, jit=False, key=None):
     grads = tape.gradient(value, [x_BTM, *weights.flatten(theta).values()], unconnected_gradients='zero')
     return [y_BTM, *map(tf.convert_to_tensor, grads)]
 
+  if jit:
+    values_and_gradients = tf.function(values_and_gradients, jit_compile=True, autograph=False)
   return values_and_gradients(theta, X_BTM)
+
+
+def run_by(way, layer, key):
+  in_force = cpu.backend(training=True) if way == 'grouped' else xla.BACKEND
+  return run(layer, in_force, way.startswith('compiled'), key)
 
 
 @functools.cache
@@ -89,16 +96,16 @@ def test_each_kind_by_a_plain_loop(kind):
   np.testing.assert_allclose(layer(theta_of(layer), X_BTM, PADDINGS_BT)[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('way', ['gather', 'grouped'])
+@pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('kind', EXPERTS)
 def test_each_kind_gives_the_same_values_and_gradients_with_every_dispatcher(kind, way):
   layer = dataclasses.replace(LAYER, expert=kind, expert_dropout=0.3)
   expected = run_einsum(layer, training=True)
-  got = run(dataclasses.replace(layer, dispatch=way), BACKENDS[way], jit=way != 'grouped', key=prng.key(1))
+  got = run_by(way, dataclasses.replace(layer, dispatch=way.split()[-1]), prng.key(1))
   assert_all_close(got, expected)
 
 
-@pytest.mark.parametrize('way', ['gather', 'grouped'])
+@pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
 @pytest.mark.parametrize('name', by_name.GATES)
 def test_every_gate_gives_the_same_values_and_gradients_with_every_dispatcher(name, training, way):
@@ -108,7 +115,7 @@ def test_every_gate_gives_the_same_values_and_gradients_with_every_dispatcher(na
   )
   key = prng.key(1) if training else None
   expected = run_einsum(layer('einsum'), training)
-  assert_all_close(run(layer(way), BACKENDS[way], jit=way != 'grouped', key=key), expected)
+  assert_all_close(run_by(way, layer(way.split()[-1]), key), expected)
 
 
 def test_a_shared_expert_is_a_dense_layer_beside_the_routed_ones():
@@ -125,7 +132,8 @@ def test_shared_experts_have_the_dropout_of_experts_and_draw_it_for_themselves()
   theta = theta_of(layer)
   theta |= {'wo': tf.zeros_like(theta['wo'])}
   inference = layer(theta, X_BTM, PADDINGS_BT)[0]
-  trained = [layer(theta, X_BTM, PADDINGS_BT, prng.key(i))[0] for i in range(300)]
+  train = tf.function(lambda key: layer(theta, X_BTM, PADDINGS_BT, key)[0], autograph=False)
+  trained = [train(prng.key(i)) for i in range(300)]
   assert np.abs(trained[0] - trained[1]).max() > 0.1
   np.testing.assert_allclose(np.mean(trained, axis=0), inference, atol=0.3)
   none = dataclasses.replace(layer, expert_dropout=0.0)

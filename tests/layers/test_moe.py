@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -61,20 +62,25 @@ def under(in_force, f):
   return run
 
 
-def reference(layer, theta=THETA):
+def reference(layer):
   """Inference by the reference backend."""
-  return lambda x, paddings: layer(theta, x, paddings)
+  return lambda x, paddings, theta=THETA: layer(theta, x, paddings)
 
 
-def on_cpu(layer, theta=THETA):
+@functools.cache  # one program for all tests
+def on_cpu(layer):
   """Inference as the local runtime traces it on a CPU."""
-  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  return tf.function(under(cpu.backend(training=False), reference(layer, theta)), input_signature=any_shape)
+  weights_of = {name: tf.TensorSpec(spec.shape) for name, spec in layer.weights().items()}
+  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None]), weights_of]
+  traced = tf.function(under(cpu.backend(training=False), reference(layer)), input_signature=any_shape)
+  return lambda x, paddings, theta=THETA: traced(x, paddings, theta)
 
 
-def by_xla(layer, theta=THETA):
+@functools.cache
+def by_xla(layer):
   """Inference compiled by XLA."""
-  return tf.function(under(xla.BACKEND, reference(layer, theta)), jit_compile=True)
+  compiled = tf.function(under(xla.BACKEND, reference(layer)), jit_compile=True)
+  return lambda x, paddings, theta=THETA: compiled(x, paddings, theta)
 
 
 WAYS = pytest.mark.parametrize('way', [reference, on_cpu, by_xla])
@@ -92,7 +98,7 @@ def test_inference_is_the_weighted_sum_of_two_experts(way):
 def test_inference_drops_nothing_even_where_all_want_one_expert(way):
   theta = {**THETA, 'gate': THETA['gate'] * [[1, 0, 0, 0]] + [[9, 0, 0, 0]]}
   x = tf.abs(some_input())
-  y, routing = way(LAYER, theta)(x, tf.zeros([4, 5]))
+  y, routing = way(LAYER)(x, tf.zeros([4, 5]), theta)
   assert int(tf.reduce_max(routing.stats.tokens_E)) == 20
   np.testing.assert_allclose(y, dense_sum(x, theta), atol=1e-5)
 

@@ -98,8 +98,8 @@ def stacked(theta, stack):
   return weights.unflatten(found)
 
 
-def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
-  """Output and gradients for x, memory and every weight, by unrolled names; traced with static or dynamic shapes."""
+def output_and_gradients(stack, theta, key, dtype=tf.float32, shapes='static'):
+  """Output and gradients for x, memory and every weight, by unrolled names; traced with shapes, or 'eager'."""
   segments, memory_segments = tf.constant([[1] * 5, [1] * 3 + [0] * 2]), tf.ones([2, 4], tf.int32)
   flat = weights.flatten(theta)
 
@@ -114,8 +114,9 @@ def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
 
   x, memory = tf.cast(some_input(2, 5), dtype), tf.cast(some_input(2, 4, seed=1), dtype)
   specs = [tf.TensorSpec([None, None, 8], dtype)] * 2 + [{name: tf.TensorSpec(w.shape) for name, w in flat.items()}]
-  traced = tf.function(run, autograph=False, input_signature=None if static else specs)
-  y, routed, dx, dmemory, dweights = traced(x, memory, flat)
+  if shapes != 'eager':
+    run = tf.function(run, autograph=False, input_signature=None if shapes == 'static' else specs)
+  y, routed, dx, dmemory, dweights = run(x, memory, flat)
   by_layer = {'x': dx, 'memory': dmemory}
   for name, gradient in dweights.items():
     layers = weights.names_by_layer(name, gradient.shape[0]) if gradient.shape.rank else None
@@ -125,7 +126,8 @@ def output_and_gradients(stack, theta, key, dtype=tf.float32, static=True):
 
 @functools.cache
 def unrolled_output_and_gradients(stack, training=True):
-  return output_and_gradients(stack, theta_of(stack), prng.key(3) if training else None)
+  # Not traced, which takes five times as long for a program that runs once.
+  return output_and_gradients(stack, theta_of(stack), prng.key(3) if training else None, shapes='eager')
 
 
 def assert_same(got, expected, tolerance=2e-5):
@@ -143,7 +145,7 @@ def assert_same(got, expected, tolerance=2e-5):
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('every', [2, 3, 1])
 def test_a_scanned_stack_equals_the_unrolled_one(every, training):
-  unrolled = dataclasses.replace(DEEP, moe_every=every)
+  unrolled = dataclasses.replace(DEEP, moe_every=every, num_layers=2 * every)
   scanned = ScannedStack(**vars(unrolled))
   theta, key = theta_of(unrolled), prng.key(3) if training else None
   expected = unrolled_output_and_gradients(unrolled, training)
@@ -154,7 +156,7 @@ def test_a_scanned_stack_equals_the_unrolled_one(every, training):
 def test_rematerialising_changes_no_number(remat):
   theta, key = theta_of(DEEP), prng.key(3)
   expected = unrolled_output_and_gradients(DEEP)
-  assert_same(output_and_gradients(dataclasses.replace(DEEP, remat=remat), theta, key), expected)
+  assert_same(output_and_gradients(dataclasses.replace(DEEP, remat=remat), theta, key, shapes='eager'), expected)
 
 
 @pytest.mark.parametrize('looped', [False, True])
@@ -168,7 +170,7 @@ def test_experts_on_rows_of_their_own_change_no_number(kind, looped, monkeypatch
     monkeypatch.setattr(grouped_ffn, '_MAX_MULTIPLIED', 1)
   stack = kind(**{**vars(unrolled), 'remat': 'block'})
   with backend.use(cpu.backend(training=True)):
-    got = output_and_gradients(stack, stacked(theta, stack), key, static=False)
+    got = output_and_gradients(stack, stacked(theta, stack), key, shapes='any')
   assert_same(got, expected)
 
 

@@ -29,6 +29,8 @@ from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 COMMAND = ['-m', 'lingvo_moe.commands.average']
 SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
 MODEL = 'mt.cldr.Tiny'

@@ -18,6 +18,8 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.task import task_of
 
+pytestmark = pytest.mark.usefixtures('one_trace')
+
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
 DENSE = dataclasses.replace(MOE, num_experts=0)
 SCANNED = {'scan_layers': True, 'remat': 'block'}

@@ -143,8 +143,8 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize('keeps', [{}, {'keep': Toy.keep}])
 @pytest.mark.parametrize('early_stop', [True, False])
-@pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
-@pytest.mark.parametrize('beam_size', [1, 2, 3, 4, 5])
+@pytest.mark.parametrize('alpha', [0.0, 0.6])
+@pytest.mark.parametrize('beam_size', [1, 2, 5])
 def test_equals_an_ordinary_reordering_beam_search(beam_size, alpha, early_stop, keeps, monkeypatch):
   monkeypatch.setattr(flat_sequence, 'ROOM', 3)
   max_lengths = [8, 5, 7, 1, 8, 6, 2, 8]

@@ -17,11 +17,10 @@ from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.optim.optimizer import Update
 
 
-def updated(optimizer, grad, weight, slots, spec, step, name='w'):
+def updated(updates, grad, weight, slots, spec, step, name='w'):
   """Applies one gradient to variables; returns its norm."""
   variables = {'weights': {name: weight}, 'slots': {f'{name}/{slot}': v for slot, v in slots.items()}}
-  norm = InPlaceUpdates(optimizer).apply({name: grad}, variables, {name: spec}, step, tf.constant(0.1))
-  return norm
+  return updates.apply({name: grad}, variables, {name: spec}, step, tf.constant(0.1))
 
 
 @pytest.mark.parametrize('optimizer', [Adafactor(), Adam()])
@@ -38,13 +37,14 @@ def test_an_update_in_place_is_the_update(optimizer, shape, dims, factored, monk
     {n: tf.zeros(s.shape) for n, s in optimizer.slots(spec).items()},
   )
   weight, slots = tf.nest.map_structure(tf.Variable, plain)
+  updates = InPlaceUpdates(optimizer)
   for step in range(3):
     grad = tf.constant(rng.normal(size=shape) * 10.0**step, tf.float32)
     want = optimizer.update(grad, plain[1], plain[0], spec, tf.constant(step, tf.int64), tf.constant(0.1))
     plain = want.weight, want.slots
     before = weight.read_value()
     copy = before.numpy()
-    norm = updated(optimizer, grad, weight, slots, spec, tf.constant(step, tf.int64))
+    norm = updated(updates, grad, weight, slots, spec, tf.constant(step, tf.int64))
     np.testing.assert_allclose(norm, np.linalg.norm(grad), rtol=1e-6)
     for a, b in zip(tf.nest.flatten(plain), tf.nest.flatten((weight, slots)), strict=True):
       np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
@@ -60,7 +60,9 @@ def test_the_cap_of_beta2_holds_in_place(large, monkeypatch):
   for cap, beta2 in ((0.99, 0.99), (1.0, 1 - 10**-2.4)):  # update 1000
     optimizer = Adafactor(beta2_cap=cap)
     slots = {n: tf.Variable(tf.ones(s.shape)) for n, s in optimizer.slots(spec).items()}
-    updated(optimizer, tf.zeros(spec.shape), tf.Variable(tf.ones(spec.shape)), slots, spec, tf.constant(999))
+    updated(
+      InPlaceUpdates(optimizer), tf.zeros(spec.shape), tf.Variable(tf.ones(spec.shape)), slots, spec, tf.constant(999)
+    )
     for slot in slots.values():
       np.testing.assert_allclose(slot, tf.fill(slot.shape, beta2), rtol=1e-5)
 
@@ -99,16 +101,28 @@ def factored_updates(optimizer):
     autograph=False,
   )
   def update(x, dy, step):
-    return updated(optimizer, FactoredGradient(x, dy), weight, slots, EXPERTS, step)
+    return updated(InPlaceUpdates(optimizer), FactoredGradient(x, dy), weight, slots, EXPERTS, step)
 
   return update, weight, slots
 
 
+@pytest.fixture(scope='module')
+def compiled_update():
+  """What factored_updates returns, traced once for any number of rows."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(in_place, '_LARGE', 0)
+    update, weight, slots = factored_updates(Adafactor())
+    update.get_concrete_function()
+  return update, weight, slots
+
+
 @pytest.mark.parametrize('rows', [0, 1, 4, 5, 62, 64, 65, 90])
-def test_an_update_by_a_factored_gradient(rows, monkeypatch):
-  monkeypatch.setattr(in_place, '_LARGE', 0)
-  update, weight, slots = factored_updates(Adafactor())
+def test_an_update_by_a_factored_gradient(rows, compiled_update):
+  update, weight, slots = compiled_update
   rng = np.random.default_rng(1)
+  weight.assign(rng.normal(size=EXPERTS.shape))
+  for slot in slots.values():
+    slot.assign(tf.zeros_like(slot))
   plain = (weight.numpy(), {name: slot.numpy() for name, slot in slots.items()})
   for step in range(3):
     x, dy = (rng.normal(size=(3, rows, size)).astype(np.float32) for size in (8, 6))
@@ -199,7 +213,7 @@ def test_layers_of_a_stack_have_steps_of_their_own(monkeypatch):
 
   @tf.function
   def update(x, dy):
-    updated(Adafactor(), tf.einsum('ECM,ECH->EMH', x, dy), weight, slots, layers, values[0])
+    updated(InPlaceUpdates(Adafactor()), tf.einsum('ECM,ECH->EMH', x, dy), weight, slots, layers, values[0])
 
   update(x * scales, dy)
   np.testing.assert_allclose(weight, want, rtol=1e-5)
@@ -214,7 +228,7 @@ def test_small_weights_are_left_to_tensorflow(monkeypatch):
 
   @tf.function
   def update():
-    return updated(optimizer, tf.ones([4, 5]), weight, slots, spec, tf.constant(0))
+    return updated(InPlaceUpdates(optimizer), tf.ones([4, 5]), weight, slots, spec, tf.constant(0))
 
   update()
   assert np.all(weight < 1)

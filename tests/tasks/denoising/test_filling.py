@@ -58,11 +58,12 @@ BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference':
 def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
   batch = source_arrays(sources, len(sources) + 1, 16)
 
-  @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
       return filling.search(config.model(), theta, batch, config, n_best)
 
+  if kind == 'xla' or config.scan_layers:  # other programs run once, sooner than they are traced
+    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
   return tf.nest.map_structure(lambda t: t.numpy(), run(theta, {k: tf.constant(v) for k, v in batch.items()}))
 
 

@@ -92,11 +92,12 @@ def generate(config, n_best, prompts=PROMPTS, kind='cpu', theta=THETA, first=0):
   batch = generation.prompt_arrays(prompts, config, width, len(prompts) + 1, first)
   batch = {name: tf.constant(value) for name, value in batch.items()}
 
-  @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
       return generation.generate(config.model(), theta, batch, config, n_best)
 
+  if kind == 'xla' or config.scan_layers:  # other programs run once, sooner than they are traced
+    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
   return tf.nest.map_structure(lambda t: t.numpy(), run(theta, batch))
 
 

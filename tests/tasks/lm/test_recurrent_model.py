@@ -94,11 +94,12 @@ def generate(config, n_best, kind='cpu'):
   batch = generation.prompt_arrays(PROMPTS, config, width, len(PROMPTS) + 1)
   batch = {name: tf.constant(value) for name, value in batch.items()}
 
-  @tf.function(autograph=False, jit_compile=kind == 'xla')
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
       return generation.generate(config.model(), theta, batch, config, n_best)
 
+  if kind == 'xla':  # other programs run once, sooner than they are traced
+    run = tf.function(run, autograph=False, jit_compile=kind == 'xla')
   return tf.nest.map_structure(lambda t: t.numpy(), run(THETA, batch))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 
 import numpy as np
@@ -23,6 +24,8 @@ from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
 from lingvo_moe.tasks.task import Hypothesis
 from lingvo_moe.tasks.vocab import Vocab
+
+pytestmark = pytest.mark.usefixtures('one_trace')
 
 # The large alpha asks for long translations, which models that were not trained do not give of their own accord.
 CONFIG = MtConfig(
@@ -89,23 +92,32 @@ def random_sentences(rng, lengths):
 
 
 class Search:
-  """decoding.search of one model."""
+  """decoding.search of one model, with weights by a seed."""
 
-  def __init__(self, config, seed, n_best, in_force=None):
+  def __init__(self, config, seed, n_best, parallel_calls=None):
     self.model, self.config = config.model(), config
     self.theta = weights_lib.unflatten({k: v.read_value() for k, v in variables(config, seed).items()})
-    signature = [{k: tf.TensorSpec([None, None], tf.int32) for k in ('src_ids', 'src_segments', 'src_positions')}]
-    in_force = in_force or cpu.backend(training=False)
+    self._run = self._traced(config, n_best, parallel_calls)
 
-    def run(batch):
+  @staticmethod
+  @functools.cache
+  def _traced(config, n_best, parallel_calls):
+    """Function of weights and batch, traced once for all weights and shapes."""
+    in_force = cpu.backend(training=False)
+    if parallel_calls:
+      in_force = dataclasses.replace(in_force, parallel_calls=parallel_calls)
+
+    def run(theta, batch):
       with backend.use(in_force):
-        return decoding.search(self.model, self.theta, batch, config, n_best)
+        return decoding.search(config.model(), theta, batch, config, n_best)
 
-    self._run = tf.function(run, autograph=False, input_signature=signature)
+    specs = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in variables(config, 0).items()}
+    shapes = {k: tf.TensorSpec([None, None], tf.int32) for k in ('src_ids', 'src_segments', 'src_positions')}
+    return tf.function(run, autograph=False, input_signature=[weights_lib.unflatten(specs), shapes])
 
   def __call__(self, sentences, length, empty_rows=0):
     """For each row the list of (ids, log_prob, score) of its hypotheses."""
-    return self.read(self._run(source_batch(sentences, length, empty_rows)))
+    return self.read(self._run(self.theta, source_batch(sentences, length, empty_rows)))
 
   @staticmethod
   def read(hypotheses):
@@ -162,8 +174,7 @@ def test_parts_of_a_batch_that_are_searched_side_by_side_are_translated_alike(ro
   sentences = random_sentences(np.random.default_rng(rows), [2 + i for i in range(rows)])
   expected = plain(sentences, 12, empty_rows=1)
   monkeypatch.setattr(cpu.sub_batches, '_MIN_ROWS', 3)
-  three = dataclasses.replace(cpu.backend(training=False), parallel_calls=3)
-  found = Search(CONFIG, 1, n_best=2, in_force=three)(sentences, 12, empty_rows=1)
+  found = Search(CONFIG, 1, n_best=2, parallel_calls=3)(sentences, 12, empty_rows=1)
   for got, hypotheses in zip(found, expected, strict=True):
     assert_same(got, hypotheses)
 
@@ -272,7 +283,7 @@ def test_known_translations_are_not_made_again_and_the_others_are_as_before(tran
 
 
 def test_one_trace_serves_all_shapes(config, vocab):
-  translator = make_translator(config, vocab)
+  translator = make_translator(dataclasses.replace(config, beam_size=3), vocab)  # as no other test has it
   for lines in (['1'], LINES, ['1 2 3 4 5 6 7 8'] * 9):
     translator.translate(lines, 'de')
     translator.score(lines, lines, 'de')
