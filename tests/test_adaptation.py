@@ -153,7 +153,7 @@ SCANNED = {'num_groups': 4, 'encoder_layers': 2, 'scan_layers': True, 'remat': '
   [
     ('auto', {}),
     ('reference', {'optimizer': 'adafactor', 'clip_norm': 0.0}),
-    ('spmd', {}),
+    pytest.param('spmd', {}, marks=pytest.mark.compiled),
     pytest.param('auto', {'optimizer': 'adafactor', 'clip_norm': 0.0}, marks=pytest.mark.slow),
     pytest.param('spmd', {'optimizer': 'adafactor', **SCANNED}, marks=pytest.mark.slow),
   ],

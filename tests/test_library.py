@@ -15,6 +15,7 @@ from concurrent import futures
 
 import numpy as np
 import pytest
+import shared_traces
 import toy_run as toy
 
 import lingvo_moe
@@ -94,8 +95,8 @@ def test_threads_get_the_results_of_serial_calls(toy_run):
     return run.translate(part, scores=True), run.score([(s, 'A dog.') for s in part])
 
   numbers = list(range(0, 16, 2))
-  run = lingvo_moe.load(toy_run.path)  # nothing is compiled yet
-  with futures.ThreadPoolExecutor(8) as pool:
+  run = lingvo_moe.load(toy_run.path)
+  with shared_traces.shared(), futures.ThreadPoolExecutor(8) as pool:  # shared with no other test: none is made yet
     parallel = list(pool.map(lambda i: work(run, i), numbers))
   for i, (translations, scores) in zip(numbers, parallel):
     alone, alone_scores = work(run, i)

@@ -22,6 +22,8 @@ jax = pytest.importorskip('jax')
 spmd = pytest.importorskip('lingvo_moe.runtime.spmd')
 lowering = pytest.importorskip('lingvo_moe.runtime.lowering')
 
+pytestmark = pytest.mark.compiled
+
 # Every axis alone, and every set of them, as in docs/meshes.md.
 MESHES = (
   'data:2',

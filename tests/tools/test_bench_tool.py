@@ -25,6 +25,7 @@ def records(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.compiled
 def test_a_measurement_has_a_process_of_its_own(tmp_path):
   bindings = [f'--gin_bindings={cls}.num_groups = 2' for cls in ('Tiny', 'Dense')]
   done = tool(
@@ -54,6 +55,7 @@ def test_a_language_model_is_timed_in_training_alone():
   assert done.returncode == 0 and 'tokens/s' in done.stdout, done.stderr
 
 
+@pytest.mark.compiled
 def test_everything_is_measured(tmp_path):
   write_corpus(tmp_path / 'data')
   (tmp_path / 'earlier').write_text(json.dumps({'model': 'mt.bench_s.Tiny', 'what': 'train', 'tokens_per_s': 100.0}))

@@ -179,6 +179,7 @@ def test_parts_of_a_batch_that_are_searched_side_by_side_are_translated_alike(ro
     assert_same(got, hypotheses)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize('dispatch', ['gather', 'einsum'])
 def test_a_batch_of_static_shape_is_translated_by_xla_alike(dispatch):
   small = dataclasses.replace(CONFIG, encoder_layers=1, decoder_layers=1, moe_every=1, dispatch=dispatch)
