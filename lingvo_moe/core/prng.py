@@ -22,6 +22,7 @@ from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive numbers over the whole range
+_OFFSET = 0x85EBCA6B
 
 
 def _u32(value: int) -> tf.Tensor:
@@ -36,25 +37,35 @@ def _mix(x: tf.Tensor) -> tf.Tensor:
   return tf.bitwise.bitwise_xor(x, shift(x, _u32(16)))
 
 
-def fold(key: tf.Tensor, data: str | int | tf.Tensor) -> tf.Tensor:
+def _mix_int(x: int) -> int:
+  """_mix of a Python int: the paths of all initial weights are thousands of small operations."""
+  x = (x ^ (x >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+  x = (x ^ (x >> 15)) * 0x846CA68B & 0xFFFFFFFF
+  return x ^ (x >> 16)
+
+
+def fold(key: int | tf.Tensor, data: str | int | tf.Tensor) -> int | tf.Tensor:
   """Derives a key from a key and a name, a Python int or an integer tensor (a step, a layer number)."""
   if isinstance(data, str):
-    data = _u32(zlib.crc32(data.encode()))
-  elif isinstance(data, int):
+    data = zlib.crc32(data.encode())
+  if isinstance(data, int):
     if data >= 2**32:  # a long seed
       key = fold(fold(key, 'high bits'), data >> 32)
-    data = _u32(data)
+    word = (data * _GOLDEN + _OFFSET) & 0xFFFFFFFF
+    if isinstance(key, int):
+      return _mix_int(key ^ word)
+    word = _u32(word)
   else:
-    data = tf.cast(data, tf.uint32)
-  return _mix(tf.bitwise.bitwise_xor(key, data * _u32(_GOLDEN) + _u32(0x85EBCA6B)))
+    word = tf.cast(data, tf.uint32) * _u32(_GOLDEN) + _u32(_OFFSET)
+  return _mix(tf.bitwise.bitwise_xor(_u32(key) if isinstance(key, int) else key, word))
 
 
 def key(seed: int | tf.Tensor, *path: str | int | tf.Tensor) -> tf.Tensor:
   """Key for a seed and a path of names and numbers, such as key(seed, 'step', step)."""
-  k = fold(_u32(0), seed)
-  for part in path:
+  k = 0
+  for part in (seed, *path):
     k = fold(k, part)
-  return k
+  return _u32(k) if isinstance(k, int) else k
 
 
 def bits(key: tf.Tensor, shape: Sequence[Size]) -> tf.Tensor:

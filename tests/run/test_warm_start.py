@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny_config
 
 from lingvo_moe.run import checkpoint
@@ -18,21 +19,25 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.task import task_of
 
-pytestmark = pytest.mark.usefixtures('one_trace')
-
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
 DENSE = dataclasses.replace(MOE, num_experts=0)
 SCANNED = {'scan_layers': True, 'remat': 'block'}
 
 
-@pytest.fixture
-def dense(tmp_path):
-  """A dense run, and its dev loss; its biases are 0, as experts have none."""
+def loss_of(runtime):
+  """Loss of a batch by the weights of a runtime; it is computed once, sooner than it is traced."""
+  batch = {name: tf.constant(ids) for name, ids in random_batch(MOE, 3).items()}
+  return float(runtime.program.eval_step(runtime.state()['weights'], batch)['loss'])
+
+
+@pytest.fixture(scope='module')
+def dense(tmp_path_factory):
+  """A dense run to read, and its dev loss; its biases are 0, as experts have none."""
   runtime = LocalRuntime(dataclasses.replace(DENSE.program(), seed=7))
   runtime.init()
-  run = RunDir(str(tmp_path / 'dense'))
+  run = RunDir(str(tmp_path_factory.mktemp('dense')))
   run.checkpoints().save(WholeState(runtime.state()))
-  return run, float(runtime.function(DENSE.program().eval_step)(random_batch(DENSE, 3))['loss'])
+  return run, loss_of(runtime)
 
 
 @pytest.mark.parametrize('changes', [{}, SCANNED])
@@ -42,7 +47,7 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   runtime = LocalRuntime(config.program())
   runtime.init()
   told = warm_start.take_weights(runtime, run.path, task_of(config)).splitlines()
-  upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
+  upcycled = loss_of(runtime)
   assert upcycled == pytest.approx(loss, rel=1e-6)
   # In each of two layers: scale and bias of the norm, wi, wo.
   assert '  upcycled: 8 weights of MoE layers copied from dense layers in their places' in told
@@ -117,7 +122,7 @@ def test_shared_experts_begin_at_zero(dense):
   runtime = LocalRuntime(config.program())
   runtime.init()
   told = warm_start.take_weights(runtime, run.path, task_of(config))
-  upcycled = float(runtime.function(config.program().eval_step)(random_batch(config, 3))['loss'])
+  upcycled = loss_of(runtime)
   assert upcycled == pytest.approx(loss, rel=1e-6) and '  shared experts of 2 layers begin with outputs of 0' in told
 
 
