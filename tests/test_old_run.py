@@ -51,6 +51,7 @@ def corpus(tmp_path):
   return tmp_path / 'corpus'
 
 
+@pytest.mark.compiled
 def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   flags = [*expected['flags'], f'--logdir={logdir}', f'--data_dir={corpus}', '--max_steps=8']
   env = {**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'}
