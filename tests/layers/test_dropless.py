@@ -132,12 +132,13 @@ def test_second_choices_skipped_at_random_stay_skipped(seed):
   assert float(dropping.dropped_R[0]) > 0 == float(stats.dropped_R[0])
 
 
-@pytest.mark.parametrize('jit', [False, pytest.param(True, marks=pytest.mark.compiled)])
-def test_bfloat16_gradients_are_summed_over_rounds_in_float32(jit):
+@pytest.mark.compiled
+def test_bfloat16_gradients_are_summed_over_rounds_in_float32():
   theta = {name: w if name == 'gate' else tf.cast(w, tf.bfloat16) for name, w in THETA.items()}
   x_BTM, paddings_BT = inputs_of('one expert')
 
   def gradient(factor):
+    @tf.function(jit_compile=True, autograph=False)
     def run(x_BTM):
       layer = dataclasses.replace(LAYER, round_capacity_factor=factor)
       with backend.use(xla.BACKEND), tf.GradientTape() as tape:
@@ -145,7 +146,7 @@ def test_bfloat16_gradients_are_summed_over_rounds_in_float32(jit):
         y_BTM, routing = layer(theta, tf.cast(x_BTM, tf.bfloat16), paddings_BT)
       return tape.gradient(y_BTM, theta['wo']), routing.stats.rounds
 
-    dwo, rounds = tf.function(run, jit_compile=True, autograph=False)(x_BTM) if jit else run(x_BTM)
+    dwo, rounds = run(x_BTM)
     assert dwo.dtype == tf.bfloat16
     return tf.cast(dwo, tf.float32), float(rounds)
 

@@ -132,18 +132,17 @@ class Search:
       for b in range(rows)
     ]
 
-  def teacher_forced(self, source, target):
-    """log p of a target as training sees it: whole rows, no cache."""
-    batch = source_batch([source], len(source))
-    row = lambda ids: tf.constant([ids], tf.int32)
-    n = len(target)
+  def teacher_forced(self, source, *targets):
+    """log p of each target as training sees it: whole rows, no cache."""
+    batch = source_batch([source] * len(targets), len(source))
+    rows = lambda ids: tf.ragged.constant(ids, dtype=tf.int32).to_tensor()
     batch |= {
-      'tgt_inputs': row([1, *target[:-1]]),
-      'tgt_labels': row(target),
-      'tgt_segments': row([1] * n),
-      'tgt_positions': row(list(range(n))),
+      'tgt_inputs': rows([[1, *target[:-1]] for target in targets]),
+      'tgt_labels': rows(targets),
+      'tgt_segments': rows([[1] * len(target) for target in targets]),
+      'tgt_positions': rows([list(range(len(target))) for target in targets]),
     }
-    return self.model.score(self.theta, batch).numpy()[0]
+    return self.model.score(self.theta, batch).numpy()
 
 
 def assert_same(found, expected):
@@ -161,8 +160,8 @@ def test_a_translation_depends_on_its_source_alone_and_has_the_log_probability_o
     alone = search([sentence], len(sentence))[0]
     assert_same(in_batch, alone)
     assert_same(in_padded, alone)
-    for ids, log_prob, _ in alone:
-      assert log_prob == pytest.approx(search.teacher_forced(sentence, ids), abs=1e-4)
+    targets, log_probs, _ = zip(*alone, strict=True)
+    assert log_probs == pytest.approx(search.teacher_forced(sentence, *targets), abs=1e-4)
   best = {tuple(found[0][0]) for found in together}
   assert len(best) > 3 and max(map(len, best)) > 6  # or the test would say nothing
   assert padded[6:] == [[], [], []]
@@ -345,7 +344,7 @@ def test_scores_are_those_of_the_model(translator, config, vocab):
   search.theta = weights_lib.unflatten({k: v.read_value() for k, v in variables(config, 3).items()})
   for i in (0, 2, 4):
     source, target = ([*vocab.encode([text])[0], 2] for text in (sources[i], targets[i]))
-    expected = search.teacher_forced([vocab.tag_id('fr'), *source], target)
+    (expected,) = search.teacher_forced([vocab.tag_id('fr'), *source], target)
     assert scored.log_probs[i] == pytest.approx(expected, abs=1e-4)
     assert scored.target_tokens[i] == len(target)
   assert scored.target_tokens[[1, 3]].tolist() == [0, 0]
