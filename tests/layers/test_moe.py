@@ -185,18 +185,26 @@ def test_either_dispatch_compiled_trains_as_the_reference(dispatch, in_force):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+TIGHT = dataclasses.replace(LAYER, capacity_factor=0.8)
+
+
+@functools.cache
+def traced_training(dispatch, name):
+  """Training for any shape, traced once for all inputs."""
+  in_force = {b.name: b for b in (CPU, backend.REFERENCE)}[name]
+  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
+  layer = dataclasses.replace(TIGHT, dispatch=dispatch)
+  return tf.function(under(in_force, lambda x, p: train(layer, x, p, prng.key(0))), any_shape)
+
+
 @pytest.mark.parametrize('dispatch', ['auto', 'grouped', 'gather', 'einsum'])
 @pytest.mark.parametrize('in_force', [CPU, backend.REFERENCE], ids=lambda b: b.name)
 @pytest.mark.parametrize('real', [20, 12, 1, 0])
 def test_every_dispatcher_trains_as_the_reference(dispatch, in_force, real):
-  tight = dataclasses.replace(LAYER, capacity_factor=0.8)
   x, paddings = some_input(), tf.reshape(tf.cast(tf.range(20) >= real, tf.float32), [4, 5])
-  expected = train(tight, x, paddings, prng.key(0))
+  expected = train(TIGHT, x, paddings, prng.key(0))
   assert (float(expected[1]) > 0) == (real > 1)
-  any_shape = [tf.TensorSpec([None, None, 6]), tf.TensorSpec([None, None])]
-  layer = dataclasses.replace(tight, dispatch=dispatch)
-  run = tf.function(under(in_force, lambda x, p: train(layer, x, p, prng.key(0))), any_shape)
-  for a, b in zip(run(x, paddings), expected, strict=True):
+  for a, b in zip(traced_training(dispatch, in_force.name)(x, paddings), expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
