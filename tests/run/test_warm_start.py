@@ -101,7 +101,7 @@ def test_a_relative_path_finds_the_configuration_beside_the_checkpoint(dense, mo
   runtime = LocalRuntime(MOE.program())
   runtime.init()
   monkeypatch.chdir(run.file(folder))
-  warm_start.take_weights(runtime, source, task_of(MOE))
+  warm_start.take_weights(runtime, source, Task(MOE))  # which asks for no vocabularies
   assert seen == [run.path]
 
 
