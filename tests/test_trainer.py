@@ -158,6 +158,7 @@ def test_the_dev_loss_of_the_only_pair_is_the_dev_loss(whole):
   assert line['dev_loss_by_pair'] == {'xx-en': pytest.approx(line['dev_loss'])}
 
 
+@pytest.mark.compiled
 def test_a_run_goes_on_scanned_in_micro_batches_to_the_same_losses(corpus, whole, tmp_path):
   assert train(corpus, tmp_path, 4) is None
   scanned = ['Tiny.scan_layers = True', 'Tiny.remat = "block"', 'Tiny.micro_batches = 2']
