@@ -1,7 +1,7 @@
 """lingvo-moe cldr --out_dir=DIR [--languages=de,fr,sw] [--seed=1] [--max_pairs=10000]
 
-Makes the default corpus, 125 languages to English, from the CLDR data in the Babel package. It needs no network and
-takes seconds. The layout is that of all corpora here: <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
+Makes the default corpus, 125 languages into English, from the CLDR data in the Babel package, in seconds and without a
+network. The layout is <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """lingvo-moe compare BASELINE RUN [--split=test] [--metric=BLEU,chrF2,chrF++] [--json=FILE]
 
-Compares the translations of two runs, as the decoder has left them: BLEU, chrF2 and chrF++ of every pair that both have
-translated, the difference (RUN minus BASELINE), its 95% interval and p by paired bootstrap; the same of the mean over
-pairs; how many pairs gain, and of how many the interval excludes 0; and what differs in the configurations.
+Compares the translations that the decoder has written for two runs. Prints, for every pair that both have translated
+and for the mean over pairs: BLEU, chrF2 and chrF++, the difference (RUN minus BASELINE), its 95% interval, and p by
+paired bootstrap. Also prints how many pairs gain, for how many the interval excludes 0, and which fields differ.
+
+BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several
+directories with commas between count as one system: runs/de_en,runs/fr_en against one run for all pairs.
 
 p of a pair is sacreBLEU's. It counts resamples whose difference is far above its mean, not those far below, and is
 often about half of a two-sided p: of equal systems more than 5% have p < 0.05. p of the mean over pairs is two-sided.
 
-BASELINE and RUN are log directories. Each is taken at its newest decoded step, or at STEP as runs/mine@STEP. Several
-with commas between count as one system: runs/de_en,runs/fr_en beside one run for all.
+If pairs translate the same sentences, such as verses, these are not independent draws. The interval of the mean then
+resamples sentences, each in all its languages; otherwise it resamples the lines of each pair by themselves. A line
+states which.
 
-Where pairs translate the same sentences, such as verses, the interval of the mean resamples sentences, each in all its
-languages, since these are no independent draws; else lines of each pair by themselves. A line says which.
-
-References are those that the decoder wrote beside its translations, or of --data_dir, which must have the same text.
+References are those that the decoder wrote with its translations, or of --data_dir, which must have the same text.
 --json appends a record for every pair and one for the mean, as JSON lines.
 """
 

@@ -1,18 +1,17 @@
 """lingvo-moe prepare --source=a.de --target=a.en --out=DATA [--dev=N] [--test=N]
 
-Prepares your own text for training: pairs of lines that a model cannot learn from are dropped and counted by reason,
-and the rest is split into train, dev and test that share no sentence on either side. Writes the folder DATA/de-en with
-train.de, train.en, dev.de and so on, as the trainer reads them, and prints the line to type next.
+Prepares your own text for training. Drops pairs of lines that a model cannot learn from, counts them by reason, and
+splits the rest into train, dev and test that share no sentence on either side. Writes the folder DATA/de-en with
+train.de, train.en, dev.de and so on, and prints the next command to type. Run it once for each pair of languages, with
+the same --out.
 
-Line i of --source is translated by line i of --target. In place of the two, --pairs_file=FILE has both sides: TMX, JSON
-lines, CSV or TSV, as the ending of its name says (.tmx, .jsonl, .csv, .tsv), or --tsv=FILE, tabs between columns,
-whatever its name. Files may be packed by gzip, xz or bzip2, or be pipes. The languages are the ends of the files' names
-(a.de, a.pt-BR.gz, de-en.tmx), or --pair=de-en. The same text gives the same splits, in whatever order its lines come;
-memory is some 50 bytes a line.
+Line i of --source is translated by line i of --target. Instead, --pairs_file=FILE names one file with both sides: TMX,
+JSON lines, CSV or TSV, by the ending of its name (.tmx, .jsonl, .csv, .tsv). --tsv=FILE takes a TSV file of any name.
+Files may be packed by gzip, xz or bzip2, or be pipes. The languages are the ends of the files' names (a.de, a.pt-BR.gz,
+de-en.tmx), or --pair=de-en.
 
-Sentences that differ in spaces, Unicode composition or invisible characters alone count as the same.
-
-Run it once for each pair of languages, with the same --out.
+The same text gives the same splits, in whatever order its lines come. Sentences that differ only in spaces, Unicode
+composition or invisible characters count as the same. Memory is some 50 bytes per line.
 """
 
 from __future__ import annotations

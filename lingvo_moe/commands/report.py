@@ -1,12 +1,14 @@
 """lingvo-moe report RUN [OTHER_RUN] [--out=report.html] [--split=test] [--data_dir=CORPUS]
 
-Writes a report of a run, or of two side by side, as one HTML file that opens offline: loss, dev loss, pace, learning
-rate and gradient norm; BLEU and chrF by language; for every MoE layer the load of each expert over time, drops, entropy
-and dead experts, and which languages use which experts; sample translations; configuration, versions and machine.
-Behind each plot is a table. What a run does not have is named in a sentence.
+Writes a report on a run, or on two side by side, as one HTML file that opens offline. The report shows
+  loss, dev loss, tokens per second, learning rate and gradient norm
+  BLEU and chrF by language
+  every MoE layer over time: load of each expert, drops, entropy, dead experts, and which languages use which experts
+  sample translations, configuration, versions and machine
+Each plot has a table of its points. A sentence names what a run lacks.
 
-RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. Where a decoder of
-an earlier version wrote no sources and references beside its translations, they are read from --data_dir.
+RUN is a log directory; translations are those of its newest decoded step. TensorFlow is not needed. A decoder of an
+earlier version wrote no sources and references; they are then read from --data_dir.
 """
 
 from __future__ import annotations
