@@ -39,17 +39,15 @@ def load(
     checkpoint: 'best': the one with the lowest dev loss; 'last': the newest; None: the best, or the newest where none
       was evaluated. `step` and `checkpoint` of the result say which it is.
     backend: 'auto', kernels that suit the machine; or 'reference', plain TensorFlow.
-    set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole process,
-      and without effect once TensorFlow has computed.
+    set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole
+      process, and without effect once TensorFlow has computed.
     vocab_outside: whether to read vocabularies that the run names outside its log directory.
     **decoding: fields of the configuration to change, such as beam_size=1.
 
   Raises:
     lingvo_moe.core.errors.UserError: there is no such run or checkpoint, or a value is out of its range.
   """
-  from lingvo_moe import app
-
-  app.import_tensorflow_quietly()
+  quiet.import_tensorflow()
   from lingvo_moe.run import loaded
 
   return loaded.load(

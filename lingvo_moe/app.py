@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import pathlib
 import re
 import sys
 import types
@@ -15,8 +16,8 @@ from absl import flags
 
 from lingvo_moe.core import files
 from lingvo_moe.core import quiet
+from lingvo_moe.core.errors import PeerError
 from lingvo_moe.core.errors import ProcessLostError
-from lingvo_moe.core.errors import ToldElsewhereError
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import shown
 
@@ -42,72 +43,71 @@ def run(
     run_flag: name of the flag for the log directory of the one run that it is of, if any; an argument may be its value.
   """
 
-  def guarded(argv):
+  def call(argv):
     if run_flag:
-      _take_run(argv, flags.FLAGS[run_flag], _module_name(main))
+      _take_run(argv, flags.FLAGS[run_flag], pathlib.Path(inspect.getfile(main)).stem)
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
-      import_tensorflow_quietly()
-    return main(argv)
+      quiet.import_tensorflow()
+    status = main(argv)
+    if sys.stdout is not None:
+      _flush_stdout()
+    return status
 
-  def shielded(argv):
-    try:
-      status = guarded(argv)
-      if sys.stdout is not None:
-        _flush_stdout()
-      return status
-    except ProcessLostError as e:
-      print(f'error: {_printable(str(e))}', file=sys.stderr, flush=True)
-      os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
-    except ToldElsewhereError:
-      return 1
-    except UserError as e:
-      message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
-    except BrokenPipeError:
-      _drop_stdout()
-      return 1
-    except KeyboardInterrupt:
-      print('interrupted', file=sys.stderr)
-      return 130
-    except OSError as e:
-      message = f'{e.filename or "input or output"}: {e.strerror or e}'
-    except UnicodeEncodeError as e:
-      # Python keeps bytes of a file's name that are no UTF-8 as halves of surrogate pairs.
-      message = f'names and text are written as {e.encoding}; saw {shown(e.object)}, which it cannot hold: rename it'
-    # Out here the frames of the error are gone, and with them progress bars that would share its line.
-    print(f'error: {_printable(message)}', file=sys.stderr)
+  app.run(lambda argv: _status(call, argv), flags_parser=lambda argv: _parse(argv, sys.modules[main.__module__]))
+
+
+def _parse(argv: list[str], command: types.ModuleType) -> list[str]:
+  """Parses the flags; returns the positional arguments. Exits after --help and after a mistake."""
+  words = argv[1:]
+  words = words[: words.index('--') if '--' in words else None]
+  if any(word.startswith('-') and word.lstrip('-').partition('=')[0] in _HELP for word in words):
+    print_help(command)
+    sys.exit(0)
+  if '--helpfull' in argv:
+    return app.parse_flags_with_usage(argv)
+  try:
+    positional = flags.FLAGS(argv)
+    _check_values()
+    return positional
+  except (flags.Error, UserError) as e:
+    print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
+    sys.exit(1)
+
+
+def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | None:
+  """Exit status of a call; an error of a user's is printed as one line."""
+  try:
+    return call(argv)
+  except ProcessLostError as e:
+    print(f'error: {_printable(str(e))}', file=sys.stderr, flush=True)
+    os._exit(1)  # JAX would wait for the lost process at the end, and then abort with a stack trace
+  except PeerError:
     return 1
-
-  def parse(argv):
-    if any(a.lstrip('-').partition('=')[0] in _HELP for a in _flags_of(argv)):
-      print_help(sys.modules[main.__module__])
-      sys.exit(0)
-    if '--helpfull' in argv:
-      return app.parse_flags_with_usage(argv)
-    try:
-      positional = flags.FLAGS(argv)
-      _check_values()
-      return positional
-    except (flags.Error, UserError) as e:
-      print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
-      sys.exit(1)
-
-  app.run(shielded, flags_parser=parse)
-
-
-def _module_name(main: Callable) -> str:
-  """Name of the module of a command, also where Python runs it as __main__."""
-  module = sys.modules[main.__module__]
-  return module.__spec__.name if module.__spec__ else module.__name__
+  except UserError as e:
+    message = str(e).split('\n  In call to configurable')[0]  # gin appends a line about its own call
+  except BrokenPipeError:
+    _drop_stdout()
+    return 1
+  except KeyboardInterrupt:
+    print('interrupted', file=sys.stderr)
+    return 130
+  except OSError as e:
+    message = f'{e.filename or "input or output"}: {e.strerror or e}'
+  except UnicodeEncodeError as e:
+    # Python keeps bytes of a file's name that are no UTF-8 as halves of surrogate pairs.
+    message = f'names and text are written as {e.encoding}; saw {shown(e.object)}, which it cannot hold: rename it'
+  # Out here the frames of the error are gone, and with them progress bars that would share its line.
+  print(f'error: {_printable(message)}', file=sys.stderr)
+  return 1
 
 
 def _take_run(argv: list[str], flag: flags.Flag, module: str) -> None:
   """Gives a flag the value of the one argument; UserError unless one of both is given."""
-  name = module.rpartition('.')[2]
-  command = {'decoder': 'decode'}.get(name, name)
   given = [*argv[1:], *filter(None, [flag.value])]
   if len(given) != 1:
+    command = 'decode' if module == 'decoder' else module
     raise UserError(
       f'one run is given, by its log directory: lingvo-moe {command} runs/mine; saw {" ".join(given) or "none"!r}'
     )
@@ -123,7 +123,7 @@ def print_help(module: types.ModuleType) -> None:
 
 
 def print_whole(text: str) -> None:
-  """Prints a text, of which a reader may close the pipe before its end; exits with an error where it cannot be written."""
+  """Prints a text, whose reader may close the pipe before its end; exits with an error where it cannot be written."""
   try:
     print(text, flush=True)
   except BrokenPipeError:
@@ -144,24 +144,13 @@ def claim_stdout() -> None:
   sys.stdout = open(own, 'w', encoding='utf-8', newline='\n', buffering=1 if os.isatty(own) else -1)
 
 
-def import_tensorflow_quietly() -> None:
-  """Imports TensorFlow without its messages at start-up, which would hide the one line that matters."""
-  quiet.import_tensorflow()
-
-
 def _printable(text: str) -> str:
   """Text in which characters that could command a terminal are escaped; a message may quote any file."""
   return ''.join(c if c.isprintable() or c == '\n' else ascii(c)[1:-1] for c in text)
 
 
-def _flags_of(argv: list[str]) -> list[str]:
-  """The words of a command line that may be flags: those before '--'."""
-  words = argv[1:]
-  return [a for a in words[: words.index('--') if '--' in words else None] if a.startswith('-')]
-
-
 def _check_values() -> None:
-  """Refuses numbers that are not finite, paths of file systems that are not mounted, and files to write that cannot be."""
+  """Refuses numbers that are not finite, paths of file systems that are not mounted, and files that cannot be made."""
   for name in flags.FLAGS:
     value = flags.FLAGS[name].value
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,18 +4,18 @@
 
 where RUN is a log directory (or --logdir=RUN).
 
-It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint
-is decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
-directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/, or
-to OUT/step_<N>/ with --out=OUT,
+It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint is
+decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
+directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/,
+or to OUT/step_<N>/ with --out=OUT,
 
   <pair>.hyp        the translations, a line for each line of the source
   <pair>.src .ref   that source, and its reference
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
-or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language model
-it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span corruption the
-same, with windows of the text filled in.
+or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language
+model it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span
+corruption the same, with windows of the text filled in.
 
 Results that are there with the same settings are shown and not made again; --overwrite replaces them, whatever their
 settings. A translation that was interrupted goes on where it was, within some seconds, unless --overwrite is given.
@@ -30,14 +30,17 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from absl import flags
-
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
+from lingvo_moe import machine as machine_lib
 from lingvo_moe import runtime_flags
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import ProcessLostError
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.machine import Machine
+from lingvo_moe.options import flag
+from lingvo_moe.run.process_group import ProcessGroup
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -48,33 +51,29 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.Options):
-  """Values of the flags; see define_flags."""
+class Options(checkpoint_flags.CheckpointOptions):
+  """Options of the decoder."""
 
-  split: str = 'test'
-  once: bool = False
-  data_dir: str | None = None
-  pairs: str | None = None
-  max_sentences: int = 0
-  score: bool = False
-  overwrite: bool = False
-  batch_tokens: int = 0
-  prompt: str | None = None
-  num_samples: int | None = None
-  poll_seconds: float = 5.0
-  out: str | None = None
+  split: str = flag('test', 'Held-out set: test, dev or any file prefix.')
+  once: bool = flag(False, 'Decode the newest checkpoint and end; default: wait for more.')
+  data_dir: str | None = flag(None, "Folder of the corpus; default: the run's.")
+  pairs: str | None = flag(None, "Language pairs, such as 'deu-en,fra-en' or '*-en'; default: the run's.")
+  max_sentences: int = flag(0, 'Lines used of each pair, from the first; 0: all.', lower_bound=0)
+  score: bool = flag(False, 'Compute log-probabilities of the references; do not translate.')
+  overwrite: bool = flag(False, 'Replace results that are there.')
+  batch_tokens: int = flag(0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
+  prompt: str | None = flag(None, 'What the samples of a language model continue; default: as configured.')
+  num_samples: int | None = flag(None, 'Samples of a language model; default: as configured.', lower_bound=0)
+  poll_seconds: float = flag(5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01, upper_bound=1e6)
+  out: str | None = flag(None, 'Folder of the results; default: <logdir>/decode/<split>.')
 
   def __post_init__(self):
     super().__post_init__()
     if not self.split or os.path.isabs(self.split) or '..' in self.split.split('/'):
       raise UserError(
-        f'--split is the prefix of files in --data_dir, such as test; saw {self.split!r}: give their folder as --data_dir'
+        f'--split is the prefix of files in --data_dir, such as test; saw {self.split!r}: give their folder as '
+        '--data_dir'
       )
-
-  @property
-  def of_task(self) -> dict[str, str | int | None]:
-    """Fields of the configuration that flags of this job give."""
-    return {name: getattr(self, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
 
   @property
   def waits(self) -> bool:
@@ -82,77 +81,59 @@ class Options(checkpoint_flags.Options):
     return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
-def define_flags() -> None:
-  """Not done by an import: the trainer has flags of the same names."""
-  checkpoint_flags.define()
-  flags.DEFINE_string('split', 'test', 'Held-out set: test, dev or any file prefix.')
-  flags.DEFINE_bool('once', False, 'Decode the newest checkpoint and end; default: wait for more.')
-  flags.DEFINE_string('data_dir', None, "Folder of the corpus; default: the run's.")
-  flags.DEFINE_string('pairs', None, "Language pairs, such as 'deu-en,fra-en' or '*-en'; default: the run's.")
-  flags.DEFINE_integer('max_sentences', 0, 'Lines used of each pair, from the first; 0: all.', lower_bound=0)
-  flags.DEFINE_string('out', None, 'Folder of the results; default: <logdir>/decode/<split>.')
-  flags.DEFINE_bool('score', False, 'Compute log-probabilities of the references; do not translate.')
-  flags.DEFINE_bool('overwrite', False, 'Replace results that are there.')
-  flags.DEFINE_integer('batch_tokens', 0, 'Source tokens of a batch; 0: 2048 at most.', lower_bound=0)
-  flags.DEFINE_string('prompt', None, 'What the samples of a language model continue; default: as configured.')
-  flags.DEFINE_integer('num_samples', None, 'Samples of a language model; default: as configured.', lower_bound=0)
-  runtime_flags.define()
-  flags.DEFINE_float('poll_seconds', 5.0, 'Seconds between two looks for a new checkpoint.', 0.01, 1e6)
-  for shared in (checkpoint_flags, runtime_flags):
-    flags.adopt_module_key_flags(shared)  # so that --help shows them
-
-
 def main(argv) -> None:
   del argv
   options = Options.from_flags()
   app.claim_stdout()
-  decode(options, runtime_flags.Choice.from_flags())
+  decode(options, RuntimeOptions.from_flags())
 
 
-def decode(options: Options, choice: runtime_flags.Choice = runtime_flags.LOCAL) -> None:
+def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOCAL) -> None:
   """Decodes checkpoints as the options say; returns when there will be no more.
 
   Of several processes the leader reads and writes the log directory; all of them translate.
   """
-  choice.set_threads(decoding=not options.score)
-  choice.connect()
-  run = options.run
+  machine_lib.set_threads(runtime_options, decoding=not options.score)
+  machine = machine_lib.connect(runtime_options)
+  run, group = options.run, machine.group
   if options.waits:
-    wait_for_run(run, options, choice)
-  runtime, results = set_up(run, options, choice)
-  for step in steps(run, options, choice):
-    summary = None if options.overwrite else choice.lead(functools.partial(results.done, step))
+    wait_for_run(run, options, group)
+  runtime, results = set_up(run, options, machine)
+  for step in steps(run, options, group):
+    summary = None if options.overwrite else group.on_leader(functools.partial(results.done, step))
     if summary:
-      choice.say(f'{results.folder(step)} was made with the same settings; --overwrite makes it again')
+      group.say(f'{results.folder(step)} was made with the same settings; --overwrite makes it again')
     else:
-      settings = choice.lead(functools.partial(results.settings, step))  # a trainer may drop the checkpoint meanwhile
-      if load(runtime, run, step, options, choice):
-        summary = evaluate(results, step, settings, choice)
+      settings = group.on_leader(functools.partial(results.settings, step))  # a trainer may drop the checkpoint
+      if load(runtime, run, step, options, group):
+        summary = evaluate(results, step, settings, group)
     if summary:
       report = f'step {step}, {options.split}\n{results.job.report(summary)}'
-      choice.lead(functools.partial(print, report, flush=True))
+      group.on_leader(functools.partial(print, report, flush=True))
 
 
-def set_up(run: RunDir, options: Options, choice: runtime_flags.Choice) -> tuple[Runtime, Results]:
+def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
   from lingvo_moe.run.results import Results
   from lingvo_moe.tasks.task import HeldOutOptions
   from lingvo_moe.tasks.task import task_of
 
-  config = choice.together(lambda: options.load_config(run, **options.of_task))
-  choice.together(lambda: _check_named(run, config, options))
-  runtime = choice.make(config.program())
+  group = machine.group
+  of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}
+  config = group.on_all(lambda: options.load_config(run, **of_task))
+  group.on_all(lambda: _check_split(run, config, options))
+  runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
-  trained = choice.together(lambda: run.load()[1]) if given else None
+  trained = group.on_all(lambda: run.load()[1]) if given else None
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens, trained)
-  job = choice.together(lambda: task_of(config).held_out_job(runtime, held_out))
+  job = group.on_all(lambda: task_of(config).held_out_job(runtime, held_out))
   if job.warning:
-    choice.say(f'warning: {job.warning}')
+    group.say(f'warning: {job.warning}')
   root = options.out or log_directory.results_dir(run.path, options.split)
   return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
 
 
-def _check_named(run: RunDir, config: TaskConfig, options: Options) -> None:
+def _check_split(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where a run, which may be a stranger's, maps the split to files that its model does not name."""
   prefix, usual = (dict(getattr(c, 'split_files', ())).get(options.split) for c in (config, type(config)()))
   if not options.data_dir and prefix not in (None, options.split, usual):
@@ -162,71 +143,71 @@ def _check_named(run: RunDir, config: TaskConfig, options: Options) -> None:
     )
 
 
-def evaluate(results: Results, step: int, settings: Mapping[str, Any], choice: runtime_flags.Choice) -> dict:
+def evaluate(results: Results, step: int, settings: Mapping[str, Any], group: ProcessGroup) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
-  choice.lead(lambda: results.begin(step, settings))
-  unfinished = results.unfinished(step, settings) if choice.leads else {}
-  done = choice.lead(lambda: list(unfinished))
-  if not choice.leads:
-    unfinished = dict.fromkeys(done, '')
-  found = choice.together(lambda: results.job.run(f'step {step}', not choice.leads, unfinished))
-  return choice.lead(lambda: results.write(step, settings, results.job.finish(found)))
+  group.on_leader(lambda: results.begin(step, settings))
+  unfinished = results.unfinished(step, settings) if group.is_leader else {}
+  names = group.on_leader(lambda: list(unfinished))
+  if not group.is_leader:
+    unfinished = dict.fromkeys(names, '')
+  computed = group.on_all(lambda: results.job.run(f'step {step}', not group.is_leader, unfinished))
+  return group.on_leader(lambda: results.write(step, settings, results.job.finish(computed)))
 
 
-def wait_for_run(run: RunDir, options: Options, choice: runtime_flags.Choice) -> None:
+def wait_for_run(run: RunDir, options: Options, group: ProcessGroup) -> None:
   """Returns once a trainer has begun the run."""
-  said = False
-  while not choice.lead(lambda: run.exists):
-    if not said:
-      choice.say(f'waiting for a trainer to begin a run in {run.path}')
-    said = True
+  has_begun = lambda: group.on_leader(lambda: run.exists)
+  if not has_begun():
+    group.say(f'waiting for a trainer to begin a run in {run.path}')
+  while not has_begun():
     time.sleep(options.poll_seconds)
 
 
-def steps(run: RunDir, options: Options, choice: runtime_flags.Choice) -> Iterator[int]:
+def steps(run: RunDir, options: Options, group: ProcessGroup) -> Iterator[int]:
   """The steps to decode. When waiting: the newest, each time there is a new one, until training ends."""
   checkpoints = run.checkpoints()
   if not options.waits:
-    yield choice.lead(lambda: options.choose_step(run))
+    yield group.on_leader(lambda: options.choose_step(run))
     return
   last, said = None, False
   while True:
     # Whether training has ended is looked at first, so that the last checkpoint is there if it has.
-    finished, latest = choice.lead(lambda: (run.finished, checkpoints.latest()))
+    finished, latest = group.on_leader(lambda: (run.finished, checkpoints.latest()))
     if latest is not None and latest != last:
       last, said = latest, False
       yield latest
     elif finished:
-      choice.lead(lambda: options.choose_step(run))  # raises UserError if there is none
+      group.on_leader(lambda: options.choose_step(run))  # raises UserError if there is none
       return
     else:
       if not said:
-        choice.say(f'waiting for a new checkpoint in {checkpoints.directory}')
+        group.say(f'waiting for a new checkpoint in {checkpoints.directory}')
       said = True
       time.sleep(options.poll_seconds)
 
 
-def load(runtime: Runtime, run: RunDir, step: int, options: Options, choice: runtime_flags.Choice) -> bool:
+def load(runtime: Runtime, run: RunDir, step: int, options: Options, group: ProcessGroup) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
   from lingvo_moe.run import inference
 
   checkpoints = run.checkpoints()
   try:
-    choice.together(lambda: inference.load_weights(runtime, checkpoints, step))
+    group.on_all(lambda: inference.load_weights(runtime, checkpoints, step))
     return True
   except ProcessLostError:
     raise
   except UserError:
     time.sleep(min(options.poll_seconds, 1.0))  # dropping one takes a moment
-    if not choice.lead(lambda: options.waits and step not in checkpoints.steps()):
+    if not group.on_leader(lambda: options.waits and step not in checkpoints.steps()):
       raise
-    choice.say(f'the checkpoint of step {step} was dropped before it was read')
+    group.say(f'the checkpoint of step {step} was dropped before it was read')
     return False
 
 
 def command() -> None:
   """The command as typed."""
-  define_flags()
+  Options.define_flags()
+  RuntimeOptions.define_flags()
   app.run(main, run_flag='logdir')
 
 

@@ -1,4 +1,4 @@
-"""Serves a run over HTTP: POST /translate as LibreTranslate has it, /languages, /health, /metrics, and a page to try it.
+"""Serves a run over HTTP: POST /translate as LibreTranslate has it, /languages, /health, /metrics, and a page to try.
 
   lingvo-moe serve runs/mine --port=5000
   curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
@@ -19,14 +19,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from absl import flags
-
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
 from lingvo_moe import runtime_flags
 from lingvo_moe import translate
 from lingvo_moe.core import errors
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.options import flag
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -36,35 +36,22 @@ _EXTRA = ('aiohttp', 'prometheus_client')
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.Options):
-  """Values of the flags; see define_flags."""
+class Options(checkpoint_flags.BestCheckpointOptions):
+  """Options of the job."""
 
-  best_by_default = True
-
-  host: str = '127.0.0.1'
-  port: int = 5000
-  max_batch_lines: int = 64
-  batch_wait_ms: float = 5.0
-  max_waiting_lines: int = 1000
-  max_body_bytes: int = 1 << 20
-  drain_seconds: float = 30.0
-  allowed_hosts: Sequence[str] = ()
-  cors: Sequence[str] = ()
-
-
-def define_flags() -> None:
-  """Not done by an import: other jobs have flags of the same names."""
-  checkpoint_flags.define(best_by_default=True)
-  flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
-  flags.DEFINE_integer('port', 5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
-  flags.DEFINE_integer('max_batch_lines', 64, 'Lines that are translated together.', lower_bound=1)
-  flags.DEFINE_float('batch_wait_ms', 5.0, 'Milliseconds that a line waits for others to join it.', 0, 1e6)
-  flags.DEFINE_integer('max_waiting_lines', 1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
-  flags.DEFINE_integer('max_body_bytes', 1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
-  flags.DEFINE_float('drain_seconds', 30.0, 'Seconds to answer accepted requests after SIGTERM.', 0, 1e6)
-  flags.DEFINE_list('allowed_hosts', [], 'Names of the server besides those of loopback; others are refused (403).')
-  flags.DEFINE_list('cors', [], "Origins, such as https://my.site, whose pages may use the server (CORS), or '*'.")
-  flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
+  host: str = flag('127.0.0.1', 'Address to listen on; 0.0.0.0 for all of this machine.')
+  port: int = flag(5000, 'Port to listen on; 0: any that is free.', lower_bound=0, upper_bound=65535)
+  max_batch_lines: int = flag(64, 'Lines that are translated together.', lower_bound=1)
+  batch_wait_ms: float = flag(
+    5.0, 'Milliseconds that a line waits for others to join it.', lower_bound=0, upper_bound=1e6
+  )
+  max_waiting_lines: int = flag(1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
+  max_body_bytes: int = flag(1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
+  drain_seconds: float = flag(
+    30.0, 'Seconds to answer accepted requests after SIGTERM.', lower_bound=0, upper_bound=1e6
+  )
+  allowed_hosts: Sequence[str] = flag((), 'Names of the server besides those of loopback; others are refused (403).')
+  cors: Sequence[str] = flag((), "Origins, such as https://my.site, whose pages may use the server (CORS), or '*'.")
 
 
 def main(argv) -> int:
@@ -91,7 +78,7 @@ def serve(options: Options) -> int:
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
   loopback = origins.is_loopback(bound.getsockname()[0])
   allowed = origins.Origins(options.cors, options.allowed_hosts, loopback)
-  app.import_tensorflow_quietly()
+  quiet.import_tensorflow()
   from lingvo_moe.serving.http_app import HttpApp
 
   run = load(options)
@@ -115,7 +102,7 @@ def serve(options: Options) -> int:
 
 def load(options: Options) -> LoadedRun:
   """The run, which has translated once, so that the first request need not wait for what is then compiled."""
-  run = translate.load(options, runtime_flags.LOCAL)
+  run, _ = translate.load(options, runtime_flags.LOCAL)
   if run.continues_text:
     raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
   try:
@@ -128,7 +115,7 @@ def load(options: Options) -> LoadedRun:
 
 def command() -> None:
   """The command as typed."""
-  define_flags()
+  Options.define_flags()
   app.run(main, tensorflow=False, run_flag='logdir')
 
 

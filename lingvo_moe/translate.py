@@ -2,10 +2,12 @@
 
   echo 'Guten Morgen.' | lingvo-moe translate RUN
 
-RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another.
+RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and named; --step=N and
+--checkpoint=last choose another.
 
 Lines that have arrived are translated together, 1000 at most: a line that comes alone is answered at once, and a file
-is fast. --batch_lines=N waits for N lines, or the end. An empty line gives an empty line. With --n_best=N every line gives up to N lines: its number, the score, the log-probability and the text, between tabs.
+is fast. --batch_lines=N waits for N lines, or the end. An empty line gives an empty line. With --n_best=N every line
+gives up to N lines: its number, the score, the log-probability and the text, between tabs.
 
 With a run of a language model each line is a prompt, and the answer its continuation, as --search says. With a run of
 span corruption each line is answered by itself, with <extra_id_0>, <extra_id_1>, ... in it filled in. With both, a line
@@ -24,16 +26,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from absl import flags
-
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
+from lingvo_moe import machine
 from lingvo_moe import runtime_flags
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.options import flag
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
   from lingvo_moe.run.loaded import LoadedRun
+  from lingvo_moe.run.process_group import ProcessGroup
   from lingvo_moe.tasks.task import Answers
 
 _MOST_LINES = 1000  # of those that have arrived
@@ -41,26 +45,16 @@ _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.Options):
-  """Values of the flags; see define_flags."""
+class Options(checkpoint_flags.BestCheckpointOptions):
+  """Options of the job."""
 
-  best_by_default = True
-
-  target: str | None = None
-  n_best: int = 1
-  batch_lines: int | None = None
-
-
-def define_flags() -> None:
-  """Not done by an import: the trainer and the decoder have flags of the same names."""
-  checkpoint_flags.define(best_by_default=True)
-  flags.DEFINE_string('target', None, 'Target language, for models of several.')
-  flags.DEFINE_integer('n_best', 1, 'Translations of each line, at most --beam_size.', lower_bound=1)
-  runtime_flags.define()
-  about = f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.'
-  flags.DEFINE_integer('batch_lines', None, about, lower_bound=1)
-  for shared in (checkpoint_flags, runtime_flags):
-    flags.adopt_module_key_flags(shared)  # so that --help shows them
+  target: str | None = flag(None, 'Target language, for models of several.')
+  n_best: int = flag(1, 'Translations of each line, at most --beam_size.', lower_bound=1)
+  batch_lines: int | None = flag(
+    None,
+    f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.',
+    lower_bound=1,
+  )
 
 
 def main(argv) -> None:
@@ -69,40 +63,42 @@ def main(argv) -> None:
   if sys.stdin is None:
     raise UserError('what is to be translated comes from standard input, which is closed: give it a file or a pipe')
   app.claim_stdout()
-  translate(options, sys.stdin.buffer, sys.stdout, runtime_flags.Choice.from_flags())
+  translate(options, sys.stdin.buffer, sys.stdout, RuntimeOptions.from_flags())
 
 
 def translate(
-  options: Options, source: BinaryIO, output: TextIO, choice: runtime_flags.Choice = runtime_flags.LOCAL
+  options: Options, source: BinaryIO, output: TextIO, runtime_options: RuntimeOptions = runtime_flags.LOCAL
 ) -> None:
   """Translates until the source ends.
 
   Of several processes the leader reads and writes; all of them translate.
   """
-  run = load(options, choice)
-  target = choice.together(lambda: run.choose_target(options.target))
-  choice.together(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
-  choice.say(f'using the checkpoint of {run.checkpoint}')
+  run, group = load(options, runtime_options)
+  target = group.on_all(lambda: run.choose_target(options.target))
+  group.on_all(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
+  group.say(f'using the checkpoint of {run.checkpoint}')
   lines_read = 0
-  batches = _batches(_arriving(source, None if choice.num_processes == 1 else _WHILE_SECONDS), options.batch_lines)
-  while (lines := choice.lead(lambda: next(batches, None))) is not None:
+  batches = _batches(_arriving(source, None if group.count == 1 else _WHILE_SECONDS), options.batch_lines)
+  while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
-      translated = choice.together(functools.partial(run.answer, lines, target, options.n_best))
-      choice.lead(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
+      translated = group.on_all(functools.partial(run.answer, lines, target, options.n_best))
+      group.on_leader(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
       lines_read += len(lines)
 
 
-def load(options: checkpoint_flags.Options, choice: runtime_flags.Choice) -> LoadedRun:
-  """The run that the options choose, with its weights; UserError where its task does not translate."""
+def load(
+  options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions
+) -> tuple[LoadedRun, ProcessGroup]:
+  """The run that the options choose, with its weights, and the processes; UserError where it does not translate."""
   from lingvo_moe.run.loaded import LoadedRun
 
-  choice.set_threads(decoding=True)
-  choice.connect()
-  run = options.run
-  config = choice.together(lambda: options.load_config(run))
-  runtime = choice.make(config.program())
-  step = choice.lead(lambda: options.choose_step(run))
-  return choice.together(lambda: LoadedRun(run, config, runtime, step))
+  machine.set_threads(runtime_options, decoding=True)
+  connected = machine.connect(runtime_options)
+  run, group = options.run, connected.group
+  config = group.on_all(lambda: options.load_config(run))
+  runtime = connected.make_runtime(config.program())
+  step = group.on_leader(lambda: options.choose_step(run))
+  return group.on_all(lambda: LoadedRun(run, config, runtime, step)), group
 
 
 def write(output: TextIO, translated: Answers, first: int, options: Options, over_the_length: str) -> None:
@@ -172,7 +168,8 @@ def _batches(arriving: Iterable[tuple[list[bytes] | None, bool]], size: int | No
 
 def command() -> None:
   """The command as typed."""
-  define_flags()
+  Options.define_flags()
+  RuntimeOptions.define_flags()
   app.run(main, run_flag='logdir')
 
 

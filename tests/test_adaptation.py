@@ -7,22 +7,20 @@ import dataclasses
 import io
 import json
 import re
-import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
-from absl import flags
-from absl.testing import flagsaver
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe import trainer
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.vocab import Vocab
 
@@ -44,26 +42,9 @@ SIZES = (
 
 def train(corpus, logdir, max_steps, *bindings, **values):
   """Trains the tiny model; returns what it said."""
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
-  handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-  said = io.StringIO()
-  with (
-    contextlib.redirect_stderr(said),
-    flagsaver.flagsaver(
-      model=MODEL,
-      logdir=str(logdir),
-      data_dir=str(corpus),
-      max_steps=max_steps,
-      gin_bindings=[*SIZES, *bindings],
-      **values,
-    ),
-  ):
-    try:
-      trainer.main([])
-    finally:
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
+  given = {'model': MODEL, 'data_dir': str(corpus), 'gin_bindings': [*SIZES, *bindings], **values}
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    trainer.train(trainer.Options(logdir=str(logdir), max_steps=max_steps, **given))
   return said.getvalue()
 
 
@@ -141,7 +122,7 @@ def trained(runtime):
 RUNTIMES = {
   'auto': lambda program: LocalRuntime(program),
   'reference': lambda program: LocalRuntime(program, backend='reference'),
-  'spmd': lambda program: runtime_flags.Choice('spmd', 'data:2', False).make(program),
+  'spmd': lambda program: machine.connect(RuntimeOptions('spmd', 'data:2', False)).make_runtime(program),
 }
 
 

@@ -7,13 +7,10 @@ import io
 import json
 import math
 import os
-import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
-from absl.testing import flagsaver
 
 from lingvo_moe import decoder
 from lingvo_moe import trainer
@@ -161,15 +158,8 @@ def test_jobs_train_and_evaluate_a_task_that_they_do_not_know(tmp_path, monkeypa
   for split, lines in (('train', ['abab', 'ababab', 'ab'] * 4), ('dev', ['abab', 'ab']), ('test', ['ab', 'abababab'])):
     (tmp_path / 'corpus' / f'{split}.txt').write_text('\n'.join(lines) + '\n')
   run = RunDir(str(tmp_path / 'log'))
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
-  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-  with flagsaver.flagsaver(model=NAME, logdir=run.path, data_dir=str(tmp_path / 'corpus')):
-    try:
-      assert trainer.main([]) is None
-    finally:
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
+  options = trainer.Options(model=NAME, logdir=run.path, data_dir=str(tmp_path / 'corpus'))
+  assert trainer.train(options) is None
   lines = [json.loads(line) for line in (tmp_path / 'log' / 'train.jsonl').read_text().splitlines()]
   assert [line['step'] for line in lines] == [2, 4, 4, 6, 8, 8, 10, 12, 12]
   assert lines[-1]['target_tokens_so_far'] == 4 * (4 + 6 + 2) and 'source_tokens_so_far' not in lines[-1]

@@ -24,7 +24,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import inference
 from lingvo_moe.run import unfinished
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
@@ -83,7 +83,8 @@ def begun(corpus, tmp_path_factory):
   )
   config = run.begin(MODEL, config)
   for step, dev_loss in ((1, 2.0), (2, 3.0)):
-    run.checkpoints().save(WholeState(state_of(config, step, seed=step)), dev_loss=dev_loss)
+    run.checkpoints().save(WholeState(state_of(config, step, seed=step)))
+    run.checkpoints().note_dev_loss(step, dev_loss)
   run.finish(2, 'max_steps')
   return run
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 import lingvo_moe
 from lingvo_moe import decoder
@@ -30,16 +27,8 @@ def corpus(tmp_path_factory):
 
 
 def train(path, corpus, steps):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={NAME}', '--logdir=x'])
-  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
   bindings = ['Tiny.encoder_layers = 1', 'Tiny.decoder_layers = 2', 'Tiny.eval_every = 6', 'Tiny.warmup_steps = 5']
-  with flagsaver.flagsaver(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings):
-    try:
-      trainer.main([])
-    finally:
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
+  trainer.train(trainer.Options(model=NAME, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings))
   with open(f'{path}/train.jsonl', encoding='utf-8') as f:
     return [json.loads(line) for line in f]
 

@@ -7,13 +7,12 @@ import json
 import numpy as np
 import pytest
 import reversed_corpus
-from absl import flags
-from absl.testing import flagsaver
 
 from lingvo_moe import decoder
 from lingvo_moe import runtime_flags
 from lingvo_moe import trainer
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 pytest.importorskip('jax')
 
@@ -27,7 +26,7 @@ SMALL = {
   'eval_every': 3,
 }
 BINDINGS = [f'MoE128E12LTiny.{name} = {value!r}' for name, value in SMALL.items()]
-MESH = runtime_flags.Choice('spmd', 'expert:4')
+MESH = RuntimeOptions('spmd', 'expert:4')
 
 
 @pytest.fixture(scope='module')
@@ -35,15 +34,16 @@ def corpus(tmp_path_factory):
   return reversed_corpus.write(tmp_path_factory.mktemp('corpus'), held_out=12)
 
 
+def options(logdir, corpus):
+  given = {'model': MODEL, 'data_dir': str(corpus), 'max_steps': 3, 'gin_bindings': BINDINGS}
+  return trainer.Options(logdir=str(logdir), **given)
+
+
 @pytest.fixture(scope='module')
 def run(corpus, tmp_path_factory):
   """A run of three steps on four devices, with an evaluation at the end."""
   logdir = tmp_path_factory.mktemp('giant') / 'log'
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
-  settings = {'model': MODEL, 'logdir': str(logdir), 'data_dir': str(corpus), 'max_steps': 3, 'gin_bindings': BINDINGS}
-  with flagsaver.flagsaver(**settings, runtime='spmd', mesh='expert:4'):
-    assert trainer.main([]) is None
+  assert trainer.train(options(logdir, corpus), MESH) is None
   return RunDir(str(logdir))
 
 
@@ -52,26 +52,18 @@ def lines_of(run):
     return [json.loads(line) for line in f]
 
 
-def decoded(run, choice, name, score):
-  decoder.decode(decoder.Options(logdir=run.path, once=True, score=score, overwrite=True), choice)
+def decoded(run, runtime_options, name, score):
+  decoder.decode(decoder.Options(logdir=run.path, once=True, score=score, overwrite=True), runtime_options)
   with open(run.file('decode', 'test', 'step_3', name), encoding='utf-8') as f:
     return f.read().splitlines()
 
 
 @pytest.mark.slow
 def test_a_tiny_giant_trains_and_evaluates_on_a_mesh_as_on_one_device(run, corpus, tmp_path):
-  settings = {
-    'model': MODEL,
-    'logdir': str(tmp_path),
-    'data_dir': str(corpus),
-    'max_steps': 3,
-    'gin_bindings': BINDINGS,
-  }
-  with flagsaver.flagsaver(**settings):
-    trainer.main([])
-  there, here = lines_of(run), lines_of(RunDir(str(tmp_path)))
+  trainer.train(options(tmp_path, corpus))
+  on_mesh, here = lines_of(run), lines_of(RunDir(str(tmp_path)))
   for name in ('loss', 'dev_loss'):
-    got, want = ([line[name] for line in lines if name in line] for lines in (there, here))
+    got, want = ([line[name] for line in lines if name in line] for lines in (on_mesh, here))
     assert len(got) == (3 if name == 'loss' else 1)
     np.testing.assert_allclose(got, want, rtol=1e-4)
 
@@ -86,7 +78,7 @@ def test_a_tiny_giant_translates_on_a_mesh_as_on_one_device(run):
 @pytest.mark.slow
 def test_a_tiny_giant_scores_on_a_mesh_as_on_one_device(run):
   on_mesh, here = (
-    np.array(decoded(run, choice, 'xx-en.scores', score=True), float) for choice in (MESH, runtime_flags.LOCAL)
+    np.array(decoded(run, chosen, 'xx-en.scores', score=True), float) for chosen in (MESH, runtime_flags.LOCAL)
   )
   assert len(on_mesh) == 12 and np.all(on_mesh < 0)
   np.testing.assert_allclose(on_mesh, here, rtol=1e-5)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-import signal
 
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 
 import lingvo_moe
 from lingvo_moe import decoder
@@ -33,15 +30,7 @@ def corpus(tmp_path_factory):
 
 
 def train(path, corpus, steps, name=NAME, bindings=('Tiny.num_layers = 1', 'Tiny.eval_every = 3')):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={name}', '--logdir=x'])
-  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-  with flagsaver.flagsaver(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=list(bindings)):
-    try:
-      trainer.main([])
-    finally:
-      for number, handler in handlers.items():
-        signal.signal(number, handler)
+  trainer.train(trainer.Options(model=name, logdir=path, data_dir=corpus, max_steps=steps, gin_bindings=bindings))
   with open(f'{path}/train.jsonl', encoding='utf-8') as f:
     return [json.loads(line) for line in f]
 

@@ -30,7 +30,7 @@ ORDER = (
   'analysis',
   'report',
   'bench',
-  'app checkpoint_flags runtime_flags launcher',
+  'app options checkpoint_flags runtime_flags machine',
   'serving',
   'trainer decoder translate',
   'serve',
@@ -99,7 +99,8 @@ JOBS = {
   'app',
   'checkpoint_flags',
   'runtime_flags',
-  'launcher',
+  'machine',
+  'options',
 }
 
 

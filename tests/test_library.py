@@ -160,7 +160,9 @@ def test_the_best_checkpoint_is_chosen_unless_another_is_named(toy_run, tmp_path
   runtime = LocalRuntime(config.program())
   for step, dev_loss in ((1, None), (2, 2.0), (3, 3.0)):
     runtime.load({'step': np.asarray(step), 'weights': toy_run.checkpoints().restore(toy.STEPS, _shapes(config))})
-    run.checkpoints().save(WholeState({**runtime.state(), 'slots': {}}), dev_loss=dev_loss)
+    run.checkpoints().save(WholeState({**runtime.state(), 'slots': {}}))
+    if dev_loss:
+      run.checkpoints().note_dev_loss(step, dev_loss)
     if step == 1:
       assert (lingvo_moe.load(run.path).step, lingvo_moe.load(run.path).checkpoint) == (1, 'step 1, the newest')
       with pytest.raises(UserError, match='was evaluated on dev'):

@@ -55,7 +55,7 @@ def test_wheel_holds_every_module_and_params_as_a_sub_package(wheel):
 def test_wheel_has_the_command_and_every_module_that_it_calls(wheel):
   (entry_points,) = [name for name in wheel.namelist() if name.endswith('.dist-info/entry_points.txt')]
   assert 'lingvo-moe = lingvo_moe.commands.main:main' in wheel.read(entry_points).decode()
-  modules = {command.function.partition(':')[0].replace('.', '/') + '.py' for command in main.COMMANDS.values()}
+  modules = {f'lingvo_moe/{module.replace(".", "/")}.py' for module, _ in main.COMMANDS.values()}
   assert modules <= set(wheel.namelist())
 
 

@@ -20,8 +20,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe import decoder
-from lingvo_moe import launcher
 from lingvo_moe import translate
+from lingvo_moe.commands import launch as launcher
 from lingvo_moe.core import configuration
 from lingvo_moe.run import unfinished
 from lingvo_moe.run.rundir import RunDir
@@ -198,25 +198,25 @@ def launched(count, *command, **options):
 
 SHARING = """
 import sys
-from lingvo_moe import app, runtime_flags
+from lingvo_moe import app, machine
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 def main(argv):
-  choice = runtime_flags.Choice.from_flags()
-  choice.connect()
-  here = choice.process_id
+  group = machine.connect(RuntimeOptions.from_flags()).group
+  here = group.index
   values = None, '', 'naïve ✓' * 9, [1, {'a': 0.1}]
-  found = [choice.lead(lambda: value if choice.leads else 1 / 0) for value in values]
-  found.append(choice.together(lambda: here))
-  choice.say(f'said by {here}')
+  found = [group.on_leader(lambda: value if group.is_leader else 1 / 0) for value in values]
+  found.append(group.on_all(lambda: here))
+  group.say(f'said by {here}')
   sys.stderr.write(f'<{here}: {found}>')
-  choice.together(lambda: fail() if here == 1 else None)
+  group.on_all(lambda: fail() if here == 1 else None)
   sys.stderr.write('not reached')
 
 def fail():
   raise UserError('process 1 has no room')
 
-runtime_flags.define()
+RuntimeOptions.define_flags()
 app.run(main)
 """
 

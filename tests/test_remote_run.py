@@ -8,12 +8,9 @@ import io
 import json
 import os
 import shutil
-import signal
 
 import pytest
 import tensorflow as tf
-from absl import flags
-from absl.testing import flagsaver
 
 from lingvo_moe import decoder
 from lingvo_moe import trainer
@@ -31,7 +28,7 @@ from lingvo_moe.corpora import text
 from lingvo_moe.report import page
 from lingvo_moe.report import reading
 from lingvo_moe.run import unfinished
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.plain_text import windows
@@ -82,17 +79,9 @@ def write(path, lines):
 
 
 def train(data_dir, logdir, max_steps):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
-  handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-  given = {'model': 'mt.cldr.Tiny', 'data_dir': data_dir, 'gin_bindings': [*BINDINGS]}
-  said = io.StringIO()
-  try:
-    with contextlib.redirect_stderr(said), flagsaver.flagsaver(logdir=logdir, max_steps=max_steps, **given):
-      assert trainer.main([]) is None
-  finally:
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
+  given = {'model': 'mt.cldr.Tiny', 'data_dir': data_dir, 'gin_bindings': BINDINGS}
+  with contextlib.redirect_stderr(io.StringIO()) as said:
+    assert trainer.train(trainer.Options(logdir=logdir, max_steps=max_steps, **given)) is None
   return said.getvalue()
 
 
@@ -101,11 +90,13 @@ def test_a_remote_checkpoint_counts_once_it_is_committed(remote):
   state = lambda step: WholeState(
     {'step': tf.constant(step, tf.int64), 'weights': {'w': tf.fill([3], float(step))}, 'slots': {}}
   )
-  prefix = checkpoints.save(state(1), dev_loss=2.0)
+  prefix = checkpoints.save(state(1))
+  checkpoints.note_dev_loss(1, 2.0)
   files.remove(f'{os.path.dirname(prefix)}/committed')  # as if the process had died before
   assert checkpoints.latest() is None and checkpoints.best() is None
   for step in (1, 2, 3):
-    checkpoints.save(state(step), dev_loss=1.0 if step == 2 else 3.0)
+    checkpoints.save(state(step))
+    checkpoints.note_dev_loss(step, 1.0 if step == 2 else 3.0)
     files.write(f'{remote}/checkpoints/step_00000099/state.index', b'cut short')
   assert checkpoints.steps() == [2, 3] and checkpoints.best() == (2, 1.0)
   assert checkpoints.restore(3, {'w': (3,)})['w'][...].tolist() == [3.0, 3.0, 3.0]

@@ -15,8 +15,6 @@ import pytest
 import reversed_corpus
 import shared_traces
 import tensorflow as tf
-from absl import flags
-from absl.testing import flagsaver
 
 from lingvo_moe import trainer
 from lingvo_moe.core import json_files
@@ -26,7 +24,9 @@ from lingvo_moe.report import reading
 from lingvo_moe.run import averaging
 from lingvo_moe.run import reporting
 from lingvo_moe.run import training
+from lingvo_moe.run import warm_start
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.run.signals import Signals
 from lingvo_moe.runtime.local import LocalRuntime
 
 pytestmark = pytest.mark.usefixtures('one_trace')
@@ -46,28 +46,9 @@ def corpus(tmp_path_factory):
   return reversed_corpus.write(tmp_path_factory.mktemp('corpus'), held_out=20)
 
 
-def train(corpus, logdir, max_steps, bindings=(), **values):
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', f'--model={MODEL}', '--logdir=x'])
-  with flagsaver.flagsaver(
-    model=MODEL,
-    logdir=str(logdir),
-    data_dir=str(corpus),
-    max_steps=max_steps,
-    gin_bindings=[*BINDINGS, *bindings],
-    **values,
-  ):
-    return main()
-
-
-def main():
-  """The trainer with the flags as they are; the handlers of signals are put back."""
-  handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-  try:
-    return trainer.main([])
-  finally:
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
+def train(corpus, logdir, max_steps, bindings=(), signals=None, **values):
+  given = {'model': MODEL, 'data_dir': str(corpus), 'gin_bindings': [*BINDINGS, *bindings], **values}
+  return trainer.train(trainer.Options(logdir=str(logdir), max_steps=max_steps, **given), signals=signals)
 
 
 SO_FAR = ('seconds_so_far', 'source_tokens_so_far', 'target_tokens_so_far')
@@ -237,7 +218,18 @@ def test_steps_after_the_last_checkpoint_are_run_and_logged_again(corpus, whole,
   assert_same_state(tensors(logdir, 8), tensors(whole, 8))
 
 
-def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_path, monkeypatch):
+@pytest.fixture
+def signals():
+  """Signals that are installed; their handlers are put back."""
+  handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+  installed = Signals()
+  installed.install()
+  yield installed
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
+
+
+def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_path, monkeypatch, signals):
   log_step = reporting.TrainLog.step
 
   def step_then_terminate(self, step, *args, **kwargs):
@@ -246,7 +238,7 @@ def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_pat
       os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(reporting.TrainLog, 'step', step_then_terminate)
-  assert train(corpus, tmp_path, 8) == 143
+  assert train(corpus, tmp_path, 8, signals=signals) == 143
   assert os.listdir(tmp_path / 'checkpoints') == ['step_00000003']
   assert not (tmp_path / 'finished.json').exists()
   monkeypatch.undo()
@@ -254,10 +246,25 @@ def test_sigterm_saves_and_exits_with_a_status_of_its_own(corpus, whole, tmp_pat
   assert losses(tmp_path) == losses(whole)
 
 
+def test_a_signal_in_an_evaluation_that_is_caught_up_with_stops_the_run(corpus, whole, tmp_path, capsys):
+  shutil.copytree(whole, tmp_path / 'run')
+  noted = tmp_path / 'run' / 'checkpoints' / 'step_00000008' / 'dev_loss.json'
+  before = noted.read_text()
+  noted.unlink()
+  log = tmp_path / 'run' / 'train.jsonl'
+  log.write_text(''.join(log.read_text().splitlines(keepends=True)[:-1]))  # without the loss of step 8
+  signals = Signals()
+  signals.received = signal.SIGTERM
+  assert train(corpus, tmp_path / 'run', 8, signals=signals) == 143
+  assert 'SIGTERM: saved step 8' in capsys.readouterr().err and not noted.exists()
+  assert train(corpus, tmp_path / 'run', 8) is None
+  assert noted.read_text() == before
+
+
 def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys, monkeypatch):
-  restore, finished = trainer.restore, []
+  restore, finished = warm_start.restore_or_init, []
   note = lambda *args: finished.append((whole / 'finished.json').exists()) or restore(*args)
-  monkeypatch.setattr(trainer, 'restore', note)
+  monkeypatch.setattr(warm_start, 'restore_or_init', note)
   assert train(corpus, whole, 8) is None
   assert 'step 8 of 8: nothing left to do' in capsys.readouterr().err
   # Meanwhile a decoder waits.
@@ -266,7 +273,7 @@ def test_a_finished_run_has_nothing_left_to_do(corpus, whole, capsys, monkeypatc
   def fail(*args):
     raise UserError('a damaged checkpoint')
 
-  monkeypatch.setattr(trainer, 'restore', fail)
+  monkeypatch.setattr(warm_start, 'restore_or_init', fail)
   with pytest.raises(UserError, match='a damaged checkpoint'):
     train(corpus, whole, 8)
   assert (whole / 'finished.json').exists()
@@ -287,16 +294,14 @@ def test_a_run_does_not_go_on_as_another_model(corpus, whole):
 def test_a_run_goes_on_by_its_log_directory_alone_and_says_what_may_change(corpus, whole, tmp_path, capsys):
   shutil.copytree(whole, tmp_path / 'run')
   begun = json.loads((whole / 'config.json').read_text())
-  with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), max_steps=9, set=['log_every=1']):
-    assert main() is None
+  assert trainer.train(trainer.Options(logdir=str(tmp_path / 'run'), max_steps=9, set=['log_every=1'])) is None
   said = capsys.readouterr().err
   assert f'going on with {MODEL} as {tmp_path}/run/config.json has it; --set may change data_dir, ' in said
   assert 'going on from step 8' in said and losses(tmp_path / 'run')[-1][0] == 9
   values = json.loads((tmp_path / 'run' / 'config.json').read_text())['values']
   assert values == {**begun['values'], 'max_steps': 9}
-  with flagsaver.flagsaver(model=None, logdir=str(tmp_path / 'run'), set=['model_dim=64']):
-    with pytest.raises(UserError, match='holds a run with model_dim=32, now 64'):
-      main()
+  with pytest.raises(UserError, match='holds a run with model_dim=32, now 64'):
+    trainer.train(trainer.Options(logdir=str(tmp_path / 'run'), set=['model_dim=64']))
 
 
 def test_a_corpus_that_has_changed_is_said_and_accepted_only_when_told_to(corpus, whole, tmp_path, capsys):
@@ -370,9 +375,8 @@ def test_a_loss_that_was_logged_before_a_kill_is_logged_once(corpus, whole, tmp_
 
 
 def test_a_log_directory_alone_needs_a_run(tmp_path):
-  with flagsaver.flagsaver(model=None, logdir=str(tmp_path)):
-    with pytest.raises(UserError, match='--model says what to train; saw none, and there is no run in --logdir='):
-      main()
+  with pytest.raises(UserError, match='--model says what to train; saw none, and there is no run in --logdir='):
+    trainer.train(trainer.Options(logdir=str(tmp_path)))
 
 
 def test_a_value_is_set_without_quotes_and_checked(corpus, tmp_path):

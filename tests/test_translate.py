@@ -57,7 +57,8 @@ def make_run(folder, pairs):
     state = dataclasses.replace(config.program(), seed=step).init()
     weights = {name: 3.0 * w if name.endswith('table') else w for name, w in state['weights'].items()}
     state = {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': {}}
-    run.checkpoints().save(WholeState(state), dev_loss=dev_loss)
+    run.checkpoints().save(WholeState(state))
+    run.checkpoints().note_dev_loss(step, dev_loss)
   return run
 
 

@@ -73,5 +73,6 @@ def make(folder: pathlib.Path, steps: int = STEPS, num_experts: int = 4) -> RunD
   batches = iter(task_of(config).train_input(run.file('cache'), Feed(quiet=True)).dataset())
   for _ in range(steps):
     metrics = runtime.train_step(next(batches))
-  run.checkpoints().save(runtime, dev_loss=float(metrics['loss']))
+  run.checkpoints().save(runtime)
+  run.checkpoints().note_dev_loss(runtime.step, float(metrics['loss']))
   return run

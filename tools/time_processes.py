@@ -17,7 +17,8 @@ import types
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")
@@ -29,22 +30,24 @@ _SAVE_EVERY = flags.DEFINE_integer('save_every', 20, 'Steps from a checkpoint to
 def main(argv):
   del argv
   from lingvo_moe.core import configuration
-  from lingvo_moe.run import checkpoint
-  from lingvo_moe.run import hooks
+  from lingvo_moe.run.checkpoints import Checkpoints
+  from lingvo_moe.run.checkpoints import Saver
+  from lingvo_moe.run.signals import Signals
+  from lingvo_moe.run.signals import StopOnSignal
   from lingvo_moe.run.training import Step
   from lingvo_moe.tasks.task import task_of
 
-  choice = runtime_flags.Choice.from_flags()
-  choice.connect()
+  connected = machine.connect(RuntimeOptions.from_flags())
+  group = connected.group
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
-  runtime = choice.make(config.program())
+  runtime = connected.make_runtime(config.program())
   runtime.init()
   whole = task_of(config).random_batch()
   rows = lambda x: x[(size := len(x) // runtime.feed_count) * runtime.feed_index :][:size]
   batch = {name: rows(x) for name, x in whole.items()}
-  folder = choice.lead(tempfile.mkdtemp)
-  checkpoints = checkpoint.Checkpoints(folder, keep=1)
-  saver = checkpoint.Saver(checkpoints, runtime)
+  folder = group.on_leader(tempfile.mkdtemp)
+  checkpoints = Checkpoints(folder, keep=1)
+  saver = Saver(checkpoints, runtime)
   training = types.SimpleNamespace(runtime=runtime, saver=saver)
 
   def turn(tell, save=lambda: None):
@@ -60,7 +63,7 @@ def main(argv):
     return tokens / (time.perf_counter() - begun)
 
   each_step = lambda step: runtime.agree(True)
-  rarely = hooks.StopOnSignal(training, None, types.SimpleNamespace(received=None))
+  rarely = StopOnSignal(training, Signals())
   turns = {
     'told after every step': lambda: turn(each_step),
     'told once a second': lambda: turn(rarely),
@@ -76,14 +79,13 @@ def main(argv):
   for _ in range(100):
     runtime.agree(True)
   told_ms = 10 * (time.perf_counter() - begun)
-  choice.say(f'telling each other takes {told_ms:.2f} ms; {_MODEL.value}, {choice.num_processes} processes')
+  group.say(f'telling each other takes {told_ms:.2f} ms; {_MODEL.value}, {group.count} processes')
   for name, pace in found.items():
     spread = f'{min(pace):.0f} to {max(pace):.0f}'
-    choice.say(f'{name:28}{statistics.median(pace):10.0f} tokens/s   ({spread})')
-  choice.lead(lambda: shutil.rmtree(folder))
+    group.say(f'{name:28}{statistics.median(pace):10.0f} tokens/s   ({spread})')
+  group.on_leader(lambda: shutil.rmtree(folder))
 
 
 if __name__ == '__main__':
-  runtime_flags.define()
-  flags.adopt_module_key_flags(runtime_flags)
+  RuntimeOptions.define_flags()
   app.run(main)

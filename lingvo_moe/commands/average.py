@@ -9,8 +9,8 @@ RUN is a log directory (or --logdir=RUN). The run itself is not touched, so its 
 they were. The average has no optimizer slots: training does not go on from it, but may begin with its weights
 (--init_from=runs/mine_average). Sums are in float64, one weight at a time, so a machine with little memory will do.
 
-A run that was trained with average_decay (--set average_decay=0.999) keeps an exponential moving average of its weights in
-every checkpoint; --exponential takes that of the newest, or of --steps=1000.
+A run that was trained with average_decay (--set average_decay=0.999) keeps an exponential moving average of its weights
+in every checkpoint; --exponential takes that of the newest, or of --steps=1000.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core import files
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import shown
 
@@ -53,7 +54,7 @@ def main(argv):
       f'checkpoints are averaged on a mounted file system; saw {_LOGDIR.value}: copy the run to this machine, '
       'and give its folder'
     )
-  app.import_tensorflow_quietly()
+  quiet.import_tensorflow()
   from lingvo_moe.run import averaging
   from lingvo_moe.run.rundir import RunDir
 

@@ -31,9 +31,11 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.commands import values
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime_flags import RuntimeOptions
 
 _WHATS = ('train', 'decode', 'latency', 'moe_layer', 'rounds', 'input', 'beam')
 _OF_EXPERTS = ('moe_layer', 'rounds')
@@ -52,7 +54,7 @@ _JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appen
 _AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with: of --json, or of other systems.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
-runtime_flags.define()
+RuntimeOptions.define_flags()
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
 _PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
 
@@ -63,7 +65,7 @@ _OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds')
 def main(argv):
   del argv
   _check_flags()
-  app.import_tensorflow_quietly()
+  quiet.import_tensorflow()
   plan = _plan()
   if _VERSUS.value:
     return _versus(plan)
@@ -87,7 +89,7 @@ def main(argv):
 
 
 def _check_flags() -> None:
-  on_a_mesh = runtime_flags.Choice.from_flags().runtime != 'local'
+  on_a_mesh = RuntimeOptions.from_flags().runtime != 'local'
   for what in _WHAT.value:
     if what not in _WHATS:
       raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
@@ -154,16 +156,16 @@ def _measured(config, what, clock) -> list[dict]:
   from lingvo_moe.bench import rounds
   from lingvo_moe.bench import steps
 
-  choice = runtime_flags.Choice.from_flags()
+  options = RuntimeOptions.from_flags()
   if what == 'moe_layer':
-    choice.set_threads(decoding=False, jit=_JIT.value)
+    machine.set_threads(options, decoding=False, jit=_JIT.value)
     return moe_layer.measure(config, clock, jit=_JIT.value)
   if what == 'rounds':
-    choice.set_threads(decoding=False, jit=True)
+    machine.set_threads(options, decoding=False, jit=True)
     return rounds.measure(config, clock)
   if what == 'input':
     return inputs.measure(config, clock, _DATA_DIR.value)
-  choice.set_threads(decoding=what != 'train', jit=_JIT.value and what == 'train')
+  machine.set_threads(options, decoding=what != 'train', jit=_JIT.value and what == 'train')
   if what == 'train':
     return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
   if what == 'beam':
@@ -172,10 +174,13 @@ def _measured(config, what, clock) -> list[dict]:
 
 
 def _runtime(program):
-  choice = runtime_flags.Choice.from_flags()
-  choice.require_one_process('benchmark')
-  choice.connect()
-  return choice.make(program, jit=_JIT.value)
+  options = RuntimeOptions.from_flags()
+  if options.num_processes > 1:
+    raise UserError(
+      'the benchmark is one process, with as many devices as it finds; saw '
+      f'--num_processes={options.num_processes}: leave it out'
+    )
+  return machine.connect(options).make_runtime(program, jit=_JIT.value)
 
 
 def _report(found: dict, peak: float, others: list[dict]) -> None:

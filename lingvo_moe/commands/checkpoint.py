@@ -2,8 +2,8 @@
 
 Lists and verifies the tensors of a checkpoint: name, shape, type, root mean square and largest absolute value. Every
 byte is read and checked against its checksum, part by part, so little memory is needed; checkpoints written by any
-number of devices are read alike. RUN (or --path=RUN) is a log directory (its newest checkpoint, or that of --step), a checkpoint's
-folder or its prefix. The exit status is 1 if a tensor is damaged, missing or not finite.
+number of devices are read alike. RUN (or --path=RUN) is a log directory (its newest checkpoint, or that of --step), a
+checkpoint's folder or its prefix. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
 from __future__ import annotations
@@ -25,34 +25,24 @@ _JSON = flags.DEFINE_string('json', None, 'File for the results as JSON.')
 _PART_BYTES = 64 << 20
 
 
-def parts(stored):
-  """Yields a stored tensor in parts of at most 64 MiB, or one row of its first axis where that is larger."""
-  if not stored.shape:
-    yield stored[...]
-    return
-  row = max(1, math.prod(stored.shape[1:]) * stored.dtype.size)
-  rows = max(1, _PART_BYTES // row)
-  for begin in range(0, stored.shape[0], rows):
-    yield stored[begin : begin + rows]
-
-
 def examine(stored) -> dict:
-  """Shape, type, RMS, largest absolute value, and number of elements that are not finite."""
+  """Shape, type, RMS, largest absolute value, and number of elements that are not finite, read part by part."""
   import numpy as np
 
-  squares, largest, bad, count = 0.0, 0.0, 0, 0
-  for part in parts(stored):
-    x = np.asarray(part, np.float64)
+  from lingvo_moe.run import checkpoint
+
+  squares, largest, bad = 0.0, 0.0, 0
+  for begin, sizes in checkpoint.blocks(stored.shape, _PART_BYTES // stored.dtype.size):
+    x = np.asarray(stored[tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...], np.float64)
     finite = np.isfinite(x)
     bad += int(x.size - finite.sum())
     x = np.where(finite, x, 0.0)
     squares += float(np.sum(x * x))
     largest = max(largest, float(np.max(np.abs(x), initial=0.0)))
-    count += x.size
   return {
     'shape': list(stored.shape),
     'dtype': stored.dtype.name,
-    'rms': math.sqrt(squares / max(count, 1)),
+    'rms': math.sqrt(squares / max(math.prod(stored.shape), 1)),
     'max': largest,
     'not_finite': bad,
   }
@@ -64,14 +54,9 @@ def find(path: str, step: int | None) -> str:
   from lingvo_moe.run.rundir import RunDir
 
   checkpoints = RunDir(path).checkpoints()
-  if step is None and checkpoints.steps():
-    return checkpoints.path(checkpoints.latest())
   if step is None:
-    return warm_start.find(path)
-  if step not in checkpoints.steps():
-    there = ', '.join(map(str, checkpoints.steps())) or 'none'
-    raise UserError(f'{path} has no checkpoint of step {step}; there: {there}')
-  return checkpoints.path(step)
+    step = checkpoints.latest()
+  return warm_start.find(path) if step is None else checkpoints.existing(step)
 
 
 def main(argv):
@@ -81,29 +66,27 @@ def main(argv):
 
   prefix = find(_PATH.value, _STEP.value)
   shapes = checkpoint.shapes(prefix)
-  found, damaged = {}, []
+  examined, damaged = {}, []
   for name, stored in sorted(checkpoint.load(prefix, shapes).items()):
     try:
-      found[name] = examine(stored)
+      examined[name] = examine(stored)
     except UserError as e:
       damaged.append(name)
       print(f'{name}: {e}')
       continue
     if not slices.is_slot(name) or _SLOTS.value:
-      shape = 'x'.join(map(str, found[name]['shape'])) or 'scalar'
-      print(
-        f'{name:60} {shape:>16} {found[name]["dtype"]:8} rms {found[name]["rms"]:9.3e} max {found[name]["max"]:9.3e}'
-      )
+      values = examined[name]
+      shape = 'x'.join(map(str, values['shape'])) or 'scalar'
+      print(f'{name:60} {shape:>16} {values["dtype"]:8} rms {values["rms"]:9.3e} max {values["max"]:9.3e}')
   sizes = {False: 0, True: 0}
   for name, shape in shapes.items():
     sizes[slices.is_slot(name)] += math.prod(shape)
-  bad = [name for name, values in found.items() if values['not_finite']]
+  bad = [name for name, values in examined.items() if values['not_finite']]
   print(f'{prefix}: {len(shapes)} tensors, {sizes[False] - 1} weights, {sizes[True]} elements of slots')
   if _JSON.value:
     with open(_JSON.value, 'w', encoding='utf-8') as f:
-      json.dump(
-        {'prefix': files.absolute(prefix), 'tensors': found, 'damaged': damaged, 'not_finite': bad}, f, indent=2
-      )
+      written = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
+      json.dump(written, f, indent=2)
   if bad:
     print(f'not finite: {", ".join(bad)}')
   print('damaged' if damaged else 'every checksum is right')

@@ -25,9 +25,12 @@ from absl import logging
 
 from lingvo_moe import app
 from lingvo_moe import checkpoint_flags
+from lingvo_moe import machine
 from lingvo_moe import runtime_flags
 from lingvo_moe.core import new_folder
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.options import flag
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -41,19 +44,19 @@ FORMATS = ('saved_model', 'ctranslate2')
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.Options):
-  """Values of the flags; see define_flags."""
+class Options(checkpoint_flags.BestCheckpointOptions):
+  """Options of the command."""
 
-  best_by_default = True
-
-  out: str | None = None
-  format: str = 'saved_model'
-  languages: Sequence[str] = ()
-  keep_experts: float | None = None
-  data_dir: str | None = None
-  split: str = 'test'
-  max_sentences: int = 0
-  stablehlo_rows: int = 0
+  out: str | None = flag(None, 'The folder to write, unless it is the second argument. It must not exist.')
+  format: str = flag('saved_model', 'Form of the model.', one_of=FORMATS)
+  languages: Sequence[str] = flag((), 'With --keep_experts: languages whose most used experts are kept; default: all.')
+  keep_experts: float | None = flag(None, 'Share of the experts of each MoE layer that is kept; default: all.')
+  data_dir: str | None = flag(None, "With --keep_experts: folder of the corpus; default: the run's.")
+  split: str = flag('test', 'With --keep_experts: held-out set whose BLEU is printed before and after.')
+  max_sentences: int = flag(0, 'Lines used of it of each pair, from the first; 0: all.', lower_bound=0)
+  stablehlo_rows: int = flag(
+    0, 'Sentences for which encoder and decode step are added as StableHLO; 0: none.', lower_bound=0
+  )
 
   def __post_init__(self):
     super().__post_init__()
@@ -70,22 +73,6 @@ class Options(checkpoint_flags.Options):
       )
     if self.format == 'ctranslate2' and self.stablehlo_rows:
       raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
-
-
-def define_flags() -> None:
-  """Not done by an import: other jobs have flags of the same names."""
-  checkpoint_flags.define(best_by_default=True)
-  flags.DEFINE_string('out', None, 'The folder to write, unless it is the second argument. It must not exist.')
-  flags.DEFINE_enum('format', 'saved_model', FORMATS, 'Form of the model.')
-  flags.DEFINE_float('keep_experts', None, 'Share of the experts of each MoE layer that is kept; default: all.')
-  flags.DEFINE_list('languages', [], 'With --keep_experts: languages whose most used experts are kept; default: all.')
-  flags.DEFINE_string('data_dir', None, "With --keep_experts: folder of the corpus; default: the run's.")
-  flags.DEFINE_string('split', 'test', 'With --keep_experts: held-out set whose BLEU is printed before and after.')
-  flags.DEFINE_integer('max_sentences', 0, 'Lines used of it of each pair, from the first; 0: all.', lower_bound=0)
-  flags.DEFINE_integer(
-    'stablehlo_rows', 0, 'Sentences for which encoder and decode step are added as StableHLO; 0: none.', lower_bound=0
-  )
-  flags.adopt_module_key_flags(checkpoint_flags)  # so that --help shows them
 
 
 def main(argv) -> None:
@@ -109,9 +96,9 @@ def export(options: Options) -> None:
   new_folder.check(options.out, 'an export')
   if options.stablehlo_rows:
     os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
-  app.import_tensorflow_quietly()
+  quiet.import_tensorflow()
   logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
-  runtime_flags.LOCAL.set_threads(decoding=True)
+  machine.set_threads(runtime_flags.LOCAL, decoding=True)
   from lingvo_moe.run import inference
 
   run = options.run
@@ -245,5 +232,5 @@ def _bytes(folder: str) -> int:
 
 def command() -> None:
   """The command as typed."""
-  define_flags()
+  Options.define_flags()
   app.run(main, tensorflow=False, arguments=True)

@@ -29,9 +29,9 @@ _JSON = flags.DEFINE_string('json', None, 'File for the findings as JSON.')
 
 def main(argv):
   del argv
-  from lingvo_moe import runtime_flags
   from lingvo_moe.analysis import lint
   from lingvo_moe.core import configuration
+  from lingvo_moe.runtime import spmd
   from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 
@@ -47,9 +47,8 @@ def main(argv):
   annotated = lint.annotations(config.program(), mesh, batch)
   largest = max((4 * math.prod(a.whole) for a in annotated), default=0)
   limit = lint.default_limit(batch, config.micro_batches) if _LIMIT.value is None else int(_LIMIT.value * 2**20)
-  choice = runtime_flags.Choice('spmd', _MESH.value, _SPLIT_DENSE.value)
   with lint.planted(_PLANT.value):
-    program = choice.make(config.program()).train_program(batch)
+    program = spmd.SpmdRuntime(config.program(), mesh, spmd.connect(mesh)).train_program(batch)
   findings = lint.read(program.as_text(), annotated, limit)
   for finding in findings:
     print(finding)

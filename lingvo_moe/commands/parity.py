@@ -85,6 +85,7 @@ def config_of(name: str, bindings):
 
 def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
   """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
+  from lingvo_moe import machine
   from lingvo_moe import runtime_flags
   from lingvo_moe.analysis import parity
 
@@ -93,23 +94,22 @@ def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = 
     raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
   if count:
     return _of_processes(name, bindings, mesh, int(count), steps, split_dense)
-  choice = runtime_flags.LOCAL
+  options = runtime_flags.LOCAL
   if mesh != 'local':
     processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    choice = runtime_flags.Choice('spmd', mesh, split_dense, *processes)
-    choice.connect()
-  return parity.observe(config_of(name, bindings), choice.make, steps)
+    options = runtime_flags.RuntimeOptions('spmd', mesh, split_dense, *processes)
+  return parity.observe(config_of(name, bindings), machine.connect(options).make_runtime, steps)
 
 
 def _of_processes(name, bindings, mesh, count, steps, split_dense):
-  from lingvo_moe import launcher
+  from lingvo_moe.commands import launch
 
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'observation')
     command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'parity', f'--model={name}', f'--meshes={mesh}']
     command += [f'--dump={path}', f'--steps={steps}', f'--split_dense={split_dense}']
     command += [f'--gin_bindings={b}' for b in bindings]
-    if status := launcher.launch(command, count):
+    if status := launch.launch(command, count):
       raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')
     return pickle.loads(path.read_bytes())
 

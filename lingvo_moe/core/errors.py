@@ -20,7 +20,7 @@ class ProcessLostError(UserError):
   """Loss of another process of the run: it died or cannot be reached, so no collective step can complete."""
 
 
-class ToldElsewhereError(UserError):
+class PeerError(UserError):
   """Failure in another process of the run, which prints the message; this process exits without printing one."""
 
 

@@ -1,19 +1,13 @@
-"""Averages of the weights of a run, in a log directory of their own: of several checkpoints, or the moving average of one.
+"""Averages of a run's weights, in a log directory of their own: of several checkpoints, or the moving average of one.
 
 The average is no checkpoint of the training run: it has no optimizer slots, so training could not go on from it, and
-neither the newest nor the best checkpoint of the run, nor what is dropped of them, may change by it. Hence a directory
-beside it, which decoder and translate take like any other:
-
-config.json        copied
-vocab/             copied
-checkpoints/       one checkpoint, under the last of the averaged steps, without slots and without a dev loss
-finished.json      no more checkpoints will come
-averaged.json      the steps, the decay of a moving average, and the run that they are of
+neither the newest nor the best checkpoint of the run, nor what is dropped of them, may change by it. Its directory,
+which decoder and translate take like any other, has the run's configuration and vocabularies, one checkpoint, under the
+last of the averaged steps and without a dev loss, finished.json, and averaged.json (docs/log_directory.md).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,18 +35,18 @@ def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()
   """The steps that are meant, oldest first: the last so many checkpoints, or those given, which must be there."""
   if not run.exists:
     run.load()  # says what is missing
-  there = run.checkpoints().steps()
-  listed = ', '.join(map(str, there)) or 'none'
-  if missing := sorted(set(steps) - set(there)):
+  existing = run.checkpoints().steps()
+  listed = ', '.join(map(str, existing)) or 'none'
+  if missing := sorted(set(steps) - set(existing)):
     raise UserError(f'{run.path} has no checkpoint of step {", ".join(map(str, missing))}; there: {listed}')
   if len(set(steps)) < len(steps):
     raise UserError(f'every step counts once in an average; saw {", ".join(map(str, steps))}')
-  if last and last > len(there):
+  if last and last > len(existing):
     raise UserError(
-      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(there)} ({listed}): '
+      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(existing)} ({listed}): '
       'ask for fewer, or train with keep_checkpoints or keep_every for more'
     )
-  return sorted(steps) or there[-last:]
+  return sorted(steps) or existing[-last:]
 
 
 def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART_BYTES) -> int:
@@ -66,11 +60,8 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   """
   prefixes = {step: run.checkpoints().path(step) for step in steps}
   shapes = _common_shapes(prefixes)
-  stored = {name: [] for name in shapes}
-  for prefix in prefixes.values():
-    for name, tensor in checkpoint.load(prefix, shapes).items():
-      stored[name].append(tensor)
-  terms = {name: _Terms(tuple(tensors), len(tensors)) for name, tensors in stored.items()}
+  stored = [checkpoint.load(prefix, shapes) for prefix in prefixes.values()]
+  terms = {name: _Terms([tensors[name] for tensors in stored], len(stored)) for name in shapes}
   _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out, part_bytes)
   return max(steps)
 
@@ -91,22 +82,21 @@ def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PAR
       '--set average_decay=0.999; --last=4 averages the last checkpoints of any run'
     )
   prefix = run.checkpoints().path(step)
-  shapes = checkpoint.shapes(prefix)
-  weights = {name: shape for name, shape in shapes.items() if _is_weight(name)}
+  weights, existing = _weight_shapes(prefix), checkpoint.shapes(prefix)
   slots = slices.named_slots({f'{name}/{moving_average.SLOT}': name for name in weights})
-  stored = checkpoint.load(prefix, weights | {slot: weights[name] for slot, name in slots.items() if slot in shapes})
+  stored = checkpoint.load(prefix, weights | {slot: weights[name] for slot, name in slots.items() if slot in existing})
   bias = moving_average.bias(optimizer.decay, step)
-  terms = {}
-  for slot, name in slots.items():
-    tensor, divisor = (stored[slot], bias) if slot in stored and bias else (stored[name], 1)
-    terms[name] = _Terms((tensor,), divisor)
+  averaged = lambda slot: slot in stored and bias
+  terms = {
+    name: _Terms([stored[slot]], bias) if averaged(slot) else _Terms([stored[name]], 1) for slot, name in slots.items()
+  }
   _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out, part_bytes)
 
 
 class _Terms(NamedTuple):
   """A weight of an average: the sum of tensors over a divisor."""
 
-  tensors: tuple[checkpoint.Stored, ...]
+  tensors: Sequence[checkpoint.Stored]
   divisor: float
 
 
@@ -116,7 +106,9 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
   if run.exists:
     run.check_files()
   with new_folder.writing(out) as partial:
-    _copy_run(run, partial)
+    shutil.copy(run.config_file, partial)
+    if os.path.isdir(run.vocab_dir):
+      shutil.copytree(run.vocab_dir, os.path.join(partial, os.path.basename(run.vocab_dir)), symlinks=True)
     written = RunDir(partial)
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
@@ -131,24 +123,22 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
 
 def _common_shapes(prefixes: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
   """Name -> shape of the weights, which are the same in every checkpoint."""
-  weights = {
-    step: {name: shape for name, shape in checkpoint.shapes(prefix).items() if _is_weight(name)}
-    for step, prefix in prefixes.items()
-  }
-  (first, shapes), *others = weights.items()
-  for step, found in others:
-    for name in sorted(shapes.keys() | found.keys()):
-      if shapes.get(name) != found.get(name):
-        seen = lambda shape: 'is not there' if shape is None else f'has shape {shape}'
+  (first, shapes), *others = ((step, _weight_shapes(prefix)) for step, prefix in prefixes.items())
+  seen = lambda shape: 'is not there' if shape is None else f'has shape {shape}'
+  for step, other in others:
+    for name in sorted(shapes.keys() | other.keys()):
+      if shapes.get(name) != other.get(name):
         raise UserError(
           f'checkpoints of one model are averaged; {name!r} {seen(shapes.get(name))} at step {first}, but '
-          f'{seen(found.get(name))} at step {step}: leave out the steps of the other model'
+          f'{seen(other.get(name))} at step {step}: leave out the steps of the other model'
         )
   return shapes
 
 
-def _is_weight(name: str) -> bool:
-  return name != 'step' and not slices.is_slot(name)
+def _weight_shapes(prefix: str) -> dict[str, tuple[int, ...]]:
+  return {
+    name: shape for name, shape in checkpoint.shapes(prefix).items() if name != 'step' and not slices.is_slot(name)
+  }
 
 
 def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Slice]:
@@ -156,28 +146,12 @@ def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[
   yield Slice('step', (), (), np.asarray(step, np.int64))
   for name, (tensors, divisor) in sorted(terms.items()):
     shape, dtype = tensors[0].shape, tensors[0].dtype
-    for begin, sizes in _blocks(shape, part_bytes // dtype.size):
+    for begin, sizes in checkpoint.blocks(shape, part_bytes // dtype.size):
       index = tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...
       total = np.zeros(sizes, np.float64)
       for tensor in tensors:
         total += tensor[index]
       yield Slice(name, shape, begin, (total / divisor).astype(dtype.as_numpy_dtype))
-
-
-def _blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-  """(begin, sizes) of blocks of at most `most` elements, at least a row of the last axis, that make up a tensor."""
-  if math.prod(shape) <= most or len(shape) < 2:
-    yield (0,) * len(shape), shape
-    return
-  row = math.prod(shape[1:])
-  rows = max(1, most // row)
-  for at in range(0, shape[0], rows):
-    count = min(rows, shape[0] - at)
-    if count * row <= most:
-      yield (at, *(0,) * (len(shape) - 1)), (count, *shape[1:])
-    else:
-      for begin, sizes in _blocks(shape[1:], most):
-        yield (at, *begin), (1, *sizes)
 
 
 def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
@@ -186,12 +160,7 @@ def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
 
   def flush():
     bundles.append(f'{prefix}_part_{len(bundles):05d}')
-    tf.raw_ops.SaveV2(
-      prefix=bundles[-1],
-      tensor_names=[part.name for part in held],
-      shape_and_slices=[part.slice_spec for part in held],
-      tensors=[tf.convert_to_tensor(part.value) for part in held],
-    )
+    checkpoint.write(bundles[-1], held)
     held.clear()
 
   for part in parts:
@@ -200,11 +169,4 @@ def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
       flush()
     held.append(part)
   flush()
-  tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=bundles, destination_prefix=prefix, delete_old_dirs=False)
-
-
-def _copy_run(run: RunDir, to: str) -> None:
-  """What decoder and translate need of a run beside its weights."""
-  shutil.copy(run.config_file, to)
-  if os.path.isdir(run.vocab_dir):
-    shutil.copytree(run.vocab_dir, os.path.join(to, os.path.basename(run.vocab_dir)), symlinks=True)
+  checkpoint.merge(bundles, prefix)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -35,32 +36,35 @@ def record(logdir: str, step: int, **facts: Any) -> None:
   """
   path = os.path.join(logdir, log_directory.ENVIRONMENT)
   reporting.keep_lines_up_to(path, step)
-  found = {'software': software(), 'machine': machine(), **facts}
-  if _last(path) == json.loads(json.dumps(found)):
+  facts_now = {'software': software(), 'machine': machine(), **facts}
+  if _last(path) == json.loads(json.dumps(facts_now)):
     return
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
   with files.append(path) as f:
-    f.write(json_files.dump({'step': step, 'time': now, **found}))
+    f.write(json_files.dump({'step': step, 'time': now, **facts_now}))
 
 
 def software() -> dict[str, Any]:
   """Versions of Python and packages, and the commit of the checkout that runs, if it is one."""
-  found = {'python': platform.python_version()}
+  versions = {'python': platform.python_version()}
   for package in _PACKAGES:
-    try:
-      found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      pass
-  return found | commit(os.path.dirname(os.path.dirname(os.path.abspath(lingvo_moe.__file__))))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions[package] = importlib.metadata.version(package)
+  return versions | commit(os.path.dirname(os.path.dirname(os.path.abspath(lingvo_moe.__file__))))
 
 
 def commit(root: str) -> dict[str, Any]:
   """Commit of a checkout, and whether files that git tracks are changed; {} where there is none, or no git."""
   if not os.path.exists(os.path.join(root, '.git')):  # a folder above may be another project's
     return {}
+  git = lambda *arguments: subprocess.run(
+    ['git', '-C', root, *arguments], capture_output=True, text=True, timeout=10, check=True
+  ).stdout.strip()
   try:
-    found = {'commit': _git(root, 'rev-parse', 'HEAD')}
-    return found | {'changed': bool(_git(root, 'status', '--porcelain', '--untracked-files=no'))}
+    return {
+      'commit': git('rev-parse', 'HEAD'),
+      'changed': bool(git('status', '--porcelain', '--untracked-files=no')),
+    }
   except (OSError, subprocess.SubprocessError):
     return {}
 
@@ -84,11 +88,6 @@ def _processor() -> str:
       return next(line.partition(':')[2].strip() for line in f if line.startswith('model name'))
   except (OSError, StopIteration):
     return platform.processor() or platform.machine()
-
-
-def _git(root: str, *arguments: str) -> str:
-  done = subprocess.run(['git', '-C', root, *arguments], capture_output=True, text=True, timeout=10, check=True)
-  return done.stdout.strip()
 
 
 def _last(path: str) -> Mapping[str, Any] | None:

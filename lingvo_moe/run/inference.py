@@ -1,4 +1,4 @@
-"""Loading a run for inference: its configuration, a checkpoint, and the weights. For the jobs that decode, and for loaded.py."""
+"""Loading a run for inference: its configuration, a checkpoint, and the weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.task import TaskConfig

@@ -106,7 +106,7 @@ class LoadedRun:
     sentences = self._checked('sentences', sentences)
     if self.continues_text:
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    answers = self.translator(_wanted(n_best)).translate(sentences, self.choose_target(target))
+    answers = self.translator(self._wanted(n_best)).translate(sentences, self.choose_target(target))
     for i in answers.truncated:
       warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
     return _shaped(answers, n_best, scores)
@@ -141,7 +141,7 @@ class LoadedRun:
       target: target language, for models of several.
     """
     sentences = self._checked('sentences', sentences)
-    router = self._kept(('router',), lambda: self._task.router(self._runner))
+    router = self._once(('router',), lambda: self._task.router(self._runner))
     if translations is None:
       translations = self.translate(sentences, target)
     translations = self._checked('translations', translations)
@@ -170,7 +170,7 @@ class LoadedRun:
     prompts = self._checked('prompts', prompts)
     if not self.continues_text:
       raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
-    return _shaped(self.translator(_wanted(n_best)).translate(prompts), n_best, scores)
+    return _shaped(self.translator(self._wanted(n_best)).translate(prompts), n_best, scores)
 
   # What the jobs translate and serve use.
 
@@ -186,7 +186,7 @@ class LoadedRun:
 
   def translator(self, n_best: int = 1) -> Translator:
     """The task's translator, made at the first call and kept; UserError where the model does not translate."""
-    return self._kept(('translator', n_best), lambda: self._task.translator(self._runner, n_best))
+    return self._once(('translator', n_best), lambda: self._task.translator(self._runner, n_best))
 
   def choose_target(self, requested: str | None) -> str | None:
     """Target language for `answer`, given the one requested; UserError names the languages there are."""
@@ -207,15 +207,21 @@ class LoadedRun:
 
   def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
     """Texts as a list, as an iterator gives them once only; UserError for what is no text."""
-    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
-    if not all(isinstance(text, str) for text in found):
+    checked = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    if not all(isinstance(text, str) for text in checked):
       raise UserError(f'{name} must be a list of str; saw {texts!r:.80}: put a single one in a list')
-    for i, text in enumerate(found):
+    for i, text in enumerate(checked):
       if any('\ud800' <= c <= '\udfff' for c in text):
         raise UserError(f'text must be Unicode; {name}[{i}] holds half of a surrogate pair')
-    return found
+    return checked
 
-  def _kept(self, key: tuple, make: Callable[[], T]) -> T:
+  @staticmethod
+  def _wanted(n_best: int | None) -> int:
+    if n_best is not None and n_best < 1:
+      raise UserError(f'n_best must be at least 1, or None for one that is not in a list; saw {n_best}')
+    return n_best or 1
+
+  def _once(self, key: tuple, make: Callable[[], T]) -> T:
     """What was made for a key before, or is made now, once for all threads."""
     with self._making:
       if key not in self._made:
@@ -270,16 +276,7 @@ class _OneAtATime:
     return call
 
 
-def _wanted(n_best: int | None) -> int:
-  """Hypotheses of each text; UserError if fewer than one are asked for."""
-  if n_best is not None and n_best < 1:
-    raise UserError(f'n_best must be at least 1, or None for one that is not in a list; saw {n_best}')
-  return 1 if n_best is None else n_best
-
-
 def _shaped(answers: Answers, n_best: int | None, scores: bool) -> list:
   """Hypotheses of each sentence as translate and generate return them."""
-  item = (lambda h: h) if scores else (lambda h: h.text)
-  if n_best is None:
-    return [item(of_sentence[0]) for of_sentence in answers.hypotheses]
-  return [[item(h) for h in of_sentence] for of_sentence in answers.hypotheses]
+  shaped = [[h if scores else h.text for h in hypotheses] for hypotheses in answers.hypotheses]
+  return [best for best, *_ in shaped] if n_best is None else shaped

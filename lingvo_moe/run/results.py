@@ -16,7 +16,7 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
 from lingvo_moe.core.errors import listed
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.unfinished import UnfinishedTexts
 from lingvo_moe.tasks.task import HeldOutJob

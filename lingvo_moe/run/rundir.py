@@ -1,16 +1,6 @@
-"""Log directory of a run: every file the trainer writes, which is all that decoder and translate read.
+"""Log directory of a run as jobs use it: locked, begun or continued, and loaded.
 
-config.json        the model's name and every resolved value
-vocab/             the task's own files, such as SentencePiece models
-checkpoints/       see checkpoint.py
-init_from.json     whose weights the run began with (warm_start.py), if any
-corpus.json        hashes of the files of the corpus (corpus_record.py)
-cache/             tokenised text (may be deleted)
-train.jsonl        the scalars of every logged step, which event files hold too; totals of other steps with a checkpoint
-routing.jsonl      loads of all experts, at intervals; dev_routing.json: by part of the dev text (routing_log.py)
-environment.jsonl  versions, commit and machine of each start (environment.py)
-decode/            translations and scores
-finished.json      written when training has ended
+docs/log_directory.md lists the files in it, which are all that decoder and translate read.
 """
 
 from __future__ import annotations
@@ -20,7 +10,7 @@ import dataclasses
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO
 
 from lingvo_moe.core import configuration
@@ -29,11 +19,9 @@ from lingvo_moe.core import files
 from lingvo_moe.core import json_files
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import task_of
-
-CheckCorpus = Callable[[TaskConfig, bool], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,40 +80,40 @@ class RunDir:
     self._make_writable()
     if files.is_remote(self.path):
       return open(os.devnull, 'w')
-    held = files.append(self.file('.lock'))
+    lock = files.append(self.file('.lock'))
     try:
-      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise UserError(
         f'one trainer at a time works in a log directory; another has {self.path}: wait for it, or choose another'
       ) from None
-    return held
+    return lock
 
-  def lock_and_begin(
-    self, name: str, config: TaskConfig, check_corpus: CheckCorpus = lambda config, begun: None
-  ) -> tuple[IO, TaskConfig]:
-    """Locks the directory and begins the run, or goes on with it; a directory made for a run that cannot begin goes.
-
-    Raises:
-      UserError: as `lock` and `begin` do.
-    """
+  @contextlib.contextmanager
+  def beginning(self) -> Iterator[IO]:
+    """Locks the directory, for a run to begin or continue; removes a new directory whose run cannot begin."""
     is_new = not files.exists(self.path)
     lock = self.lock()
     try:
-      return lock, self.begin(name, config, check_corpus)
+      yield lock
     except BaseException:  # also a signal, or a full disk
       lock.close()
       if is_new and not self.exists:
         self._remove_if_empty()
       raise
 
-  def begin(self, name: str, config: TaskConfig, check_corpus: CheckCorpus = lambda config, begun: None) -> TaskConfig:
-    """Begins the run, or goes on with the one that is here: prepares the task's files and writes config.json.
+  def begin(self, name: str, config: TaskConfig) -> TaskConfig:
+    """Begins or continues the run: `prepare`, then `write_config`."""
+    config = self.prepare(name, config)
+    self.write_config(name, config)
+    return config
+
+  def prepare(self, name: str, config: TaskConfig) -> TaskConfig:
+    """Checks a run that is to begin or continue with a configuration, and prepares the task's files.
 
     Args:
       name: of the model.
       config: as the flags ask for it.
-      check_corpus: called with the prepared configuration, and whether the run was begun before.
 
     Returns:
       The configuration, which names the run's own files.
@@ -141,13 +129,18 @@ class RunDir:
       )
     self._check_links()
     if begun:
-      self._check_same_model(name)
+      old_name, _ = configuration.load(self.config_file)
+      if old_name != name:
+        raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
       self.check_files()
     self._fetch()
     config = task_of(config).prepare(self.vocab_dir, begun)
     if begun:
       self._check_same_values(config)
-    check_corpus(config, begun)
+    return config
+
+  def write_config(self, name: str, config: TaskConfig) -> None:
+    """Writes config.json, by which the run has begun."""
     fingerprints = {}
 
     def relative(path):
@@ -158,7 +151,6 @@ class RunDir:
     relocated = task_of(config).with_files(relative)
     self._put(fingerprints)
     configuration.save(name, relocated, self.config_file, fingerprints)
-    return config
 
   def load(self) -> tuple[str, TaskConfig]:
     """(model name, configuration) of the run that is here, its files with full paths."""
@@ -175,8 +167,8 @@ class RunDir:
     full = os.path.join(self.local, path)
     if path and not self.vocab_outside and not files.is_inside(full, self.local):
       raise UserError(
-        f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} and '
-        'name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: '
+        f'{self.config_file} must name vocabularies in its own log directory; saw {full}: copy it to {self.vocab_dir} '
+        'and name that; or, if you trust the run, decode, translate, serve or export with --vocab_outside (load: '
         'vocab_outside=True)'
       )
     return full
@@ -185,9 +177,9 @@ class RunDir:
     """Raises UserError if a file of the run, such as a vocabulary, is not the one that config.json has the hash of."""
     for name, fingerprint in configuration.fingerprints(self.config_file).items():
       path = self.file(name)
-      if files.isfile(path) and (found := files.sha256(path)) != fingerprint:
+      if files.isfile(path) and (actual := files.sha256(path)) != fingerprint:
         raise UserError(
-          f'{path} is not the file that the run began with (SHA-256 {found[:12]}..., and {fingerprint[:12]}... in '
+          f'{path} is not the file that the run began with (SHA-256 {actual[:12]}..., and {fingerprint[:12]}... in '
           f'{self.config_file}): restore it from a copy'
         )
 
@@ -198,8 +190,8 @@ class RunDir:
     for folder in (self.vocab_dir, self.cache_dir, checkpoints.directory, *steps):
       if not files.is_inside(folder, self.local if folder in (self.vocab_dir, self.cache_dir) else self.path):
         raise UserError(
-          f'a trainer writes in its log directory alone; {folder} is a link to {os.path.realpath(folder)}: remove it, and '
-          'move the log directory to where there is room (--cache_dir for the cache), or mount that in its place'
+          f'a trainer writes in its log directory alone; {folder} is a link to {os.path.realpath(folder)}: remove it, '
+          'and move the log directory to where there is room (--cache_dir for the cache), or mount that in its place'
         )
 
   @staticmethod
@@ -238,10 +230,8 @@ class RunDir:
   def _put(self, fingerprints):
     """Copies the task's own files of the local copy into a remote directory."""
     if files.is_remote(self.path):
-      beside = {
-        os.path.join(log_directory.VOCAB, name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')
-      }
-      for name in beside | set(fingerprints):
+      own = {os.path.join(log_directory.VOCAB, name) for name in os.listdir(self.vocab_dir) if not name.startswith('.')}
+      for name in own | set(fingerprints):
         files.makedirs(os.path.dirname(self.file(name)))
         files.write(self.file(name), files.read(os.path.join(self.local, name)))
 
@@ -256,11 +246,6 @@ class RunDir:
         'choose another, or change its owner or mode'
       ) from None
 
-  def _check_same_model(self, name):
-    old_name, _ = configuration.load(self.config_file)
-    if old_name != name:
-      raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
-
   def _check_same_values(self, config):
     _, old = configuration.load(self.config_file)
     changed = configuration.differences(old, config, fields.may_change(type(config)))
@@ -273,9 +258,9 @@ class RunDir:
 
   def _remove_if_empty(self):
     """Removes the directory if no file but locks is in it or below it."""
-    found = list(os.walk(self.path, topdown=False))
-    if all(name == '.lock' for _, _, names in found for name in names):
-      for folder, _, names in found:
+    folders = list(os.walk(self.path, topdown=False))
+    if all(name == '.lock' for _, _, names in folders for name in names):
+      for folder, _, names in folders:
         for name in names:
           os.remove(os.path.join(folder, name))
         os.rmdir(folder)

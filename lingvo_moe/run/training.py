@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import counted
-from lingvo_moe.run.checkpoint import Checkpoints
-from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.run.checkpoints import Saver
+from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.reporting import NoLog
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.rundir import RunDir
@@ -19,35 +21,45 @@ from lingvo_moe.tasks.task import TaskConfig
 from lingvo_moe.tasks.task import TrainInput
 
 
+class Diverged(Exception):
+  """A loss, a gradient or a weight that is not finite, after a step."""
+
+  def __init__(self, step: int, what: str):
+    super().__init__(f'at step {step} {what}')
+    self.step = step
+
+
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """What the loop and its hooks work with.
+  """A run that is set up: what the loop and its hooks work with.
 
   Attributes:
     task: of the run, prepared.
     run: its log directory.
     lock: keeps other trainers out of it; None in processes that do not lead.
-    checkpoints: in it.
-    runtime: holds the state, once that is restored.
+    runtime: holds the state, which is restored or initialised.
     train_input: batches.
     dev_input: batches of the dev loss.
     saver: writes checkpoints.
     log: of the leader process, from the restored step on.
-    leads: whether this is the leader process.
-    say: prints a line, in the leader process alone.
+    group: the processes.
+    is_resumed: whether the state is of a checkpoint of the run.
   """
 
   task: Task
   run: RunDir
   lock: IO | None
-  checkpoints: Checkpoints
   runtime: Runtime
   train_input: TrainInput
   dev_input: DevInput
   saver: Saver
   log: TrainLog | NoLog
-  leads: bool
-  say: Callable[[str], None]
+  group: ProcessGroup
+  is_resumed: bool
+
+  @property
+  def checkpoints(self) -> Checkpoints:
+    return self.saver.checkpoints
 
   @property
   def config(self) -> TaskConfig:
@@ -68,6 +80,30 @@ class Training:
       return sum(step <= self.runtime.step for step in later)
     best, _ = self.checkpoints.best()
     return (self.runtime.step - best) // self.config.eval_every
+
+  def save(self, wait: bool = False) -> None:
+    """Saves the runtime's state, in the background unless `wait`.
+
+    Raises:
+      Diverged: a weight is not finite, as a step with a finite loss can leave it.
+    """
+    if name := self.runtime.not_finite():
+      raise Diverged(self.runtime.step, f'{name} is not finite')
+    self.log.flush(self.runtime.step)
+    self.saver.save()
+    if wait:
+      self.saver.wait()
+
+  def end(self, diverged: Diverged) -> UserError:
+    """Marks the run as finished, as a decoder would wait for more; returns the error to raise."""
+    self.saver.wait()
+    last = self.checkpoints.latest()
+    good = f'the checkpoint of step {last} is kept' if last is not None else 'no checkpoint had been saved yet'
+    self.run.finish(diverged.step, 'the loss was not finite')
+    return UserError(
+      f'the loss must stay finite; {diverged} ({good}): lower learning_rate, lengthen warmup_steps or set clip_norm, '
+      'in a new --logdir with --init_from if you like'
+    )
 
   def is_evaluated(self, step: int) -> bool:
     """Whether the dev loss is computed after a step."""

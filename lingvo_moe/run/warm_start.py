@@ -15,6 +15,8 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.run import checkpoint
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
@@ -39,15 +41,47 @@ def noted(run: RunDir) -> str:
   """What `note` noted; '' if nothing."""
   way_out = 'give --init_from, or another --logdir'
   try:
-    found = json_files.read(
+    return json_files.read(
       run.file(log_directory.INIT_FROM), 'what the trainer wrote', way_out, source=json_files.TEXT
-    )
-    return found['source']
+    )['source']
   except FileNotFoundError:
     return ''
 
 
-def resume(runtime: Runtime, checkpoints: checkpoint.Checkpoints, step: int) -> None:
+def restore_or_init(
+  runtime: Runtime,
+  run: RunDir,
+  checkpoints: Checkpoints,
+  task: Task,
+  init_from: str | None,
+  group: ProcessGroup,
+) -> bool:
+  """Restores the newest checkpoint; without one, initialises. Returns whether it restored.
+
+  A new run begins with the weights of `init_from`, or of the source that it was begun with.
+  """
+  group.on_leader(checkpoints.sweep)
+  latest = checkpoints.latest()
+  if latest is not None:
+    resume(runtime, checkpoints, latest)
+    ignored = f'; --init_from={init_from} is for new runs and is ignored' if init_from else ''
+    group.say(f'going on from step {latest}{ignored}')
+    return True
+  runtime.init()
+  source = init_from or noted(run)
+  if source and not init_from:
+    group.say(f'{run.path} has no checkpoint yet and was begun with --init_from={source}, so its weights are taken')
+  if source:
+    try:
+      group.say(take_weights(runtime, source, task))
+    except UserError:
+      if init_from and group.is_leader:
+        forget(run)
+      raise
+  return False
+
+
+def resume(runtime: Runtime, checkpoints: Checkpoints, step: int) -> None:
   """Loads the whole state of a checkpoint of this run."""
   program = runtime.program
   weights = {name: spec.shape for name, spec in program.weight_specs.items()}
@@ -66,10 +100,11 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   """Loads every weight that `source` has under the same name and shape; returns which were and were not taken, as text.
 
   Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
-  other rows keep their initial values. A MoE layer begins as the dense feed-forward layer that is in its place there, with
-  every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055), where experts are of its kind; shared
-  experts then begin with outputs of 0. Experts have no biases, so those of the dense layer are not taken. With a gate
-  whose weights do not sum to 1 for each token, such as Switch's or expert choice, the layer begins as a scaled one.
+  other rows keep their initial values. A MoE layer begins as the dense feed-forward layer that is in its place there,
+  with every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055), where experts are of its
+  kind; shared experts then begin with outputs of 0. Experts have no biases, so those of the dense layer are not taken.
+  With a gate whose weights do not sum to 1 for each token, such as Switch's or expert choice, the layer begins as a
+  scaled one.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
@@ -79,16 +114,16 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   """
   prefix = find(source)
   specs = runtime.program.weight_specs
-  there = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not slices.is_slot(name)}
+  stored = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not slices.is_slot(name)}
   other = _task_of(prefix)
   foreign = task.foreign_weights(other) if other else set()
-  is_there = lambda name, shape: all(there.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
+  fits = lambda name, shape: all(stored.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
-    name: spec.shape for name, spec in specs.items() if is_there(name, spec.shape) and name.split('/')[0] not in foreign
+    name: spec.shape for name, spec in specs.items() if fits(name, spec.shape) and name.split('/')[0] not in foreign
   }
   rows = task.shared_rows(other) if other else {}
-  tables, counts = _shared_rows(runtime, prefix, there, {part: rows[part] for part in foreign if part in rows})
-  copies = _copies_of_dense(prefix, specs, taken, is_there)
+  tables, counts = _shared_rows(runtime, prefix, stored, {part: rows[part] for part in foreign if part in rows})
+  copies = _copies_of_dense(prefix, specs, taken, fits)
   expert, dense = getattr(task.config, 'expert', 'relu'), getattr((other or task).config, 'activation', 'relu')
   other_kind = bool(copies) and expert != dense
   if other_kind:
@@ -113,8 +148,8 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   missing = {name: spec.shape for name, spec in specs.items() if name not in {*taken, *copies, *silent}}
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
-    if name in there:
-      why = f'has shape {there[name]} there, {shape} here'
+    if name in stored:
+      why = f'has shape {stored[name]} there, {shape} here'
     if name.split('/')[0] in foreign:
       why = 'belongs to another vocabulary'
     if name in counts:
@@ -122,19 +157,19 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
     lines.append(f'  not taken: {name} {why}')
   ours = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
   copied = checkpoint.by_layer({_in_dense(name): _without_experts(specs[name]) for name in copies})
-  unused = sorted(set(there) - set(ours) - set(copied) - {'step'})
+  unused = sorted(set(stored) - set(ours) - set(copied) - {'step'})
   lines += [f'  not used: {name}' for name in unused]
   return '\n'.join(lines)
 
 
 def _copies_of_dense(
-  prefix: str, specs: Mapping[str, WeightSpec], taken: Collection[str], is_there: Callable[[str, tuple], bool]
+  prefix: str, specs: Mapping[str, WeightSpec], taken: Collection[str], fits: Callable[[str, tuple], bool]
 ) -> dict[str, np.ndarray]:
-  """Weights of MoE layers where a checkpoint has a dense layer of the same sizes; a view, so that copies take no memory."""
+  """Weights of MoE layers where a checkpoint has a dense layer of the same sizes, as views, which take no memory."""
   copies = {}
   for name, spec in specs.items():
     dense, shape = _in_dense(name), _without_experts(spec)
-    if name not in taken and dense != name and is_there(dense, shape):
+    if name not in taken and dense != name and fits(dense, shape):
       value = checkpoint.load(prefix, {dense: shape})[dense][...]
       if 'E' in spec.dims:
         value = np.expand_dims(value, spec.dims.index('E'))
@@ -166,7 +201,7 @@ def _task_of(prefix: str) -> Task | None:
 def _shared_rows(
   runtime: Runtime,
   prefix: str,
-  there: Mapping[str, tuple[int, ...]],
+  stored: Mapping[str, tuple[int, ...]],
   rows: Mapping[str, tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
   """Initial values with the rows that a checkpoint shares, by weight; and how many these are."""
@@ -174,10 +209,10 @@ def _shared_rows(
   tables, counts = {}, {}
   for name, spec in program.weight_specs.items():
     ours, theirs = rows.get(name.split('/')[0], ((), ()))
-    fits = name in there and spec.dims.startswith('V') and there[name][1:] == spec.shape[1:]
-    if fits and len(ours):
+    same_width = name in stored and spec.dims.startswith('V') and stored[name][1:] == spec.shape[1:]
+    if same_width and len(ours):
       table = np.array(weights_lib.initialize({name: spec}, program.seed)[name])
-      table[ours] = checkpoint.load(prefix, {name: there[name]})[name][...][theirs]
+      table[ours] = checkpoint.load(prefix, {name: stored[name]})[name][...][theirs]
       tables[name], counts[name] = table, len(ours)
   return tables, counts
 

@@ -17,7 +17,7 @@ Function = Callable[[Batch], Any]  # applies the current weights to a batch; ret
 class Runtime:
   """Runtime, which holds the state of a Program and runs its steps; by default in one process.
 
-  It is a checkpoint.Holder too.
+  It is a checkpoints.Holder too.
   """
 
   program: Program  # that it runs

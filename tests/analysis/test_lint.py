@@ -8,13 +8,14 @@ import dataclasses
 import forks
 import pytest
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis import lint
 from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 
@@ -61,7 +62,10 @@ def program(config, plant='', mesh=MESH):
   """Text of the partitioned train step."""
   with lint.planted(plant):
     return (
-      runtime_flags.Choice('spmd', mesh).make(config.program()).train_program(task_of(config).random_batch()).as_text()
+      machine.connect(RuntimeOptions('spmd', mesh))
+      .make_runtime(config.program())
+      .train_program(task_of(config).random_batch())
+      .as_text()
     )
 
 

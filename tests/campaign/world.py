@@ -130,16 +130,12 @@ def _translate(place: pathlib.Path) -> Any:
 
 def _resume(place: pathlib.Path) -> Any:
   """What a trainer goes on with: its step, weights, log and next batches."""
-  from absl import flags
-  from absl.testing import flagsaver
-
+  from lingvo_moe import machine
   from lingvo_moe import runtime_flags
   from lingvo_moe import trainer as job
 
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS(['trainer', '--logdir=x'])
-  with flagsaver.flagsaver(logdir=str(place / 'log'), model=None, data_dir=str(place / 'corpus'), max_steps=STEPS + 1):
-    training, resumed = job.set_up(runtime_flags.Choice())
+  options = job.Options(logdir=str(place / 'log'), data_dir=str(place / 'corpus'), max_steps=STEPS + 1)
+  training = job.set_up(options, machine.connect(runtime_flags.LOCAL))
   try:
     digest = hashlib.sha256()
     for piece in training.runtime.slices():
@@ -150,7 +146,7 @@ def _resume(place: pathlib.Path) -> Any:
     totals = {name: value for name, value in training.log._totals.items() if name != 'seconds'}
     best = training.checkpoints.best()
     return (
-      resumed,
+      training.is_resumed,
       training.runtime.step,
       best,
       digest.hexdigest(),

@@ -15,7 +15,7 @@ class FakeTraining:
 
   def __init__(self, steps_per_epoch=40.0, ended=''):
     self.config = types.SimpleNamespace(max_steps=100)
-    self.train_input = types.SimpleNamespace(**({'steps_per_epoch': steps_per_epoch} if steps_per_epoch else {}))
+    self.train_input = types.SimpleNamespace(steps_per_epoch=steps_per_epoch)
     self.said = []
     self.log = types.SimpleNamespace(say=self.said.append)
     self.reason_to_end = lambda: ended
@@ -49,7 +49,7 @@ def test_few_slow_steps_are_enough():
 
 
 def test_an_input_without_an_end_has_no_epoch_and_a_run_that_is_done_no_advice():
-  (estimate,) = after(FakeTraining(steps_per_epoch=0), lambda number: 1.0)
+  (estimate,) = after(FakeTraining(steps_per_epoch=None), lambda number: 1.0)
   assert estimate.startswith('1 steps a second here: the 75 steps that are left about')
   training = FakeTraining(ended='max_steps')
   advice.Advice(training).say_epoch()

@@ -41,12 +41,11 @@ def weights_at(step, shapes=None):
   return {name: np.float32(rng.normal(0, 10.0**step, shape)) for name, shape in (shapes or SHAPES).items()}
 
 
-def save(run, step, shapes=None, **options):
+def save(run, step, shapes=None):
   weights = weights_at(step, shapes)
   slots = {f'{name}/moment': np.ones_like(value) for name, value in weights.items()}
-  run.checkpoints(keep=9).save(
-    WholeState({'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': slots}), **options
-  )
+  state = {'step': tf.constant(step, tf.int64), 'weights': weights, 'slots': slots}
+  run.checkpoints(keep=9).save(WholeState(state))
 
 
 @pytest.fixture
@@ -57,7 +56,8 @@ def run(tmp_path):
   pathlib.Path(run.config_file).write_text('{"model": "m"}')
   pathlib.Path(run.vocab_dir, 'source.model').write_text('pieces')
   for step in range(1, 5):
-    save(run, step, dev_loss=1.0 + step)
+    save(run, step)
+    run.checkpoints(keep=9).note_dev_loss(step, 1.0 + step)
   return run
 
 
@@ -84,7 +84,7 @@ def test_blocks_are_small_and_make_up_the_whole():
   for shape in ((3, 4, 5), (7,), (), (6, 2), (1, 1, 9)):
     for most in (1, 4, 5, 11, 20, 59, 60, 100):
       filled = np.zeros(shape, int)
-      for begin, sizes in averaging._blocks(shape, most):
+      for begin, sizes in checkpoint.blocks(shape, most):
         filled[tuple(slice(b, b + s) for b, s in zip(begin, sizes))] += 1
         assert np.prod(sizes) <= max(most, shape[-1] if shape else 1)
         assert all(b + s <= size for b, s, size in zip(begin, sizes, shape, strict=True))

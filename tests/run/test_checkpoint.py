@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
-from lingvo_moe.run.checkpoint import Checkpoints
-from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.run.checkpoints import Evaluation
+from lingvo_moe.run.checkpoints import Saver
 from lingvo_moe.runtime.slices import Slice
 from lingvo_moe.runtime.slices import WholeState
 
@@ -40,6 +41,12 @@ class Half(WholeState):
 
   def slices(self):
     return self.own
+
+
+def save(kept, state, dev_loss):
+  kept.save(state)
+  if dev_loss is not None:
+    kept.note_dev_loss(state.step, dev_loss)
 
 
 def read_all(tensors):
@@ -104,9 +111,9 @@ def test_a_directory_that_is_not_there_holds_no_checkpoint(tmp_path):
 def test_the_newest_are_kept_and_the_best(tmp_path):
   kept = Checkpoints(str(tmp_path), keep=2)
   for step, dev_loss in ((1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, 3.5)):
-    kept.save(state_at(step), dev_loss=dev_loss)
+    save(kept, state_at(step), dev_loss)
   assert kept.steps() == [2, 4, 5] and kept.latest() == 5 and kept.best() == (2, 3.0)
-  kept.save(state_at(6), dev_loss=2.0)
+  save(kept, state_at(6), 2.0)
   assert kept.steps() == [5, 6] and kept.best() == (6, 2.0)
 
 
@@ -114,7 +121,7 @@ def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
   # As a training curve that no longer improves: later checkpoints do not replace the best.
   kept = Checkpoints(str(tmp_path), keep=1)
   for step in range(8, 12):
-    kept.save(state_at(step), dev_loss=3.0 if step > 8 else 4.0)
+    save(kept, state_at(step), 3.0 if step > 8 else 4.0)
   assert kept.best() == (9, 3.0)
   assert kept.steps() == [9, 11]
 
@@ -122,7 +129,7 @@ def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
 def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(3))
-  kept.save(state_at(3, value=50.0), dev_loss=1.0)
+  save(kept, state_at(3, value=50.0), 1.0)
   assert kept.best() == (3, 1.0)
   assert read_all(kept.restore(3, SHAPES))['decoder/layer_01/moe/wi'].max() == 4
 
@@ -130,7 +137,7 @@ def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
 def test_checkpoints_of_round_steps_are_kept_for_good(tmp_path):
   kept = Checkpoints(str(tmp_path), keep=1, keep_every=4)
   for step in range(1, 11):
-    kept.save(state_at(step), dev_loss={3: 1.0}.get(step, 2.0))
+    save(kept, state_at(step), {3: 1.0}.get(step, 2.0))
   assert kept.steps() == [3, 4, 8, 10]  # the best, those kept for good, the newest
 
 
@@ -198,18 +205,18 @@ def test_a_loss_of_an_earlier_version_is_measured_again_and_patience_counts_on(t
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(1))
   (tmp_path / 'step_00000001' / 'dev_loss.json').write_text('{"dev_loss": 2.0, "evaluated_after": [2, 3]}')
-  assert kept.best_evaluation() == (1, checkpoint.Evaluation(2.0, '', 0, [2, 3]))
+  assert kept.best_evaluation() == (1, Evaluation(2.0, '', 0, [2, 3]))
   kept.note_dev_loss(1, 2.0, 'all')
-  assert kept.best_evaluation() == (1, checkpoint.Evaluation(2.0, 'all', 1, [2, 3]))
+  assert kept.best_evaluation() == (1, Evaluation(2.0, 'all', 1, [2, 3]))
 
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
 def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   kept = Checkpoints(str(tmp_path))
-  kept.save(state_at(1), dev_loss=bad)
+  save(kept, state_at(1), bad)
   assert kept.best() is None
-  kept.save(state_at(2), dev_loss=4.0)
-  kept.save(state_at(3), dev_loss=bad)
+  save(kept, state_at(2), 4.0)
+  save(kept, state_at(3), bad)
   assert kept.best() == (2, 4.0)
 
 
@@ -264,8 +271,8 @@ def test_every_file_of_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, 
   monkeypatch.setattr(os, 'rename', renamed)
   kept.begin(parts[0])
   reasons = [kept.write(part) for part in parts]
-  kept.commit(parts[0], reasons[0], dev_loss=1.0)
-  assert kept.best() == (3, 1.0) and os.stat(tmp_path).st_ino in synced
+  kept.commit(parts[0], reasons[0])
+  assert kept.latest() == 3 and os.stat(tmp_path).st_ino in synced
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
@@ -326,8 +333,8 @@ def test_a_checkpoint_copied_elsewhere_is_whole(tmp_path):
 
 
 def test_saving_beside_training_keeps_what_was_then(tmp_path, monkeypatch):
-  trained, write = threading.Event(), checkpoint._write
-  monkeypatch.setattr(checkpoint, '_write', lambda *args: [trained.wait(30), write(*args)][1])
+  trained, write = threading.Event(), checkpoint.write
+  monkeypatch.setattr(checkpoint, 'write', lambda *args: [trained.wait(30), write(*args)][1])
 
   class Trained(WholeState):
     def slices(self):

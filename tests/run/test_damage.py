@@ -30,7 +30,7 @@ from lingvo_moe.run import loaded
 from lingvo_moe.run import reporting
 from lingvo_moe.run import results
 from lingvo_moe.run import warm_start
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
@@ -59,7 +59,8 @@ def begun(corpus, tmp_path_factory):
   runtime = LocalRuntime(config.program())
   runtime.init()
   state = {**runtime.state(), 'step': tf.constant(1, tf.int64)}
-  run.checkpoints().save(WholeState(state), dev_loss=1.0)
+  run.checkpoints().save(WholeState(state))
+  run.checkpoints().note_dev_loss(1, 1.0)
   return run, runtime, state
 
 
@@ -89,7 +90,7 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused_by_all_who_open_it(run, co
     lambda: run.begin(MODEL, config),  # the trainer
     lambda: loaded.load(run.path, set_threads=False),
     lambda: averaging.average(run, [1], str(tmp_path / 'out')),
-    lambda: warm_start._config_of(warm_start.find(run.path)),
+    lambda: warm_start._task_of(warm_start.find(run.path)),
   )
   for opened in openers:
     with pytest.raises(UserError, match=rf'{side}.model is not the file that the run began with .*: restore it from a'):

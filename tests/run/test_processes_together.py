@@ -11,12 +11,13 @@ from concurrent import futures
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
-from lingvo_moe.run import hooks
-from lingvo_moe.run.checkpoint import Checkpoints
-from lingvo_moe.run.checkpoint import Saver
+from lingvo_moe.run import signals as signals_lib
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.run.checkpoints import Saver
 from lingvo_moe.run.training import Step
 from lingvo_moe.runtime.slices import Slice
 
@@ -65,8 +66,8 @@ def in_processes(play):
 
 def test_processes_write_beside_training_and_commit_together(tmp_path, monkeypatch):
   written = threading.Event()
-  write = checkpoint._write
-  monkeypatch.setattr(checkpoint, '_write', lambda prefix, pieces: [written.wait(30), write(prefix, pieces)][1])
+  write = checkpoint.write
+  monkeypatch.setattr(checkpoint, 'write', lambda prefix, pieces: [written.wait(30), write(prefix, pieces)][1])
 
   def play(runtime):
     saver = Saver(Checkpoints(str(tmp_path)), runtime)
@@ -89,9 +90,12 @@ def test_processes_write_beside_training_and_commit_together(tmp_path, monkeypat
 
 
 def test_a_part_that_cannot_be_written_ends_all(tmp_path, monkeypatch):
-  write = checkpoint._write
-  fail = lambda prefix, pieces: 'no space' if prefix.endswith('part_00001') else write(prefix, pieces)
-  monkeypatch.setattr(checkpoint, '_write', fail)
+  def no_space():
+    raise tf.errors.ResourceExhaustedError(None, None, 'no space')
+
+  write = checkpoint.write
+  fail = lambda prefix, pieces: no_space() if prefix.endswith('part_00001') else write(prefix, pieces)
+  monkeypatch.setattr(checkpoint, 'write', fail)
 
   def play(runtime):
     saver = Saver(Checkpoints(str(tmp_path)), runtime)
@@ -104,16 +108,15 @@ def test_a_part_that_cannot_be_written_ends_all(tmp_path, monkeypatch):
   assert '(by another process)' in said[0] and '(no space)' in said[1] and os.listdir(tmp_path) == []
 
 
-def test_processes_tell_each_other_of_a_signal_rarely_and_stop_at_one_step(tmp_path, monkeypatch):
-  monkeypatch.setattr(hooks, '_TELL_SECONDS', 0.1)
+def test_processes_exchange_signals_rarely_and_stop_at_one_step(tmp_path, monkeypatch):
+  monkeypatch.setattr(signals_lib, '_EXCHANGE_SECONDS', 0.1)
 
   def play(runtime):
     saver = Saver(Checkpoints(str(tmp_path)), runtime)
-    training = types.SimpleNamespace(runtime=runtime, saver=saver)
-    signals = types.SimpleNamespace(received=None)
-    saving = types.SimpleNamespace(save=lambda wait: (saver.save(), saver.wait()))
-    stop = hooks.StopOnSignal(training, saving, signals)
-    with pytest.raises(hooks.StoppedBySignal, match='SIGTERM: saved step') as stopped:
+    save = lambda wait: (saver.save(), saver.wait())
+    training, signals = types.SimpleNamespace(runtime=runtime, saver=saver, save=save), signals_lib.Signals()
+    stop = signals_lib.StopOnSignal(training, signals)
+    with pytest.raises(signals_lib.StoppedBySignal, match='SIGTERM: saved step') as stopped:
       while runtime.step < 5000:
         time.sleep(0.001)
         runtime.train()

@@ -20,6 +20,7 @@ from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.reporting import TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.task import Task
 from lingvo_moe.tasks.task import task_of
 
 MODEL = 'mt.cldr.Tiny'
@@ -115,7 +116,7 @@ def test_a_decoder_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_p
 def test_a_run_that_maps_a_split_to_other_files_is_decoded_only_where_their_folder_is_given(run):
   config = configuration.resolve(MODEL)
   mapped = dataclasses.replace(config, split_files=(('test', 'id_rsa'),), data_dir='/home/me/.ssh')
-  check = lambda config, **given: decoder._check_named(run, config, decoder.Options(run.path, **given))
+  check = lambda config, **given: decoder._check_split(run, config, decoder.Options(run.path, **given))
   with pytest.raises(
     UserError, match=r'maps test to the files id_rsa\.\* in /home/me/.ssh, .*: give --data_dir=/home/me'
   ):
@@ -168,27 +169,32 @@ def test_a_log_directory_is_not_named_by_a_scheme(tmp_path, monkeypatch):
 
 @dataclasses.dataclass(frozen=True)
 class Unready:
-  """Configuration whose preparation ends early, having made a folder."""
+  """Configuration whose preparation ends early."""
 
   error: BaseException
+  task_class: str = f'{__name__}.UnreadyTask'
+
+
+class UnreadyTask(Task):
+  """Makes a folder, then ends."""
 
   def prepare(self, folder, begun):
     with lock(folder):
-      raise self.error
+      raise self.config.error
 
 
 @pytest.mark.parametrize(
   'error', [UserError('no'), OSError(28, 'No space left on device'), KeyboardInterrupt(), SystemExit(143)]
 )
 def test_a_first_run_that_cannot_begin_leaves_no_log_directory(tmp_path, error):
-  new, there = RunDir(str(tmp_path / 'new')), RunDir(str(tmp_path / 'there'))
-  os.mkdir(there.path)
+  new, existing = RunDir(str(tmp_path / 'new')), RunDir(str(tmp_path / 'existing'))
+  os.mkdir(existing.path)
 
-  for run in (new, there):
-    with pytest.raises(type(error)):
-      run.lock_and_begin(MODEL, Unready(error))
+  for run in (new, existing):
+    with pytest.raises(type(error)), run.beginning():
+      run.begin(MODEL, Unready(error))
 
-  assert not os.path.exists(new.path) and os.path.exists(there.path)
+  assert not os.path.exists(new.path) and os.path.exists(existing.path)
 
 
 @pytest.mark.parametrize('name', ['lr[1e-3]', 'a\\b', 'x\udcff'])

@@ -1,12 +1,20 @@
-"""State of a training run: when it ends."""
+"""State of a training run: when it ends, and what a run that diverged is told."""
 
 from __future__ import annotations
 
+import math
 import types
 
 import pytest
 
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.core import json_files
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import hooks
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.run.checkpoints import Saver
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.run.training import Diverged
+from lingvo_moe.run.training import Step
 from lingvo_moe.run.training import Training
 from lingvo_moe.tasks.task import Task
 
@@ -22,11 +30,15 @@ def checkpoints(tmp_path):
   return kept
 
 
+def training(checkpoints, **parts):
+  saver = Saver(checkpoints, None)
+  return Training(**{**dict.fromkeys(Training.__dataclass_fields__), 'saver': saver, **parts})
+
+
 def reason(checkpoints, step=2000, **values):
   values = {'max_steps': 9000, 'patience': 0, 'eval_every': 1000, **values}
-  parts = dict.fromkeys(Training.__dataclass_fields__)
-  parts |= {'task': Task(types.SimpleNamespace(**values)), 'runtime': types.SimpleNamespace(step=step)}
-  return Training(**{**parts, 'checkpoints': checkpoints}).reason_to_end()
+  task, runtime = Task(types.SimpleNamespace(**values)), types.SimpleNamespace(step=step)
+  return training(checkpoints, task=task, runtime=runtime).reason_to_end()
 
 
 def test_patience_counts_evaluations_whatever_eval_every_was(checkpoints):
@@ -44,3 +56,17 @@ def test_a_run_of_an_earlier_version_counts_by_steps(checkpoints, tmp_path):
   (tmp_path / 'step_00003000').mkdir()
   checkpoints.note_dev_loss(3000, 2.5)
   assert reason(checkpoints, step=3000, patience=2) and not reason(checkpoints, step=3000, patience=3)
+
+
+def test_a_run_that_diverged_ends_for_decoders_too_and_names_its_last_checkpoint(checkpoints, tmp_path):
+  error = training(checkpoints, run=RunDir(str(tmp_path))).end(Diverged(7, 'loss=nan'))
+  assert isinstance(error, UserError)
+  assert str(error).startswith('the loss must stay finite; at step 7 loss=nan (the checkpoint of step 2000 is kept)')
+  assert json_files.parse((tmp_path / 'finished.json').read_text()) == {'step': 7, 'reason': 'the loss was not finite'}
+
+
+@pytest.mark.parametrize('loss, grad_norm', [(1.0, math.inf), (1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0)])
+def test_a_loss_or_a_gradient_that_is_not_finite_stops_the_run(loss, grad_norm):
+  hooks.check_finite(Step(6, {'loss': 1.0, 'grad_norm': 1e30}, True))
+  with pytest.raises(Diverged, match=f'at step 7 loss={loss}, grad_norm={grad_norm}'):
+    hooks.check_finite(Step(7, {'loss': loss, 'grad_norm': grad_norm}, True))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import cost
 from lingvo_moe.analysis import hlo
@@ -27,7 +27,8 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 from lingvo_moe.ops import xla
 from lingvo_moe.run import warm_start
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
@@ -296,7 +297,7 @@ MODEL = registry.get('mt.cldr.Tiny')(
 
 
 def runtime_on(mesh, split_dense=False):
-  return runtime_flags.Choice('spmd', mesh, split_dense).make(MODEL.program())
+  return machine.connect(RuntimeOptions('spmd', mesh, split_dense)).make_runtime(MODEL.program())
 
 
 def losses_of(runtime, seeds):

@@ -17,7 +17,7 @@ from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.cpu import in_place
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.program import Program
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime import local
 from lingvo_moe.runtime.local import LocalRuntime
 

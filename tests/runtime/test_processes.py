@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip('jax')
 
-from lingvo_moe import runtime_flags
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import spmd
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.xla_sharding import Mesh
 
 SLURM = {
@@ -30,7 +30,7 @@ OPEN_MPI = {
   'OMPI_COMM_WORLD_RANK': '1',
   'OMPI_COMM_WORLD_LOCAL_RANK': '1',
 }
-CHOICE = runtime_flags.Choice('spmd', 'expert:4', distributed='auto')
+OPTIONS = RuntimeOptions('spmd', 'expert:4', distributed='auto')
 
 
 @pytest.fixture
@@ -44,19 +44,19 @@ def environment(monkeypatch):
 
 def test_slurm_and_open_mpi_say_which_process_this_is(environment):
   environment(SLURM)
-  found = CHOICE.detected()
+  found = OPTIONS.detected()
   assert (found.coordinator, found.num_processes, found.process_id) == ('node007:61441', 4, 2)
 
 
 def test_open_mpi_says_which_process_this_is(environment):
   environment(OPEN_MPI)
-  found = CHOICE.detected()
+  found = OPTIONS.detected()
   assert found.coordinator.startswith('10.96.0.1:') and (found.num_processes, found.process_id) == (2, 1)
 
 
 def test_one_process_of_a_scheduler_needs_no_coordinator(environment):
   environment({**SLURM, 'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'})
-  assert CHOICE.detected().num_processes == 1 and CHOICE.detected().coordinator == '' and CHOICE.detected().leads
+  assert OPTIONS.detected().num_processes == 1 and OPTIONS.detected().coordinator == ''
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_one_process_of_a_scheduler_needs_no_coordinator(environment):
 def test_what_is_not_detected_is_told(environment, variables, message):
   environment(variables)
   with pytest.raises(UserError, match=message):
-    CHOICE.detected()
+    OPTIONS.detected()
 
 
 def test_processes_are_given_or_detected():
   with pytest.raises(UserError, match='--distributed=auto finds .* saw .*, 2 and 0: leave them out'):
-    runtime_flags.Choice('spmd', 'expert:2', distributed='auto', num_processes=2).detected()
+    RuntimeOptions('spmd', 'expert:2', distributed='auto', num_processes=2).detected()
   with pytest.raises(UserError, match='--distributed is for a mesh of devices in several processes'):
-    runtime_flags.Choice(distributed='auto')
+    RuntimeOptions(distributed='auto')
 
 
 def torus(side):

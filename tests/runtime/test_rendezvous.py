@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from lingvo_moe import launcher
+from lingvo_moe.commands import launch as launcher
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import rendezvous
 

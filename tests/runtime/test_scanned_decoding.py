@@ -8,8 +8,10 @@ import functools
 import numpy as np
 import pytest
 
+from lingvo_moe import machine
 from lingvo_moe import runtime_flags
 from lingvo_moe.core import registry
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
@@ -30,8 +32,8 @@ CONFIG = registry.get('mt.m4.MoE2048E36LTiny')(
 def hypotheses(mesh, scan, period=2):
   """Two best translations of random sentences, by initial weights."""
   config = dataclasses.replace(CONFIG, scan_layers=scan, moe_every=period)
-  choice = runtime_flags.Choice('spmd', mesh) if mesh else runtime_flags.LOCAL
-  program, runtime = config.program(), choice.make(config.program())
+  options = RuntimeOptions('spmd', mesh) if mesh else runtime_flags.LOCAL
+  program, runtime = config.program(), machine.connect(options).make_runtime(config.program())
   runtime.init()  # to the same values, scanned or not
   batch = random_batch(config, seed=1, full=False)
   batch = {name: batch[name] for name in ('src_ids', 'src_segments', 'src_positions')}

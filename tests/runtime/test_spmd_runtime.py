@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import warm_start
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
@@ -37,7 +38,7 @@ WI = 'encoder/layer_00/moe/wi'  # [8, 32, 64]
 
 
 def runtime_on(mesh, config=CONFIG, split_dense=False):
-  return runtime_flags.Choice('spmd', mesh, split_dense).make(config.program())
+  return machine.connect(RuntimeOptions('spmd', mesh, split_dense)).make_runtime(config.program())
 
 
 def parts_of(runtime, name):
@@ -170,8 +171,8 @@ def test_a_split_and_an_assignment_pad_a_size_that_they_do_not_divide(annotate):
 
 
 def test_a_placement_changes_devices_and_no_number():
-  choice = runtime_flags.Choice('spmd', 'data:2,expert:2', topology='v5e:2x2', placement='expert:2x1')
-  placed, plain = choice.make(CONFIG.program()), runtime_on('data:2,expert:2')
+  options = RuntimeOptions('spmd', 'data:2,expert:2', topology='v5e:2x2', placement='expert:2x1')
+  placed, plain = machine.connect(options).make_runtime(CONFIG.program()), runtime_on('data:2,expert:2')
   batch = random_batch(CONFIG, 0, full=False)
   losses, devices = [], []
   for runtime in placed, plain:
@@ -203,14 +204,14 @@ def test_more_devices_than_there_are_is_told():
 )
 def test_flags_that_do_not_go_together_are_told(fields, message):
   with pytest.raises(UserError, match=message):
-    runtime_flags.Choice(**fields)
+    RuntimeOptions(**fields)
 
 
 def test_processes_need_each_other():
   with pytest.raises(UserError, match='several processes need --coordinator'):
-    runtime_flags.Choice('spmd', 'expert:2', num_processes=2).connect()
+    machine.connect(RuntimeOptions('spmd', 'expert:2', num_processes=2))
   with pytest.raises(UserError, match='every process holds as many devices; saw --mesh=expert:3 of 3 for 2'):
-    runtime_flags.Choice('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2).connect()
+    machine.connect(RuntimeOptions('spmd', 'expert:3', coordinator='127.0.0.1:1', num_processes=2))
 
 
 def test_more_devices_than_a_process_makes_are_refused_at_once():

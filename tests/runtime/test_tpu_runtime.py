@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
@@ -28,9 +28,10 @@ from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program
 from lingvo_moe.run import warm_start
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime import tpu
 from lingvo_moe.runtime.local import LocalRuntime
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.xla_sharding import Mesh
 from lingvo_moe.xla_sharding import OpSharding
 
@@ -404,11 +405,11 @@ def test_a_batch_that_the_mesh_does_not_divide_is_told(on_cpu):
 )
 def test_flags_that_do_not_go_together_are_told(fields, message):
   with pytest.raises(UserError, match=message):
-    runtime_flags.Choice(**fields)
+    RuntimeOptions(**fields)
 
 
 def test_a_tpu_that_is_not_there_is_told():
   if tf.config.list_physical_devices('TPU'):
     pytest.skip('there is one')
   with pytest.raises(UserError, match='needs a TPU that TensorFlow can reach; saw --tpu=local, .* --runtime=spmd'):
-    runtime_flags.Choice('tpu', 'expert:8', tpu='local').connect()
+    machine.connect(RuntimeOptions('tpu', 'expert:8', tpu='local'))

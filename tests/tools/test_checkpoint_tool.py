@@ -1,4 +1,4 @@
-"""lingvo-moe checkpoint, as typed; and checkpoints in pieces, as several processes write them."""
+"""lingvo-moe checkpoint, as typed; and checkpoints in slices, as several processes write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
-from lingvo_moe.run.checkpoint import Checkpoints
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.slices import Slice
 
 COMMAND = ['-m', 'lingvo_moe.commands.checkpoint']
@@ -74,7 +74,7 @@ def tool(*args):
   return forks.run([*COMMAND, *args], timeout=120)
 
 
-def test_pieces_of_two_processes_make_one_checkpoint(tmp_path):
+def test_slices_of_two_processes_make_one_checkpoint(tmp_path):
   assert save_by_two(tmp_path) == [None, None]
   reader = tf.train.load_checkpoint(Checkpoints(str(tmp_path)).path(5))
   np.testing.assert_array_equal(reader.get_tensor('moe/wi'), WI)
@@ -83,7 +83,7 @@ def test_pieces_of_two_processes_make_one_checkpoint(tmp_path):
   assert {n: tuple(s) for n, s in reader.get_variable_to_shape_map().items()} == SHAPES
 
 
-def test_any_slice_is_read_across_the_borders_of_pieces(tmp_path):
+def test_any_slice_is_read_across_the_borders_of_slices(tmp_path):
   save_by_two(tmp_path)
   stored = Checkpoints(str(tmp_path)).restore(5, SHAPES)['moe/wi']
   np.testing.assert_array_equal(stored[...], WI)

@@ -11,9 +11,10 @@ import forks
 import numpy as np
 import pytest
 
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 
@@ -43,7 +44,7 @@ ALONE = (
 
 
 def one_device():
-  runtime = runtime_flags.Choice('spmd', 'data:1').make(CONFIG.program())
+  runtime = machine.connect(RuntimeOptions('spmd', 'data:1')).make_runtime(CONFIG.program())
   runtime.init()
   return runtime
 

@@ -1,0 +1,340 @@
+"""Checkpoints of a run, committed whole or not at all: `<directory>/step_00001000/state.{index,data-*}`, dev_loss.json.
+
+- Each process writes and reads only the slices of tensors that its devices hold, so a checkpoint written by any number
+  of devices can be restored onto any other number (checkpoint.py).
+- A checkpoint is written into a temporary folder that is then renamed, so a crash leaves the one before. On a remote
+  file system (core/files.py), where that is not one operation, it is written in its place, and an empty file
+  `committed`, the last to be written, makes it one.
+- `dev_loss.json` holds the dev loss, where the step was evaluated: a hash of the dev text that it was measured on, how
+  often that text had changed before, and, in the best checkpoint, the steps that were evaluated since. Losses on the
+  latest dev text alone are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import math
+import os
+import re
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core import errors
+from lingvo_moe.core import files
+from lingvo_moe.core import json_files
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.run import checkpoint
+from lingvo_moe.runtime.slices import Slice
+
+_STATE = 'state'  # a checkpoint's prefix in its folder
+_STEP = re.compile(r'step_(\d+)$')
+_DEV_LOSS = 'dev_loss.json'
+_COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
+
+
+class Evaluation(NamedTuple):
+  """Dev loss of a checkpoint.
+
+  Attributes:
+    loss: cross-entropy.
+    text: hash of the dev text; '' where an earlier version did not note it.
+    changes: how often the run's dev text had changed before. Only losses of the latest text are compared.
+    later: steps that were evaluated since on that text, if this is the best; None: an earlier version did not note
+      them.
+  """
+
+  loss: float
+  text: str = ''
+  changes: int = 0
+  later: Sequence[int] | None = ()
+
+
+class Holder(Protocol):
+  """The part of a state that one process holds; the processes of a run save a checkpoint together."""
+
+  process_index: int
+  process_count: int
+  step: int
+
+  def slices(self) -> Iterable[Slice]:
+    """The slices that this process saves; over all processes, every element once."""
+
+  def agree(self, flag: bool) -> bool:
+    """Whether the flag is set in every process; waits for all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """Checkpoints of a run: saves, finds, restores and drops them.
+
+  Attributes:
+    directory: where they are.
+    keep: how many of the newest to keep beside the best.
+    keep_every: checkpoints of steps that are multiples of it are kept as well; 0: none.
+  """
+
+  directory: str
+  keep: int = 3
+  keep_every: int = 0
+
+  def path(self, step: int) -> str:
+    """The prefix that tf.train.load_checkpoint takes."""
+    return os.path.join(self.directory, f'step_{step:08d}', _STATE)
+
+  def steps(self) -> list[int]:
+    """Steps with a committed checkpoint, oldest first; UserError if something else than a folder is in its place."""
+    if not files.isdir(self.directory):
+      if not self._is_remote and os.path.lexists(self.directory):
+        kind = 'a link to what is not there: mount it' if os.path.islink(self.directory) else 'no folder: move it away'
+        raise UserError(f'checkpoints are in {self.directory}, which is {kind}')
+      return []
+    steps = (int(m[1]) for m in map(_STEP.match, files.listdir(self.directory)) if m)
+    return sorted(step for step in steps if not self._is_remote or files.exists(self._marker(step)))
+
+  def latest(self) -> int | None:
+    return max(self.steps(), default=None)
+
+  def best(self) -> tuple[int, float] | None:
+    """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
+    best = self.best_evaluation()
+    return best and (best[0], best[1].loss)
+
+  def best_evaluation(self) -> tuple[int, Evaluation] | None:
+    """As `best`, with what the loss was measured on."""
+    evaluated = [(step, evaluation) for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
+    changes = max((evaluation.changes for _, evaluation in evaluated), default=0)
+    comparable = [item for item in evaluated if item[1].changes == changes]
+    return min(comparable, key=lambda item: (item[1].loss, item[0]), default=None)
+
+  def save(self, holder: Holder) -> str:
+    """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix.
+
+    A thread may do the second of its parts while training goes on; see Saver.
+    """
+    if self.begin(holder):
+      self.commit(holder, self.write(holder))
+    return self.path(holder.step)
+
+  def begin(self, holder: Holder) -> bool:
+    """First part of `save`, by every process: makes a folder. False if the step is saved already."""
+    if holder.agree(holder.step in self.steps()):
+      return False
+    if holder.process_index == 0:
+      self.sweep()
+      files.makedirs(self._partial(holder.step))
+    holder.agree(True)
+    return True
+
+  def write(self, holder: Holder) -> str:
+    """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
+    name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
+    prefix = os.path.join(self._partial(holder.step), name)
+    slices = list(checkpoint.slices_by_layer(holder.slices()))
+    try:
+      if slices:
+        checkpoint.write(prefix, slices)
+    except tf.errors.OpError as e:
+      return errors.reason(e)
+    for path in () if self._is_remote else glob.glob(glob.escape(prefix) + '.*'):
+      _fsync(path)
+    return ''
+
+  def commit(self, holder: Holder, reason: str) -> None:
+    """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
+
+    Args:
+      holder: as before.
+      reason: what `write` returned here.
+
+    Raises:
+      UserError: a process could not write its part.
+    """
+    step, is_leader = holder.step, holder.process_index == 0
+    partial = self._partial(step)
+    if not holder.agree(not reason):
+      if is_leader:
+        self.sweep()
+      raise UserError(
+        f'the checkpoint of step {step} could not be written to {partial} ({reason or "by another process"}): '
+        f'make room there; {self._left()}'
+      )
+    if is_leader:
+      if holder.process_count > 1:
+        parts = sorted(name.removesuffix('.index') for name in files.listdir(partial) if name.endswith('.index'))
+        checkpoint.merge([os.path.join(partial, part) for part in parts], os.path.join(partial, _STATE))
+      if self._is_remote:
+        files.write(self._marker(step), '')
+      else:
+        for name in os.listdir(partial):
+          _fsync(os.path.join(partial, name))
+        os.rename(partial, self._folder(step))
+        _fsync(self.directory)
+      self._drop_old()
+    holder.agree(True)
+
+  def _left(self) -> str:
+    """What is left to go on from, in words."""
+    step = self.latest()
+    if step is None:
+      return 'there is no checkpoint before it, and the same command begins anew'
+    return f'that of step {step} is kept, and the same command goes on from it'
+
+  def fingerprint(self, step: int) -> str:
+    """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
+    try:
+      return files.sha256(self.path(step) + '.index')[:16]
+    except FileNotFoundError:
+      return 'gone'
+
+  def note_dev_loss(self, step: int, dev_loss: float, text: str = '') -> None:
+    """Adds the dev cross-entropy of a step that was saved before it was evaluated, or that of the best on another text.
+
+    Args:
+      step: of the checkpoint.
+      dev_loss: its loss, which does not count where it is not finite.
+      text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
+    """
+    changes, later = 0, ()
+    if not math.isfinite(dev_loss):
+      return
+    if (best_so_far := self.best_evaluation()) is not None:
+      best_step, best = best_so_far
+      changes = best.changes + (text != best.text)
+      if text == best.text and best.later is not None and best_step < step and not dev_loss < best.loss:
+        # Into the best one's folder, since that checkpoint is always kept.
+        self._write_evaluation(best_step, best._replace(later=sorted({*best.later, step})))
+      if best_step == step and not best.text:
+        later = best.later  # of an earlier version: patience counts on
+    self._write_evaluation(step, Evaluation(dev_loss, text, changes, later))
+    self._drop_old()
+
+  def restore(
+    self, step: int, specs: Mapping[str, tuple[int, ...]]
+  ) -> dict[str, checkpoint.Stored | checkpoint.StoredLayers]:
+    """The named tensors of a checkpoint, which must have the given shapes; they are read when they are sliced."""
+    return checkpoint.load(self.existing(step), specs)
+
+  def existing(self, step: int) -> str:
+    """The prefix of a checkpoint; UserError where there is none of that step."""
+    if step not in (steps := self.steps()):
+      listed = ', '.join(map(str, steps)) or 'none'
+      raise UserError(f'{self.directory} has no checkpoint of step {step}; there: {listed}')
+    return self.path(step)
+
+  @property
+  def _is_remote(self) -> bool:
+    return files.is_remote(self.directory)
+
+  def _marker(self, step: int) -> str:
+    return os.path.join(self._folder(step), _COMMITTED)
+
+  def _folder(self, step: int) -> str:
+    return os.path.dirname(self.path(step))
+
+  def _partial(self, step: int) -> str:
+    """Folder of a checkpoint that is being written or removed."""
+    return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
+
+  def _write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+    values = {'dev_loss': evaluation.loss, 'dev_text': evaluation.text, 'text_changes': evaluation.changes}
+    values |= {} if evaluation.later is None else {'evaluated_after': [*evaluation.later]}
+    files.write(os.path.join(self._folder(step), _DEV_LOSS), json_files.dump(values))
+
+  def evaluated_after_best(self) -> Sequence[int] | None:
+    """Steps that were evaluated after the best one, so without gain; None: an earlier version did not note them."""
+    best = self.best_evaluation()
+    return best[1].later if best else []
+
+  def evaluation(self, step: int) -> Evaluation | None:
+    """Dev loss of a checkpoint; None where it was not evaluated."""
+    path = os.path.join(self._folder(step), _DEV_LOSS)
+    way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
+    kinds = {
+      'dev_loss': json_files.NUMBER,
+      'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
+      'dev_text': json_files.optional(json_files.TEXT),
+      'text_changes': json_files.optional(json_files.INTEGER),
+    }
+    try:
+      read = json_files.read(path, 'a dev loss', way_out, **kinds)
+    except FileNotFoundError:
+      return None
+    text, changes = read.get('dev_text') or '', read.get('text_changes') or 0
+    return Evaluation(float(read['dev_loss']), text, changes, read.get('evaluated_after'))
+
+  def sweep(self) -> None:
+    """Removes what a crash left half written or half removed."""
+    partial = set(files.listdir(self.directory)) if files.isdir(self.directory) else set()
+    whole = {os.path.basename(self._folder(step)) for step in self.steps()} if self._is_remote else partial
+    for name in partial:
+      if name.startswith('.partial_') or (_STEP.match(name) and name not in whole):
+        files.rmtree(os.path.join(self.directory, name))
+
+  def _drop_old(self):
+    best = self.best()
+    for step in self.steps()[: -self.keep]:
+      is_kept = (self.keep_every and step % self.keep_every == 0) or (best is not None and step == best[0])
+      if not is_kept:
+        if self._is_remote:  # first out of sight, so that no half of it is ever seen
+          files.remove(self._marker(step))
+        else:
+          os.rename(self._folder(step), self._partial(step))
+        files.rmtree(self._partial(step))
+
+
+def _copy(holder: Holder) -> Holder:
+  """A copy of a state in memory, which training does not change."""
+  # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
+  copied = [p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.slices()]
+  unchanged = {name: getattr(holder, name) for name in ('step', 'process_index', 'process_count', 'agree')}
+  return types.SimpleNamespace(slices=lambda: copied, **unchanged)
+
+
+class Saver:
+  """Saves in the background: copies the state at once and writes it in a thread, while training goes on.
+
+  Of several processes each writes its part so. A thread could not wait for other processes, since that takes the
+  devices with which they compute: they wait for each other where training calls `save`, `wait` or `commit_if_written`,
+  at the same steps.
+  """
+
+  def __init__(self, checkpoints: Checkpoints, holder: Holder):
+    self.checkpoints = checkpoints
+    self._holder = holder
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._writing: tuple[Holder, futures.Future] | None = None
+
+  def save(self) -> None:
+    """Begins to save the current state, once the one before is saved."""
+    self.wait()
+    alone = self._holder.process_count == 1
+    if alone or self.checkpoints.begin(self._holder):
+      copy = _copy(self._holder)
+      self._writing = copy, self._thread.submit(self.checkpoints.save if alone else self.checkpoints.write, copy)
+
+  def commit_if_written(self) -> None:
+    """Ends what `save` began if all processes have written their parts; for one process there is nothing to do."""
+    if self._writing and self._holder.process_count > 1 and self._holder.agree(self._writing[1].done()):
+      self.wait()
+
+  def wait(self) -> None:
+    """Waits until the state that was saved is on disk; raises the error if that failed."""
+    if self._writing:
+      (copy, written), self._writing = self._writing, None
+      result = written.result()
+      if copy.process_count > 1:
+        self.checkpoints.commit(copy, result)
+
+
+def _fsync(path: str) -> None:
+  fd = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)

@@ -1,0 +1,100 @@
+"""Evaluation of a training run: the dev loss at intervals, noted beside the checkpoint of its step."""
+
+from __future__ import annotations
+
+import math
+
+from lingvo_moe.run import reporting
+from lingvo_moe.run import routing_log
+from lingvo_moe.run import warm_start
+from lingvo_moe.run.signals import Signals
+from lingvo_moe.run.signals import StoppedBySignal
+from lingvo_moe.run.training import Step
+from lingvo_moe.run.training import Training
+
+
+class Evaluation:
+  """Hook that computes the dev loss every eval_every steps, after their state is saved, since evaluating takes a while.
+
+  Raises StoppedBySignal where a signal comes meanwhile.
+  """
+
+  def __init__(self, training: Training, signals: Signals):
+    self._training = training
+    self._signals = signals
+
+  def __call__(self, step: Step) -> None:
+    if self._training.is_evaluated(step.number):
+      self._evaluate(step.number)
+
+  def catch_up(self) -> None:
+    """Computes dev losses that are due before the first step of a run that goes on.
+
+    A dev loss is due where it was interrupted; and that of the best checkpoint where the dev text is another than it
+    was measured on, unless nothing is evaluated any more.
+    """
+    training = self._training
+    step = training.runtime.step
+    is_due = training.is_evaluated(step) and training.checkpoints.evaluation(step) is None
+    if training.is_resumed and (is_due or step < training.config.max_steps):
+      self._measure_best_again(step)
+    if training.is_resumed and is_due:
+      self._evaluate(step)
+
+  def _evaluate(self, step: int) -> None:
+    """Computes and notes the dev loss of the runtime's state."""
+    training = self._training
+    text = training.dev_input.content_hash
+    loss = self._logged(step, text)
+    if loss is None:
+      measured = self._measure(step)
+      if training.group.is_leader:
+        routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), measured.choices)
+      loss = training.log.evaluation(step, measured)
+    self._note(step, loss, text)
+
+  def _measure_best_again(self, step: int) -> None:
+    """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
+    training = self._training
+    text = training.dev_input.content_hash
+    best_step, best = training.checkpoints.best_evaluation() or (step, None)
+    if best is None or best.text == text:
+      return
+    loss = self._logged(best_step, text)
+    if loss is None:
+      if best_step != step:
+        warm_start.resume(training.runtime, training.checkpoints, best_step)
+      measured = self._measure(step)
+      if best_step != step:
+        warm_start.resume(training.runtime, training.checkpoints, step)
+      training.log.best_again(step, best_step, measured)
+      loss = measured.mean
+    self._note(best_step, loss, text)
+    why = 'the dev text has changed' if best.text else 'an earlier version did not note the dev text of its losses'
+    training.group.say(
+      f'{why}: the best checkpoint, of step {best_step}, is measured again, so that later ones are compared with it: '
+      f'dev loss {loss:.4f}, was {best.loss:.4f}'
+    )
+
+  def _logged(self, step: int, text: str) -> float | None:
+    """Dev loss that was logged before a crash kept it from being noted beside its checkpoint."""
+    # The leader process alone reads the log; in others the value is not used.
+    is_leader, logged = self._training.group.is_leader, self._training.log.measured(step, text)
+    is_logged = self._training.runtime.agree(not is_leader or logged is not None)
+    return (logged if is_leader else math.nan) if is_logged else None
+
+  def _measure(self, step: int) -> reporting.DevLoss:
+    """Computes the dev loss of the runtime's state; `step` is the one to go on from where a signal comes first."""
+    training, signals = self._training, self._signals
+    # Several processes evaluate to the end together: they could not give up at the same batch.
+    give_up = lambda: training.runtime.process_count == 1 and signals.received
+    measured = reporting.evaluate(training.task, training.runtime, training.dev_input, give_up)
+    training.saver.wait()
+    if measured is None:
+      raise StoppedBySignal(signals.received, step)
+    return measured
+
+  def _note(self, step: int, loss: float, text: str) -> None:
+    if self._training.group.is_leader:
+      self._training.checkpoints.note_dev_loss(step, loss, text)
+    self._training.runtime.agree(True)  # so that every process sees the dev loss that was noted
