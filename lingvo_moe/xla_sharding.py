@@ -421,7 +421,7 @@ def _tiled(tiles: Sequence[int], partial: bool) -> OpSharding:
 
 
 def _as_iota(assignment: np.ndarray) -> tuple[list[int], list[int]] | None:
-  """Iota form of an assignment, (sizes, perm) with iota(sizes).transpose(perm) = assignment; None if there is none.
+  """Iota form of an assignment, (sizes, perm) with iota(sizes).transpose(perm) = assignment; None if it has none.
 
   Along each axis of a transposed iota, device numbers grow by a constant stride: the product of the faster axes' sizes.
   """

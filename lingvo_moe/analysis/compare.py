@@ -40,7 +40,7 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class System:
-  """What is compared: one run, or several that translate different pairs, such as bilingual ones."""
+  """System to compare: one run, or several that translate different pairs, such as bilingual ones."""
 
   runs: tuple[Decoded, ...]
 

@@ -1,23 +1,26 @@
 """lingvo-moe cost --model=mt.m4.MoE2048E36L --topology=v3:32x32 [--program=decode] [--mesh=expert:2048] [--json=FILE]
 
-Estimates the cost of a program of a model on a TPU slice: it compiles the program with libtpu's compiler, which needs
-no TPU, and prints compile time and program size; the memory of a device by kind, and the compiler's limit; FLOPs; every
-collective with the mesh axes that it spans and the layer that it comes from; and the time by part of the model and by
-phase, as a roofline. Nothing is allocated and nothing is run.
+Predicts the cost of a program of a model on a TPU slice. Compiles the program with libtpu's compiler, which needs no
+TPU; nothing is allocated or run. Prints
+  compile time and program size
+  the memory of a device by kind, and the compiler's limit
+  FLOPs, and every collective with its mesh axes and its layer
+  the time by part of the model and by phase, as a roofline
+The exit status is 1 if the program does not fit. The largest values are then listed, and settings that need less.
 
---program is train (a train step), eval (dev loss), score (log-probabilities of given translations), encode (the encoder
-alone, of a model that has one) or decode (flat beam search, counted as max_length steps). Where no token is dropped, as
-in all but train, a MoE layer makes as many rounds over its experts as the longest queue needs; --rounds says how many
-to assume.
+--program is train (a train step), eval (dev loss), score (log-probabilities of given translations), encode (the
+encoder, of a model that has one) or decode (flat beam search, counted as max_length steps). All programs but train drop
+no token. Their MoE layers make as many rounds over the experts as the longest queue needs; --rounds states how many to
+assume.
 
 A topology is the number of chips along each axis of the torus: v2:16x16, v3:32x32, v4:4x4x4, v5e:16x16, v5p:4x4x4,
 v6e:16x16, tpu7x:4x4x4. A chip of v2, v3, v4 and tpu7x is two devices. --platform=cpu compiles for a mesh of virtual CPU
 devices, without times. A batch has --batch_tokens source positions, in rows of the model's max_length, and as many
 target positions. The default mesh is the paper's, expert:<devices>, and data:<devices> for a model without experts.
---placement=expert:8x4 puts each group of devices along the axis expert in a box of 8 x 4 chips of the torus; without
-it devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chips). The report has the time of the
-collectives for the placement with the fastest AllToAll along one axis of the torus, and along two. The exit status is 1
-if the program does not fit; then the largest values and settings that would need less are listed.
+
+--placement=expert:8x4 puts each group of devices along the axis expert in a box of 8 x 4 chips of the torus. Without
+it, devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chips). The report lists the time of the
+collectives for the placement with the fastest AllToAll along one axis of the torus, and along two.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def read(path: str, size: int = -1) -> bytes:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-  """Opens a file, whose parts are read as they are asked for."""
+  """Opens a file for reading in parts."""
   return remote_files.open_to_read(path) if is_remote(path) else open(path, 'rb')
 
 
@@ -260,7 +260,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _claimed(partial: str) -> int:
-  """Descriptor of an empty file under that name, which no other writer has; a symbolic link there is not followed."""
+  """Descriptor of a new empty file of this name; follows no symbolic link."""
   while True:
     try:
       fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, also in place of one that is there, and also where the command is killed.
+"""Atomic creation of a folder, also in place of an existing one, and if the command is killed.
 
 It is written beside its place, as `.partial_<name>`, which the command locks, and renamed at the end. What a killed
 command left under that name is removed by the next command that writes the folder.

@@ -80,7 +80,7 @@ class Progress:
       self._print_line(now)
 
   def show(self, **figures: str) -> None:
-    """Figures that stand beside the progress from now on."""
+    """Sets the figures shown after the progress."""
     self._figures = figures
     if self._bar is not None:
       self._bar.set_postfix(figures, refresh=False)

@@ -1,4 +1,4 @@
-"""Record of the corpus that a run learns from: corpus.json, a hash of each file, checked when the run continues.
+"""Record of a run's corpus: corpus.json, a hash of each file, checked when the run resumes.
 
 {"parts": {"train of de-en": {"de-en/train.de": SHA-256, ...}, "dev of de-en": {...}}}
 
@@ -23,7 +23,7 @@ _MOST_NAMED = 5
 
 
 def check(path: str, config: TaskConfig, cache_dir: str, begun: bool, accept: bool, say: Callable[[str], None]) -> None:
-  """Compares the corpus with the record of a run that continues, then writes the record.
+  """Compares the corpus with the record of a resumed run, then writes the record.
 
   Args:
     path: of the record.
@@ -62,7 +62,7 @@ def _record(parts: Mapping[str, Sequence[str]], data_dir: str, cache_dir: str) -
 
 
 def _changes(before: Record, now: Record) -> list[str]:
-  """What has changed, file by file."""
+  """Changes of the corpus, file by file."""
   old, new = ({(part, path): h for part, by in record.items() for path, h in by.items()} for record in (before, now))
   what = lambda file: 'is new' if file not in old else 'is gone' if file not in new else 'has other text'
   changed = [file for file in sorted(old.keys() | new.keys()) if old.get(file) != new.get(file)]

@@ -1,4 +1,4 @@
-"""Rendezvous of the processes of a run: each waits until all are there, says for whom, and heeds signals meanwhile.
+"""Rendezvous of a run's processes: each waits for all others, names those missing, and obeys signals meanwhile.
 
 JAX waits for them in native code, where Python handles no signal, and ends a process that waited in vain with a stack
 trace. So they meet here first: process 0 listens at the coordinator's address, the others connect and say who they are,
@@ -157,7 +157,7 @@ def _join(wait: _Wait) -> None:
 
 
 def _answer(connection: socket.socket, wait: _Wait) -> bytes:
-  """What process 0 sends; empty when it is gone."""
+  """Word from process 0; empty when it is gone."""
   while True:
     connection.settimeout(wait.left('processes that process 0 names', _PATIENCE_SECONDS))
     with contextlib.suppress(TimeoutError):

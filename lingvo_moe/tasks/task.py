@@ -1,8 +1,8 @@
 """Task of a configuration: what jobs and tools do with a model, above the values that describe it.
 
 A configuration (tasks/transformer_config.py) has values and makes the model. `task_of` gives its task: batches for
-training and for the dev loss, a job for held-out text, translation, export, and batches for tools that measure. Trainer,
-decoder, translate and run/ know no task by name; tasks/lm/task.py is the example to read.
+training and for the dev loss, a job for held-out text, translation, export, and batches for tools that measure.
+Trainer, decoder, translate and run/ know no task by name; tasks/lm/task.py is the example to read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Feed:
 
 
 class Runner(Protocol):
-  """What decoding needs of a runtime; see runtime.Runtime."""
+  """Runtime as decoding needs it; see runtime.Runtime."""
 
   row_multiple: int
 
@@ -139,7 +139,7 @@ class Outcome(NamedTuple):
 
 
 class HeldOutJob:
-  """What the decoder does with each checkpoint: translate and score held-out text, sample, compute perplexity."""
+  """Held-out job of the decoder for each checkpoint: translate and score, sample, or compute perplexity."""
 
   summary_file: str  # name of the JSON file of a step's summary
   suffix: str  # of the files of lines
@@ -153,8 +153,8 @@ class HeldOutJob:
     Args:
       label: heads the progress bar.
       quiet: no progress bar.
-      unfinished: lines of these results by name, which an interrupted run has left; in processes that do not call `finish` the
-        names alone. A job that takes long leaves those out, and adds its own lines as they are done.
+      unfinished: lines of these results by name, which an interrupted run has left; in processes that do not call
+        `finish` the names alone. A job that takes long leaves those out, and adds its own lines as they are done.
 
     Returns:
       What `finish` takes.
@@ -337,13 +337,13 @@ class Task:
     self._refuse('has no dev loss')
 
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What is logged of a training step's metrics, by name; 'loss' among them."""
+    """Logged values of a training step's metrics, by name; 'loss' among them."""
     return metrics_lib.scalars(metrics)
 
   # Decoding
 
   def held_out_job(self, runner: Runner, options: HeldOutOptions) -> HeldOutJob:
-    """What the decoder does with the weights that a runtime holds; reads the held-out text."""
+    """Held-out job on the weights of a runtime; reads the held-out text."""
     self._refuse('has no held-out evaluation')
 
   def translator(self, runner: Runner, n_best: int = 1) -> Translator:

@@ -36,9 +36,11 @@ from lingvo_moe.tasks.losses import TokenModel
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-  """Corpus folder, size of batches, and the seed: what any input needs."""
+  """Any model: corpus folder, batches and seed."""
 
-  data_dir: str = field('', "Folder of the corpus, laid out as the task's corpus.py says.", may_change=True)
+  data_dir: str = field(
+    '', 'Folder of the corpus; docs/own_text.md and docs/language_models.md describe its layout.', may_change=True
+  )
   batch_tokens: int = field(
     4096,
     'Positions of a batch, padding included; with an encoder, on the target and on the source side.',
@@ -81,12 +83,15 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BatchConfig):
-  """Model, training and checkpoints; a subclass has `model()`."""
+  """Any model: layers, training and checkpoints.
+
+  A subclass has `model()`.
+  """
 
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
   ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
-  gate: str = field('top2', 'How tokens get their experts; see docs/gates.md.', choices=by_name.GATES)
+  gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=by_name.GATES)
   choices: int = field(
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
   )
@@ -94,7 +99,7 @@ class ModelConfig(BatchConfig):
   expert: str = field('relu', 'Kind of the experts: feed-forward, gated, or of two layers.', choices=tuple(EXPERTS))
   expert_dim: int = field(0, 'H of an expert; 0: ff_dim.', at_least=0)
   shared_experts: int = field(
-    0, 'Experts that every token visits beside the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
+    0, 'Experts that every token visits in addition to the chosen ones (DeepSeekMoE, arXiv 2401.06066).', at_least=0
   )
   second_choice: str = field(
     'random',
@@ -124,7 +129,7 @@ class ModelConfig(BatchConfig):
   )
   dispatch: str = field(
     'auto',
-    'How tokens get to experts and back, to the same numbers; auto: grouped on CPUs, gather under XLA.',
+    'Way of tokens to experts and back, which changes no result; auto: grouped on CPUs, gather under XLA.',
     choices=('auto', *DISPATCHERS),
     may_change=True,
   )
@@ -192,12 +197,14 @@ class ModelConfig(BatchConfig):
     1000, 'Steps between evaluations of dev cross-entropy, each of which also saves.', at_least=1, may_change=True
   )
   save_every: int = field(0, 'Steps between checkpoints; 0: only when evaluating.', at_least=0, may_change=True)
-  keep_checkpoints: int = field(3, 'Newest checkpoints that are kept, beside the best.', at_least=1, may_change=True)
+  keep_checkpoints: int = field(
+    3, 'Newest checkpoints that are kept, in addition to the best.', at_least=1, may_change=True
+  )
   keep_every: int = field(
-    0, 'Checkpoints of steps that are multiples of it are kept for good; 0: none.', at_least=0, may_change=True
+    0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0, may_change=True
   )
   patience: int = field(
-    0, 'Evaluations without a gain on dev after which training ends; 0: no limit.', at_least=0, may_change=True
+    0, 'Evaluations without a lower dev loss after which training ends; 0: no limit.', at_least=0, may_change=True
   )
   beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
   length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)
@@ -360,7 +367,10 @@ class ModelConfig(BatchConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
-  """Model, training and checkpoints of a Transformer; a subclass has `model()`."""
+  """Transformer: attention and stacks.
+
+  A subclass has `model()`.
+  """
 
   num_heads: int = field(4, 'N, attention heads.', at_least=1)
   head_dim: int = field(32, 'K, the width of an attention head.', at_least=1)

@@ -20,7 +20,7 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class DenoisingConfig(TransformerConfig, PlainTextConfig):
-  """Model, text, training and decoding of an encoder-decoder that learns by span corruption.
+  """Span corruption: noise, stacks and decoding of an encoder-decoder.
 
   The model is T5's (v1.1): RMSNorm before each branch, no biases, relative position biases in self-attention, one
   embedding for inputs, targets and the output softmax. Departures: scores are divided by the root of head_dim, every

@@ -20,11 +20,16 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class LanguageConfig(ModelConfig, PlainTextConfig):
-  """Text, training and sampling of a language model; a subclass has its layers, and `model()`."""
+  """Language models: text and sampling.
+
+  A subclass has the layers and `model()`.
+  """
 
   task_class = 'lingvo_moe.tasks.lm.task.LanguageTask'
 
-  documents: str = field('file', 'What ends in the end symbol: each file, paragraph or line.', choices=DOCUMENTS)
+  documents: str = field(
+    'file', 'Unit of text that gets an end symbol: each file, paragraph or line.', choices=DOCUMENTS
+  )
   window: int = field(64, 'T, tokens of a row, and how far back a token may attend in longer text.', at_least=2)
   packing: bool = field(
     False, 'Documents are shuffled, and attend to themselves alone; otherwise a row is one segment of the running text.'
@@ -34,7 +39,7 @@ class LanguageConfig(ModelConfig, PlainTextConfig):
   )
   search: str = field(
     'sample',
-    'How text goes on: by sampling, greedily, or by beam search.',
+    'Search for continuations: sampling, greedy or beam search.',
     choices=('sample', 'greedy', 'beam'),
     may_change=True,
   )
@@ -45,7 +50,7 @@ class LanguageConfig(ModelConfig, PlainTextConfig):
   )
   sample_seed: int = field(0, 'Seed of samples.', at_least=0, may_change=True)
   num_samples: int = field(3, 'Continuations of the prompt by the decoder.', at_least=0, may_change=True)
-  prompt: str = field('', 'What the samples of the decoder continue.', may_change=True)
+  prompt: str = field('', 'Text that the samples of the decoder continue.', may_change=True)
   max_new_tokens: int = field(256, 'Most symbols of a continuation.', at_least=1, may_change=True)
 
   def _check_combinations(self) -> None:

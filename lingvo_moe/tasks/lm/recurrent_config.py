@@ -15,7 +15,7 @@ from lingvo_moe.tasks.lm.model import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentConfig(LanguageConfig):
-  """Recurrent language model: LSTM, experts or one dense feed-forward, LSTM, and a softmax with weights of its own."""
+  """Recurrent language model: LSTM, experts or a dense feed-forward, LSTM, and an output softmax of its own."""
 
   window: int = field(
     64, 'T, tokens of a row. The state is zero before a row; in text that is generated it has no end.', at_least=2

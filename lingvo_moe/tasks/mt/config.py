@@ -15,7 +15,7 @@ from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class MtConfig(TransformerConfig, DataConfig):
-  """Model, training and decoding of a translation model."""
+  """Translation: stacks, evaluation and decoding."""
 
   task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
 

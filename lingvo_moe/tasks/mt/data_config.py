@@ -16,7 +16,7 @@ from lingvo_moe.tasks.transformer_config import BatchConfig
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(BatchConfig):
-  """Corpus, vocabularies and batches."""
+  """Translation: corpus, vocabularies and batches."""
 
   pairs: str = field('', "Names and globs of language pairs, 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
   split_files: tuple[tuple[str, str], ...] = field(
@@ -66,7 +66,7 @@ class DataConfig(BatchConfig):
   )
   weights: tuple[tuple[str, float], ...] = field(
     (),
-    "Factors of pairs' shares in training, beside the temperature, such as {'de-en': 3}; 1 for the others.",
+    "Factors of pairs' shares in training, after the temperature, such as {'de-en': 3}; 1 for the others.",
     way_out="e.g. {'de-en': 3}",
   )
   max_length: int = field(

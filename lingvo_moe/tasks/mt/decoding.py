@@ -87,9 +87,9 @@ class SentenceTranslator(task.Translator):
       sources: any number of sentences; they are batched by length.
       target: language whose tag is put before each; None: no tag.
       progress: see task.Progress; it does not count sentences that are known.
-      known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is as
-        of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last bit, if
-        batch_tokens is the same; a batch whose sentences are all known is left out.
+      known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is
+        as of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last
+        bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
     batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)

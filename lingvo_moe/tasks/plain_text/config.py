@@ -10,7 +10,7 @@ from lingvo_moe.tasks.transformer_config import BatchConfig
 
 @dataclasses.dataclass(frozen=True)
 class PlainTextConfig(BatchConfig):
-  """Corpus, batches and vocabulary."""
+  """Plain text: vocabulary."""
 
   vocab: str = field(
     'char',
