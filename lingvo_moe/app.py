@@ -191,5 +191,5 @@ def _flush_stdout() -> None:
 
 
 def _drop_stdout() -> None:
-  """Sends what is still to be written nowhere, as nobody reads it."""
+  """Discards pending output, as its reader is gone."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

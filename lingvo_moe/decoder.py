@@ -1,24 +1,23 @@
-"""Evaluates a run's checkpoints on held-out text as they appear, for translation by BLEU and chrF:
+"""Evaluates the checkpoints of a run on held-out text as they appear, a translation model by BLEU and chrF:
 
   lingvo-moe decode RUN --split=test
 
-where RUN is a log directory (or --logdir=RUN).
+RUN is a log directory (or --logdir=RUN).
 
-It waits for the newest checkpoint it has not decoded yet and ends when the trainer has ended and its last checkpoint is
-decoded; --once, --step, --checkpoint and --best decode one and end. Model, vocabularies and settings come from the log
-directory, and what is computed from the model's task. For translation it writes to <logdir>/decode/<split>/step_<N>/,
-or to OUT/step_<N>/ with --out=OUT,
+The decoder waits for the newest checkpoint that it has not decoded, and ends after the last checkpoint of a finished
+run. --once, --step, --checkpoint and --best decode one checkpoint and end. Model, vocabularies and settings come from
+the log directory. For translation it writes to <logdir>/decode/<split>/step_<N>/, or to OUT/step_<N>/ with --out=OUT:
 
-  <pair>.hyp        the translations, a line for each line of the source
-  <pair>.src .ref   that source, and its reference
+  <pair>.hyp        translations, a line for each line of the source
+  <pair>.src .ref   the source and its reference
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
-or, with --score, <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a language
-model it writes perplexity.json, and in samples.jsonl continuations of --prompt, but not with --score; for span
+With --score it writes <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a
+language model it writes perplexity.json and, without --score, samples.jsonl with continuations of --prompt; for span
 corruption the same, with windows of the text filled in.
 
-Results that are there with the same settings are shown and not made again; --overwrite replaces them, whatever their
-settings. A translation that was interrupted goes on where it was, within some seconds, unless --overwrite is given.
+Existing results with the same settings are shown and not made again; --overwrite replaces results of any settings. An
+interrupted translation continues where it was, within some seconds, unless --overwrite is given.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Options(checkpoint_flags.CheckpointOptions):
 
   @property
   def waits(self) -> bool:
-    """Whether to go on with checkpoints yet to come."""
+    """Whether to wait for later checkpoints."""
     return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 

@@ -75,7 +75,7 @@ class RuntimeOptions(options.Options):
     return found if found.distributed == 'manual' else found.detected()
 
   def detected(self) -> RuntimeOptions:
-    """With the processes that a cluster's scheduler has started, in place of --distributed=auto."""
+    """Options with the processes that a cluster's scheduler has started, in place of --distributed=auto."""
     from lingvo_moe.runtime import processes
 
     if self.coordinator or self.num_processes > 1 or self.process_id:

@@ -1,12 +1,12 @@
-"""Serves a run over HTTP: POST /translate as LibreTranslate has it, /languages, /health, /metrics, and a page to try.
+"""Serves a run over HTTP: POST /translate as in LibreTranslate, /languages, /health, /metrics, and a page to try it.
 
   lingvo-moe serve runs/mine --port=5000
   curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
 
-The checkpoint with the lowest dev loss is used, and named; --step=N and --checkpoint=last choose another. Requests that
-arrive together share a batch. SIGTERM ends it: accepted requests are answered, and the exit status is 0. It listens on
-this machine alone; --host=0.0.0.0 lets others in, who need no password. Web pages of other sites are refused, but for
-those that --cors names. docs/serving.md has the details.
+The checkpoint with the lowest dev loss is used, and printed; --step=N and --checkpoint=last select another one.
+Requests that arrive together share a batch. The server listens on this machine alone; --host=0.0.0.0 lets other
+machines in, without a password. Web pages of other sites are rejected unless --cors names them. SIGTERM ends the
+server: accepted requests are answered, and the exit status is 0. docs/serving.md has the details.
 """
 
 from __future__ import annotations

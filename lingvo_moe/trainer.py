@@ -2,10 +2,10 @@
 
   lingvo-moe train --model=mt.cldr.MoE8E --logdir=DIR --data_dir=CORPUS --set batch_tokens=2048
 
-The same command goes on where the run was interrupted, to the same numbers; --logdir=DIR alone does too, with the model
-and the values that the run has, but for those that --set may change. SIGTERM, SIGHUP and Ctrl-C save first. The exit
-status is 0 where training has ended, 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C, when there is more to
-do; 1 after a mistake.
+The same command resumes an interrupted run, to the same numbers. --logdir=DIR alone resumes too, with the run's own
+model and values; --set then changes fields that a run may change. SIGTERM, SIGHUP and Ctrl-C save first. The exit
+status is 0 if training has ended, 143 after SIGTERM, 129 after SIGHUP and 130 after Ctrl-C, when training is not
+finished, and 1 after a mistake.
 """
 
 from __future__ import annotations

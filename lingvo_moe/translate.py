@@ -1,17 +1,17 @@
-"""Translates standard input, a sentence a line, to standard output, a translation a line:
+"""Translates standard input, a sentence per line, to standard output, a translation per line:
 
   echo 'Guten Morgen.' | lingvo-moe translate RUN
 
-RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and named; --step=N and
---checkpoint=last choose another.
+RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and printed; --step=N and
+--checkpoint=last select another one.
 
-Lines that have arrived are translated together, 1000 at most: a line that comes alone is answered at once, and a file
-is fast. --batch_lines=N waits for N lines, or the end. An empty line gives an empty line. With --n_best=N every line
-gives up to N lines: its number, the score, the log-probability and the text, between tabs.
+Lines that have arrived are translated together, at most 1000: a line that comes alone is answered at once, and a file
+is fast. --batch_lines=N waits for N lines, or for the end. An empty line gives an empty line. With --n_best=N, every
+line gives up to N lines: its number, the score, the log-probability and the text, with tabs between.
 
-With a run of a language model each line is a prompt, and the answer its continuation, as --search says. With a run of
-span corruption each line is answered by itself, with <extra_id_0>, <extra_id_1>, ... in it filled in. With both, a line
-break within a line or its answer is written as a backslash and an n, and a backslash as two.
+A language model continues each line, by the search that --search names. A model of span corruption fills in
+<extra_id_0>, <extra_id_1>, ... in each line. With both, a line break within a line or its answer is written as a
+backslash and an n, and a backslash as two.
 """
 
 from __future__ import annotations

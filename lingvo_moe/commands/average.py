@@ -1,16 +1,17 @@
 """lingvo-moe average RUN --last=4 [--out=RUN_average]
 
-Averages the weights of the last checkpoints of a run, or of --steps=1000,2000, and writes them as the one checkpoint of
-a log directory of its own, under the last of those steps. Decoder and translate take it as it stands:
+Averages the weights of the last checkpoints of a run, or of --steps=1000,2000. Writes the average as the only
+checkpoint of a new log directory, under the last of these steps. Decoder and translate use this directory like any
+other:
 
   lingvo-moe decode runs/mine_average --split=test --once
 
-RUN is a log directory (or --logdir=RUN). The run itself is not touched, so its newest and its best checkpoint stay what
-they were. The average has no optimizer slots: training does not go on from it, but may begin with its weights
-(--init_from=runs/mine_average). Sums are in float64, one weight at a time, so a machine with little memory will do.
+RUN is a log directory (or --logdir=RUN) and is not changed. The average has no optimizer slots, so training cannot
+resume from it, but may start with its weights (--init_from=runs/mine_average). Sums are in float64, one weight at a
+time, and need little memory.
 
 A run that was trained with average_decay (--set average_decay=0.999) keeps an exponential moving average of its weights
-in every checkpoint; --exponential takes that of the newest, or of --steps=1000.
+in every checkpoint. --exponential takes the average of the newest checkpoint, or of --steps=1000.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """lingvo-moe checkpoint RUN [--step=N] [--slots] [--json=FILE]
 
 Lists and verifies the tensors of a checkpoint: name, shape, type, root mean square and largest absolute value. Every
-byte is read and checked against its checksum, part by part, so little memory is needed; checkpoints written by any
-number of devices are read alike. RUN (or --path=RUN) is a log directory (its newest checkpoint, or that of --step), a
-checkpoint's folder or its prefix. The exit status is 1 if a tensor is damaged, missing or not finite.
+byte is checked against its checksum, part by part, with little memory. The number of devices that wrote the checkpoint
+does not matter. RUN (or --path=RUN) is a log directory (its newest checkpoint, or that of --step), or the folder or the
+prefix of a checkpoint. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
 from __future__ import annotations

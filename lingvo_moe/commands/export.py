@@ -1,15 +1,15 @@
 """lingvo-moe export RUN OUT [--format=saved_model] [--languages=de,fr --keep_experts=0.5]
 
-Exports a run as a folder OUT that works without this package. RUN is a log directory; the checkpoint with the lowest
-dev loss is used, and named; --step=N and --checkpoint=last choose another.
+Exports a run to a folder OUT that works without this package. RUN is a log directory. The checkpoint with the lowest
+dev loss is used, and printed; --step=N and --checkpoint=last select another one.
 
-  --format=saved_model   strings in, strings out, in TensorFlow: tokenisation and beam search are in the graph. It needs
-                         tensorflow and tensorflow_text
-  --format=ctranslate2   a dense model for CTranslate2: pieces in, pieces out
+  --format=saved_model   from strings to strings, with tokenisation and beam search in the graph; needs tensorflow and
+                         tensorflow_text
+  --format=ctranslate2   a dense model for CTranslate2, from pieces to pieces
 
---keep_experts leaves out the experts that the pairs of --languages use least on dev text, in every MoE layer, and
-prints BLEU before and after. --stablehlo_rows=8 adds encoder and decode step for 8 sentences as StableHLO, for JAX
-alone. docs/export.md says how each is used.
+--keep_experts removes the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
+BLEU before and after. --stablehlo_rows=8 adds encoder and decoding step for 8 sentences as StableHLO, for JAX alone.
+docs/export.md shows how to use each.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _prune(model: Model, options: Options) -> Model:
 
 
 def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarray]:
-  """How often each pair of dev text chooses each expert, by layer."""
+  """Counts of each expert's choices by pair of dev text and layer."""
   from lingvo_moe.run import reporting
   from lingvo_moe.tasks.task import Feed
   from lingvo_moe.tasks.task import task_of

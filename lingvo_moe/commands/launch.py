@@ -1,8 +1,11 @@
-"""lingvo-moe launch 2 -- lingvo-moe train --runtime=spmd --mesh=expert:4 --model=mt.cldr.MoE8E --logdir=DIR ...
+"""lingvo-moe launch N -- COMMAND
 
-Launches a command as several processes of one run on this machine, with the flags --coordinator, --num_processes and
---process_id. If a process is lost, prints which one and why, and ends the others. SIGTERM, SIGINT and SIGHUP are
-forwarded to all.
+Starts a command as N processes of one run on this machine, with the flags --coordinator, --num_processes and
+--process_id:
+
+  lingvo-moe launch 2 -- lingvo-moe train --runtime=spmd --mesh=expert:4 --model=mt.cldr.MoE8E --logdir=RUN
+
+If a process is lost, prints which one and why, and ends the others. SIGTERM, SIGINT and SIGHUP go to all processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """lingvo-moe lint --model=mt.cldr.Tiny --mesh=data:2,expert:2 [--plant=topk]
 
-Checks the sharding of a model's train step: partitions it, and fails (exit status 1) if a device holds or gathers the
-whole of a tensor that the sharding rules split; the layer of the tensor is printed. Nothing is allocated and no step is
-run. Tensors up to --limit_mib are ignored; by default those with less than a number of 4 bytes for each token of a
-micro-batch, as the rules split all that has one. --plant introduces a mistake in the layers with experts, to show that
-it is found: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
+Checks the sharding of a model's train step. Partitions the step, and fails (exit status 1) if a device holds or gathers
+the whole of a tensor that the sharding rules split. Prints the layer of the tensor. Nothing is allocated or run.
+
+Tensors up to --limit_mib are ignored. The default limit is one number of 4 bytes per token of a micro-batch, because
+the rules split every tensor of that size. --plant introduces a mistake into MoE layers, to show that the command finds
+it: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """lingvo-moe parity --model=mt.cldr.Tiny [--meshes='expert:2;expert:4;data:2,expert:2'] [--grid] [--json=FILE]
 
-Compares a model on meshes with the same model on one device. It decodes with the initial weights and trains for a few
-steps, with the same seeds and batches in float32, and prints the differences of the loss, all gradients, the updated
-weights and the optimizer slots (max|a - b| / max(max|a|, 1e-4 of the model's largest gradient), the worst tensor of the
-worst step); the number of tokens that were routed differently; the differences of the decoder's symbols and scores; and
-the collectives in the partitioned train step. The devices are virtual ones of this CPU, or those that JAX finds.
-'expert:4@2' is that mesh in two processes; 'local' is plain TensorFlow. --grid runs every mesh with dispatch by einsum
-and by gather, unscanned and scanned; its meshes are those of every kind in docs/meshes.md unless --meshes names others.
+Compares a model on meshes with the same model on one device. Decodes with the initial weights and trains for a few
+steps, with the same seeds and batches in float32. Prints the differences of
+  the loss, all gradients, the updated weights and the optimizer slots: max|a - b| / max(max|a|, 1e-4 of the model's
+  largest gradient), for the worst tensor of the worst step
+  the routing: the number of tokens that were routed differently
+  the decoder's symbols and scores
+and the collectives of the partitioned train step. Devices are virtual ones of this CPU, or those that JAX finds.
 
-Adam and Adafactor make updates of about one size from gradients of any size, and where a gradient is rounding noise the
-update is noise too. So an entry's update counts by the gradient's own scale: its difference relative to the updates so
-far is multiplied by the gradient's entry, relative to the scale by which gradients are compared, where that is less
-than its difference relative to the weight.
+'expert:4@2' is this mesh in two processes, 'local' is plain TensorFlow. --grid runs every mesh with dispatch by einsum
+and by gather, unscanned and scanned. Its meshes are those of every kind in docs/meshes.md unless --meshes names others.
 
-The exit status is 1 if a difference is above --tolerance, one of scores is above 3e-5, a symbol differs, or a token was
-routed differently by a decision with a margin above 1e-6.
+Adam and Adafactor make updates of about one size from gradients of any size. If a gradient is rounding noise, so is the
+update. An entry's update therefore counts by the gradient's own scale: its difference relative to the updates so far is
+multiplied by the gradient's entry, relative to the scale by which gradients are compared, if the product is less than
+its difference relative to the weight.
+
+The exit status is 1 if a difference is above --tolerance, a difference of scores is above 3e-5, a symbol differs, or a
+token was routed differently by a decision with a margin above 1e-6.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ _EVERY_KIND += ';node:2,expert:2'
 
 
 def grid(name: str, bindings) -> dict[str, list[str]]:
-  """Bindings by label of every dispatcher for meshes, unscanned and scanned; a dense model has no dispatcher."""
+  """Bindings of every dispatcher for meshes by label, unscanned and scanned; a dense model has no dispatcher."""
   own = name.rpartition('.')[2]
   scans = {'unscanned': [f'{own}.scan_layers = False']}
   scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]

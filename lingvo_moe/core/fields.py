@@ -101,7 +101,7 @@ def types(cls: type) -> dict[str, Any]:
 
 
 def may_change(cls: type) -> list[str]:
-  """Names of the fields that may change when a run goes on."""
+  """Names of the fields that a resumed run may change."""
   return [name for name, spec in specs(cls).items() if spec.may_change]
 
 

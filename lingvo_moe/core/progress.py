@@ -134,7 +134,7 @@ def over(items: Sequence[Any], unit: str) -> Iterable[Any]:
 
 @contextlib.contextmanager
 def working(what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None) -> Iterator[None]:
-  """Says what goes on while a block runs that does not count its work: at once, and again every `every` seconds.
+  """Prints what runs while a block does not count its work: at once, and again every `every` seconds.
 
   Args:
     what: in a few words, such as 'compiling'.

@@ -110,5 +110,5 @@ def absent(why: str) -> Markup:
 
 
 def absences(why: str, records: Iterable[RunRecord]) -> list[Markup]:
-  """That sentence for each run; its {} is the run's name."""
+  """Sentences on what each run lacks; {} in the sentence is the run's name."""
   return [absent(why.replace('{}', record.name)) for record in records]

@@ -13,7 +13,7 @@ _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_
 
 
 class Advice:
-  """Says what an epoch is, then a hook that says once how long it takes.
+  """Advice on time: prints the steps of an epoch, then, as a hook, once how long an epoch takes.
 
   Args:
     training: see Training; its input may say how long an epoch is.
@@ -30,7 +30,7 @@ class Advice:
     self._said = False
 
   def say_epoch(self) -> None:
-    """Says how many steps an epoch has, and how many epochs the run."""
+    """Prints how many steps an epoch has, and how many epochs the run."""
     if self._epoch:
       total = self._training.config.max_steps
       self._training.log.say(

@@ -32,7 +32,7 @@ _PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is
 
 
 def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()) -> list[int]:
-  """The steps that are meant, oldest first: the last so many checkpoints, or those given, which must be there."""
+  """Selected steps, oldest first: the last so many checkpoints, or those given, which must exist."""
   if not run.exists:
     run.load()  # says what is missing
   existing = run.checkpoints().steps()

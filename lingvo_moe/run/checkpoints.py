@@ -106,7 +106,7 @@ class Checkpoints:
     return best and (best[0], best[1].loss)
 
   def best_evaluation(self) -> tuple[int, Evaluation] | None:
-    """As `best`, with what the loss was measured on."""
+    """Best checkpoint as `best`, with the text that the loss was measured on."""
     evaluated = [(step, evaluation) for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
     changes = max((evaluation.changes for _, evaluation in evaluated), default=0)
     comparable = [item for item in evaluated if item[1].changes == changes]
@@ -179,7 +179,7 @@ class Checkpoints:
     holder.agree(True)
 
   def _left(self) -> str:
-    """What is left to go on from, in words."""
+    """Remaining checkpoints to resume from, in words."""
     step = self.latest()
     if step is None:
       return 'there is no checkpoint before it, and the same command begins anew'

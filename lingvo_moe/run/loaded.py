@@ -222,7 +222,7 @@ class LoadedRun:
     return n_best or 1
 
   def _once(self, key: tuple, make: Callable[[], T]) -> T:
-    """What was made for a key before, or is made now, once for all threads."""
+    """Object for a key, made at the first call, once for all threads."""
     with self._making:
       if key not in self._made:
         self._made[key] = make()

@@ -144,7 +144,7 @@ class Results:
     )
 
   def _other_text(self, old: dict) -> str:
-    """How the text of older results differs from the job's, by the names of its parts."""
+    """Differences between the texts of older results and the job's, by the names of their parts."""
     names = dict.fromkeys(old.get('pairs') or old.get('files') or {})  # an earlier version had no more
     before, now = old.get('texts') or names, self.job.texts
     if before.keys() != now.keys():

@@ -196,7 +196,7 @@ class RunDir:
 
   @staticmethod
   def may_change(config: TaskConfig) -> str:
-    """Names of the fields that may change when a run goes on, with commas between."""
+    """Names of the fields that a resumed run may change, with commas between."""
     return ', '.join(fields.may_change(type(config)))
 
   def finish(self, step: int, reason: str) -> None:

@@ -38,7 +38,7 @@ def forget(run: RunDir) -> None:
 
 
 def noted(run: RunDir) -> str:
-  """What `note` noted; '' if nothing."""
+  """Text that `note` wrote; '' if none."""
   way_out = 'give --init_from, or another --logdir'
   try:
     return json_files.read(

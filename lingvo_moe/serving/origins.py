@@ -13,7 +13,7 @@ _ORIGIN = re.compile(r'[a-z][a-z0-9+.-]*://[^/?#\s]+')
 
 
 class Origins:
-  """Says which requests are refused, by their headers alone.
+  """Check of requests by their headers: origins and host names that the server accepts.
 
   The origin of a page is the server's own if its host and port are the `Host` of the request, or its host is one of
   `hosts`. Anyone can point a name at a machine (DNS rebinding), so that a page of that name has the server's own

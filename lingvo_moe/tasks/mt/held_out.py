@@ -60,7 +60,7 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
 
 
 def other_targets(sets: Iterable[HeldOut], pairs: Sequence[tuple[str, str]]) -> str:
-  """Says which languages a model is to be scored against that it was not trained to write; '' where there are none.
+  """Sentence on the languages to be scored that a model was not trained to write; '' where there are none.
 
   Args:
     sets: to be translated.
@@ -78,7 +78,7 @@ def other_targets(sets: Iterable[HeldOut], pairs: Sequence[tuple[str, str]]) -> 
 
 
 class Computed(NamedTuple):
-  """What a job has computed of every pair, by its name."""
+  """Results of a job for every pair, by name."""
 
   results: dict[str, list[Any]]  # sequences with a value for each line
   truncated: dict[str, int]  # lines of which a part was used
