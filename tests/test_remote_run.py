@@ -248,8 +248,8 @@ def test_results_of_a_remote_run_are_read(remote):
 
   run = LogDirectory.read(f'{logdir}/')
   assert run.name == 'log' and run.decoded_steps('test') == [2] and [line['step'] for line in run.train_log()] == [2]
-  (part,) = compare.read_system(f'{logdir}@2', 'test').parts
-  translated = part.translations['de-en']
+  (decoded_run,) = compare.read_system(f'{logdir}@2', 'test').runs
+  translated = decoded_run.translations['de-en']
   assert (translated.references, translated.lines) == (['a dog', 'a child'], ['a dog', 'a cat'])
   assert 'a cat' in page.page(reading.read_all([logdir], 'test'))
   with pytest.raises(UserError, match='there is no run in ram://.*/none '):
@@ -278,7 +278,7 @@ def test_a_run_is_trained_resumed_decoded_and_translates(tmp_path, logdir):
 
   decoder.decode(decoder.Options(logdir, once=True))
   assert files.read(run.file('decode', 'test', 'step_4', 'xx-en.hyp')).count(b'\n') == 3
-  assert compare.read_system(logdir, 'test').parts[0].translations['xx-en'].references[:2] == ['en one', 'en two']
+  assert compare.read_system(logdir, 'test').runs[0].translations['xx-en'].references[:2] == ['en one', 'en two']
   assert 'en two' in page.page(reading.read_all([logdir], 'test'))
   output = io.StringIO()
   translate.translate(translate.Options(logdir), io.BytesIO(b'xx one\nxx two\n'), output)
