@@ -1,4 +1,4 @@
-"""Import of TensorFlow without the packages that it would import if they are installed, and that no test needs of it."""
+"""Import of TensorFlow without the installed packages that it would import and that no test needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars for the log of a training step, from the metrics that tasks with a token loss share; perplexities and tables."""
+"""Scalars for the log of a training step from the metrics of tasks with a token loss; perplexities and tables."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class Task:
     """Raises UserError unless the text of training and of the dev loss is there; quick, before anything is made."""
 
   def corpus_files(self) -> Mapping[str, Sequence[str]]:
-    """Paths of the files of training and of the dev loss, by part, such as 'train of de-en'; a run keeps their hashes."""
+    """Paths of the files of training and dev loss, by part, such as 'train of de-en'; a run keeps their hashes."""
     return {}
 
   def prepare(self, folder: str, begun: bool) -> TaskConfig:
@@ -324,7 +324,7 @@ class Task:
     return set()
 
   def shared_rows(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
-    """Rows, axis V, of foreign weights that mean the same in a run of `other`: (rows here, rows there) by first part."""
+    """Rows (axis V) of foreign weights with one meaning in a run of `other`: (rows here, rows there) by first part."""
     del other
     return {}
 

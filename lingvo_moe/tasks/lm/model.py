@@ -141,7 +141,7 @@ class LanguageModel(losses.TokenModel):
   def decode_step(
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, lengths_B: tf.Tensor, cache: Any
   ) -> tuple[tf.Tensor, Any]:
-    """Decoding step of W hypotheses a row after lengths_B symbols: (float32 logits [B, W, V], cache); see beam_search."""
+    """Decoding step of W hypotheses per row after lengths_B symbols: (logits [B, W, V], cache); see beam_search."""
     # A hypothesis has written its positions in order, so those from the end on are its last ones.
     last_BWU = tf.cumsum(now.mask_BWU, axis=2, reverse=True) <= self.window
     positions_BW = tf.broadcast_to(lengths_B[:, tf.newaxis] + now.time, sizes(ids_BW))

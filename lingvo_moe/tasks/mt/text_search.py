@@ -17,7 +17,8 @@ from lingvo_moe.tasks.vocab import EOS
 from lingvo_moe.tasks.vocab import PAD
 from lingvo_moe.tasks.vocab import Vocab
 
-_UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'  # what input.TextInput leaves out, in the syntax of RE2
+# Text that input.TextInput leaves out, in the syntax of RE2.
+_UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'
 
 
 class TextSearch:

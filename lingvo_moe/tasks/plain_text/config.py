@@ -14,8 +14,8 @@ class PlainTextConfig(BatchConfig):
 
   vocab: str = field(
     'char',
-    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or the "
-    'path of a SentencePiece .model.',
+    "Symbols: 'char', the characters of the training text; 'byte'; 'pieces', SentencePiece pieces trained on it; or "
+    'the path of a SentencePiece .model.',
     may_change=True,
   )
   vocab_size: int = field(
