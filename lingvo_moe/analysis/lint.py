@@ -93,13 +93,7 @@ def default_limit(batch: Batch, micro_batches: int = 1) -> int:
 
 
 def read(program: str, annotated: Iterable[Annotated], limit: int) -> list[Finding]:
-  """Findings in a partitioned program, one for each layer, kind and shape.
-
-  Args:
-    program: text of the program.
-    annotated: result of `annotations`.
-    limit: size in bytes up to which tensors are ignored.
-  """
+  """Findings in the text of a partitioned program, one a layer, kind and shape, of tensors above `limit` bytes."""
   wholes, parts, parts_by_role = (collections.defaultdict(set) for _ in range(3))
   for a in annotated:
     wholes[a.layer].add(a.whole)

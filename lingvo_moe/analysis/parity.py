@@ -75,10 +75,7 @@ class Row(NamedTuple):
 def observe(config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps: int = 3) -> Observation:
   """Observes a runtime: decodes, then trains for some steps on random batches with padding.
 
-  Args:
-    config: configuration of the model.
-    runtime_of: function that makes a runtime for a program.
-    steps: number of train steps; batches and seeds are the same for every runtime.
+  `runtime_of` makes a runtime for a program; batches and seeds are the same for every one.
   """
   program = Observed.of(config.program())
   runtime = runtime_of(program)

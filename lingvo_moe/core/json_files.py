@@ -69,11 +69,9 @@ def dump(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
-  """The JSON object in a text, without its checksum, which is verified if there is one.
+  """The JSON object in a text, UTF-8 if bytes, without its checksum, which is verified if there is one.
 
-  Args:
-    text: if bytes, UTF-8.
-    **kinds: what the values of these keys must be.
+  `kinds` are what the values of these keys must be.
 
   Raises:
     ValueError: says what is wrong.
@@ -107,11 +105,7 @@ def check(value: Mapping[str, Any], **kinds: Kind) -> None:
 def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
   """The JSON object in a file; see `parse`.
 
-  Args:
-    path: of the file.
-    what: it should be, for the message: 'a configuration written by the trainer'.
-    way_out: ends the message.
-    **kinds: what the values of these keys must be.
+  `what` is what it should be, for the message: 'a configuration written by the trainer'; `way_out` ends the message.
 
   Raises:
     FileNotFoundError: there is none.

@@ -30,11 +30,9 @@ def check(path: str, what: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: str, replace: bool = False) -> Iterator[str]:
-  """The path at which to write the folder; after an error nothing is left of it.
+  """The path at which to write the folder that appears at `path`; after an error nothing is left of it.
 
-  Args:
-    path: where it appears at the end; folders above it are made.
-    replace: whether it takes the place of one that is there.
+  Folders above it are made; with `replace` it takes the place of one that is there.
 
   Raises:
     UserError: it cannot be written, or another command is writing it.

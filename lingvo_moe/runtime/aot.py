@@ -62,10 +62,7 @@ class Compiled:
 class AotRuntime:
   """Runtime that compiles a Program's steps for a mesh and does not run them; it has no state.
 
-  Args:
-    program: the program to compile.
-    mesh: a mesh of as many devices as the topology has.
-    topology: the TPU slice; None for virtual devices of this CPU.
+  The mesh has as many devices as the topology, a TPU slice; None stands for virtual devices of this CPU.
   """
 
   def __init__(self, program: Program, mesh: Mesh, topology: Topology | None = None):

@@ -23,13 +23,7 @@ from lingvo_moe.tasks.task import TextFunction
 
 
 def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-  """Writes a SavedModel.
-
-  Args:
-    folder: path, which TensorFlow makes.
-    function: the function of text.
-    weights: arrays by flat name.
-    about: more to note in about.json.
+  """Writes a SavedModel of a function of text, with weights by flat name; `about` is more to note in about.json.
 
   Raises:
     UserError: it could not be written, as on a full disk.

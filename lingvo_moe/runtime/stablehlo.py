@@ -22,13 +22,7 @@ from lingvo_moe.xla_sharding import Mesh
 
 
 def save(folder: str, steps: DecodingSteps, weights: Mapping[str, np.ndarray]) -> None:
-  """Writes the folder, for one device of any kind.
-
-  Args:
-    folder: path; created if missing.
-    steps: the functions, and arrays of the shapes of their arguments.
-    weights: arrays by flat name.
-  """
+  """Writes the folder for one device of any kind: `steps`, with arrays of the shapes of its arguments, and weights."""
   mesh, path = Mesh.parse('data:1'), pathlib.Path(folder)
   encode = lowering.exported(steps.encode, mesh, dict(weights), steps.source)
   cache = _results(encode)
