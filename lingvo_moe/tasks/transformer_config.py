@@ -1,7 +1,7 @@
 """Configuration that models share: sizes, experts, regularisers, optimizer, and when to log, save and stop.
 
-A task's configuration derives from it, or from that of Transformers, adds its stacks, its data and its decoding, and says
-in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
+A task's configuration derives from it, or from that of Transformers, adds its stacks, its data and its decoding, and
+says in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class ModelConfig(BatchConfig):
   )
   capacity_chunks: int = field(
     1,
-    'Parts of the slots of experts that are sent, computed and returned independently in training, to the same numbers: '
-    'on a mesh, the AllToAlls of one can overlap with the computation of another.',
+    'Parts of the slots of experts that are sent, computed and returned independently in training, to the same '
+    'numbers: on a mesh, the AllToAlls of one can overlap with the computation of another.',
     at_least=1,
     may_change=True,
   )
@@ -168,8 +168,8 @@ class ModelConfig(BatchConfig):
   )
   average_decay: float = field(
     0.0,
-    'Decay of an exponential moving average of the weights, such as 0.999, which lingvo-moe average --exponential takes '
-    'out of a checkpoint; 0: none is kept.',
+    'Decay of an exponential moving average of the weights, such as 0.999, which lingvo-moe average --exponential '
+    'takes out of a checkpoint; 0: none is kept.',
     at_least=0,
     below=1,
   )
