@@ -21,6 +21,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.ops.loops import counted
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.optim.optimizer import clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
@@ -160,12 +161,12 @@ class Program:
     def body(i, grads, metrics):
       more_grads, more_metrics = dense_part(i)
       grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
-      return i + 1, grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
+      return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
     results = results_of(lambda: dense_part(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
-    begin = (tf.constant(0), self._stored(zeros[0], self.weight_specs), zeros[1])
-    return tf.while_loop(lambda i, *_: i < self.micro_batches, body, begin, parallel_iterations=1)[1:]
+    begin = self._stored(zeros[0], self.weight_specs), zeros[1]
+    return counted(self.micro_batches, body, *begin, scope='')
 
   def apply(self, state: State, grads: Mapping[str, tf.Tensor]) -> tuple[State, Metrics]:
     """State after an update by the gradients, and {'grad_norm', 'learning_rate'}."""

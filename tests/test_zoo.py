@@ -38,7 +38,7 @@ TABLE_1 = {
 
 
 def used_by_a_token(config, specs):
-  return sizes.short(sizes.count_per_token(specs, config.moe_gate.choices(config.num_experts)))
+  return sizes.short(sizes.count_per_token(specs, config.moe_gate.experts_per_token(config.num_experts)))
 
 
 def specs_of(name):
@@ -139,7 +139,7 @@ def test_recurrent_models_have_the_weights_of_tables_7_and_8(name):
   assert f'{(counted - embeddings) / 1e6:.1f}' == str(millions)
   assert counted / 1e9 == pytest.approx(billions, abs=0.05, rel=0.011)
   assert sizes.count_experts(specs) == config.num_experts
-  assert config.moe_gate.choices(config.num_experts) == 4  # a token visits four experts in every model
+  assert config.moe_gate.experts_per_token(config.num_experts) == 4  # a token visits four experts in every model
 
 
 def test_moe_256_h_counted_by_hand():

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import Specs
-from lingvo_moe.layers.gates.gate import expert_capacity
-from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
@@ -139,8 +137,7 @@ def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dis
   """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
   group_size = tokens // config.num_groups
-  every_expert = isinstance(layer.gate, SoftMixture)
-  capacity = group_size if every_expert else expert_capacity(group_size, config.num_experts, factor)
+  capacity = layer.gate.capacity(group_size, config.num_experts, factor)
   slots = config.num_experts * capacity  # for one group
   masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
   parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)
@@ -155,7 +152,7 @@ def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int)
   if not layer.is_moe:
     parts['feed-forward'] += 2 * 2 * tokens * config.model_dim * config.ff_dim
     return
-  visits = tokens * layer.ffn.gate.choices(config.num_experts)
+  visits = tokens * layer.ffn.gate.experts_per_token(config.num_experts)
   parts['experts'] += round(2 * visits * _expert_size(layer.ffn))
   parts['gating'] += 2 * tokens * _gate_size(layer.ffn)
   parts['feed-forward'] += 2 * tokens * _shared_size(layer.ffn)
@@ -168,10 +165,7 @@ def _expert_size(layer: MoE) -> int:
 
 def _gate_size(layer: MoE) -> int:
   """Weights of a gate that a token is multiplied with."""
-  specs = layer.gate.weights(layer.model_dim, layer.num_experts)
-  # Of second gates, one for each group of experts, a token meets those of the k groups that it chose.
-  met = lambda spec: spec.size if spec.dims[0] != 'E' else spec.size * layer.gate.k // spec.shape[0]
-  return sum(met(spec) for spec in specs.values())
+  return layer.gate.products_per_token(layer.model_dim, layer.num_experts)
 
 
 def _shared_size(layer: MoE) -> int:

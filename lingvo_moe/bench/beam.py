@@ -47,18 +47,18 @@ def measure(config: MtConfig, clock: Clock, lengths: Sequence[int] = LENGTHS) ->
   for length in lengths:
     rows = max(1, config.batch_tokens // length)
     beams = random_beams(length, rows, config.beam_size, config.model_dim)
-    found = clock.time_in_turn({name: functools.partial(run, form, beams) for name, form in forms.items()})
-    ratio = found['flat']['median_s'] / found['reordering']['median_s']
+    timings = clock.time_in_turn({name: functools.partial(run, form, beams) for name, form in forms.items()})
+    ratio = timings['flat']['median_s'] / timings['reordering']['median_s']
     results.append(
       {
-        **found['flat'],
-        'reordering_s': found['reordering']['median_s'],
+        **timings['flat'],
+        'reordering_s': timings['reordering']['median_s'],
         'flat_over_reordering': round(ratio, 3),
         'length': length,
         'sentences': rows,
         'beam_size': config.beam_size,
         'layers': len(thetas),
-        'tokens_per_s': round(rows * length / found['flat']['median_s'], 1),
+        'tokens_per_s': round(rows * length / timings['flat']['median_s'], 1),
       }
     )
   return results

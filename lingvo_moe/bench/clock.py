@@ -53,22 +53,22 @@ class Clock:
       'other_cores': round(max(0.0, busy - own) / (now - start), 2),
       'peak_rss_mib': peak_rss_mib(),
     }
-    return {name: {**_summary(of_one, self.warmup), **load} for name, of_one in seconds.items()}
+    timings = {}
+    for name, (first, *others) in seconds.items():
+      timed = others[self.warmup - 1 :]
+      timings[name] = {
+        'median_s': round(statistics.median(timed), 6),
+        'min_s': round(min(timed), 6),
+        'max_s': round(max(timed), 6),
+        'first_call_s': round(first, 2),
+        **load,
+      }
+    return timings
 
 
 def peak_rss_mib() -> int:
   """Peak memory of this process so far, in MiB."""
   return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-
-
-def _summary(seconds: list[float], warmup: int) -> Timing:
-  timed = seconds[warmup:]
-  return {
-    'median_s': round(statistics.median(timed), 6),
-    'min_s': round(min(timed), 6),
-    'max_s': round(max(timed), 6),
-    'first_call_s': round(seconds[0], 2),
-  }
 
 
 def _cpu() -> tuple[float, float, float]:

@@ -43,12 +43,12 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
     with one_core():
       train_input = TrainInput(config, (source, target), os.path.join(folder, 'cache'), Feed(quiet=True))
       stream = _Stream(train_input, config.window_size)
-      found = clock.time(stream.read_window)
+      timing = clock.time(stream.read_window)
   return [
     {
-      **found,
-      'tokens_per_s': round(stream.tokens / stream.windows / found['median_s'], 1),
-      'batches_per_s': round(stream.batches / found['median_s'], 1),
+      **timing,
+      'tokens_per_s': round(stream.tokens / stream.windows / timing['median_s'], 1),
+      'batches_per_s': round(stream.batches / timing['median_s'], 1),
       'padding': round(1 - stream.tokens / stream.positions, 4),
       'temperature': config.temperature,
       'pairs': len(train_input.shares),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lingvo_moe.analysis import flops
+from lingvo_moe.bench import moe_layer
 from lingvo_moe.bench import profile as profile_lib
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.bench.clock import Timing
@@ -30,26 +31,26 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
     profile: True to trace a few more steps, of TensorFlow's own kernels, for the seconds of each part.
 
   Returns:
-    The Timing, with tokens_per_s, flops, loss_went_down, and for a model with experts dispatch, num_groups and the
-    shares of tokens whose first choice was dropped, whose second choice was dropped, and whose second choice was
-    skipped at random, in the last step, over all layers. With a profile parts_s: see profile.by_part.
+    The Timing, with tokens_per_s, flops, loss_went_down, and for a model with experts dispatch, num_groups and
+    moe_layer.dropped of the last step. With a profile parts_s: see profile.by_part.
   """
-  batch = task_of(config).random_batch()
+  task = task_of(config)
+  batch = task.random_batch()
   runtime = _ready(make, config.program())
   metrics = []
-  found = clock.time(lambda: metrics.append(runtime.train_step(batch)))
-  found |= {
-    'tokens_per_s': round(
-      sum(float(metrics[-1][name]) for name in task_of(config).token_counts) / found['median_s'], 1
-    ),
+  timing = clock.time(lambda: metrics.append(runtime.train_step(batch)))
+  tokens = sum(float(metrics[-1][name]) for name in task.token_counts)
+  timing |= {
+    'tokens_per_s': round(tokens / timing['median_s'], 1),
     'flops': sum(flops.train_step(config).values()),
     'loss_went_down': bool(metrics[-1]['loss'] < metrics[0]['loss']),
-    **_choices(config, metrics[-1].get('routing', {})),
   }
+  if routing := metrics[-1].get('routing'):
+    timing |= {'dispatch': config.dispatch, 'num_groups': config.num_groups, **moe_layer.dropped(routing.values())}
   if profile:
     seconds = profile_lib.by_part(lambda: runtime.train_step(batch))
-    found['parts_s'] = {part: round(s, 6) for part, s in seconds.items()}
-  return found
+    timing['parts_s'] = {part: round(s, 6) for part, s in seconds.items()}
+  return timing
 
 
 def decode(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
@@ -78,14 +79,14 @@ def _search(config, clock, make, batch) -> Timing:
   )
   sources = {name: value for name, value in batch.items() if name in SOURCE_KEYS}
   steps = []
-  found = clock.time(lambda: steps.append(search(sources).steps))
+  timing = clock.time(lambda: steps.append(search(sources).steps))
   if steps[-1] != config.max_length:
     raise UserError(
       f'decoding must make {config.max_length} steps to be timed; it made {steps[-1]}: bind decode_ratio = 1.0'
     )
   return {
-    **found,
-    'tokens_per_s': round(rows * config.max_length / found['median_s'], 1),
+    **timing,
+    'tokens_per_s': round(rows * config.max_length / timing['median_s'], 1),
     'flops': sum(flops.decode(config, rows).values()),
     'sentences': rows,
     'beam_size': config.beam_size,
@@ -96,18 +97,3 @@ def _ready(make: MakeRuntime, program: Program) -> Runtime:
   runtime = make(program)
   runtime.init()
   return runtime
-
-
-def _choices(config: ModelConfig, routing) -> Timing:
-  """Dispatch, groups and shares of dropped choices of a model with experts; {} for a dense model."""
-  if not routing:
-    return {}
-  tokens = sum(stats.tokens for stats in routing.values())
-  share = lambda count: round(float(sum(count(stats) for stats in routing.values()) / tokens), 4)
-  return {
-    'dispatch': config.dispatch,
-    'num_groups': config.num_groups,
-    'first_dropped': share(lambda stats: stats.dropped_R[0]),
-    'second_dropped': share(lambda stats: sum(stats.dropped_R[1:])),
-    'second_skipped': share(lambda stats: stats.skipped),
-  }

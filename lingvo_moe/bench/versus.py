@@ -10,28 +10,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from lingvo_moe.bench.against import identity
 from lingvo_moe.core.errors import UserError
 
-# Benchmarks of a commit: the command, or in earlier commits a script.
-_MODULE, _SCRIPT = os.path.join('lingvo_moe', 'commands', 'bench.py'), os.path.join('tools', 'bench.py')
-# Fields that identify a figure among those of one command.
-_KEYS = ('model', 'what', 'dispatch', 'mode', 'serving', 'load', 'length')
-
-
-class Compared(NamedTuple):
-  """Tokens a second of both sides in one measurement: those of each round, and the ratio of medians, this / that."""
-
-  name: dict[str, Any]  # model, what, ...
-  this: list[float]
-  that: list[float]
-  ratio: float
+# The benchmark of a commit: the command, or in earlier commits a script.
+_COMMAND, _SCRIPT = 'lingvo_moe/commands/bench.py', 'tools/bench.py'
 
 
 def compare(
   root: str, commit: str, flags: Sequence[str], rounds: int, progress: Callable[[str], object] = lambda _: None
-) -> list[Compared]:
+) -> list[tuple[dict[str, Any], list[float], list[float], float]]:
   """Runs lingvo-moe bench of both sides with the same flags, in turn: this, that, this, that, ...
 
   Each side runs its own lingvo-moe bench, so the flags must be ones that the other commit has too.
@@ -43,22 +33,25 @@ def compare(
     rounds: number of runs of each side.
     progress: function called with a line of text before each run.
 
+  Returns:
+    For each measurement (model, what, ...; tokens a second of this side in each round; of that side; ratio of medians).
+
   Raises:
     UserError: root is no git checkout; it has no such commit, or one without a benchmark; or one side failed.
   """
-  found = {'this': [], 'that': []}
+  speeds = {'this': [], 'that': []}
   with worktree(root, commit) as other:
     for number in range(rounds):
       for side, path in (('this', root), ('that', other)):
         progress(f'round {number + 1} of {rounds}: {"this checkout" if side == "this" else commit}')
-        found[side].append(_run(path, flags, 'this checkout' if side == 'this' else commit))
-  first = found['this'][0]
-  shared = [key for key in first if all(key in measured for side in found.values() for measured in side)]
+        speeds[side].append(_run(path, flags, 'this checkout' if side == 'this' else commit))
+  first = speeds['this'][0]
+  shared = [key for key in first if all(key in measured for side in speeds.values() for measured in side)]
   compared = []
   for key in shared:
-    this, that = ([measured[key] for measured in found[side]] for side in ('this', 'that'))
+    this, that = ([measured[key] for measured in speeds[side]] for side in ('this', 'that'))
     ratio = statistics.median(this) / statistics.median(that)
-    compared.append(Compared(dict(key), this, that, round(ratio, 4)))
+    compared.append((dict(key), this, that, round(ratio, 4)))
   return compared
 
 
@@ -77,7 +70,7 @@ def worktree(root: str, commit: str) -> Iterator[str]:
     try:
       if added.returncode:
         raise UserError(f'git made no worktree of {commit}: {_last(added.stderr)}')
-      if not any(os.path.exists(os.path.join(path, file)) for file in (_MODULE, _SCRIPT)):
+      if not any(os.path.exists(os.path.join(path, file)) for file in (_COMMAND, _SCRIPT)):
         raise UserError(f'--versus={commit} has no lingvo-moe bench: give a later commit')
       # setup.py installs params/ below the package; the worktree is not installed, so a link stands for it.
       os.symlink(os.path.join(path, 'params'), os.path.join(path, 'lingvo_moe', 'params'))
@@ -90,8 +83,8 @@ def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
   """Tokens a second of each figure, by its identifying fields."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
-    has_module = os.path.exists(os.path.join(root, _MODULE))
-    what = ['-m', 'lingvo_moe.commands.bench'] if has_module else [os.path.join(root, _SCRIPT)]
+    script = [os.path.join(root, _SCRIPT)]
+    what = ['-m', 'lingvo_moe.commands.bench'] if os.path.exists(os.path.join(root, _COMMAND)) else script
     command = [sys.executable, *what, *flags, f'--json={path}']
     search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
     done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': search}, capture_output=True, text=True)
@@ -99,12 +92,7 @@ def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
       raise UserError(f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {_last(done.stderr)}')
     with open(path, encoding='utf-8') as f:
       records = [json.loads(line) for line in f]
-  return {tuple((key, r[key]) for key in _KEYS if _identifies(key, r)): r['tokens_per_s'] for r in records}
-
-
-def _identifies(key: str, record: dict) -> bool:
-  """True if a field identifies a figure; the dispatch of a train step does not, as it may differ between commits."""
-  return key in record and (key != 'dispatch' or record['what'] == 'moe_layer')
+  return {tuple(identity(record).items()): record['tokens_per_s'] for record in records}
 
 
 def _git(root: str, *args: str) -> subprocess.CompletedProcess:

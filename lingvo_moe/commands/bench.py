@@ -17,8 +17,8 @@ JSON: first call (trace or compile), peak memory and that after the imports alon
 other_cores, the number of cores that other processes kept busy: compare only figures for which it is near 0.
 GFLOP/s count all slots of the experts, also empty ones, which training on a CPU does not compute.
 
---runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with those of an earlier run (--json),
-or of other systems at bench-S. --versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
+--runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with that of earlier runs (--json).
+--versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _JIT = flags.DEFINE_bool('jit_compile', False, 'Compile the train step and the M
 _DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
 _PROFILE = flags.DEFINE_bool('profile', False, 'Show the time of the train step by part of the model.')
 _JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appended for each measurement.')
-_AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with: of --json, or of other systems.')
+_AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with, written by --json.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
 RuntimeOptions.define_flags()
@@ -71,6 +71,7 @@ def main(argv):
     return _versus(plan)
   from lingvo_moe.bench import against
   from lingvo_moe.bench import peak
+  from lingvo_moe.bench.clock import peak_rss_mib
 
   others = against.read(_AGAINST.value) if _AGAINST.value else []
   gflop_per_s = _PEAK.value
@@ -79,8 +80,9 @@ def main(argv):
     print(f'matrix products here reach {gflop_per_s:.0f} GFLOP/s', flush=True)
   for name, config, what in plan:
     if _CHILD.value:
-      for found in _measure(config, what):
-        _report({'model': name, 'what': what, **found}, gflop_per_s, others)
+      before = {'peak_rss_before_mib': peak_rss_mib()}
+      for timing in _measure(config, what):
+        _report({'model': name, 'what': what, **timing, **before}, gflop_per_s, others)
     else:
       own = [*_flags_of(name, what), '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
       done = subprocess.run([sys.executable, '-P', '-m', 'lingvo_moe.commands.bench', *own])  # -P: not of this folder
@@ -142,35 +144,27 @@ def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
 
 
 def _measure(config, what: str) -> list[dict]:
-  from lingvo_moe.bench import clock as clock_lib
-
-  before = clock_lib.peak_rss_mib()
-  clock = clock_lib.Clock(_WARMUP.value, _CALLS.value)
-  return [{**found, 'peak_rss_before_mib': before} for found in _measured(config, what, clock)]
-
-
-def _measured(config, what, clock) -> list[dict]:
   from lingvo_moe.bench import beam
   from lingvo_moe.bench import inputs
   from lingvo_moe.bench import moe_layer
-  from lingvo_moe.bench import rounds
   from lingvo_moe.bench import steps
+  from lingvo_moe.bench.clock import Clock
 
-  options = RuntimeOptions.from_flags()
-  if what == 'moe_layer':
-    machine.set_threads(options, decoding=False, jit=_JIT.value)
-    return moe_layer.measure(config, clock, jit=_JIT.value)
-  if what == 'rounds':
-    machine.set_threads(options, decoding=False, jit=True)
-    return rounds.measure(config, clock)
-  if what == 'input':
-    return inputs.measure(config, clock, _DATA_DIR.value)
-  machine.set_threads(options, decoding=what != 'train', jit=_JIT.value and what == 'train')
-  if what == 'train':
-    return [steps.train(config, clock, _runtime, profile=_PROFILE.value)]
-  if what == 'beam':
-    return beam.measure(config, clock)
-  return [{'decode': steps.decode, 'latency': steps.latency}[what](config, clock, _runtime)]
+  clock = Clock(_WARMUP.value, _CALLS.value)
+  measures = {
+    'train': lambda: [steps.train(config, clock, _runtime, profile=_PROFILE.value)],
+    'decode': lambda: [steps.decode(config, clock, _runtime)],
+    'latency': lambda: [steps.latency(config, clock, _runtime)],
+    'moe_layer': lambda: moe_layer.measure(config, clock, jit=_JIT.value),
+    'rounds': lambda: moe_layer.measure_rounds(config, clock),
+    'input': lambda: inputs.measure(config, clock, _DATA_DIR.value),
+    'beam': lambda: beam.measure(config, clock),
+  }
+  if what != 'input':
+    jit = what == 'rounds' or (_JIT.value and what in ('train', 'moe_layer'))
+    decoding = what in ('decode', 'latency', 'beam')
+    machine.set_threads(RuntimeOptions.from_flags(), decoding=decoding, jit=jit)
+  return measures[what]()
 
 
 def _runtime(program):
@@ -183,37 +177,40 @@ def _runtime(program):
   return machine.connect(options).make_runtime(program, jit=_JIT.value)
 
 
-def _report(found: dict, peak: float, others: list[dict]) -> None:
+def _report(record: dict, peak: float, others: list[dict]) -> None:
   """Prints a measurement, as text and as JSON, with the figures of other runs below it."""
   import tensorflow as tf
 
   from lingvo_moe.bench import against
 
-  line = f'{found["model"]:20} {found["what"]:9} {found["tokens_per_s"]:9.1f} tokens/s'
-  if 'flops' in found:
-    found['gflop_per_s'] = round(found['flops'] / found['median_s'] / 1e9, 3)
-    found['peak_gflop_per_s'] = round(peak, 1)
-    found['share_of_peak'] = round(found['gflop_per_s'] / peak, 4)
-    line += f' {found["gflop_per_s"]:7.1f} GFLOP/s, {found["share_of_peak"]:.0%} of peak'
-  if found['what'] == 'moe_layer':
-    line += f' by {found["dispatch"]}'
-  if found['what'] == 'rounds':
-    line += f' {found["mode"]}, {found["load"]}, {found["serving"]}: {1e3 * found["median_s"]:.1f} ms, '
-    line += f'{found["rounds"]:.0f} rounds, {found["bytes"] / 2**20:.1f} MiB, {found["dropped"]:.1%} dropped'
-  if found['what'] == 'latency':
-    line += f', {found["median_s"]:.3f} s a sentence'
-  if found['what'] == 'beam':
-    line += f', {found["flat_over_reordering"]:.2f} times the reordering form at length {found["length"]}'
-  found |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
-  figures = against.comparable(found, others)
-  if figures:
-    found['against'] = {f.label: round(found['tokens_per_s'] / f.tokens_per_s, 4) for f in figures}
-  print(line, json.dumps(found))
-  for part, seconds in sorted(found.get('parts_s', {}).items(), key=lambda item: -item[1]):
-    share = seconds / sum(found['parts_s'].values())
+  line = f'{record["model"]:20} {record["what"]:9} {record["tokens_per_s"]:9.1f} tokens/s'
+  if 'flops' in record:
+    record['gflop_per_s'] = round(record['flops'] / record['median_s'] / 1e9, 3)
+    record['peak_gflop_per_s'] = round(peak, 1)
+    record['share_of_peak'] = round(record['gflop_per_s'] / peak, 4)
+    line += f' {record["gflop_per_s"]:7.1f} GFLOP/s, {record["share_of_peak"]:.0%} of peak'
+  if record['what'] == 'moe_layer':
+    line += f' by {record["dispatch"]}'
+  if record['what'] == 'rounds':
+    line += f' {record["mode"]}, {record["load"]}, {record["serving"]}: {1e3 * record["median_s"]:.1f} ms, '
+    line += f'{record["rounds"]:.0f} rounds, {record["bytes"] / 2**20:.1f} MiB, {record["dropped"]:.1%} dropped'
+  if record['what'] == 'latency':
+    line += f', {record["median_s"]:.3f} s a sentence'
+  if record['what'] == 'beam':
+    line += f', {record["flat_over_reordering"]:.2f} times the reordering form at length {record["length"]}'
+  record |= {'cores': len(os.sched_getaffinity(0)), 'tensorflow': tf.__version__}
+  earlier = against.earlier(record, others)
+  if earlier:
+    ratio = record['tokens_per_s'] / earlier.tokens_per_s
+    record['against'] = {record['model']: round(ratio, 4)}
+  print(line, json.dumps(record))
+  for part, seconds in sorted(record.get('parts_s', {}).items(), key=lambda item: -item[1]):
+    share = seconds / sum(record['parts_s'].values())
     print(f'  {part:16} {1e3 * seconds:9.3f} ms of kernels a step {share:6.1%}')
-  print(*against.lines(found, figures), sep='\n', end='\n' if figures else '', flush=True)
-  _append(found)
+  if earlier:
+    load = ', disturbed by other processes' if earlier.disturbed else ''
+    print(f'{ratio:8.2f} x {earlier.tokens_per_s:9.1f} tokens/s of {record["model"]}{load}', flush=True)
+  _append(record)
 
 
 def _versus(plan: list[tuple]) -> None:
@@ -233,10 +230,10 @@ def _versus(plan: list[tuple]) -> None:
       _append({**key, 'versus': _VERSUS.value, 'this_tokens_per_s': this, 'that_tokens_per_s': that, 'ratio': ratio})
 
 
-def _append(found: dict) -> None:
+def _append(record: dict) -> None:
   if _JSON.value:
     with open(_JSON.value, 'a', encoding='utf-8') as f:
-      f.write(json.dumps(found) + '\n')
+      f.write(json.dumps(record) + '\n')
 
 
 def command() -> None:

@@ -68,7 +68,7 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
     'model': name,
     'about': registry.about(name),
     'weights': weights_lib.count(specs),
-    'weights_per_token': sizes.count_per_token(specs, config.moe_gate.choices(config.num_experts)),
+    'weights_per_token': sizes.count_per_token(specs, config.moe_gate.experts_per_token(config.num_experts)),
     'experts': sizes.count_experts(specs),
     'parts': sizes.parts(specs),
     'shapes': {n: {'shape': list(s.shape), 'axes': s.dims} for n, s in weights_lib.flatten(specs).items()},

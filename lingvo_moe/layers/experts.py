@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -44,7 +45,17 @@ class Experts(abc.ABC):
 
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: here each expert is called by itself, its rows in slots of one group."""
-    return x._replace(x_XM=_expert_by_expert(self, theta, x, keys_X))
+    num_experts = x.expert_offsets.shape[0] - 1
+    count_E = x.expert_offsets[1:] - x.expert_offsets[:-1]
+    divided = lambda x_X: tf.split(x_X, tf.concat([count_E, [1]], axis=0), num=num_experts + 1)
+    in_slots = lambda x_X: x_X[tf.newaxis, tf.newaxis]
+    weights = {name: tf.split(weight, num_experts) for name, weight in theta.items()}
+    keys = None if keys_X is None else divided(keys_X)
+    y = []
+    for e, x_CM in enumerate(divided(x.x_XM)[:-1]):
+      own = {name: weight[e] for name, weight in weights.items()}
+      y.append(self(own, in_slots(x_CM), None if keys is None else in_slots(keys[e]))[0, 0])
+    return x._replace(x_XM=tf.concat([*y, tf.zeros([1, y[0].shape[-1]], y[0].dtype)], axis=0))
 
 
 def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
@@ -58,8 +69,10 @@ def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None
       features of a token whatever slot or row it comes in.
   """
   if isinstance(x, GroupedRows):
-    keys_X = None if keys is None else prng.fold(prng.from_bytes(keys.x_XM), _expert_of_rows(keys))
-    return experts.rows(theta, x, keys_X)
+    if keys is None:
+      return experts.rows(theta, x)
+    expert_X = tf.searchsorted(keys.expert_offsets[1:], tf.range(sizes(keys.x_XM)[0]), side='right')
+    return experts.rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
   if keys is None:
     return experts(theta, x)
   expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]
@@ -70,12 +83,14 @@ def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None
 class FeedForwardExperts(Experts):
   """Expert feed-forward act(x wi) wo, without biases; with ReLU that of the paper.
 
+  A gated one, (act(x wg) * x wi) wo, is GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202).
+
   Attributes:
     model_dim: M.
     hidden_dim: H.
     num_experts: E.
     dropout: rate after the activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section 2.4).
-    activation: a name of ffn.ACTIVATIONS that is not gated.
+    activation: a name of ffn.ACTIVATIONS.
   """
 
   model_dim: int
@@ -85,11 +100,16 @@ class FeedForwardExperts(Experts):
   activation: str = 'relu'
 
   def weights(self) -> Specs:
-    return {'wi': _inwards(self), 'wo': _outwards(self)}
+    gate = {'wg': _inwards(self)} if ACTIVATIONS[self.activation].gated else {}
+    return {'wi': _inwards(self), **gate, 'wo': _outwards(self)}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCM; see Experts."""
-    h_EGCH = ACTIVATIONS[self.activation].function(shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta['wi']), 'EGCH'))
+    activation = ACTIVATIONS[self.activation]
+    inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
+    h_EGCH = (
+      activation.function(inwards('wg')) * inwards('wi') if activation.gated else activation.function(inwards('wi'))
+    )
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
@@ -100,30 +120,6 @@ class FeedForwardExperts(Experts):
     ones = lambda: tf.ones([sizes(x.x_XM)[0], self.hidden_dim])
     keep_XH = None if keys_X is None else prng.dropout(ones(), self.dropout, keys_X)
     return x._replace(x_XM=ops.grouped_ffn(x.x_XM, x.expert_offsets, theta['wi'], theta['wo'], keep_XH))
-
-
-@dataclasses.dataclass(frozen=True)
-class GatedExperts(Experts):
-  """Gated expert (act(x wg) * x wi) wo: GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202).
-
-  It has three matrices of M x H. Attributes are those of FeedForwardExperts, but `activation` is gated.
-  """
-
-  model_dim: int
-  hidden_dim: int
-  num_experts: int
-  dropout: float = 0.0
-  activation: str = 'geglu'
-
-  def weights(self) -> Specs:
-    return {'wi': _inwards(self), 'wg': _inwards(self), 'wo': _outwards(self)}
-
-  def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
-    """Outputs y_EGCM; see Experts."""
-    inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
-    h_EGCH = ACTIVATIONS[self.activation].function(inwards('wg')) * inwards('wi')
-    h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
-    return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +167,7 @@ class LinearExperts(Experts):
 
 # Experts by name: functions of (M, H, E, dropout).
 EXPERTS: dict[str, Callable[[int, int, int, float], Experts]] = {
-  'relu': FeedForwardExperts,
-  'gelu': lambda *sizes: FeedForwardExperts(*sizes, activation='gelu'),
-  'geglu': GatedExperts,
-  'swiglu': lambda *sizes: GatedExperts(*sizes, activation='swiglu'),
+  **{name: functools.partial(FeedForwardExperts, activation=name) for name in ('relu', 'gelu', 'geglu', 'swiglu')},
   'deep': DeepExperts,
 }
 
@@ -187,22 +180,3 @@ def _inwards(experts) -> WeightSpec:
 def _outwards(experts) -> WeightSpec:
   e, m, h = experts.num_experts, experts.model_dim, experts.hidden_dim
   return WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM')
-
-
-def _expert_of_rows(rows: GroupedRows) -> tf.Tensor:
-  return tf.searchsorted(rows.expert_offsets[1:], tf.range(sizes(rows.x_XM)[0]), side='right')
-
-
-def _expert_by_expert(experts: Experts, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None) -> tf.Tensor:
-  """Outputs [X, M] of grouped rows; those of the last row, which belongs to no expert, are zeros."""
-  num_experts = x.expert_offsets.shape[0] - 1
-  count_E = x.expert_offsets[1:] - x.expert_offsets[:-1]
-  divided = lambda x_X: tf.split(x_X, tf.concat([count_E, [1]], axis=0), num=num_experts + 1)
-  weights = {name: tf.split(weight, num_experts) for name, weight in theta.items()}
-  keys = None if keys_X is None else divided(keys_X)
-  in_slots = lambda x_X: x_X[tf.newaxis, tf.newaxis]
-  y = []
-  for e, x_CM in enumerate(divided(x.x_XM)[:-1]):
-    own = {name: weight[e] for name, weight in weights.items()}
-    y.append(experts(own, in_slots(x_CM), None if keys is None else in_slots(keys[e]))[0, 0])
-  return tf.concat([*y, tf.zeros([1, y[0].shape[-1]], y[0].dtype)], axis=0)

@@ -71,6 +71,9 @@ class MoE:
   shared_experts: int = 0
   capacity_chunks: int = 1
 
+  def __post_init__(self):
+    self.gate.check(self.num_experts)
+
   @property
   def experts(self) -> Experts:
     make = EXPERTS[self.expert] if isinstance(self.expert, str) else self.expert

@@ -16,11 +16,11 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.lstm import LstmState
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import Routed
 from lingvo_moe.xla_sharding import shard
 
 # States by layer, 'output' and 'cell': [B, 1, U, features], those after each flat position.
@@ -142,7 +142,7 @@ class RecurrentStack:
     with tf.name_scope(f'{_MIDDLE}/moe'):
       y_BTM, routing = self.moe(own['moe'], x_BTM, paddings_BT, None if key is None else prng.fold(key, 'gate'))
       x_BTM += self._dropout(tf.sigmoid(y_BTM), key, 'residual')
-    return shard(x_BTM, 'BTM'), {_MIDDLE: Routed(routing.stats, routing.decisions)}
+    return shard(x_BTM, 'BTM'), {_MIDDLE: routing.routed}
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
     return prng.dropout(y_BTM, self.residual_dropout, None if key is None else prng.fold(key, name))

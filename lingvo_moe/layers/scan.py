@@ -19,6 +19,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.remat import again
 from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
 
 # (number of the block, x, shared, its weights by flat name) -> (x, auxiliary outputs, a nest of tensors)
@@ -62,11 +63,11 @@ def scan(
       inputs = inputs.write(number, shard(x, 'BTM'))
       x, values = run_block(number, x, *flat[: len(shared)], *_at(stacked, specs, number).values())
       auxiliary = [array.write(number, value) for array, value in zip(auxiliary, tf.nest.flatten(values), strict=True)]
-      return number + 1, shard(x, 'BTM'), inputs, auxiliary
+      return shard(x, 'BTM'), inputs, auxiliary
 
     inputs = tf.TensorArray(x.dtype, count, element_shape=x.shape)
     auxiliary = [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(aux_specs)]
-    y, inputs, auxiliary = _loop(count, forward, x, inputs, auxiliary)
+    y, inputs, auxiliary = counted(count, forward, x, inputs, auxiliary, scope='')
     inputs_LBTM = shard(inputs.stack(), 'LBTM')
 
     def grad(dy, *daux):
@@ -86,11 +87,11 @@ def scan(
         dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
         stored = [xla_sharding.store(g, s.dims) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)]
         dweights = [array.write(number, g) for array, g in zip(dweights, stored, strict=True)]
-        return done + 1, shard(dx, 'BTM'), dshared, dweights
+        return shard(dx, 'BTM'), dshared, dweights
 
       dshared = [tf.zeros_like(s, tf.float32) for s in shared]
       dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
-      dx, dshared, dweights = _loop(count, backward, dy, dshared, dweights, scope='gradient_tape')
+      dx, dshared, dweights = counted(count, backward, dy, dshared, dweights, scope='gradient_tape')
       dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
       whole = [xla_sharding.store(a.stack(), 'L' + s.dims) for a, s in zip(dweights, specs.values(), strict=True)]
       return dx, *dshared, *whole
@@ -99,23 +100,6 @@ def scan(
 
   y, *auxiliary = run(x_BTM, *shared, *(weights[name] for name in names))
   return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
-
-
-def loop_blocks(count: int, body: Callable[..., Any], *values: Any) -> tuple[Any, ...]:
-  """Runs body(number of the block, *values) -> values for blocks 0, 1, ... L - 1; without a gradient of its own.
-
-  Args:
-    count: number of blocks.
-    body: function of nested tensors or TensorArrays; it may close over others.
-    *values: initial values.
-  """
-  scope = tf.get_current_name_scope()
-
-  def scoped(number, *values):
-    with tf.name_scope(f'{scope}/' if scope else ''):
-      return number + 1, *body(number, *values)
-
-  return _loop(count, scoped, *values)
 
 
 def weights_at(theta: Theta, specs: Specs, number: tf.Tensor) -> Theta:
@@ -129,13 +113,3 @@ def weights_at(theta: Theta, specs: Specs, number: tf.Tensor) -> Theta:
 def _at(weights, specs, number):
   """Weights of one block, still split as devices store them."""
   return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}
-
-
-def _loop(count, body, *values, scope=''):
-  """tf.while_loop from 0 to count - 1; returns the final values. XLA derives the trip count from the condition."""
-
-  def scoped(*state):
-    with tf.name_scope(scope):
-      return body(*state)
-
-  return tf.while_loop(lambda i, *_: i < count, scoped, (tf.constant(0), *values), parallel_iterations=1)[1:]

@@ -12,13 +12,12 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.scan import loop_blocks
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.scan import weights_at
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.layers.stack import routed_of
 from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
 
 
@@ -61,7 +60,7 @@ class ScannedStack(Stack):
           own_key = None if key is None else prng.fold(key, number * self.period + place)
           of_memory = (*(memory or [None]), memory_mask_BTU)
           x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
-        routed |= routed_of(name, routing)
+        routed |= {name: routing.routed} if layer.is_moe else {}
       return x_BTM, routed
 
     x_BTM, by_block = scan(run_block, x_BTM, [memory_BUM] if self.cross_attention else [], stacked, specs)
@@ -87,7 +86,7 @@ class ScannedStack(Stack):
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
 
-    (arrays,) = loop_blocks(self.num_blocks, fill, arrays)
+    (arrays,) = counted(self.num_blocks, fill, arrays)
     rows, attention = sizes(memory_BUM)[0], self.attention
     return {
       name: {
@@ -111,5 +110,5 @@ class ScannedStack(Stack):
       return shard(x_BWM, 'BWM'), written
 
     own_caches = {name: of_layers['self'] for name, of_layers in cache.items()}
-    x_BWM, own_caches = loop_blocks(self.num_blocks, extend_block, x_BWM, own_caches)
+    x_BWM, own_caches = counted(self.num_blocks, extend_block, x_BWM, own_caches)
     return x_BWM, {name: {**cache[name], 'self': own} for name, own in own_caches.items()}

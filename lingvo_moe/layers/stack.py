@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -19,9 +17,7 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.attention import causal_mask
 from lingvo_moe.layers.attention import segment_mask
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gates.routing import Decisions
-from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS
@@ -31,13 +27,6 @@ from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.layers.transformer import LayerCache
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
-
-
-class Routed(NamedTuple):
-  """Statistics and decisions of the gate of one layer."""
-
-  stats: RoutingStats
-  decisions: Decisions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +74,9 @@ class Stack(abc.ABC):
     return {weights_lib.layer_name(i): self._layer(i) for i in range(self.num_layers)}
 
   @property
-  @abc.abstractmethod
   def traced(self) -> dict[str, Layer]:
     """Layers that are traced, by the names of their weights and caches: all, or those of the block that repeats."""
+    return self.layers
 
   @property
   def period(self) -> int:
@@ -218,8 +207,3 @@ class Stack(abc.ABC):
       norm_type=self.norm_type,
       post_norm=self.post_norm,
     )
-
-
-def routed_of(name: str, routing: Routing | None) -> Mapping[str, Routed]:
-  """Routing of a layer by its name; none of a layer without experts."""
-  return {} if routing is None else {name: Routed(routing.stats, routing.decisions)}

@@ -13,17 +13,11 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.layers.stack import routed_of
-from lingvo_moe.layers.transformer import Layer
 
 
 @dataclasses.dataclass(frozen=True)
 class UnrolledStack(Stack):
   """Stack whose program grows with its depth; see Stack."""
-
-  @property
-  def traced(self) -> dict[str, Layer]:
-    return self.layers
 
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     all_routed = {}
@@ -32,7 +26,7 @@ class UnrolledStack(Stack):
 
       def run(theta, x_BTM, memory_BUM=None, name=name, layer=layer, key=own_key):
         x_BTM, routing = layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-        return x_BTM, routed_of(name, routing)
+        return x_BTM, {name: routing.routed} if layer.is_moe else {}
 
       if self.remat == 'block' and key is not None:
         run = functools.partial(rematerialised, run)

@@ -8,30 +8,8 @@ from __future__ import annotations
 
 from lingvo_moe.ops import reference
 from lingvo_moe.ops.backend import operation
-from lingvo_moe.ops.reference import Places
-from lingvo_moe.ops.reference import QueuePositions
-
-__all__ = [
-  'Places',
-  'QueuePositions',
-  'combine_rows',
-  'dispatch_rows',
-  'grouped_ffn',
-  'layer_norm',
-  'linear',
-  'loop_bound',
-  'lstm',
-  'lstm_cell',
-  'map_rows',
-  'map_sub_batches',
-  'mean_square',
-  'product',
-  'queue_positions',
-  'softmax_cross_entropy',
-  'sum_over_rounds',
-  'write_cache',
-  'write_stacked_cache',
-]
+from lingvo_moe.ops.reference import Places as Places
+from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 
 linear = operation(reference.linear)
 product = operation(reference.product)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.loops import counted
 from lingvo_moe.ops.reference import lstm_cell
 from lingvo_moe.xla_sharding import shard
 
@@ -35,11 +36,11 @@ def lstm(
       hidden_BH, cell_BH = lstm_cell(z_BJH, cell_BH * tf.cast(keep_B1, tf.float32))
       y_BM = shard(tf.matmul(hidden_BH, projection[0]) if projection else hidden_BH, 'BM')
       cell_BH = shard(cell_BH, 'BH')
-      return t + 1, y_BM, cell_BH, zs.write(t, z_BJH), cells.write(t, cell_BH), ys.write(t, y_BM)
+      return y_BM, cell_BH, zs.write(t, z_BJH), cells.write(t, cell_BH), ys.write(t, y_BM)
 
     arrays = _arrays(length, rows, (dtype, [4, hidden]), (tf.float32, [hidden]), (dtype, [features]))
     begin = shard(tf.zeros([rows, features], dtype), 'BM'), shard(tf.zeros([rows, hidden]), 'BH')
-    *_, zs, cells, ys = _loop(length, forward, *begin, *arrays)
+    *_, zs, cells, ys = counted(length, forward, *begin, *arrays)
     z_TBJH, cell_TBH, y_TBM = shard(zs.stack(), 'TBJH'), shard(cells.stack(), 'TBH'), shard(ys.stack(), 'TBM')
     before = lambda x, keep_TB1: tf.pad(x[:-1], [[1, 0], [0, 0], [0, 0]]) * tf.cast(keep_TB1, x.dtype)
 
@@ -57,10 +58,10 @@ def lstm(
         dz_BJH, keep_B1 = shard(dz_BJH, 'BJH'), keep_TB1[t]
         dbefore_BM = shard(tf.einsum('BJH,MJH->BM', dz_BJH, weight_MJH) * keep_B1, 'BM')
         dcell_BH = shard(dcell_BH * tf.cast(keep_B1, tf.float32), 'BH')
-        return done + 1, dbefore_BM, dcell_BH, dzs.write(t, dz_BJH), dys.write(t, dy_BM)
+        return dbefore_BM, dcell_BH, dzs.write(t, dz_BJH), dys.write(t, dy_BM)
 
       arrays = _arrays(length, rows, (dtype, [4, hidden]), (dtype, [features]))
-      *_, dzs, dys = _loop(length, backward, *begin, *arrays)
+      *_, dzs, dys = counted(length, backward, *begin, *arrays)
       dz_TBJH = shard(dzs.stack(), 'TBJH')
       dweight_MJH = tf.einsum('TBM,TBJH->MJH', before(y_TBM, keep_TB1), dz_TBJH)
       dprojection = []
@@ -78,14 +79,3 @@ def lstm(
 def _arrays(length, rows, *specs):
   rows = rows if isinstance(rows, int) else None
   return [tf.TensorArray(dtype, length, element_shape=[rows, *shape]) for dtype, shape in specs]
-
-
-def _loop(length, body, *values):
-  """tf.while_loop over positions; XLA derives the trip count from the condition."""
-  scope = tf.get_current_name_scope()
-
-  def scoped(*state):
-    with tf.name_scope(f'{scope}/' if scope else ''):
-      return body(*state)
-
-  return tf.while_loop(lambda t, *_: t < length, scoped, (tf.constant(0), *values), parallel_iterations=1)[1:]

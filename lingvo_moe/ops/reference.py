@@ -22,8 +22,8 @@ def linear(
   inputs: int = 1,
 ) -> tf.Tensor:
   """Linear map activation(x W + b), [..., *out]: x [..., *in], weight [*in, *out] with `inputs` axes in, bias [*out]."""
-  lead, i, o = 'abcd'[: x.shape.rank - inputs], 'ijk'[:inputs], 'opq'[: weight.shape.rank - inputs]
-  y = tf.einsum(f'{lead}{i},{i}{o}->{lead}{o}', x, weight)
+  batch, i, o = 'abcd'[: x.shape.rank - inputs], 'ijk'[:inputs], 'opq'[: weight.shape.rank - inputs]
+  y = tf.einsum(f'{batch}{i},{i}{o}->{batch}{o}', x, weight)
   return activation(y if bias is None else y + bias)
 
 

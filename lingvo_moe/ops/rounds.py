@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.loops import counted
 
 
 def sum_over_rounds(
@@ -31,19 +32,11 @@ def sum_over_rounds(
   """
   inputs = routing.weight_GSR, x_GSM, theta
   rounds = (routing.capacity + slots - 1) // slots
-  scope = tf.get_current_name_scope()
+  scope = '/'.join(filter(None, [tf.get_current_name_scope(), 'rounds']))
 
   def serve_round(number, *flat):
     weight_GSR, x_GSM, theta = tf.nest.pack_sequence_as(inputs, flat)
     return serve(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
-
-  def loop(body, *values):
-    def scoped(number, *values):
-      # The body of a loop is a graph of its own, whose name scopes begin anew.
-      with tf.name_scope(f'{scope}/rounds/' if scope else 'rounds/'):
-        return number + 1, *body(number, *values)
-
-    return tf.while_loop(lambda n, *_: n < rounds, scoped, (tf.constant(0), *values), parallel_iterations=1)[1:]
 
   @tf.custom_gradient
   def run(*args):
@@ -52,14 +45,15 @@ def sum_over_rounds(
         grads = pull_back(lambda *args: serve_round(number, *args), args, [dy_GSM])
         return [total + tf.cast(g, total.dtype) for total, g in zip(sums, grads, strict=True)]
 
-      sums = loop(backward, *(_zeros(a, tf.float32) for a in args))
+      sums = counted(rounds, backward, *(_zeros(a, tf.float32) for a in args), scope=scope)
       return [tf.cast(total, a.dtype) for total, a in zip(sums, args, strict=True)]
 
     x_GSM = args[1]
     zeros_GSM = _zeros(x_GSM, x_GSM.dtype)
     if width is not None:
       zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
-    return loop(lambda number, y_GSM: [y_GSM + serve_round(number, *args)], zeros_GSM)[0], grad
+    serve_more = lambda number, y_GSM: [y_GSM + serve_round(number, *args)]
+    return counted(rounds, serve_more, zeros_GSM, scope=scope)[0], grad
 
   return run(*tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
 

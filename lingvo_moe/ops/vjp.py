@@ -123,35 +123,18 @@ def split_equation(equation: str) -> tuple[str, str, str]:
   return x_axes, weight_axes, y_axes
 
 
-def dispatch_rows(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
-  """Gather whose gradient is the gather by the inverse index; the derived one is a scatter, whose order of sums varies."""
-  return _dispatch_rows(x_GSM, places, _weighted_sum)
+def dispatch_rows(x_GSM: tf.Tensor, places: Places, einsum: bool = False) -> tf.Tensor:
+  """Gather whose gradient is the gather by the inverse index; the derived one is a scatter, whose order of sums varies.
 
-
-def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """Weighted sum of rows; its gradients are gathers by the inverse index."""
-  return _combine_rows(y_XM, weight_GSR, places, _weighted_sum, _inner_products)
-
-
-def dispatch_rows_einsum(x_GSM: tf.Tensor, places: Places) -> tf.Tensor:
-  """`dispatch_rows` with sums as einsums, as XLA's partitioner (CPU) aborts at a sum over an axis in a manual region."""
-  return _dispatch_rows(x_GSM, places, _weighted_sum_einsum)
-
-
-def combine_rows_einsum(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places) -> tf.Tensor:
-  """`combine_rows` with sums as einsums, for the reason above."""
-  inner = lambda y_XM, row_GSR, dy_GSM: tf.einsum('GSRM,GSM->GSR', tf.gather(y_XM, row_GSR), dy_GSM)
-  return _combine_rows(y_XM, weight_GSR, places, _weighted_sum_einsum, inner)
-
-
-def _dispatch_rows(x_GSM, places, weighted_sum):
+  With `einsum` sums are einsums, as XLA's partitioner (CPU) aborts at a sum over an axis in a manual region.
+  """
   token_X = places.choice_X // places.row_GSR.shape[-1]
 
   @custom_gradient
   def copy(x_GSM):
     def grad(dx_XM):
       has_row_GSR = None if places.has_row_GSR is None else tf.cast(places.has_row_GSR, dx_XM.dtype)
-      return weighted_sum(dx_XM, places.row_GSR, has_row_GSR)
+      return _weighted_sum(dx_XM, places.row_GSR, has_row_GSR, einsum)
 
     rows_XM = tf.gather(_flat(x_GSM), token_X)
     if places.has_choice_X is not None:
@@ -161,7 +144,8 @@ def _dispatch_rows(x_GSM, places, weighted_sum):
   return copy(x_GSM)
 
 
-def _combine_rows(y_XM, weight_GSR, places, weighted_sum, inner_products):
+def combine_rows(y_XM: tf.Tensor, weight_GSR: tf.Tensor, places: Places, einsum: bool = False) -> tf.Tensor:
+  """Weighted sum of rows; its gradients are gathers by the inverse index. See dispatch_rows for `einsum`."""
   token_X = places.choice_X // places.row_GSR.shape[-1]
 
   @custom_gradient
@@ -171,37 +155,38 @@ def _combine_rows(y_XM, weight_GSR, places, weighted_sum, inner_products):
       if places.has_choice_X is not None:
         weight_X *= tf.cast(places.has_choice_X, weight_X.dtype)
       dy_XM = tf.gather(_flat(dy_GSM), token_X) * weight_X[:, tf.newaxis]
-      dweight_GSR = inner_products(y_XM, places.row_GSR, dy_GSM)
+      dweight_GSR = _inner_products(y_XM, places.row_GSR, dy_GSM, einsum)
       if places.has_row_GSR is not None:
         dweight_GSR *= tf.cast(places.has_row_GSR, dweight_GSR.dtype)
       return dy_XM, dweight_GSR
 
-    return weighted_sum(y_XM, places.row_GSR, weight_GSR), grad
+    return _weighted_sum(y_XM, places.row_GSR, weight_GSR, einsum), grad
 
   return weigh(y_XM, weight_GSR)
 
 
-# One choice at a time: an einsum of a row and a number for each token takes 4 to 5 times as long.
-
-
-def _weighted_sum(x_XM, row_GSR, weight_GSR):
-  ranks = row_GSR.shape[-1]
-  rows = [tf.gather(x_XM, row_GS) for row_GS in tf.unstack(row_GSR, num=ranks, axis=-1)]
+def _weighted_sum(x_XM, row_GSR, weight_GSR, einsum):
+  if einsum:
+    weight_GSR = tf.ones_like(row_GSR, x_XM.dtype) if weight_GSR is None else weight_GSR
+    return tf.einsum('GSRM,GSR->GSM', tf.gather(x_XM, row_GSR), weight_GSR)
+  # One choice at a time: an einsum of a row and a number for each token takes 4 to 5 times as long.
+  rows = _rows_by_rank(x_XM, row_GSR)
   if weight_GSR is not None:
-    weights = tf.unstack(weight_GSR, num=ranks, axis=-1)
-    rows = [rows_GSM * w_GS[..., tf.newaxis] for rows_GSM, w_GS in zip(rows, weights, strict=True)]
+    rows = [
+      rows_GSM * w_GS[..., tf.newaxis] for rows_GSM, w_GS in zip(rows, tf.unstack(weight_GSR, num=len(rows), axis=-1))
+    ]
   return tf.add_n(rows)
 
 
-def _inner_products(y_XM, row_GSR, dy_GSM):
-  rows = (tf.gather(y_XM, row_GS) for row_GS in tf.unstack(row_GSR, num=row_GSR.shape[-1], axis=-1))
-  return tf.stack([tf.reduce_sum(rows_GSM * dy_GSM, axis=-1) for rows_GSM in rows], axis=-1)
+def _inner_products(y_XM, row_GSR, dy_GSM, einsum):
+  if einsum:
+    return tf.einsum('GSRM,GSM->GSR', tf.gather(y_XM, row_GSR), dy_GSM)
+  products = [tf.reduce_sum(rows_GSM * dy_GSM, axis=-1) for rows_GSM in _rows_by_rank(y_XM, row_GSR)]
+  return tf.stack(products, axis=-1)
 
 
-def _weighted_sum_einsum(x_XM, row_GSR, weight_GSR):
-  rows_GSRM = tf.gather(x_XM, row_GSR)
-  weight_GSR = tf.ones_like(row_GSR, x_XM.dtype) if weight_GSR is None else weight_GSR
-  return tf.einsum('GSRM,GSR->GSM', rows_GSRM, weight_GSR)
+def _rows_by_rank(x_XM, row_GSR):
+  return [tf.gather(x_XM, row_GS) for row_GS in tf.unstack(row_GSR, num=row_GSR.shape[-1], axis=-1)]
 
 
 def _flat(x_GSM):

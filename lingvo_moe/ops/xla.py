@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,8 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
 
 
 OVERRIDES: dict[str, Callable] = {
-  'combine_rows': vjp.combine_rows_einsum,
-  'dispatch_rows': vjp.dispatch_rows_einsum,
+  'combine_rows': functools.partial(vjp.combine_rows, einsum=True),
+  'dispatch_rows': functools.partial(vjp.dispatch_rows, einsum=True),
   'grouped_ffn': grouped_ffn,
   'layer_norm': vjp.layer_norm,
   'loop_bound': loop_bound,

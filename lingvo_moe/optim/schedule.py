@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable
 
 import tensorflow as tf
 
-
-class Schedule(Protocol):
-  """Learning-rate schedule."""
-
-  def __call__(self, step: tf.Tensor) -> tf.Tensor:
-    """Learning rate (float32) of the next update, after `step` updates."""
+# Learning rate (float32) of the next update, after `step` updates.
+Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.errors import closest
 from lingvo_moe.core.weights import WeightSpec
-
-_GATES = ('gate', 'gate_noise')  # weights of a gate; their last axis has the experts
+from lingvo_moe.layers.gates.gate import is_gate_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +66,9 @@ def without_others(
 
   def pruned(name, weight):
     layer, is_moe, own = name.partition('/moe/')
-    dims = specs[name].dims
-    if not is_moe or not (own in _GATES or 'E' in dims):
+    axis = 'J' if is_gate_weight(own) else 'E'  # that of the experts
+    if not is_moe or axis not in specs[name].dims:
       return weight
-    return np.take(weight, kept[layer].experts, axis=-1 if own in _GATES else dims.index('E'))
+    return np.take(weight, kept[layer].experts, axis=specs[name].dims.index(axis))
 
   return {name: pruned(name, weight) for name, weight in weights.items()}

@@ -141,5 +141,5 @@ def sample(
     keep=keep,
     prefix_BU=prefix_BU,
   )
-  found = _Samples(*state)
-  return Hypotheses(found.ids_BWT, found.lengths_BW, found.log_probs_BW, found.log_probs_BW, steps)
+  final = _Samples(*state)
+  return Hypotheses(final.ids_BWT, final.lengths_BW, final.log_probs_BW, final.log_probs_BW, steps)

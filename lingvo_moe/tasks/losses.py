@@ -14,7 +14,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.embedding import sinusoidal_positions
-from lingvo_moe.layers.stack import Routed
+from lingvo_moe.layers.gates.routing import Routed
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
 Logits = Callable[[tf.Tensor], tf.Tensor]  # x_BTM -> float32 logits [B, T, V]

@@ -6,6 +6,7 @@ import math
 
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.layers.gates.gate import is_gate_weight
 
 
 def count_per_token(specs: weights_lib.Nested, choices: float = 2) -> int:
@@ -40,7 +41,7 @@ def part_of(name: str, spec: WeightSpec) -> str:
     return f'embeddings/{stack.removesuffix("_embedding")}'
   if {'norm', 'post_norm'} & set(path):
     return f'{stack}/norms'
-  if path[-1].startswith('gate'):
+  if is_gate_weight(path[-1]):
     return f'{stack}/gates'
   if _experts(spec):
     return f'{stack}/experts'
@@ -74,7 +75,7 @@ def _experts(spec: WeightSpec) -> int:
 
 
 def _used_by_a_token(name: str, spec: WeightSpec, choices: float, looked_up: tuple[str, ...]) -> int:
-  if name.rpartition('/')[2].startswith('gate'):
+  if is_gate_weight(name.rpartition('/')[2]):
     return spec.size
   if experts := _experts(spec):
     layers = spec.shape[0] if spec.dims.startswith('L') else 1

@@ -18,7 +18,7 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
@@ -91,7 +91,7 @@ class ModelConfig(BatchConfig):
   model_dim: int = field(128, 'M, the width of embeddings and layers.', at_least=1)
   ff_dim: int = field(256, 'H, the width of dense layers, and of experts without expert_dim.', at_least=1)
   num_experts: int = field(0, 'E, experts of each MoE layer; 0: a dense model.', at_least=0)
-  gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=by_name.GATES)
+  gate: str = field('top2', 'Gate, which chooses the experts of each token; see docs/gates.md.', choices=gates.GATES)
   choices: int = field(
     2, 'k of the gates top_k, top_k_unnormalised, noisy_top_k and hierarchical (of each level).', at_least=1
   )
@@ -226,15 +226,7 @@ class ModelConfig(BatchConfig):
   @property
   def moe_gate(self) -> Gate:
     """Gate of the MoE layers."""
-    return by_name.make(
-      self.gate,
-      k=self.choices,
-      second_choice=self.second_choice,
-      scale=self.gate_init_scale,
-      capacity_factor=self.capacity_factor,
-      groups_of_experts=self.groups_of_experts,
-      dispatch=self.dispatch,
-    )
+    return gates.make(self.gate, self)
 
   @property
   def causal_experts(self) -> bool:
@@ -257,36 +249,17 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'micro_batches', f'a divisor of num_groups={self.num_groups}')
 
   def _check_gate(self) -> None:
-    if self.gate == 'expert_choice' and self.causal_experts:
+    gate = self.moe_gate
+    if gate.experts_choose and self.causal_experts:
       way_out = (
         'an expert that chooses among all tokens of a group sees later ones, which a decoder does not have when it '
         "generates: experts in an encoder alone, or gate='top2'"
       )
       fields.refuse(self, 'gate', 'one by which tokens choose experts, where a causal decoder has experts', way_out)
-    if self.gate == 'expert_choice' and self.capacity_factor is None:
-      rule = "a number with gate='expert_choice': an expert takes that many * tokens / E"
-      fields.refuse(self, 'capacity_factor', rule)
-    if self.gate in by_name.TAKE_K and self.choices > self.num_experts:
-      fields.refuse(self, 'choices', f'at most num_experts={self.num_experts}', 'add experts, or choose fewer')
-    if self.gate == 'top_k' and self.choices == 1:
-      way_out = "its one weight would be 1, without a gradient: use gate='switch'"
-      fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)
-    if self.gate in ('noisy_top_k', 'hierarchical') and self.choices < 2:
-      way_out = 'the softmax over one kept expert is 1, without a gradient'
-      fields.refuse(self, 'choices', f'2 or more with gate={self.gate!r}', way_out)
-    if self.gate == 'noisy_top_k' and self.choices >= self.num_experts:
-      way_out = 'noise cannot change who is chosen if all are'
-      fields.refuse(self, 'choices', f'less than num_experts={self.num_experts} with gate={self.gate!r}', way_out)
-    if self.gate == 'hierarchical':
-      groups, within = self.groups_of_experts, self.num_experts // max(self.groups_of_experts, 1)
-      if groups <= self.choices or self.num_experts % groups or within <= self.choices:
-        rule = (
-          f"a divisor of num_experts={self.num_experts} with gate='hierarchical', such that there are more than "
-          f'choices={self.choices} groups, and more than that many experts in each'
-        )
-        fields.refuse(self, 'groups_of_experts', rule)
-    elif self.groups_of_experts:
-      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', "it is for gate='hierarchical'")
+    gate.check(self.num_experts)
+    if self.groups_of_experts and not hasattr(gate, 'groups_of_experts'):
+      able = ' or '.join(f'gate={name!r}' for name in gates.that_take('groups_of_experts'))
+      fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
 
   def token_model_values(self) -> dict[str, Any]:
     """Values that every model takes as they are, by name: dropout of its input, its losses, its type."""
@@ -407,9 +380,9 @@ class TransformerConfig(ModelConfig):
     """
     if not self.num_experts:
       raise UserError('experts are left out of MoE layers; this model is dense: num_experts is 0')
-    least = by_name.least_experts(self.gate, self.choices)
+    least = self.moe_gate.least_experts
     if least is None:
-      able = ', '.join(name for name in by_name.GATES if by_name.least_experts(name, 2))
+      able = ', '.join(name for name in gates.GATES if gates.make(name, self).least_experts)
       raise UserError(f'experts can be left out with the gates {able}; this model has gate={self.gate!r}')
     count = math.ceil(share * self.num_experts - 1e-9)
     if count < least:

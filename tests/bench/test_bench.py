@@ -19,7 +19,6 @@ from lingvo_moe.bench import inputs
 from lingvo_moe.bench import moe_layer
 from lingvo_moe.bench import peak
 from lingvo_moe.bench import profile
-from lingvo_moe.bench import rounds
 from lingvo_moe.bench import steps
 from lingvo_moe.bench import versus
 from lingvo_moe.bench.clock import Clock
@@ -65,39 +64,26 @@ def record(**values):
   return {'model': 'mt.bench_s.Moe16', 'what': 'train', 'tokens_per_s': 3000.0, 'other_cores': 0.0} | values
 
 
-def test_figures_of_peers_and_of_ours_are_set_beside_each_other(tmp_path):
-  peer = {'peer': 'lingvo', 'config': 'bench-S', 'measure': 'train', 'other_cores': 0.1}
-  lines = [
-    {**peer, 'job': 'a', 'tokens_per_s': 1000.0},
-    {**peer, 'job': 'a', 'tokens_per_s': 2000.0},
-    {**peer, 'job': 'a', 'tokens_per_s': 9000.0, 'other_cores': 0.9},
-    {**peer, 'job': 'b', 'tokens_per_s': 500.0, 'other_cores': 0.9},
-    {**peer, 'job': 'dense', 'tokens_per_s': 1.0, 'config': 'bench-S-dense'},
-    {**peer, 'job': 'failed', 'error': 'rc 1'},
-    record(tokens_per_s=4000.0),
-  ]
-  text = 'some log\n' + ''.join(json.dumps(line) + '\n' for line in lines)
-  text += 'RESULT ' + json.dumps({**peer, 'tokens_per_s': 6000.0}) + '\n'
-  (tmp_path / 'results').write_text(text)
-  figures = against.comparable(record(), against.read(str(tmp_path / 'results')))
-  assert [(f.label, f.tokens_per_s, f.disturbed) for f in figures] == [
-    ('lingvo', 6000.0, False),
-    ('mt.bench_s.Moe16', 4000.0, False),
-    ('lingvo (a)', 1500.0, False),
-    ('lingvo (b)', 500.0, True),
-  ]
-  told = against.lines(record(), figures)
-  assert [float(line.split()[0]) for line in told] == [0.5, 0.75, 2.0, 6.0]
-  assert told[-1].endswith('500.0 tokens/s of lingvo (b), disturbed by other processes')
+def read_lines(tmp_path, *lines):
+  (tmp_path / 'results').write_text('some log\n' + ''.join(json.dumps(line) + '\n' for line in lines))
+  return against.read(str(tmp_path / 'results'))
+
+
+def test_a_figure_is_compared_with_the_median_of_earlier_runs_that_were_not_disturbed(tmp_path):
+  speeds = {1000.0: 0.0, 2000.0: 0.1, 9000.0: 0.9}  # tokens a second, other cores
+  runs = [record(tokens_per_s=speed, other_cores=load) for speed, load in speeds.items()]
+  others = read_lines(tmp_path, *runs, record(model='mt.bench_s.Dense'), record(what='decode'), {'error': 'rc 1'})
+  assert against.earlier(record(), others) == (1500.0, False)
+  assert against.earlier(record(), others[2:]) == (9000.0, True)
+  assert against.earlier(record(what='latency'), others) is None
 
 
 def test_kinds_of_dispatch_are_compared_with_their_own(tmp_path):
-  peer = {'peer': 'lingvo', 'config': 'bench-S', 'measure': 'moe_layer_fwd_bwd', 'tokens_per_s': 1.0}
-  ours = [record(what='moe_layer', dispatch=kind, tokens_per_s=2.0) for kind in ('gather', 'einsum')]
-  (tmp_path / 'results').write_text(''.join(json.dumps(line) + '\n' for line in [peer, *ours]))
-  others = against.read(str(tmp_path / 'results'))
-  found = against.comparable(record(what='moe_layer', dispatch='gather'), others)
-  assert [f.label for f in found] == ['mt.bench_s.Moe16', 'lingvo']
+  ours = [record(what='moe_layer', dispatch=kind, tokens_per_s=speed) for kind, speed in (('gather', 1), ('einsum', 2))]
+  found = against.earlier(record(what='moe_layer', dispatch='einsum'), read_lines(tmp_path, *ours))
+  assert found.tokens_per_s == 2
+  ours = read_lines(tmp_path, record(dispatch='gather'))
+  assert against.earlier(record(dispatch='auto'), ours)  # of a train step
 
 
 @pytest.mark.parametrize('text, message', [('hello\n{"a": 1}\n', 'has none'), (None, 'cannot be read')])
@@ -109,14 +95,11 @@ def test_a_file_without_figures_is_told(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-  'damage', [{'config': ['bench-S']}, {'measure': {}}, {'other_cores': 'none'}, {'peak_rss_mib': [1]}]
+  'damage',
+  [{'model': ['bench-S']}, {'what': {}}, {'other_cores': 'none'}, {'tokens_per_s': 0}, {'tokens_per_s': 'inf'}],
 )
 def test_a_line_with_a_value_of_a_wrong_type_is_skipped(tmp_path, damage):
-  peer = {'peer': 'lingvo', 'config': 'bench-S', 'measure': 'train', 'tokens_per_s': 1.0}
-  lines = [{**peer, **damage}, {**peer, 'peer': 'unknown load', 'other_cores': None, 'peak_rss_mib': None}]
-  (tmp_path / 'results').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  figures = against.comparable(record(), against.read(str(tmp_path / 'results')))
-  assert [f.label for f in figures] == ['unknown load']
+  assert len(read_lines(tmp_path, record(**damage), record(other_cores=None))) == 1
 
 
 @pytest.mark.parametrize('rows, width, length', [(3, 4, 9), (1, 1, 5), (2, 3, 1)])
@@ -184,7 +167,7 @@ def test_a_layer_is_timed_by_every_kind_of_dispatch():
 def test_loads_are_as_they_say():
   layer = next(layer.ffn for layer in TINY.model().encoder.layers.values() if layer.is_moe)
   load = lambda kind: layer(theta_of(kind), tokens[kind][0], tf.zeros([8, 16]))[1].stats.tokens_E.numpy()
-  tokens = {kind: rounds._routed(layer, 8, 16, kind) for kind in rounds.LOADS}
+  tokens = {kind: moe_layer.routed(layer, layer.num_groups, (8, 16, layer.model_dim), kind) for kind in moe_layer.LOADS}
   theta_of = lambda kind: {**weights_lib.initialize(layer.weights(), 0), 'gate': tokens[kind][1]}
   np.testing.assert_array_equal(load('balanced'), np.full(layer.num_experts, 2 * 128 / layer.num_experts))
   assert np.all(np.diff(load('skewed')[[0, 1, 3]]) < 0) and np.sum(load('skewed')) == 2 * 128
@@ -192,7 +175,7 @@ def test_loads_are_as_they_say():
 
 @pytest.mark.slow
 def test_a_dropless_layer_is_timed_in_rounds_and_with_room_for_all():
-  found = {(f['mode'], f['serving'], f['load']): f for f in rounds.measure(TINY, ONCE)}
+  found = {(f['mode'], f['serving'], f['load']): f for f in moe_layer.measure_rounds(TINY, ONCE)}
   assert len(found) == 2 * 5
   for mode in ('training', 'inference'):
     even, skewed, roomy = (
@@ -205,7 +188,8 @@ def test_a_dropless_layer_is_timed_in_rounds_and_with_room_for_all():
 
 
 def test_no_gradient_of_a_layer_is_left_out():
-  step = moe_layer.Step(TINY, 'gather', jit=False)
+  tokens = np.random.default_rng(0).normal(size=[8, 16, TINY.model_dim])
+  step = moe_layer.Step(TINY, {'dispatch': 'gather'}, tokens, jit=False)
   step.run()
   assert len(step.sums) == 1 + 1 + 3 and np.all(step.sums != 0)  # loss; tokens; gate, wi, wo
 

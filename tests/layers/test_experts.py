@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.experts import EXPERTS
-from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.gates.top_k import TopK
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.transformer import Layer
@@ -107,11 +108,11 @@ def test_each_kind_gives_the_same_values_and_gradients_with_every_dispatcher(kin
 
 @pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('training', [True, False], ids=['training', 'inference'])
-@pytest.mark.parametrize('name', by_name.GATES)
+@pytest.mark.parametrize('name', table.GATES)
 def test_every_gate_gives_the_same_values_and_gradients_with_every_dispatcher(name, training, way):
-  gate = lambda dispatch: by_name.make(name, k=2, capacity_factor=2.0, groups_of_experts=3, dispatch=dispatch)
+  options = lambda dispatch: types.SimpleNamespace(groups_of_experts=3, dispatch=dispatch)
   layer = lambda dispatch: dataclasses.replace(
-    LAYER, num_experts=9, capacity_factor=1.5, dispatch=dispatch, gate=gate(dispatch)
+    LAYER, num_experts=9, capacity_factor=1.5, dispatch=dispatch, gate=table.make(name, options(dispatch))
   )
   key = prng.key(1) if training else None
   expected = run_einsum(layer('einsum'), training)
@@ -140,9 +141,9 @@ def test_shared_experts_have_the_dropout_of_experts_and_draw_it_for_themselves()
   np.testing.assert_array_equal(none(theta, X_BTM, PADDINGS_BT, prng.key(1))[0], none(theta, X_BTM, PADDINGS_BT)[0])
 
 
-@pytest.mark.parametrize('name', by_name.GATES)
+@pytest.mark.parametrize('name', table.GATES)
 def test_only_weights_of_gates_and_norms_stay_float32(name):
-  gate = by_name.make(name, k=2, capacity_factor=2.0, groups_of_experts=3)
+  gate = table.make(name, types.SimpleNamespace(groups_of_experts=3))
   experts = dataclasses.replace(LAYER, num_experts=9, gate=gate, shared_experts=1)
   layer = Layer(Attention(6, 2, 3), experts, cross_attention=True, post_norm=True)
   theta = weights.unflatten({n: tf.zeros(s.shape) for n, s in weights.flatten(layer.weights()).items()})

@@ -116,7 +116,9 @@ def test_second_choices_are_taken_always_or_at_random():
 
 
 def test_the_gate_may_begin_smaller():
-  init = lambda scale: weights.initialize(dataclasses.replace(LAYER, gate=Top2(scale=scale)).weights(), seed=1)
+  init = lambda scale: weights.initialize(
+    dataclasses.replace(LAYER, gate=Top2(gate_init_scale=scale)).weights(), seed=1
+  )
   one, tenth = init(1.0), init(0.1)
   np.testing.assert_allclose(tenth['gate'], 0.1 * one['gate'], rtol=1e-6)
   np.testing.assert_array_equal(tenth['wi'], one['wi'])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +11,7 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.run import pruning
 
@@ -40,7 +42,7 @@ def test_tokens_whose_experts_are_kept_get_the_same_outputs(gate, expert):
     4,
     8,
     experts,
-    gate=by_name.make(gate, k=2),
+    gate=table.GATES[gate](),
     capacity_factor=None,
     expert=expert,
     shared_experts=1,
@@ -69,7 +71,8 @@ def test_tokens_whose_experts_are_kept_get_the_same_outputs(gate, expert):
 
 
 def test_every_gate_says_how_few_experts_it_can_choose_among():
-  least = {name: by_name.least_experts(name, 2) for name in by_name.GATES}
+  gate = lambda name: table.make(name, types.SimpleNamespace(groups_of_experts=4))
+  least = {name: gate(name).least_experts for name in table.GATES}
   assert least == {
     'top2': 2, 'top_k': 2, 'top_k_unnormalised': 2, 'switch': 2, 'noisy_top_k': 3,
     'hierarchical': None, 'expert_choice': None, 'soft': None,

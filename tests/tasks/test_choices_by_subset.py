@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import weights
-from lingvo_moe.layers.gates import by_name
+from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.gates.routing import Decisions
+from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import Routed
 from lingvo_moe.tasks import losses
 
 MEMBER_BP = tf.constant([[1, 0], [0, 1], [0, 1], [0, 0]])  # the last row is of neither part
@@ -28,15 +30,15 @@ def test_choices_are_counted_in_the_rows_of_a_part():
   assert losses.choices_by_subset('pair', {}, MEMBER_BP) == {}
 
 
-@pytest.mark.parametrize('name', by_name.GATES)
+@pytest.mark.parametrize('name', table.GATES)
 def test_choices_of_any_gate_add_up_to_its_loads(name):
-  gate = by_name.make(name, capacity_factor=1.5, groups_of_experts=3)
+  gate = table.make(name, types.SimpleNamespace(capacity_factor=1.5, groups_of_experts=3))
   layer = MoE(model_dim=6, hidden_dim=4, num_experts=9, num_groups=2, gate=gate)
   theta = weights.initialize(layer.weights(), seed=3)
   theta |= {n: tf.random.stateless_normal(w.shape, [0, i]) for i, (n, w) in enumerate(theta.items()) if 'gate' in n}
   paddings = tf.constant([[0.0] * 5, [0.0, 1.0, 0.0, 0.0, 1.0], [0.0] * 5, [1.0] * 5])
   _, routing = layer(theta, tf.random.stateless_normal([4, 5, 6], [0, 1]), paddings)
-  found = losses.choices_by_subset('pair', {'layer': Routed(routing.stats, routing.decisions)}, MEMBER_BP)
+  found = losses.choices_by_subset('pair', {'layer': routing.routed}, MEMBER_BP)
   choices_PE = found['choices_by_pair']['layer']
   assert choices_PE.shape == [2, 9] and np.sum(choices_PE[0]) > 0
   np.testing.assert_array_equal(np.sum(choices_PE, axis=0), routing.stats.tokens_E)  # the row of neither is padding

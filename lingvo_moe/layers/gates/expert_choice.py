@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
+from lingvo_moe.core import fields
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
@@ -26,10 +26,15 @@ class ExpertChoice(gate.LinearGate):
     capacity_factor: see above.
   """
 
-  capacity_factor: float = 2.0
-  experts_choose: ClassVar[bool] = True
+  capacity_factor: float | None = 2.0
+  experts_choose = True
 
-  def choices(self, num_experts: int) -> float:
+  def check(self, num_experts: int) -> None:
+    if self.capacity_factor is None:
+      rule = "a number with gate='expert_choice': an expert takes that many * tokens / E"
+      fields.refuse(self, 'capacity_factor', rule)
+
+  def experts_per_token(self, num_experts: int) -> float:
     return min(self.capacity_factor, num_experts)
 
   def __call__(
@@ -41,25 +46,16 @@ class ExpertChoice(gate.LinearGate):
     capacity: Size | None = None,
   ) -> Routing:
     """Lets each expert choose tokens, in training and at inference alike; choice r of a token is expert r. See Gate."""
-    del keys_GS, capacity
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
-    groups, size, num_experts = sizes(logits_GSE)
+    _, size, num_experts = sizes(logits_GSE)
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
     tokens_G = tf.cast(tf.reduce_sum(real_GS, axis=1), tf.int32)
     taken_GSE = largest(gates_GSE, real_GS, gate.expert_capacity(tokens_G, num_experts, self.capacity_factor))
-    kept_GSE = tf.cast(taken_GSE, tf.float32)
-    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)
     unserved = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
-    return Routing(
-      expert_GSR=tf.broadcast_to(tf.range(num_experts), [groups, size, num_experts]),
-      slot_GSR=tf.cast(tf.cumsum(kept_GSE, axis=1, exclusive=True), tf.int32),
-      weight_GSR=gates_GSE * kept_GSE,
-      margin_GS=tf.stop_gradient(_margin(gates_GSE, taken_GSE, real_GS)),
-      num_experts=num_experts,
-      capacity=gate.expert_capacity(size, num_experts, self.capacity_factor),
-      stats=stats._replace(dropped_R=unserved[tf.newaxis], tokens_E=tf.reduce_sum(kept_GSE, axis=[0, 1])),
-      every_expert=True,
-    )
+    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(dropped_R=unserved[tf.newaxis])
+    margin_GS = _margin(gates_GSE, taken_GSE, real_GS)
+    capacity = gate.expert_capacity(size, num_experts, self.capacity_factor)
+    return gate.routing_of_every_expert(gates_GSE, tf.cast(taken_GSE, tf.float32), capacity, stats, margin_GS)
 
 
 def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Tensor:

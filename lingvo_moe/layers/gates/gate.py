@@ -1,15 +1,18 @@
-"""Gate protocol, and what gates have in common: logits, top choices, slots of the chosen, statistics, balance loss."""
+"""Base class of gates, and what they have in common: logits, top choices, slots of the chosen, statistics, balance loss."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import fractions
 import math
-from typing import ClassVar, Protocol
 
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import fields
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
@@ -22,21 +25,43 @@ from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.xla_sharding import shard
 
 
-class Gate(Protocol):
-  """Gate of a MoE layer: a frozen dataclass of options.
+class Gate(abc.ABC):
+  """Gate of a MoE layer: a frozen dataclass, whose fields a configuration sets by fields of the same names.
 
   Attributes:
     experts_choose: True if experts choose tokens. The choice then depends on all tokens of a group, later ones too.
+    least_experts: fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.
   """
 
-  experts_choose: bool
+  experts_choose: bool = False
+  least_experts: int | None = None
 
+  def check(self, num_experts: int) -> None:
+    """Raises a UserError unless the fields fit each other and the number of experts."""
+    least = self.least_experts or 1
+    if num_experts < least:
+      raise UserError(f'this gate chooses among {least} experts or more; saw num_experts={num_experts}: add experts')
+
+  @abc.abstractmethod
   def weights(self, model_dim: int, num_experts: int) -> Specs:
-    """Weights, whose names begin with 'gate'; those whose spec says float32 are used so: bfloat16 makes ties."""
+    """Weights, whose names begin with 'gate'; axis J has the experts.
 
-  def choices(self, num_experts: int) -> float:
+    Those whose spec says float32 stay so where activations are bfloat16, in which logits tie.
+    """
+
+  @abc.abstractmethod
+  def experts_per_token(self, num_experts: int) -> float:
     """Experts that a token visits; a mean where it varies."""
 
+  def capacity(self, group_size: Size | tf.Tensor, num_experts: int, factor: float) -> Size:
+    """C, slots of an expert for each group."""
+    return expert_capacity(group_size, num_experts, factor)
+
+  def products_per_token(self, model_dim: int, num_experts: int) -> int:
+    """Multiplications of a token with weights, at inference and in training."""
+    return weights_lib.count(self.weights(model_dim, num_experts))
+
+  @abc.abstractmethod
   def __call__(
     self,
     theta: Theta,
@@ -56,20 +81,24 @@ class Gate(Protocol):
     """
 
 
+def is_gate_weight(name: str) -> bool:
+  """Whether a weight of a layer, by its name there, is the gate's."""
+  return name.startswith('gate')
+
+
 @dataclasses.dataclass(frozen=True)
-class LinearGate:
-  """Gate with one weight [M, E], by which tokens choose experts; base of gates that differ in how they choose.
+class LinearGate(Gate):
+  """Gate with one weight [M, E]; base of gates that differ in how they choose.
 
   Attributes:
-    scale: factor of the initial weights.
+    gate_init_scale: factor of the initial weights.
   """
 
-  scale: float = dataclasses.field(default=1.0, kw_only=True)
-  experts_choose: ClassVar[bool] = False
+  gate_init_scale: float = dataclasses.field(default=1.0, kw_only=True)
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
     """Weights of the gate, 'gate' [M, E]."""
-    return {'gate': gate_weight(model_dim, num_experts, self.scale)}
+    return {'gate': gate_weight(model_dim, num_experts, self.gate_init_scale)}
 
 
 def gate_weight(model_dim: int, num_experts: int, scale: float = 1.0) -> WeightSpec:
@@ -174,6 +203,29 @@ def routing(
   )
 
 
+def routing_of_every_expert(
+  gates_GSE: tf.Tensor, taken_GSE: tf.Tensor, capacity: Size, stats: RoutingStats, margin_GS: tf.Tensor
+) -> Routing:
+  """Routing whose choice r is of expert r, for gates by which no queue is longer than the capacity.
+
+  Args:
+    gates_GSE: weights of the experts' outputs.
+    taken_GSE: 1.0 where an expert serves a token.
+    capacity, stats, margin_GS: as in `routing`.
+  """
+  num_experts = gates_GSE.shape[-1]
+  return Routing(
+    expert_GSR=tf.broadcast_to(tf.range(num_experts), sizes(gates_GSE)),
+    slot_GSR=tf.cast(tf.cumsum(taken_GSE, axis=1, exclusive=True), tf.int32),
+    weight_GSR=gates_GSE * taken_GSE,
+    margin_GS=tf.stop_gradient(margin_GS),
+    num_experts=num_experts,
+    capacity=capacity,
+    stats=stats._replace(tokens_E=tf.reduce_sum(taken_GSE, axis=[0, 1])),
+    every_expert=True,
+  )
+
+
 def statistics(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor, real_GS: tf.Tensor) -> RoutingStats:
   """Statistics of a softmax gate without a balance loss, before any slot is given."""
   # log Z from the largest gate, exp(largest logit - log Z), which is at least 1 / E.
@@ -222,10 +274,7 @@ def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
   return tf.reduce_min(tf.stack(gaps, axis=-1), axis=-1) if gaps else tf.ones(sizes(expert_GSR)[:2])
 
 
-def check_choices(name: str, k: int, num_experts: int, capacity: Size | None) -> None:
-  """Raises ValueError unless there are k experts, and a slot."""
-  if num_experts < max(k, 2) or (isinstance(capacity, int) and capacity < 1):
-    raise ValueError(
-      f'{name} gating needs {max(k, 2)} experts and 1 slot or more; saw num_experts={num_experts}, '
-      f'capacity={capacity}: add experts, or raise capacity_factor'
-    )
+def check_choices(gate: Gate, num_experts: int) -> None:
+  """Refuses more choices of a token than there are experts."""
+  if gate.choices > num_experts:
+    fields.refuse(gate, 'choices', f'at most num_experts={num_experts}', 'add experts, or choose fewer')

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import fields
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -19,13 +19,14 @@ from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts
 from lingvo_moe.layers.experts import LinearExperts
 from lingvo_moe.layers.gates import gate
+from lingvo_moe.layers.gates.noisy_top_k import check_kept
 from lingvo_moe.layers.gates.noisy_top_k import noisy_top_k
 from lingvo_moe.layers.gates.noisy_top_k import squared_variation
 from lingvo_moe.layers.gates.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
-class Hierarchical:
+class Hierarchical(gate.Gate):
   """Two noisy top-k gates: the first chooses k of the groups of experts, the second k experts in each of these.
 
   y = sum_i sum_j G(x)_i G_i(x)_j o_ij (equation 12). A token is compared with the experts of the chosen groups alone,
@@ -38,45 +39,40 @@ class Hierarchical:
 
   Attributes:
     groups_of_experts: groups of experts; it divides the number of experts.
-    k: choices of each level; a token visits k * k experts.
+    choices: k of each level; a token visits k * k experts.
     dispatch: dispatcher to the second gates; see dispatch.DISPATCHERS.
   """
 
   groups_of_experts: int
-  k: int = 2
+  choices: int = 2
   dispatch: str = 'auto'
-  experts_choose: ClassVar[bool] = False
 
   def check(self, num_experts: int) -> None:
-    """Raises ValueError unless both levels have more than k candidates."""
-    if (
-      self.k < 2
-      or self.groups_of_experts <= self.k
-      or num_experts % self.groups_of_experts
-      or self.within(num_experts) <= self.k
-    ):
-      raise ValueError(
-        f'a hierarchical gate needs k of 2 or more, more than k groups, and more than k experts in each of them; saw '
-        f'k={self.k}, {self.groups_of_experts} groups of {num_experts} experts: choose a number of groups that divides the experts'
+    check_kept(self, 'hierarchical')
+    groups = self.groups_of_experts
+    if groups <= self.choices or num_experts % groups or num_experts // groups <= self.choices:
+      rule = (
+        f"a divisor of num_experts={num_experts} with gate='hierarchical', such that there are more than "
+        f'choices={self.choices} groups, and more than that many experts in each'
       )
-
-  def within(self, num_experts: int) -> int:
-    """Experts of a group."""
-    return num_experts // self.groups_of_experts
+      fields.refuse(self, 'groups_of_experts', rule)
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
-    self.check(num_experts)
-    zero, groups, within = Constant(0.0), self.groups_of_experts, self.within(num_experts)
-    first = WeightSpec((model_dim, groups), 'MJ', zero, factored='MJ', float32=True)
+    groups, within = self.groups_of_experts, num_experts // self.groups_of_experts
+    first = WeightSpec((model_dim, groups), 'MJ', Constant(0.0), factored='MJ', float32=True)
     return {'gate': first, 'gate_noise': first, **self._second_weights((groups, model_dim, within))}
 
   def _second_weights(self, shape: tuple[int, int, int]) -> Specs:
     spec = WeightSpec(tuple(shape), 'EMJ', Constant(0.0), factored='MJ', float32=True)
     return {'gate_within': spec, 'gate_within_noise': spec}
 
-  def choices(self, num_experts: int) -> float:
-    del num_experts
-    return self.k**2
+  def experts_per_token(self, num_experts: int) -> float:
+    return self.choices**2
+
+  def products_per_token(self, model_dim: int, num_experts: int) -> int:
+    """Those with the first gate, and with the second gates of the chosen groups."""
+    groups, within = self.groups_of_experts, num_experts // self.groups_of_experts
+    return 2 * model_dim * (groups + self.choices * within)
 
   def __call__(
     self,
@@ -89,17 +85,16 @@ class Hierarchical:
     """Chooses k experts in each of k groups for each token; see Gate. Expert j of group i has number i * within + j."""
     within, real_GS = theta['gate_within'].shape[-1], gate.real_tokens(paddings_GS)
     num_experts = self.groups_of_experts * within
-    gate.check_choices('hierarchical', self.k**2, num_experts, capacity)
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)
-    first = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.k)
+    first = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.choices)
 
     chosen, weights, margins, importance, load, visits = [], [], [first.margin_GS], 0.0, 0.0, 0.0
-    for rank in range(self.k):
+    for rank in range(self.choices):
       group_GS = first.expert_GSR[..., rank]
       keys = None if keys_GS is None else prng.fold(keys_GS, rank + 1)
       logits, raw_noise = self._second_logits(theta, x_GSM, group_GS, real_GS, training=keys_GS is not None)
-      second = noisy_top_k(logits, raw_noise, keys, self.k)
+      second = noisy_top_k(logits, raw_noise, keys, self.choices)
       weight_GS = first.weight_GSR[..., rank]
       chosen.append(group_GS[..., tf.newaxis] * within + second.expert_GSR)
       weights.append(weight_GS[..., tf.newaxis] * second.weight_GSR)
@@ -116,7 +111,7 @@ class Hierarchical:
     return gate.routing(
       tf.concat(chosen, axis=-1),
       tf.concat(weights, axis=-1),
-      tf.stack([real_GS] * self.k**2, axis=-1),
+      tf.stack([real_GS] * self.choices**2, axis=-1),
       num_experts,
       capacity,
       stats._replace(aux_loss=stats.groups * loss),

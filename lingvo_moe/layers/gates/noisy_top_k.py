@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from lingvo_moe.core import fields
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
@@ -22,7 +23,7 @@ _NOISE_FLOOR = 1e-2  # added to the standard deviation, as in Tensor2Tensor, whe
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyTopK:
+class NoisyTopK(gate.Gate):
   """Noisy top-k gate: G(x) = softmax(keep_top_k(H(x))), H(x) = x W + normal noise * softplus(x W_noise).
 
   Both weights begin at zero, so that all experts get about as many tokens (appendix A). At inference there is no noise.
@@ -30,25 +31,27 @@ class NoisyTopK:
   paper weights both by 0.1: aux_loss_weight.
 
   Attributes:
-    k: choices of a token, less than the number of experts.
+    choices: k of a token, less than the number of experts.
   """
 
-  k: int = 2
-  experts_choose: ClassVar[bool] = False
+  choices: int = 2
 
-  def __post_init__(self):
-    if self.k < 2:
-      raise ValueError(
-        f'the softmax over a single kept expert is 1 and passes no gradient; saw k={self.k} for noisy top-k: use k=2'
-      )
+  def check(self, num_experts: int) -> None:
+    check_kept(self, 'noisy_top_k')
+    if self.choices >= num_experts:
+      rule = f"less than num_experts={num_experts} with gate='noisy_top_k'"
+      fields.refuse(self, 'choices', rule, 'noise cannot change who is chosen if all are')
+
+  @property
+  def least_experts(self) -> int:
+    return self.choices + 1
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
     spec = WeightSpec((model_dim, num_experts), 'MJ', Constant(0.0), factored='MJ', float32=True)
     return {'gate': spec, 'gate_noise': spec}
 
-  def choices(self, num_experts: int) -> float:
-    del num_experts
-    return self.k
+  def experts_per_token(self, num_experts: int) -> float:
+    return self.choices
 
   def __call__(
     self,
@@ -62,21 +65,26 @@ class NoisyTopK:
     real_GS = gate.real_tokens(paddings_GS)
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)
-    num_experts = logits_GSE.shape[-1]
-    gate.check_choices('noisy top-k', self.k + 1, num_experts, capacity)
-    noisy = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.k)
+    noisy = noisy_top_k(logits_GSE, raw_noise_GSE, keys_GS, self.choices)
     sum_E = lambda x_GSE: tf.reduce_sum(x_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
     stats = gate.statistics(logits_GSE, tf.nn.softmax(logits_GSE), real_GS)
     loss = squared_variation(sum_E(noisy.gates_GSE)) + squared_variation(sum_E(noisy.load_GSE))
     return gate.routing(
       noisy.expert_GSR,
       noisy.weight_GSR,
-      tf.stack([real_GS] * self.k, axis=-1),
-      num_experts,
+      tf.stack([real_GS] * self.choices, axis=-1),
+      logits_GSE.shape[-1],
       capacity,
       stats._replace(aux_loss=stats.groups * loss),
       noisy.margin_GS,
     )
+
+
+def check_kept(noisy: gate.Gate, name: str) -> None:
+  """Refuses a single choice of the gate of this name."""
+  if noisy.choices < 2:
+    way_out = 'the softmax over one kept expert is 1, without a gradient'
+    fields.refuse(noisy, 'choices', f'2 or more with gate={name!r}', way_out)
 
 
 class Noisy(NamedTuple):

@@ -34,6 +34,13 @@ class Decisions(NamedTuple):
   margin_GS: tf.Tensor
 
 
+class Routed(NamedTuple):
+  """Statistics and decisions of the gate of one layer."""
+
+  stats: RoutingStats
+  decisions: Decisions
+
+
 class Routing(NamedTuple):
   """Decision of a gate: expert, slot and weight of each token's choices."""
 
@@ -47,8 +54,9 @@ class Routing(NamedTuple):
   every_expert: bool = False  # whether R = E and choice r is of expert r
 
   @property
-  def decisions(self) -> Decisions:
-    return Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS)
+  def routed(self) -> Routed:
+    """The part of it that leaves the layer."""
+    return Routed(self.stats, Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS))
 
   def round(self, number: int | tf.Tensor, slots: Size) -> Routing:
     """Routing of the choices at slots number * slots up to (number + 1) * slots alone, which get slots from 0 on."""

@@ -24,8 +24,9 @@ class Top2(gate.LinearGate):
 
   second_choice: str = 'random'
 
-  def choices(self, num_experts: int) -> float:
-    del num_experts
+  least_experts = 2
+
+  def experts_per_token(self, num_experts: int) -> float:
     return 2
 
   def __call__(
@@ -65,7 +66,11 @@ def top2_gating(
     ValueError: with fewer than 2 experts or no slot; the message names both and the way out.
   """
   num_experts = logits_GSE.shape[-1]
-  gate.check_choices('top-2', 2, num_experts, capacity)
+  if num_experts < 2 or (isinstance(capacity, int) and capacity < 1):
+    raise ValueError(
+      f'top-2 gating needs 2 experts and 1 slot or more; saw num_experts={num_experts}, capacity={capacity}: '
+      'add experts, or raise capacity_factor'
+    )
   logits_GSE, real_GS = tf.cast(logits_GSE, tf.float32), gate.real_tokens(paddings_GS)
 
   # Lines 3-4, 14-15: the softmax and its two largest entries, normalised over the chosen two.

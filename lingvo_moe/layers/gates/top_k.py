@@ -1,11 +1,13 @@
-"""Top-k gate, any k, with capacity or dropless, and the Switch gate, which is the top-1 of it."""
+"""Top-k gate, any k, with capacity or dropless, normalised or not, and the Switch gate."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import tensorflow as tf
 
+from lingvo_moe.core import fields
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
@@ -14,27 +16,29 @@ from lingvo_moe.layers.gates.routing import Routing
 
 @dataclasses.dataclass(frozen=True)
 class TopK(gate.LinearGate):
-  """Top-k gate: each token goes to its k likeliest experts; p = softmax(x W).
+  """Top-k gate: each token goes to its k likeliest experts, weighted by p_i / (sum of the chosen p), p = softmax(x W).
+
+  Mixtral's (arXiv 2401.04088). The balance loss counts all k choices.
 
   Attributes:
-    k: choices of a token.
-    normalised: weights p_i / (sum of the chosen p), as in Mixtral (arXiv 2401.04088); otherwise p_i, as in Switch. The
-      balance loss counts all k choices.
+    choices: k.
   """
 
-  k: int = 2
-  normalised: bool = True
+  choices: int = 2
+  normalised: ClassVar[bool] = True
 
-  def __post_init__(self):
-    if self.k == 1 and self.normalised:
-      raise ValueError(
-        'a top-1 gate normalised over its choice has weight 1 and gets no gradient; saw k=1, normalised=True: '
-        'use normalised=False (the switch gate), or k=2'
-      )
+  def check(self, num_experts: int) -> None:
+    gate.check_choices(self, num_experts)
+    if self.normalised and self.choices == 1:
+      way_out = "its one weight would be 1, without a gradient: use gate='switch'"
+      fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)
 
-  def choices(self, num_experts: int) -> float:
-    del num_experts
-    return self.k
+  @property
+  def least_experts(self) -> int:
+    return max(self.choices, 2)
+
+  def experts_per_token(self, num_experts: int) -> float:
+    return self.choices
 
   def __call__(
     self,
@@ -45,12 +49,10 @@ class TopK(gate.LinearGate):
     capacity: Size | None = None,
   ) -> Routing:
     """Chooses k experts for each token; see Gate."""
-    del keys_GS
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     num_experts = logits_GSE.shape[-1]
-    gate.check_choices(f'top-{self.k}', self.k, num_experts, capacity)
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
-    expert_GSR = gate.top_choices(logits_GSE, self.k)
+    expert_GSR = gate.top_choices(logits_GSE, self.choices)
     weight_GSR = gate.at_choices(gates_GSE, expert_GSR)
     if self.normalised:
       weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
@@ -58,7 +60,7 @@ class TopK(gate.LinearGate):
     return gate.routing(
       expert_GSR,
       weight_GSR,
-      tf.stack([real_GS] * self.k, axis=-1),
+      tf.stack([real_GS] * self.choices, axis=-1),
       num_experts,
       capacity,
       gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss),
@@ -66,11 +68,20 @@ class TopK(gate.LinearGate):
     )
 
 
-def switch(scale: float = 1.0) -> TopK:
+@dataclasses.dataclass(frozen=True)
+class TopKUnnormalised(TopK):
+  """Top-k gate whose weights are p_i, as those of Switch and Grok-1."""
+
+  normalised: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch(TopKUnnormalised):
   """Switch gate (Fedus et al., arXiv 2101.03961): top-1 with weight p, so that the router gets a gradient.
 
   Its loss is E sum_e f_e P_e (equations 4 to 6), alpha being the configuration's aux_loss_weight; its logits are
-  float32 ('selective precision'); capacity factors of 1.0, 1.25 and 2.0 are the paper's; 0.1 is its scale of initial
-  weights (section 2.4).
+  float32 ('selective precision'); capacity factors of 1.0, 1.25 and 2.0 are the paper's; 0.1 is its gate_init_scale
+  (section 2.4).
   """
-  return TopK(k=1, normalised=False, scale=scale)
+
+  choices: int = dataclasses.field(default=1, init=False)

@@ -22,15 +22,15 @@ def _write(buffer: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Ten
   """
   shape, new = tf.shape(buffer), tf.shape(x_BNWK)
   rows, width, positions, head_dim = new[0] * new[1], new[2], shape[-2], buffer.shape[-1]
-  together = tf.complex128.size // buffer.dtype.size
-  if head_dim % together:
-    together = 1
-  size = head_dim // together
+  packed = tf.complex128.size // buffer.dtype.size
+  if head_dim % packed:
+    packed = 1
+  size = head_dim // packed
 
   def matrix(x, columns):
-    if together == 1:
+    if packed == 1:
       return tf.reshape(x, [-1, columns])
-    return tf.bitcast(tf.reshape(x, [-1, columns, together]), tf.complex128)
+    return tf.bitcast(tf.reshape(x, [-1, columns, packed]), tf.complex128)
 
   written = tf.raw_ops.TensorStridedSliceUpdate(
     input=matrix(buffer, positions * size),
@@ -39,6 +39,6 @@ def _write(buffer: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Ten
     strides=[1, 1],
     value=matrix(x_BNWK, width * size),
   )
-  if together > 1:
+  if packed > 1:
     written = tf.bitcast(written, buffer.dtype)
   return tf.ensure_shape(tf.reshape(written, shape), buffer.shape)

@@ -6,7 +6,6 @@ are empty; 1.00 to 1.09 times with 128.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -80,43 +79,27 @@ def grouped_ffn_forward(
   return Looped(expert_offsets).each(expert, [x_XM.shape[-1]], [wi_EMH, wo_EHM], [x_XM])[0]
 
 
-class Experts(abc.ABC):
-  """Iteration over experts and their rows; each subclass has its own form of rows."""
-
-  @abc.abstractmethod
-  def divided(self, x_XM: tf.Tensor) -> Any:
-    """Rows [X, M] in the form of the subclass."""
-
-  @abc.abstractmethod
-  def each(self, f: Callable, features: Sequence[int], weights: Sequence[tf.Tensor], rows: Sequence[Any]) -> Sequence:
-    """Runs f(*weights of an expert, *its rows) for each expert; `features` are the sizes of the rows of its results."""
-
-  @abc.abstractmethod
-  def joined(self, rows: Any) -> tf.Tensor:
-    """Results of `each` as [X, ...], the last row zeros."""
-
-  @abc.abstractmethod
-  def weight_gradients(self, *factors: tuple[Any, Any]) -> Sequence[tf.Tensor | FactoredGradient]:
-    """Gradients x^T dy of each expert, [E, M, H], one for each pair (x, dy); x or dy is a result of `each`."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Unrolled(Experts):
+class Unrolled:
   """One branch of the traced program per expert, run side by side. Rows are a list, one tensor per expert."""
 
   expert_offsets: tf.Tensor
 
-  def divided(self, x_XM):
+  def divided(self, x_XM: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Rows [X, M] of each expert."""
     count_E = self.expert_offsets[1:] - self.expert_offsets[:-1]
     return tf.split(x_XM, tf.concat([count_E, [1]], axis=0), num=self.expert_offsets.shape[0])[:-1]
 
-  def each(self, f, features, weights, rows):
+  def each(self, f: Callable, features: Sequence[int], weights: Sequence[tf.Tensor], rows: Sequence[Any]) -> Sequence:
+    """Runs f(*weights of an expert, *its rows) for each expert; `features` are the sizes of the rows of its results."""
     return list(zip(*map(f, *map(tf.unstack, weights), *rows)))
 
-  def joined(self, rows):
+  def joined(self, rows: Any) -> tf.Tensor:
+    """Results of `each` as [X, ...], the last row zeros."""
     return tf.concat([*rows, tf.zeros([1, rows[0].shape[-1]], rows[0].dtype)], axis=0)
 
-  def weight_gradients(self, *factors):
+  def weight_gradients(self, *factors: tuple[Any, Any]) -> Sequence[tf.Tensor | FactoredGradient]:
+    """Gradients x^T dy of each expert, [E, M, H], one for each pair (x, dy); x or dy is a result of `each`."""
     num_experts = self.expert_offsets.shape[0] - 1
     if num_experts > _MAX_MULTIPLIED:
       return Looped(self.expert_offsets).weight_gradients(*((self.joined(x), self.joined(dy)) for x, dy in factors))
@@ -129,8 +112,8 @@ class Unrolled(Experts):
 
 
 @dataclasses.dataclass(frozen=True)
-class Looped(Experts):
-  """Loop over the experts with rows, several iterations at once. Rows are [X, ...]."""
+class Looped:
+  """Loop over the experts with rows, several iterations at once; methods are those of Unrolled. Rows are [X, ...]."""
 
   expert_offsets: tf.Tensor
 
@@ -140,18 +123,18 @@ class Looped(Experts):
   def each(self, f, features, weights, rows):
     num_busy = tf.size(self._busy)
 
-    def run_expert(i, *found):
+    def run_expert(i, *arrays):
       e = tf.gather(self._busy, i)
       own = slice(tf.gather(self.expert_offsets, e), tf.gather(self.expert_offsets, e + 1))
       y = f(*(w[e] for w in weights), *(x_XM[own] for x_XM in rows))
-      return i + 1, *(rows_of.write(i, rows) for rows_of, rows in zip(found, y, strict=True))
+      return i + 1, *(rows_of.write(i, rows) for rows_of, rows in zip(arrays, y, strict=True))
 
     def array(size):
       rows_of = tf.TensorArray(rows[0].dtype, num_busy + 1, infer_shape=False, element_shape=[None, size])
       return rows_of.write(num_busy, tf.zeros([1, size], rows[0].dtype))
 
-    found = tf.while_loop(lambda i, *_: i < num_busy, run_expert, (0, *map(array, features)))[1:]
-    return [rows_of.concat() for rows_of in found]
+    arrays = tf.while_loop(lambda i, *_: i < num_busy, run_expert, (0, *map(array, features)))[1:]
+    return [rows_of.concat() for rows_of in arrays]
 
   def joined(self, rows):
     return rows

@@ -28,11 +28,11 @@ def linear(
   matrix that is reshaped.
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
-  lead = sizes(x)[: x.shape.rank - inputs]
+  batch_sizes = sizes(x)[: x.shape.rank - inputs]
   y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
   if bias is not None:
     y = (tf.nn.bias_add if y.dtype == tf.float32 else tf.add)(y, tf.reshape(bias, [-1]))
-  return tf.reshape(activation(y), [*lead, *outer])
+  return tf.reshape(activation(y), [*batch_sizes, *outer])
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -23,22 +23,17 @@ def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
   A tensor [1, ...] belongs to every sub-batch. If there is a scalar, such as one random key for all rows, all rows are
   one sub-batch.
   """
-  parts = _divided(rows, backend.current().sub_batches)
-  return f(*rows) if parts is None else tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *(f(*p) for p in parts))
-
-
-def _divided(rows: Any, parts: int) -> list[Any] | None:
-  """Sub-batches of nested tensors; None where they are not divided."""
-  flat = tf.nest.flatten(rows)
+  number, flat = backend.current().sub_batches, tf.nest.flatten(rows)
   tensors = [x for x in flat if x is not None]
   divisible = [x for x in tensors if x.shape.rank and x.shape[0] != 1]
-  if parts == 1 or not divisible or any(x.shape.rank == 0 for x in tensors):
-    return None
+  if number == 1 or not divisible or any(x.shape.rank == 0 for x in tensors):
+    return f(*rows)
   count = sizes(divisible[0])[0]
-  ends = [count * (part + 1) // parts for part in range(parts)]
+  ends = [count * (i + 1) // number for i in range(number)]
   counts = tf.stack([end - begin for begin, end in zip([0, *ends], ends)])
-  divided = [[x] * parts if x is None or x.shape[0] == 1 else tf.split(x, counts, num=parts) for x in flat]
-  return [tf.nest.pack_sequence_as(rows, part) for part in zip(*divided, strict=True)]
+  divided = [[x] * number if x is None or x.shape[0] == 1 else tf.split(x, counts, num=number) for x in flat]
+  results = [f(*tf.nest.pack_sequence_as(rows, sub_batch)) for sub_batch in zip(*divided, strict=True)]
+  return tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), *results)
 
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
@@ -50,18 +45,18 @@ def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
   if most == 1:
     return f(rows)
   count = sizes(tf.nest.flatten(rows)[0])[0]
-  parts = tf.clip_by_value(count // _MIN_ROWS, 1, most)
-  each = -(-count // parts)
+  number = tf.clip_by_value(count // _MIN_ROWS, 1, most)
+  each = -(-count // number)
 
   def divided(x):
-    padded = tf.pad(x, [[0, parts * each - count]] + [[0, 0]] * (x.shape.rank - 1))
-    return tf.reshape(padded, [parts, each, *sizes(x)[1:]])
+    padded = tf.pad(x, [[0, number * each - count]] + [[0, 0]] * (x.shape.rank - 1))
+    return tf.reshape(padded, [number, each, *sizes(x)[1:]])
 
   def joined(x, spec):
     if spec.shape.rank == 0:
       return tf.reduce_max(x)
-    return tf.reshape(x, tf.concat([[parts * each], tf.shape(x)[2:]], axis=0))[:count]
+    return tf.reshape(x, tf.concat([[number * each], tf.shape(x)[2:]], axis=0))[:count]
 
   with backend.use(dataclasses.replace(backend.current(), sub_batches=1, parallel_calls=1)):
-    found = tf.map_fn(f, tf.nest.map_structure(divided, rows), parallel_iterations=most, fn_output_signature=specs)
-  return tf.nest.map_structure(joined, found, specs)
+    results = tf.map_fn(f, tf.nest.map_structure(divided, rows), parallel_iterations=most, fn_output_signature=specs)
+  return tf.nest.map_structure(joined, results, specs)

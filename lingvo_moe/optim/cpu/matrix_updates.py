@@ -28,14 +28,14 @@ class MatrixByMatrix(Adafactor):
     return cls(**vars(optimizer))
 
   def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
-    lead = len(spec.dims) - 2
-    if not lead or spec.dims[lead:] != spec.factored:
+    batch_axes = len(spec.dims) - 2
+    if not batch_axes or spec.dims[batch_axes:] != spec.factored:
       return super().measure(grad, slots, weight, spec, step)
-    flat = lambda x: tf.reshape(x, [-1, *x.shape[lead:]])
+    flat = lambda x: tf.reshape(x, [-1, *x.shape[batch_axes:]])
     flat_grad, flat_slots, flat_weight = tf.nest.map_structure(flat, (grad, slots, weight))
-    found = self._measure_each(lambda i: _one(flat_grad, i), flat_slots, flat_weight, spec, step)
-    found = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:lead], *x.shape[1:]]), found)
-    return _of_all(found, [axis for axis in range(lead) if spec.dims[axis] != 'L'])
+    measured = self._measure_each(lambda i: _one(flat_grad, i), flat_slots, flat_weight, spec, step)
+    measured = tf.nest.map_structure(lambda x: tf.reshape(x, [*spec.shape[:batch_axes], *x.shape[1:]]), measured)
+    return _of_all(measured, [axis for axis in range(batch_axes) if spec.dims[axis] != 'L'])
 
   def takes_factors(self, spec: WeightSpec) -> bool:
     """Whether a weight belongs to experts, [E, M, H], with its last two axes factored."""
@@ -76,8 +76,8 @@ class MatrixByMatrix(Adafactor):
     one, measure = _matrix(spec), super().measure
 
     def measure_one(i):
-      found = measure(grad(i), {name: _one(slot, i) for name, slot in slots.items()}, _one(weight, i), one, step)
-      return tf.nest.map_structure(lambda x: x[0], found)
+      measured = measure(grad(i), {name: _one(slot, i) for name, slot in slots.items()}, _one(weight, i), one, step)
+      return tf.nest.map_structure(lambda x: x[0], measured)
 
     matrices = math.prod(weight.shape[:-2])
     number = tf.TensorSpec([1, 1], tf.float32)
@@ -95,6 +95,6 @@ def _one(x: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
   return tf.slice(x, tf.stack([i, *[0] * (x.shape.rank - 1)]), [1, *sizes(x)[1:]])
 
 
-def _of_all(found: Measured, logical: list[int]) -> Measured:
+def _of_all(measured: Measured, logical: list[int]) -> Measured:
   mean = lambda x: tf.reduce_mean(x, axis=logical, keepdims=True)
-  return Measured(found.slots, mean(found.grad), mean(found.update), mean(found.weight))
+  return Measured(measured.slots, mean(measured.grad), mean(measured.update), mean(measured.weight))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import noisy_top_k
 from lingvo_moe.layers.gates.hierarchical import Hierarchical
 from lingvo_moe.ops import backend
@@ -119,5 +120,5 @@ def test_131072_experts_take_a_gate_whose_cost_a_token_is_that_of_their_groups()
 
 @pytest.mark.parametrize('groups, experts, k', [(1, 12, 2), (5, 12, 2), (6, 12, 2), (4, 12, 1), (4, 12, 3)])
 def test_levels_without_a_choice_are_refused(groups, experts, k):
-  with pytest.raises(ValueError, match=r'more than k groups, and more than k experts in each of them; saw k='):
-    Hierarchical(groups, k).weights(8, experts)
+  with pytest.raises(UserError, match=r"(groups_of_experts|choices) must be .* with gate='hierarchical'"):
+    Hierarchical(groups, k).check(experts)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import noisy_top_k
 from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 
@@ -34,7 +35,7 @@ def test_both_weights_begin_at_zero_and_load_is_then_spread_evenly():
 
 
 def test_choices_are_the_top_of_noisy_logits_and_weights_a_softmax_over_those_kept():
-  routing = NoisyTopK(k=3)(THETA, X_GSM, tf.zeros([2, 9]), KEYS_GS)
+  routing = NoisyTopK(3)(THETA, X_GSM, tf.zeros([2, 9]), KEYS_GS)
   clean = X_GSM.numpy() @ THETA['gate'].numpy()
   noise = prng.normal(prng.fold(KEYS_GS, 'noise'), [2, 9, 5]).numpy()
   noisy = clean + noise * (softplus(X_GSM.numpy() @ THETA['gate_noise'].numpy()) + 1e-2)
@@ -101,10 +102,10 @@ def test_the_normal_distribution_function():
 
 
 def test_one_choice_is_refused():
-  with pytest.raises(ValueError, match=r'single kept expert is 1 and passes no gradient; saw k=1'):
-    NoisyTopK(1)
+  with pytest.raises(UserError, match=r'saw 1: the softmax over one kept expert is 1, without a gradient'):
+    NoisyTopK(1).check(5)
 
 
 def test_as_many_choices_as_experts_are_refused():
-  with pytest.raises(ValueError, match=r'noisy top-k gating needs 6 experts'):
-    NoisyTopK(5)(THETA, X_GSM, tf.zeros([2, 9]))
+  with pytest.raises(UserError, match=r'choices must be less than num_experts=5'):
+    NoisyTopK(5).check(5)

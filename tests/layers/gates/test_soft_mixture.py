@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import weights
-from lingvo_moe.layers.gates import soft_mixture
 from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.moe import MoE
 
@@ -25,14 +24,24 @@ def test_every_expert_answers(dispatch):
   np.testing.assert_array_equal(routing.stats.tokens_E, [8, 8, 8])
 
 
+def competitive_loss(gates_BE, outputs_BEM, target_BM):
+  """Loss -log sum_i p_i exp(-1/2 ||d - o_i||^2) [B], equation 1.3: each expert learns the cases that it fits best."""
+  distance_BE = tf.reduce_sum(tf.square(target_BM[:, tf.newaxis] - outputs_BEM), axis=-1)
+  return -tf.reduce_logsumexp(tf.math.log(tf.maximum(gates_BE, 1e-30)) - 0.5 * distance_BE, axis=-1)
+
+
+def cooperative_loss(gates_BE, outputs_BEM, target_BM):
+  """Loss ||d - sum_i p_i o_i||^2 [B], equation 1.1: each expert cancels the error that the others leave."""
+  y_BM = tf.einsum('BE,BEM->BM', gates_BE, outputs_BEM)
+  return tf.reduce_sum(tf.square(target_BM - y_BM), axis=-1)
+
+
 def test_losses_by_hand():
   gates, outputs, target = tf.constant([[0.25, 0.75]]), tf.constant([[[1.0], [3.0]]]), tf.constant([[2.0]])
-  np.testing.assert_allclose(soft_mixture.cooperative_loss(gates, outputs, target), [(2 - 2.5) ** 2])
-  np.testing.assert_allclose(soft_mixture.competitive_loss(gates, outputs, target), [0.5], rtol=1e-6)  # -log exp(-1/2)
+  np.testing.assert_allclose(cooperative_loss(gates, outputs, target), [(2 - 2.5) ** 2])
+  np.testing.assert_allclose(competitive_loss(gates, outputs, target), [0.5], rtol=1e-6)  # -log exp(-1/2)
   far = tf.constant([[[1.0], [2.0]]])
-  np.testing.assert_allclose(
-    soft_mixture.competitive_loss(gates, far, target), [-np.log(0.25 * np.exp(-0.5) + 0.75)], rtol=1e-6
-  )
+  np.testing.assert_allclose(competitive_loss(gates, far, target), [-np.log(0.25 * np.exp(-0.5) + 0.75)], rtol=1e-6)
 
 
 def trained(loss, steps=400):
@@ -64,9 +73,9 @@ def trained(loss, steps=400):
 
 def test_experts_specialise_by_the_competitive_loss_and_not_by_the_cooperative_one():
   error_of_likeliest = lambda gates, errors: np.mean(np.take_along_axis(errors, np.argmax(gates, axis=1)[:, None], 1))
-  gates, errors = trained(soft_mixture.competitive_loss)
+  gates, errors = trained(competitive_loss)
   chosen = np.argmax(gates, axis=1)
   assert set(chosen[:32]) == {chosen[0]} and set(chosen[32:]) == {1 - chosen[0]}  # an expert a task
   assert np.min(np.max(gates, axis=1)) > 0.95 and error_of_likeliest(gates, errors) < 0.01
-  gates, errors = trained(soft_mixture.cooperative_loss)
+  gates, errors = trained(cooperative_loss)
   assert error_of_likeliest(gates, errors) > 0.05  # no expert solves its task: the other corrects it

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import gate
-from lingvo_moe.layers.gates import top_k
 from lingvo_moe.layers.gates.top2 import Top2
+from lingvo_moe.layers.gates.top_k import Switch
 from lingvo_moe.layers.gates.top_k import TopK
+from lingvo_moe.layers.gates.top_k import TopKUnnormalised
+from lingvo_moe.layers.moe import MoE
 
 PROBABILITIES = [
   [0.4, 0.3, 0.2, 0.1],
@@ -46,9 +49,7 @@ def test_three_choices_by_hand():
 
 
 def test_weights_that_are_not_normalised_are_the_softmax():
-  np.testing.assert_allclose(
-    route(TopK(2, normalised=False)).weight_GSR[0], [[0.4, 0.3], [0.4, 0.3], [0.6, 0.2]], rtol=1e-6
-  )
+  np.testing.assert_allclose(route(TopKUnnormalised(2)).weight_GSR[0], [[0.4, 0.3], [0.4, 0.3], [0.6, 0.2]], rtol=1e-6)
 
 
 def test_drops_are_counted_for_every_rank():
@@ -68,13 +69,13 @@ def test_two_choices_are_those_of_the_top_2_gate():
 
 
 def test_all_experts_may_be_chosen():
-  routing = route(TopK(4, normalised=False))
+  routing = route(TopKUnnormalised(4))
   np.testing.assert_allclose(tf.reduce_sum(routing.weight_GSR, axis=-1), [[1, 1, 1]], rtol=1e-6)
   np.testing.assert_array_equal(routing.stats.tokens_E, [3, 3, 3, 3])
 
 
 def test_switch_sends_a_token_to_one_expert_with_its_probability():
-  routing = route(top_k.switch(), paddings=[0.0, 0.0, 1.0])
+  routing = route(Switch(), paddings=[0.0, 0.0, 1.0])
   np.testing.assert_array_equal(routing.expert_GSR[0, :2, 0], [0, 3])
   np.testing.assert_allclose(routing.weight_GSR[0, :, 0], [0.4, 0.4, 0.0], rtol=1e-6)
   # Equations 4 to 6: N sum f P, f = [1/2, 0, 0, 1/2], P = [0.25, 0.25, 0.25, 0.25].
@@ -87,23 +88,25 @@ def test_capacity_factors_of_the_switch_paper(factor, slots, dropped):
   probabilities = [[0.7, 0.1, 0.1, 0.1]] * 6 + [[0.1, 0.7, 0.1, 0.1]] * 2
   capacity = gate.expert_capacity(8, 4, factor)
   assert capacity == slots
-  assert float(route(top_k.switch(), probabilities, capacity=capacity).stats.dropped_R[0]) == dropped
+  assert float(route(Switch(), probabilities, capacity=capacity).stats.dropped_R[0]) == dropped
 
 
 def test_the_switch_router_gets_a_gradient_from_its_output():
   theta, x = {'gate': tf.random.stateless_normal([6, 4], [0, 1])}, tf.random.stateless_normal([1, 8, 6], [0, 2])
   with tf.GradientTape() as tape:
     tape.watch(theta['gate'])
-    weight_GSR = top_k.switch()(theta, x, tf.zeros([1, 8])).weight_GSR
+    weight_GSR = Switch()(theta, x, tf.zeros([1, 8])).weight_GSR
     value = tf.reduce_sum(weight_GSR * tf.random.stateless_normal(weight_GSR.shape, [0, 3]))
   assert float(tf.norm(tape.gradient(value, theta['gate']))) > 0.1
 
 
 def test_one_normalised_choice_is_refused():
-  with pytest.raises(ValueError, match=r'has weight 1 and gets no gradient; saw k=1.*use normalised=False'):
-    TopK(1)
+  with pytest.raises(UserError, match=r"choices must be 2 or more with gate='top_k'; saw 1: .*use gate='switch'"):
+    TopK(1).check(4)
+  Switch().check(4)
+  TopKUnnormalised(1).check(4)
 
 
 def test_more_choices_than_experts_are_refused():
-  with pytest.raises(ValueError, match=r'top-5 gating needs 5 experts and 1 slot or more; saw num_experts=4'):
-    route(TopK(5))
+  with pytest.raises(UserError, match=r'choices must be at most num_experts=4; saw 5: add experts, or choose fewer'):
+    MoE(8, 8, 4, gate=TopK(5))

@@ -1,0 +1,42 @@
+"""Gates by the name that a configuration gives them: a gate is a file here and a line in this table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_moe.layers.gates.expert_choice import ExpertChoice
+from lingvo_moe.layers.gates.gate import Gate
+from lingvo_moe.layers.gates.hierarchical import Hierarchical
+from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
+from lingvo_moe.layers.gates.soft_mixture import SoftMixture
+from lingvo_moe.layers.gates.top2 import Top2
+from lingvo_moe.layers.gates.top_k import Switch
+from lingvo_moe.layers.gates.top_k import TopK
+from lingvo_moe.layers.gates.top_k import TopKUnnormalised
+
+GATES: dict[str, type[Gate]] = {
+  'top2': Top2,
+  'top_k': TopK,
+  'top_k_unnormalised': TopKUnnormalised,
+  'switch': Switch,
+  'noisy_top_k': NoisyTopK,
+  'hierarchical': Hierarchical,
+  'expert_choice': ExpertChoice,
+  'soft': SoftMixture,
+}
+
+
+def that_take(option: str) -> list[str]:
+  """Names of the gates that have a field of this name."""
+  return [name for name, gate in GATES.items() if option in _options(gate)]
+
+
+def make(name: str, config: Any) -> Gate:
+  """Gate by name, whose fields have the values of those fields of `config` that have their names."""
+  options = [option for option in _options(GATES[name]) if hasattr(config, option)]
+  return GATES[name](**{option: getattr(config, option) for option in options})
+
+
+def _options(gate: type[Gate]) -> list[str]:
+  return [field.name for field in dataclasses.fields(gate) if field.init]
