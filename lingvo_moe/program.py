@@ -121,49 +121,49 @@ class Program:
     key = prng.key(self.seed, 'train', step)
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 
-    def of_part(rows_B, batch, **totals):
+    def gradients_of(rows_B, batch, totals=None):
       # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is in.
       key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
       trained = {name: weights[name] for name in self.trained_specs}
       with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, **totals)
+        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, totals)
       grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
     if self.micro_batches > 1:
-      return self._sum_over_micro_batches(of_part, rows_B, batch)
-    grads, metrics = of_part(rows_B, batch)
+      return self._sum_over_micro_batches(gradients_of, rows_B, batch)
+    grads, metrics = gradients_of(rows_B, batch)
     return grads if sparse else self._stored(grads, self.weight_specs), metrics
 
-  def _sum_over_micro_batches(self, of_part, rows_B, batch):
+  def _sum_over_micro_batches(self, gradients_of, rows_B, batch):
     """Sum of the gradients and metrics of the micro-batches, computed one after the other."""
     # Groups are dealt to micro-batches in turn, so that each device has an equal part of every micro-batch.
-    per_part = self.num_groups // self.micro_batches
+    per_micro_batch = self.num_groups // self.micro_batches
 
     def divided(x_B):
       rows, *rest = sizes(x_B)
-      x = tf.reshape(x_B, [per_part, self.micro_batches, rows // self.num_groups, *rest])
+      x = tf.reshape(x_B, [per_micro_batch, self.micro_batches, rows // self.num_groups, *rest])
       return tf.reshape(tf.einsum('gp...->pg...', x), [self.micro_batches, rows // self.micro_batches, *rest])
 
     divided_rows, divided_batch = divided(rows_B), {name: divided(x) for name, x in batch.items()}
-    part = lambda i: (
+    micro_batch = lambda i: (
       divided_rows[i],
       {name: xla_sharding.shard(x[i], 'B' + '1' * (x.shape.rank - 2)) for name, x in divided_batch.items()},
     )
-    totals = [self.model.totals(part(i)[1]) for i in range(self.micro_batches)]
-    of_whole = {'totals': {name: tf.add_n([t[name] for t in totals]) for name in totals[0]}}
+    totals = [self.model.totals(micro_batch(i)[1]) for i in range(self.micro_batches)]
+    totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
 
-    def dense_part(i):
-      grads, metrics = of_part(*part(i), **of_whole)
+    def dense_gradients(i):
+      grads, metrics = gradients_of(*micro_batch(i), totals)
       return self._stored(grads, self.weight_specs), metrics
 
     def body(i, grads, metrics):
-      more_grads, more_metrics = dense_part(i)
+      more_grads, more_metrics = dense_gradients(i)
       grads = self._stored({name: g + more_grads[name] for name, g in grads.items()}, self.weight_specs)
       return grads, tf.nest.map_structure(tf.add, metrics, more_metrics)
 
-    results = results_of(lambda: dense_part(0))
+    results = results_of(lambda: dense_gradients(0))
     zeros = tf.nest.map_structure(lambda t: tf.zeros(t.shape, t.dtype), results)
     begin = self._stored(zeros[0], self.weight_specs), zeros[1]
     return counted(self.micro_batches, body, *begin, scope='')

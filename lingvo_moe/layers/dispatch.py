@@ -113,9 +113,9 @@ class GatherDispatcher:
     if xla_sharding.current() is None:
       return verb(self, argument[0])
     fields = ('expert_GSR', 'slot_GSR', 'weight_GSR')
-    of_part = lambda x, *values: verb(GatherDispatcher(self.routing._replace(**dict(zip(fields, values)))), x)
-    choices = [(getattr(self.routing, field), 'GSR') for field in fields]
-    return xla_sharding.manually(of_part, argument, *choices, returns=returns, first='G')
+    local = lambda x, *values: verb(GatherDispatcher(self.routing._replace(**dict(zip(fields, values)))), x)
+    decisions = [(getattr(self.routing, field), 'GSR') for field in fields]
+    return xla_sharding.manually(local, argument, *decisions, returns=returns, first='G')
 
   def _dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     r = self.routing

@@ -160,7 +160,6 @@ class LinearExperts(Experts):
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCJ; see Experts."""
-    del keys_EGC
     linear = lambda name: shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta[name]), 'EGCJ')
     return shard(tf.concat([linear(name) for name in self.specs], axis=-1), 'EGCJ')
 

@@ -20,7 +20,6 @@ from lingvo_moe.layers.experts import Experts
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import Gate
-from lingvo_moe.layers.gates.gate import expert_capacity
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import Top2
 from lingvo_moe.xla_sharding import shard
@@ -150,7 +149,7 @@ class MoE:
     return y_BTM * keep_BT[..., tf.newaxis]
 
   def _capacity(self, x_GSM: tf.Tensor, factor: float | None) -> Size | None:
-    return None if factor is None else expert_capacity(sizes(x_GSM)[1], self.num_experts, factor)
+    return None if factor is None else self.gate.capacity(sizes(x_GSM)[1], self.num_experts, factor)
 
   def _groups(self, rows: Size, training: bool) -> Size:
     """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place).

@@ -78,7 +78,6 @@ class RecurrentStack:
 
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> RecurrentCache:
     """Cache of T flat positions after reading the first symbols of each row; see Stack.read. `window` has no effect."""
-    del window
     begins_BT = tf.broadcast_to(tf.range(sizes(x_BTM)[1])[tf.newaxis] == 0, sizes(x_BTM)[:2])
     x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT, None)
     x_BTM, _ = self._middle(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32), None)
@@ -92,7 +91,6 @@ class RecurrentStack:
 
     Each hypothesis goes on from the state at the last of its positions before now.start; without any, from zero.
     """
-    del memory_segments_BU
     position_U = tf.range(sizes(now.mask_BWU)[2])
     before_BWU = (now.mask_BWU > 0) & (position_U < now.start)
     last_BW = tf.reduce_max(tf.where(before_BWU, position_U + 1, 0), axis=2)  # its position + 1; 0: none

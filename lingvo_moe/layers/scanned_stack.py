@@ -9,13 +9,9 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.scan import scan
 from lingvo_moe.layers.scan import weights_at
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
@@ -70,30 +66,21 @@ class ScannedStack(Stack):
         routed[layer_name] = tf.nest.map_structure(lambda t, block=block: t[block], of_blocks)
     return x_BTM, routed
 
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache of the decoder layers by stacked name."""
-    arrays = {
-      name: {kind: tf.TensorArray(memory_BUM.dtype, self.num_blocks) for kind in ('keys', 'values')}
-      for name in self.traced
-    }
+  def _memory(self, theta, memory_BUM):
+    array = lambda: tf.TensorArray(memory_BUM.dtype, self.num_blocks)
 
     def fill(number, arrays):
-      filled, cross = {}, 'cross_attention'
+      filled = {}
       for name, layer in self.traced.items():
         with tf.name_scope(name):
-          own = weights_at(theta[name], {cross: layer.weights()[cross]}, number)
-          cache = layer.memory_cache(own, memory_BUM)
+          own = {'cross_attention': layer.weights()['cross_attention']}
+          cache = layer.memory_cache(weights_at(theta[name], own, number), memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
 
-    (arrays,) = counted(self.num_blocks, fill, arrays)
-    rows, attention = sizes(memory_BUM)[0], self.attention
+    (arrays,) = counted(self.num_blocks, fill, {name: {'keys': array(), 'values': array()} for name in self.traced})
     return {
-      name: {
-        'self': attention.empty_cache(rows, num_positions, memory_BUM.dtype, self.num_blocks),
-        'memory': {kind: shard(array.stack(), 'LBNUK') for kind, array in arrays[name].items()},
-      }
-      for name in self.traced
+      name: {kind: shard(array.stack(), 'LBNUK') for kind, array in by_kind.items()} for name, by_kind in arrays.items()
     }
 
   def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):

@@ -132,9 +132,17 @@ class Stack(abc.ABC):
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
 
-  @abc.abstractmethod
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache of the decoder layers by name."""
+    """Cache by name of decoder layers: room for their keys and values, and those of the encoder output, computed once."""
+    own, memory = (
+      self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype),
+      self._memory(theta, memory_BUM),
+    )
+    return {name: {**own[name], 'memory': memory[name]} for name in self.traced}
+
+  @abc.abstractmethod
+  def _memory(self, theta, memory_BUM):
+    """Keys and values of the encoder output by the name of a traced layer."""
 
   def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
     """Cache of the layers by name, for a stack without cross-attention."""

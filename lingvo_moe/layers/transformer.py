@@ -10,7 +10,6 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
@@ -112,11 +111,6 @@ class Layer:
       add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
       return ops.map_sub_batches(add, x_BTM, y_BTM, key), routing
 
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> LayerCache:
-    """Cache of a decoder layer: room for its own keys and values, and those of the encoder output, computed once."""
-    empty = self.attention.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
-    return {'self': empty, 'memory': self.memory_cache(theta, memory_BUM)}
-
   def empty_cache(
     self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
   ) -> LayerCache:
@@ -151,7 +145,7 @@ class Layer:
       now: positions to write, and positions of each hypothesis; see Attention.extend.
       memory_mask_B1U: where the encoder output may be attended to; None without cross-attention.
       paddings_BW: 1.0 where there is no hypothesis.
-      cache: from `init_cache` or the step before.
+      cache: of this layer, from its stack or the step before.
       number: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
 
     Returns:

@@ -8,11 +8,8 @@ import functools
 import tensorflow as tf
 
 from lingvo_moe.core import prng
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.stack import StackCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +32,8 @@ class UnrolledStack(Stack):
       all_routed |= routed
     return x_BTM, all_routed
 
-  def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache of the decoder layers by name."""
-    return {name: layer.init_cache(theta[name], memory_BUM, num_positions) for name, layer in self.layers.items()}
+  def _memory(self, theta, memory_BUM):
+    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
 
   def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
     cache = dict(cache)

@@ -129,7 +129,6 @@ def sum_over_rounds(
   Returns:
     (y_GSM summed over rounds, number of rounds as float32).
   """
-  del slots, width
   return serve(x_GSM, theta, routing), tf.ones([])
 
 
@@ -190,7 +189,6 @@ def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Te
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   """Largest number of steps of a loop over rows, given a limit for each row; no limit exceeds `most`."""
-  del most
   return tf.reduce_max(limit_B)
 
 
@@ -206,5 +204,4 @@ def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
 
 def map_rows(f: Callable[[Any], Any], rows: Any, specs: Any) -> Any:
   """Maps f over nested tensors [B, ...] whose rows do not depend on each other; `specs` are those of its results."""
-  del specs
   return f(rows)

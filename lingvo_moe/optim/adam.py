@@ -27,7 +27,6 @@ class Adam(Optimizer):
   def update(
     self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
   ) -> Update:
-    del spec
     t = tf.cast(step, tf.float32) + 1.0
     grad = tf.cast(grad, tf.float32)
     square = tf.square(grad)

@@ -18,7 +18,6 @@ class Constant:
   rate: float
 
   def __call__(self, step: tf.Tensor) -> tf.Tensor:
-    del step
     return tf.constant(self.rate)
 
 

@@ -148,10 +148,6 @@ def beam_search(
   min_lengths_B = tf.minimum(min_length, max_lengths_B)
   max_penalty_B1 = length_penalty(max_lengths_B, length_norm_alpha)[:, tf.newaxis]
 
-  def alive(live, finished):
-    del finished
-    return live.log_probs_BW > NEG_INF
-
   def step(now, state, cache):
     live, finished = state
     length = now.time + 1
@@ -163,7 +159,8 @@ def beam_search(
     parents_BW, live = _next_live(live, best, length, eos_id)
     if early_stop:
       best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
-      live = _stop(live, where_B1=best_attainable_B1 <= finished.scores_BW[:, -1:])
+      stops_B1 = best_attainable_B1 <= finished.scores_BW[:, -1:]
+      live = live._replace(log_probs_BW=tf.where(stops_B1, NEG_INF, live.log_probs_BW))
     return parents_BW, (live, finished), cache
 
   ids_1T = tf.fill([1, max_steps], pad_id)
@@ -176,7 +173,7 @@ def beam_search(
     step,
     begin,
     cache,
-    alive=alive,
+    alive=lambda live, _: live.log_probs_BW > NEG_INF,
     batch_size=batch_size,
     beam_size=beam_size,
     max_steps=max_steps,
@@ -301,7 +298,3 @@ def _next_live(live, best, length, eos_id):
 def _with_symbol(ids_BWT, length, symbol):
   """Sets the symbol at position length - 1, the last of each hypothesis."""
   return tf.where(tf.range(tf.shape(ids_BWT)[2]) == length - 1, symbol, ids_BWT)
-
-
-def _stop(live, where_B1):
-  return live._replace(log_probs_BW=tf.where(where_B1, NEG_INF, live.log_probs_BW))

@@ -79,7 +79,6 @@ def loop(
   """
 
   def unfinished(time, start, mask_BWU, state, cache):
-    del start, mask_BWU, cache
     return tf.logical_and(time < max_steps, tf.reduce_any(alive(*state)))
 
   def make_step(time, start, mask_BWU, state, cache):
@@ -105,7 +104,6 @@ def loop(
     return tf.logical_and(room, unfinished(time, start, mask_BWU, state, cache))
 
   def make_steps(time, start, mask_BWU, state, cache):
-    del start
     mask_BWU = tf.where(alive(*state)[:, :, tf.newaxis], mask_BWU, 0.0)
     start, positions_BU, mask_BWU = _used(mask_BWU, ROOM * beam_size)
     return tf.while_loop(has_room, make_step, (time, start, mask_BWU, state, keep(cache, positions_BU)))

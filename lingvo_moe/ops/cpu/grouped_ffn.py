@@ -73,8 +73,7 @@ def _masked(h: tf.Tensor, keep: tf.Tensor | None = None) -> tf.Tensor:
 def grouped_ffn_forward(
   x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, keep_XH: None = None
 ) -> tf.Tensor:
-  """Grouped feed-forward at inference: a loop over the experts with rows, which are few in a decoding step."""
-  del keep_XH  # there is no dropout at inference
+  """Grouped feed-forward at inference, without dropout: a loop over the experts with rows, few in a decoding step."""
   expert = lambda wi, wo, x: [tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo)]
   return Looped(expert_offsets).each(expert, [x_XM.shape[-1]], [wi_EMH, wo_EHM], [x_XM])[0]
 
