@@ -121,13 +121,13 @@ class Program:
     key = prng.key(self.seed, 'train', step)
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 
-    def gradients_of(rows_B, batch, totals=None):
+    def gradients_of(rows_B, batch, **totals):
       # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is in.
       key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
       trained = {name: weights[name] for name in self.trained_specs}
       with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, totals)
+        loss, metrics = self.model.loss(self.theta(weights), batch, key_B, **totals)
       grads = dict(zip(trained, tape.gradient(loss, list(trained.values())), strict=True))
       return {n: tf.zeros_like(weights[n]) if g is None else g for n, g in grads.items()}, metrics
 
@@ -155,7 +155,7 @@ class Program:
     totals = tf.nest.map_structure(lambda *values: tf.add_n(values), *totals)
 
     def dense_gradients(i):
-      grads, metrics = gradients_of(*micro_batch(i), totals)
+      grads, metrics = gradients_of(*micro_batch(i), totals=totals)
       return self._stored(grads, self.weight_specs), metrics
 
     def body(i, grads, metrics):

@@ -134,10 +134,8 @@ class Stack(abc.ABC):
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache by name of decoder layers: room for their keys and values, and those of the encoder output, computed once."""
-    own, memory = (
-      self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype),
-      self._memory(theta, memory_BUM),
-    )
+    own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
+    memory = self._memory(theta, memory_BUM)
     return {name: {**own[name], 'memory': memory[name]} for name in self.traced}
 
   @abc.abstractmethod
