@@ -43,7 +43,7 @@ class Model(Protocol):
     key: tf.Tensor | None = None,
     totals: Mapping[str, tf.Tensor] | None = None,
   ) -> tuple[tf.Tensor, Metrics]:
-    """Loss: (scalar to minimise, metrics); key None means inference. With a batch's totals both add up over its parts."""
+    """Loss: (scalar to minimise, metrics); key None: inference. With a batch's totals both add up over its parts."""
 
   def totals(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Denominators of losses; they add up over parts of a batch."""
@@ -122,7 +122,8 @@ class Program:
     rows_B = tf.range(sizes(next(iter(batch.values())))[0])
 
     def gradients_of(rows_B, batch, **totals):
-      # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is in.
+      # Each row of the batch has a random key of its own, so its random numbers do not depend on the micro-batch it is
+      # in.
       key_B = xla_sharding.shard(prng.fold(key, rows_B), 'B')
       trained = {name: weights[name] for name in self.trained_specs}
       with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Comparison of benchmark results with those of an earlier run: lines of JSON that lingvo-moe bench --json has written."""
+"""Comparison of benchmark results with those of an earlier run, which lingvo-moe bench --json has written."""
 
 from __future__ import annotations
 

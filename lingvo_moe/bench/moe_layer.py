@@ -1,4 +1,4 @@
-"""Benchmarks of one MoE layer: with each dispatcher; and under XLA dropless, in rounds or with room for all, or dropping."""
+"""Benchmarks of one MoE layer: each dispatcher; and under XLA dropless in rounds, with room for all, or dropping."""
 
 from __future__ import annotations
 

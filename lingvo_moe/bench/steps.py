@@ -1,4 +1,4 @@
-"""Benchmark of whole steps of a model on random ids: a train step, and beam search over a full batch or one sentence."""
+"""Benchmark of steps of a model on random ids: a train step, and beam search over a full batch or one sentence."""
 
 from __future__ import annotations
 

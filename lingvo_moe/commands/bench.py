@@ -2,11 +2,11 @@
 
 Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
 allows. --what is any of
-  train      train step of any model: forward, backward and update; tokens of both sides count. --profile adds the time by part.
+  train      train step of any model: forward, backward and update; tokens of both sides count. --profile: time by part.
   decode     flat beam search to max_length (no translation ends earlier); output symbols count.
   latency    flat beam search for one sentence: median_s is the seconds per sentence.
   moe_layer  one MoE layer, forward and backward, with each dispatcher.
-  rounds     one MoE layer compiled by XLA: dropping, dropless in rounds, and with room for all, under even and skewed loads.
+  rounds     one MoE layer compiled by XLA: dropping, dropless in rounds or with room for all, at even and skewed loads.
   input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
   beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
 

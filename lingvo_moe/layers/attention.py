@@ -33,7 +33,7 @@ _MASKED = -1e9
 
 
 def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
-  """Mask of segments, booleans [B, T, U]: position T may attend to position U of the same segment; segment 0 is padding."""
+  """Mask of segments, booleans [B, T, U]: T may attend to U of the same segment; segment 0 is padding."""
   keys_B1U = key_segments_BU[:, tf.newaxis, :]
   return (query_segments_BT[:, :, tf.newaxis] == keys_B1U) & (keys_B1U > 0)
 
@@ -123,7 +123,7 @@ class Attention:
   def keys_values(
     self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Keys and values [B, N, U, K] of the positions attended to; positions, for rotary ones, are 0, 1, ... by default."""
+    """Keys and values [B, N, U, K]; positions, for rotary ones, are 0, 1, ... by default."""
     with tf.name_scope('projection'):
       keys_BNUK = _heads_first(ops.linear(x_BUM, theta['wk']))
       values_BNUK = _heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
@@ -156,9 +156,7 @@ class Attention:
     """
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
-    scale = (
-      self.head_dim**-0.5
-    )  # of the queries, for scores of unit variance; applied to the weights, the smallest tensors
+    scale = self.head_dim**-0.5  # for scores of unit variance; applied to the weights of queries, the smallest tensors
     with tf.name_scope('projection'):
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
@@ -201,7 +199,7 @@ class Attention:
   def empty_cache(
     self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
   ) -> Cache:
-    """Cache of zeros with room for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
+    """Cache of zeros for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
     shape = [batch_size, self.kv_heads, num_positions, self.head_dim]
     if layers is None:
       zeros = shard(tf.zeros(shape, dtype), 'BNUK')
@@ -254,7 +252,7 @@ class Attention:
 
 
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:
-  """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; with None, the cache is of one layer already."""
+  """Keys and values [B, N, U, K] of one layer of a scanned stack's cache; None: the cache is of one layer."""
   return cache if layer is None else {name: shard(buffer[layer], 'BNUK') for name, buffer in cache.items()}
 
 

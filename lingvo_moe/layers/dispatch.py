@@ -94,9 +94,9 @@ class EinsumDispatcher:
 class GatherDispatcher:
   """Dispatch by gathers: copies rows by index into the slots of the experts, and back.
 
-  There is an index of each choice's slot and one of each slot's choice, so the gradient of a gather by one is a gather by
-  the other. On a mesh it works in manual regions (section 3.2 of GShard): each device copies the rows of its own groups, and only copied rows are
-  communicated.
+  There is an index of each choice's slot and one of each slot's choice, so the gradient of a gather by one is a gather
+  by the other. On a mesh it works in manual regions (section 3.2 of GShard): each device copies the rows of its own
+  groups, and only copied rows are communicated.
   """
 
   routing: Routing

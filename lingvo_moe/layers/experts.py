@@ -65,8 +65,8 @@ def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None
     experts: the experts.
     theta: their weights.
     x: tokens of each expert.
-    keys: random keys of the tokens as prng.as_bytes, dispatched as x is; None: no dropout. An expert then drops the same
-      features of a token whatever slot or row it comes in.
+    keys: random keys of the tokens as prng.as_bytes, dispatched as x is; None: no dropout. An expert then drops the
+      same features of a token whatever slot or row it comes in.
   """
   if isinstance(x, GroupedRows):
     if keys is None:

@@ -41,8 +41,8 @@ ACTIVATIONS = {
 class FeedForward:
   """Feed-forward f(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2), with dropout of the hidden layer.
 
-  f is a ReLU or a GELU. A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or GELU ('geglu'; Shazeer,
-  arXiv 2002.05202).
+  f is a ReLU or a GELU. A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or GELU ('geglu';
+  Shazeer, arXiv 2002.05202).
 
   Attributes:
     model_dim: M.

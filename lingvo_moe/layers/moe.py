@@ -50,10 +50,10 @@ class MoE:
     gate: chooses the experts of each token.
     expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
     expert_dropout: dropout of the hidden layer of experts, shared ones too.
-    output_masking: share of tokens that get no output of chosen experts in training, while the others get 1 / (1 - share)
-      times theirs (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not masked.
-    shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so many
-      times H (DeepSeekMoE, Dai et al., arXiv 2401.06066).
+    output_masking: share of tokens that get no output of chosen experts in training, while the others are scaled
+      up to the same mean (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not.
+    shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so
+      many times H (DeepSeekMoE, Dai et al., arXiv 2401.06066).
   """
 
   model_dim: int

@@ -36,8 +36,8 @@ class RecurrentStack:
   The output of the middle layer goes through a sigmoid first. There is no normalisation. The state is zero at the
   beginning of each row, and of each segment in it.
 
-  In decoding, a state lies at the flat position of the symbol after which it is the state. That of a hypothesis is at the
-  last of its positions, so states are never reordered when hypotheses are; see search/flat_sequence.py.
+  In decoding, a state lies at the flat position of the symbol after which it is the state. That of a hypothesis is at
+  the last of its positions, so states are never reordered when hypotheses are; see search/flat_sequence.py.
 
   Attributes:
     lstm: both LSTMs.

@@ -14,8 +14,8 @@ from lingvo_moe.core.errors import UserError
 class RelativePositions:
   """Buckets of the offsets of keys from queries, to whose scores a learnt bias is added.
 
-  Half of the buckets of a direction hold one distance each, 0, 1, ...; the others grow geometrically up to max_distance,
-  and the last has all beyond it.
+  Half of the buckets of a direction hold one distance each, 0, 1, ...; the others grow geometrically up to
+  max_distance, and the last has all beyond it.
 
   Attributes:
     num_buckets: J, buckets of all offsets.

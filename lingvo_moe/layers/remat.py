@@ -13,8 +13,8 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.ops.custom_gradient import pull_back
 
-# 'none': all values are kept; 'block': only the input of each layer, or of each block of a scanned stack; 'attention': all
-# values but those inside attention.
+# 'none': all values are kept; 'block': only the input of each layer, or of each block of a scanned stack; 'attention':
+# all values but those inside attention.
 POLICIES = ('none', 'block', 'attention')
 
 
@@ -36,8 +36,8 @@ def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
     structure[:] = [results]
 
     def grad(*dresults):
-      # The second run waits for the incoming gradient; otherwise common subexpression elimination would keep the values of
-      # the first run instead.
+      # The second run waits for the incoming gradient; otherwise common subexpression elimination would keep the values
+      # of the first run instead.
       later = xla_sharding.barrier([*flat, *dresults])
       return pull_back(recompute, later[: len(flat)], later[len(flat) :])
 

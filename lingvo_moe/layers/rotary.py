@@ -9,8 +9,8 @@ def rotate(x_BNTK: tf.Tensor, positions_BT: tf.Tensor, base: float = 10_000.0) -
   """Rotates feature pairs of queries or keys by angles that grow with their positions.
 
   The product of a query at position t and a key at position u then depends on t - u and not on t: at position t, pair i
-  of K / 2 is turned by t * base^(-2 i / K) (equation 15). Pair i is features i and i + K / 2, as in GPT-NeoX and Grok-1;
-  the paper pairs 2 i and 2 i + 1, which is the same up to the order of features.
+  of K / 2 is turned by t * base^(-2 i / K) (equation 15). Pair i is features i and i + K / 2, as in GPT-NeoX and
+  Grok-1; the paper pairs 2 i and 2 i + 1, which is the same up to the order of features.
 
   Args:
     x_BNTK: queries or keys of an even K; any number of axes may stand between B and T.

@@ -1,4 +1,4 @@
-"""Scan: a stack of equal blocks as one loop over weights stacked on a leading axis L; the program has the size of one block.
+"""Scan: a stack of equal blocks as one loop over weights stacked on a leading axis L, a program as large as a block.
 
 The loop keeps the input of every block. Its gradient is a second loop, backwards, which runs each block again and
 differentiates it (see remat.py).

@@ -33,8 +33,8 @@ StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stack
 class Stack(abc.ABC):
   """Encoder (`cross_attention=False`) or decoder: layers in order, then a last normalisation.
 
-  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). UnrolledStack runs
-  the layers one after the other, ScannedStack in a loop. Results are equal to rounding, and so are checkpoints.
+  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). UnrolledStack
+  runs the layers one after the other, ScannedStack in a loop. Results are equal to rounding, and so are checkpoints.
 
   Attributes:
     num_layers: number of layers of both kinds.
@@ -133,7 +133,7 @@ class Stack(abc.ABC):
     """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
-    """Cache by name of decoder layers: room for their keys and values, and those of the encoder output, computed once."""
+    """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
     own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
     memory = self._memory(theta, memory_BUM)
     return {name: {**own[name], 'memory': memory[name]} for name in self.traced}

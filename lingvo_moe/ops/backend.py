@@ -1,4 +1,4 @@
-"""Backend: overrides of the operations of reference.py for a machine. One is in force, set by a runtime while it traces.
+"""Backend: overrides of the operations of reference.py for a machine, set by a runtime while it traces.
 
 Layers, tasks and searches call `ops.linear(...)`; the backend in force decides which function that is. Where none is
 set, the reference is in force. Runtimes set one as they set the mesh (`xla_sharding.use`).

@@ -1,8 +1,8 @@
 """LSTM with a vjp written by hand, for backends whose derived gradient of a loop is slow or large.
 
 The derived gradient of reference.lstm keeps a dozen values of every position and sums an outer product a position into
-the gradient of the weight. Here preactivations, cells and outputs are kept, and that gradient is one matrix product over
-all positions.
+the gradient of the weight. Here preactivations, cells and outputs are kept, and that gradient is one matrix product
+over all positions.
 """
 
 from __future__ import annotations

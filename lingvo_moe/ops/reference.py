@@ -21,14 +21,14 @@ def linear(
   activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
   inputs: int = 1,
 ) -> tf.Tensor:
-  """Linear map activation(x W + b), [..., *out]: x [..., *in], weight [*in, *out] with `inputs` axes in, bias [*out]."""
+  """Linear map activation(x W + b), [..., *out]: x [..., *in], weight [*in, *out], `inputs` axes in, bias [*out]."""
   batch, i, o = 'abcd'[: x.shape.rank - inputs], 'ijk'[:inputs], 'opq'[: weight.shape.rank - inputs]
   y = tf.einsum(f'{batch}{i},{i}{o}->{batch}{o}', x, weight)
   return activation(y if bias is None else y + bias)
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """Einsum of activations and a weight, such as 'EGCM,EMH->EGCH'; each letter is in two of the three tensors, or in all."""
+  """Einsum of activations and a weight, as 'EGCM,EMH->EGCH'; each letter is in two of the tensors, or in all."""
   return tf.einsum(equation, x, weight)
 
 
@@ -62,7 +62,8 @@ def lstm(
     z_BTJH: the input's part of the four preactivations of lstm_cell.
     begins_BT: True where the state before a position is zero.
     weight_MJH: weight of the output of the position before.
-    projection_HM: makes outputs of the hidden features (Sak et al., arXiv 1402.1128); None: they are the outputs, H = M.
+    projection_HM: makes outputs of the hidden features (Sak et al., arXiv 1402.1128); None: they are the outputs, H =
+      M.
   """
 
   def step(state, at):
@@ -97,7 +98,7 @@ class QueuePositions(NamedTuple):
 
 
 def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: int) -> QueuePositions:
-  """Positions in the queues of experts (Alg. 1, lines 5-11, 21-22): a group's first choices by token, then the second."""
+  """Positions in the queues of experts (Alg. 1, lines 5-11, 21-22): a group's first choices, then the second."""
   position_R, length_G1E = [], 0.0
   for expert_GS in tf.unstack(tf.where(taken_GSR, expert_GSR, -1), axis=-1):
     mask_GSE = tf.one_hot(expert_GS, num_experts)  # zeros where not taken
@@ -198,7 +199,7 @@ def mean_square(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def map_sub_batches(f: Callable[..., Any], *rows: Any) -> Any:
-  """Computes f(*rows) of nested tensors [B, ...], where each row of the result depends on that row alone; here at once."""
+  """f(*rows) of nested tensors [B, ...], where each row of the result depends on that row alone; here at once."""
   return f(*rows)
 
 

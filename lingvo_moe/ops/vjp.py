@@ -1,7 +1,7 @@
 """Vector-Jacobian products (vjps) written by hand, shared by backends.
 
-Each function overrides the operation of its name in reference.py. The gradients that TensorFlow derives take more passes
-over memory, or scatter where a gather is enough.
+Each function overrides the operation of its name in reference.py. The gradients that TensorFlow derives take more
+passes over memory, or scatter where a gather is enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon:
 
     def grad(dy_BTM):
       dunit_BTM = dy_BTM * scale_M
-      # The output does not change when all features shift alike, or in proportion to themselves: both parts are removed.
+      # The output does not change when all features shift alike, or in proportion to themselves: both parts are
+      # removed.
       dx_BTM = (dunit_BTM - mean(dunit_BTM) - unit_BTM * mean(dunit_BTM * unit_BTM)) * rate_BT1
       return dx_BTM, sum_to_features(dy_BTM * unit_BTM), sum_to_features(dy_BTM)
 
@@ -84,7 +85,8 @@ def softmax_cross_entropy(
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """Einsum; its gradient for the weight is one einsum with the weight's axes in their order.
 
-  The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as the
+  The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as
+    the
   arithmetic.
   """
 

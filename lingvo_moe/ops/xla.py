@@ -41,7 +41,7 @@ def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Te
 
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
-  """Largest possible bound, as the buffers of a loop need a static size; the loop ends early when no hypothesis is alive."""
+  """Largest possible bound, as the buffers of a loop need a static size; the loop may end earlier."""
   return most
 
 

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights, beside any optimizer (Polyak and Juditsky, 1992; Adam's bias correction)."""
+"""Exponential moving average of the weights, with any optimizer (Polyak and Juditsky, 1992)."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Optimizer(abc.ABC):
 
 
 def clip_scale(grads: Sequence[tf.Tensor], limit: float) -> tuple[tf.Tensor, tf.Tensor]:
-  """(factor that scales gradients down to a global norm of `limit`, the norm before); tensors of equal norms will do."""
+  """(factor that scales gradients down to a global norm of `limit`, the norm before)."""
   norm = tf.linalg.global_norm(grads)
   return limit / tf.maximum(norm, limit), norm
 

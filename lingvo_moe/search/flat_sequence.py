@@ -33,7 +33,7 @@ Keep = Callable[[Any, tf.Tensor], Any]  # (cache, positions_BU) -> a cache of th
 
 
 def first_room(max_steps: Size, beam_size: int, prefix: Size = 0) -> Size:
-  """Positions that the cache has when a loop begins: where it grows as needed those of a prefix, at least one; else all.
+  """Positions of the cache when a loop begins: where it grows as needed those of a prefix, at least one; else all.
 
   Args:
     max_steps: the most steps of the loop.
@@ -71,8 +71,8 @@ def loop(
     max_steps: the most steps to run.
     keep: gathers positions of a cache. A position may be gathered twice; the copy is unused until it is written again.
       None, or a backend without open shapes: no position is ever dropped and all shapes stay the same.
-    prefix_BU: 1.0 where one of the cache's first P positions belongs to every hypothesis of a row, as a prompt's do; else
-      0. The steps write after them. None: P = 0.
+    prefix_BU: 1.0 where one of the cache's first P positions belongs to every hypothesis of a row, as a prompt's do;
+      else 0. The steps write after them. None: P = 0.
 
   Returns:
     (number of steps run, state after them).
@@ -122,7 +122,8 @@ def _used(mask_BWU: tf.Tensor, block: int) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
   """Positions that a hypothesis uses, in order, followed by room for at least `block` new ones.
 
   Returns:
-    (start, positions_BU, mask_BWU): where the room begins, the positions to keep, a multiple of `block`, and their mask.
+    (start, positions_BU, mask_BWU): where the room begins, the positions to keep, a multiple of `block`, and their
+    mask.
   """
   used_BU = tf.reduce_max(mask_BWU, axis=1)
   most = tf.cast(tf.reduce_max(tf.reduce_sum(used_BU, axis=1)), tf.int32)

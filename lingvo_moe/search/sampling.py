@@ -1,4 +1,4 @@
-"""Sampling: continuations drawn symbol by symbol from a model's distribution, by temperature, top-k and top-p, or greedily.
+"""Sampling: continuations drawn symbol by symbol, by temperature, top-k and top-p, or greedily.
 
 A sample depends on its own random key alone, not on the batch or the device that it is drawn in.
 """
@@ -25,8 +25,8 @@ class Sampler:
   Attributes:
     temperature: divides the logits; 0 takes the likeliest symbol (greedy).
     top_k: only the k likeliest symbols, and those that tie with the last of them, are drawn; 0: all.
-    top_p: only the fewest likeliest symbols whose probabilities sum to p or more, and ties, are drawn (nucleus sampling,
-      Holtzman et al., arXiv 1904.09751); 1: all.
+    top_p: only the fewest likeliest symbols whose probabilities sum to p or more, and ties, are drawn (nucleus
+      sampling, Holtzman et al., arXiv 1904.09751); 1: all.
   """
 
   temperature: float = 1.0
@@ -94,7 +94,8 @@ def sample(
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
 
   Returns:
-    Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are scores.
+    Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are
+    scores.
   """
   shape_BW = tf.shape(key_BW)
   width = key_BW.shape[1]

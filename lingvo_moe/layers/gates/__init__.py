@@ -1,1 +1,1 @@
-"""Gates choose the experts of each token: one file each. All return a Routing (routing.py), of any number of choices."""
+"""Gates choose the experts of each token: a file each and a line in table.py. All return a Routing (routing.py)."""

@@ -1,4 +1,4 @@
-"""Base class of gates, and what they have in common: logits, top choices, slots of the chosen, statistics, balance loss."""
+"""Base class of gates, and what they share: logits, top choices, slots of the chosen, statistics, balance loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Gate(abc.ABC):
 
   Attributes:
     experts_choose: True if experts choose tokens. The choice then depends on all tokens of a group, later ones too.
-    least_experts: fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.
+    least_experts: fewest experts to choose among, so that others may be pruned; None: it needs all those of its
+      training.
   """
 
   experts_choose: bool = False
@@ -261,7 +262,7 @@ def balance_loss(gates_GSE: tf.Tensor, expert_GSR: tf.Tensor, real_GS: tf.Tensor
 
 
 def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
-  """Margin of choosing: smallest difference between two values next to each other in rank, down to the best not chosen."""
+  """Margin of choosing: smallest difference of values next to each other in rank, down to the best not chosen."""
   num_experts, ranks = values_GSE.shape[-1], expert_GSR.shape[-1]
   value_GSR = at_choices(values_GSE, expert_GSR)
   gaps = [value_GSR[..., r] - value_GSR[..., r + 1] for r in range(ranks - 1)]

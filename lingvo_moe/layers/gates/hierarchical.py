@@ -119,7 +119,7 @@ class Hierarchical(gate.Gate):
     )
 
   def _second_logits(self, theta, x_GSM, group_GS, real_GS, training):
-    """Logits of the second gate of each token's group, and raw noise of a training step: ([G, S, J], the same or None)."""
+    """Logits of the second gate of each token's group, and raw noise in training: ([G, S, J], the same or None)."""
     names = ['gate_within', 'gate_within_noise'] if training else ['gate_within']
     specs = {name: spec for name, spec in self._second_weights(theta['gate_within'].shape).items() if name in names}
     second, within = LinearExperts(specs), theta['gate_within'].shape[-1]

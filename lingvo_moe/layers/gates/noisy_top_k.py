@@ -1,4 +1,4 @@
-"""Noisy top-k gate: Shazeer et al., 'Outrageously Large Neural Networks' (arXiv 1701.06538), section 2.1 and appendix A."""
+"""Noisy top-k gate (Shazeer et al., arXiv 1701.06538, section 2.1 and appendix A)."""
 
 from __future__ import annotations
 

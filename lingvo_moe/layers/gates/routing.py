@@ -15,9 +15,8 @@ class RoutingStats(NamedTuple):
   aux_loss: tf.Tensor  # the gate's balance loss of each group, summed; for top-2 1.0 a group at perfect balance
   groups: tf.Tensor  # groups that hold a token
   tokens: tf.Tensor  # tokens that are not padding
-  dropped_R: (
-    tf.Tensor
-  )  # choices of each rank without room; [1] where choices have no rank (tokens that no expert serves)
+  # Choices of each rank without room; [1] where choices have no rank: tokens that no expert serves.
+  dropped_R: tf.Tensor
   skipped: tf.Tensor  # choices skipped at random
   tokens_E: tf.Tensor  # choices with a slot, of each expert
   entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform

@@ -1,4 +1,4 @@
-"""Soft mixture of experts: every expert answers (Jacobs, Jordan, Nowlan and Hinton, 'Adaptive Mixtures of Local Experts', 1991)."""
+"""Soft mixture of experts (Jacobs, Jordan, Nowlan and Hinton, 'Adaptive Mixtures of Local Experts', 1991)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lingvo_moe.layers.gates.routing import Routing
 
 @dataclasses.dataclass(frozen=True)
 class SoftMixture(gate.LinearGate):
-  """Soft gate: y = sum_i p_i o_i over all experts, p = softmax(x W). Capacity is ignored: every expert has room for all."""
+  """Soft gate: y = sum_i p_i o_i over all experts, p = softmax(x W). Every expert has room for all tokens."""
 
   def experts_per_token(self, num_experts: int) -> float:
     return num_experts

@@ -1,4 +1,4 @@
-"""CPU backend: TensorFlow's own kernels on few cores, one override per file. Runtimes create it; layers never import it."""
+"""CPU backend: TensorFlow's own kernels on few cores. Runtimes create it; layers never import it."""
 
 from __future__ import annotations
 

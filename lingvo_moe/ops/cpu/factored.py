@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-# Numbers of rows to pad to, as XLA compiles an update for each. With more rows, computing the product twice takes longer
-# than writing it to memory once.
+# Numbers of rows to pad to, as XLA compiles an update for each. With more rows, computing the product twice takes
+# longer than writing it to memory once.
 _ROWS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 

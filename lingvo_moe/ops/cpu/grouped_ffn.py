@@ -1,7 +1,7 @@
 """Grouped feed-forward (dropless): each expert computes the rows of its own tokens, and no empty slots.
 
-Measured in training with two cores: 1.17 to 1.23 times the steps a second of 16 experts on slots, a third to a half of which
-are empty; 1.00 to 1.09 times with 128.
+Measured in training with two cores: 1.17 to 1.23 times the steps a second of 16 experts on slots, a third to a half
+empty; 1.00 to 1.09 times with 128.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lingvo_moe.ops.custom_gradient import custom_gradient
 # rows run as well, and a program of thousands of operations takes long to trace.
 _MAX_UNROLLED = 128
 
-# Largest number of experts whose weight gradients are multiplied here, one matmul each. More experts have few rows each:
-# their gradient is kept as factors, padded to the largest number of rows of any expert. With too many rows for factors
-# to pay, that padding costs time (7% of a step where 128 experts have up to 128 rows).
+# Largest number of experts whose weight gradients are multiplied here, one matmul each. More experts have few rows
+# each: their gradient is kept as factors, padded to the largest number of rows of any expert. With too many rows for
+# factors to pay, that padding costs time (7% of a step where 128 experts have up to 128 rows).
 _MAX_MULTIPLIED = 64
 
 
@@ -139,7 +139,8 @@ class Looped:
     return rows
 
   def weight_gradients(self, *factors):
-    # C is the largest number of rows of any expert. Missing rows are index X - 1, a row of zeros in one of the two factors.
+    # C is the largest number of rows of any expert. Missing rows are index X - 1, a row of zeros in one of the two
+    # factors.
     rows = tf.range(tf.reduce_max(self.expert_offsets[1:] - self.expert_offsets[:-1]))
     index_EC = self.expert_offsets[:-1, tf.newaxis] + rows
     index_EC = tf.where(index_EC < self.expert_offsets[1:, tf.newaxis], index_EC, self.expert_offsets[-1])

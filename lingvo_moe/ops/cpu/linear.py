@@ -23,8 +23,9 @@ def linear(
 ) -> tf.Tensor:
   """Matmul of two matrices with bias_add, which TensorFlow fuses with a ReLU into one kernel.
 
-  The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes. In bfloat16 the bias is
-  added: BiasAddGrad would sum in bfloat16, in which 256 + 1 is 256. XLA keeps the einsum of the reference: it would copy a
+  The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes. In bfloat16 the bias
+  is added: BiasAddGrad would sum in bfloat16, in which 256 + 1 is 256. XLA keeps the einsum of the reference: it would
+    copy a
   matrix that is reshaped.
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]

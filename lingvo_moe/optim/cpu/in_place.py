@@ -1,9 +1,9 @@
 """Weight updates in place on a CPU: large weights compiled by XLA, small ones of one specification stacked.
 
 TensorFlow's own kernels write every intermediate value to memory, and the update of many experts is bound by memory.
-Compiled, an update reads gradients and weights twice and writes weights once; a factored gradient is not written at all.
-The update of small weights, which are most, is bound by the number of operations, as is its tracing: weights of one
-specification are stacked and updated as one.
+Compiled, an update reads gradients and weights twice and writes weights once; a factored gradient is not written at
+all. The update of small weights, which are most, is bound by the number of operations, as is its tracing: weights of
+one specification are stacked and updated as one.
 """
 
 from __future__ import annotations
