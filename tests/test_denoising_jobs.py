@@ -89,5 +89,5 @@ def test_translate_fills_in_the_sentinels_of_lines(run):
     answers(run, ['<extra_id_8>'])
   with pytest.raises(UserError, match='this model has no target language; saw --target=de'):
     answers(run, ['x'], target='de')
-  with pytest.raises(UserError, match='a beam of 4 has no 5 answers'):
+  with pytest.raises(UserError, match='a beam of 4 has no 5 hypotheses'):
     answers(run, ['x'], n_best=5)

@@ -107,8 +107,12 @@ def test_the_library_continues_prompts_as_translate_does(run):
   assert scored.text == texts[0] and scored.log_prob < 0
   with pytest.raises(UserError, match='n_best must be at least 1, or None .*; saw 0'):
     model.generate(prompts, n_best=0)
-  for call in (lambda: model.translate(['1 and']), lambda: model.score([('a', 'b')]), lambda: model.routing(['a'])):
-    with pytest.raises(UserError, match='holds a (language model|run of lm.shakespeare.Tiny)'):
+  for call, message in (
+    (lambda: model.translate(['1 and']), 'holds a language model, which continues text: use generate'),
+    (lambda: model.score([('a', 'b')]), 'this model scores no pairs: use the decoder with --score'),
+    (lambda: model.routing(['a']), 'has no routing by sentence'),
+  ):
+    with pytest.raises(UserError, match=message):
       call()
 
 
@@ -117,7 +121,7 @@ def test_mistakes_are_answered(run):
     answers(run, ['x'], target='de')
   with pytest.raises(UserError, match='one greedy continuation; saw 2 wanted'):
     answers(run, ['x'], search='greedy', n_best=2)
-  with pytest.raises(UserError, match='a beam of 4 has no 5 continuations'):
+  with pytest.raises(UserError, match='a beam of 4 has no 5 hypotheses'):
     answers(run, ['x'], search='beam', n_best=5)
 
 
