@@ -1,24 +1,28 @@
 """lingvo-moe bench [--model=mt.bench_s.Dense,mt.bench_s.Moe16] [--what=train,decode] [--set num_groups=4] [--json=FILE]
 
-Times models on random ids with full batches: rows of max_length tokens a side without padding, as many as batch_tokens
-allows. --what is any of
-  train      train step of any model: forward, backward and update; tokens of both sides count. --profile: time by part.
+Times models on random ids with full batches: rows of max_length tokens per side without padding, as many as
+batch_tokens allows. --what is one or several of
+  train      train step of any model: forward, backward and update; tokens of both sides count. --profile adds the time
+             by part.
   decode     flat beam search to max_length (no translation ends earlier); output symbols count.
   latency    flat beam search for one sentence: median_s is the seconds per sentence.
   moe_layer  one MoE layer, forward and backward, with each dispatcher.
-  rounds     one MoE layer compiled by XLA: dropping, dropless in rounds or with room for all, at even and skewed loads.
+  rounds     one MoE layer compiled by XLA, under even and skewed loads: dropping, dropless in rounds, and with slots
+             for all tokens.
   input      input pipeline on one core: --data_dir, or the default corpus of 16 languages.
   beam       attention of flat beam search against the form that reorders keys and values, at lengths 16, 64 and 256.
 
-Each measurement runs in a separate process, for a peak memory of its own (--in_this_process runs all in one process,
-which starts sooner). A line shows tokens a second, the median over the calls after the warm-up; GFLOP/s of the model's
-matrix products by formula, and their share of the GFLOP/s of a large matrix product on this machine; then all values as
-JSON: first call (trace or compile), peak memory and that after the imports alone, groups and dropped choices, and
-other_cores, the number of cores that other processes kept busy: compare only figures for which it is near 0.
-GFLOP/s count all slots of the experts, also empty ones, which training on a CPU does not compute.
+Each measurement runs in a process of its own, for its peak memory (--in_this_process runs all in one process, which
+starts sooner). A line shows
+  tokens per second, the median over the calls after the warm-up
+  GFLOP/s of the model's matrix products by formula, and their share of those of a large matrix product on this machine
+  all values as JSON: first call (trace or compile), peak memory and that after the imports alone, groups and dropped
+  choices, and other_cores, the number of cores that other processes kept busy
+Compare only figures for which other_cores is near 0. GFLOP/s count all slots of the experts, also empty ones, which
+training on a CPU does not compute.
 
 --runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with that of earlier runs (--json).
---versus=COMMIT runs this checkout and another commit in turn, and prints the ratio.
+--versus=COMMIT alternates between this checkout and another commit, and prints the ratio.
 """
 
 from __future__ import annotations

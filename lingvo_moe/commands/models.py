@@ -1,14 +1,16 @@
 """lingvo-moe models [--model=mt.m4.MoE2048E36L] [--gin_file=F] [--set ff_dim=512] [--json | --page=models]
 
-Without --model, lists the registered models, each with the first line of its docstring. With it, prints what that model
-is, how to run it, its weights (in all, used by a token, by part, and each with its shape), and each field of its
-configuration: its value, its meaning, its range, and whether a run may change it. Weights are counted from their shapes
-and none is allocated, so the 1T model takes seconds. --page=models prints the page docs/models.md, every model with its
-size and result, and --page=fields the page docs/fields.md, every field of every configuration by topic.
+Without --model, lists the registered models, each with the first line of its docstring. With --model, prints
+  what the model is, and how to run it
+  its weights: in all, used by a token, by part, and each with its shape
+  each field of its configuration: value, meaning, range, and whether a run may change it
+Weights are counted from their shapes. None is allocated, so the 1T model takes seconds.
 
-A token is one of the source and the target token it becomes. It uses all of encoder and decoder, but two experts of
-each layer that has them; the whole output softmax, which is also the target embedding; and one row of a source
-embedding.
+--page=models prints docs/models.md, every model with its size and result. --page=fields prints docs/fields.md, every
+field of every configuration by topic.
+
+A token is a source token with the target token that it becomes. It uses encoder and decoder, but only two experts of
+each MoE layer; the whole output softmax, which is also the target embedding; and one row of a source embedding.
 """
 
 from __future__ import annotations

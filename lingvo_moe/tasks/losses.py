@@ -149,7 +149,7 @@ def by_subset(subset: str, xent_BT: tf.Tensor, real_BT: tf.Tensor, member_BP: tf
 def choices_by_subset(
   subset: str, routing: Mapping[str, Routed], member_BP: tf.Tensor
 ) -> dict[str, dict[str, tf.Tensor]]:
-  """Sums [P, E] of the choices of each expert over the rows of each part of the text, by MoE layer; {} without experts."""
+  """Sums [P, E] of each expert's choices over the rows of each part of the text, by MoE layer; {} without experts."""
   if not routing:
     return {}
   member_BP = tf.cast(member_BP, tf.float32)
