@@ -37,7 +37,7 @@ _COLUMNS = flags.DEFINE_list(
   'columns',
   [],
   'Columns with source and target: numbers from 1, or names, of the first row or of keys in JSON; default: the names '
-  "of the languages or 'source,target' where they are there, else 1,2.",
+  "of the languages or 'source,target' where they exist, else 1,2.",
 )
 _PAIR = flags.DEFINE_string('pair', '', "Languages, such as de-en; default: the ends of the files' names.")
 _OUT = flags.DEFINE_string('out', None, "Folder of the corpus, the trainer's --data_dir.", required=True)
@@ -64,19 +64,19 @@ def main(argv):
   folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value)
   with tqdm.tqdm(total=2 * texts.bytes(), unit='B', unit_scale=True, disable=None, file=sys.stderr, leave=False) as bar:
     try:
-      found = preparation.examine(texts, rules, bar.update)
+      decisions = preparation.examine(texts, rules, bar.update)
     except preparation.TooFewError as e:
       bar.close()
       print(preparation.table(e.decisions, rules), flush=True)
       raise
-    preparation.write(texts, found.fates, folder, bar.update)
-  print(preparation.table(found, rules), flush=True)
-  if warning := preparation.warning(found):
+    preparation.write(texts, decisions.outcomes, folder, bar.update)
+  print(preparation.table(decisions, rules), flush=True)
+  if warning := preparation.warning(decisions):
     print(warning, file=sys.stderr)
   print(f'\nwritten to {folder}; next:\n')
   dev = '--set eval_sentences=0'
-  if not found.count(preparation.Fate.DEV):
-    dev += f' --set dev_lines={max(1, min(1000, found.count(preparation.Fate.TRAIN) // 20))}'
+  if not decisions.count(preparation.Outcome.DEV):
+    dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.Outcome.TRAIN) // 20))}'
   print(
     f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(_OUT.value)} '
     f'--logdir=runs/{name}'

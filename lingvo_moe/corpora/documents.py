@@ -14,24 +14,23 @@ from collections.abc import Iterator
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import text as text_lib
 
 DOCUMENTS = ('file', 'paragraph', 'line')
 
 
 def find_files(data_dir: str, split: str) -> list[str]:
   """Paths of a split's files; UserError if there are none."""
-  data_dir = text.corpus_folder(data_dir)
+  data_dir = text_lib.corpus_folder(data_dir)
   folder, prefix = os.path.split(os.path.join(data_dir, split))
   names = files.listdir(folder) if files.isdir(folder) else []
-  found = [name for name in sorted(names) if re.fullmatch(rf'{re.escape(prefix)}.*\.txt', _plain(name), re.DOTALL)]
-  if not found:
-    there = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
+  own = {name for name in names if re.fullmatch(rf'{re.escape(prefix)}.*\.txt', _plain(name), re.DOTALL)}
+  if not own:
+    others = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
     raise UserError(
-      f'no file {split}*.txt[.gz] in {data_dir}, which has {there}: put one there, or choose another split'
+      f'no file {split}*.txt[.gz] in {data_dir}, which has {others}: put one there, or choose another split'
     )
-  there = set(found)
-  return [os.path.join(folder, name) for name in found if name == _plain(name) or _plain(name) not in there]
+  return [os.path.join(folder, name) for name in sorted(own) if name == _plain(name) or _plain(name) not in own]
 
 
 def _plain(name: str) -> str:
@@ -53,16 +52,13 @@ def read(path: str) -> str:
   """The whole text of a file; UserError if it is missing, damaged or no text."""
   with packed.opened(path) as (_, contents):
     raw = contents.read()
-  text.check(raw, path)
+  text_lib.check(raw, path)
   return raw.decode('utf-8')
 
 
 def documents(path: str, kind: str) -> Iterator[str]:
   """Documents of a file, none empty: the file itself, its paragraphs (between empty lines), or its lines."""
-  whole = read(path)
-  parts = [whole] if kind == 'file' else re.split(r'\n\s*\n' if kind == 'paragraph' else r'\n', whole)
-  for part in parts:
-    if kind != 'file':
-      part = part.strip('\r\n')
-    if part:
-      yield part
+  text = read(path)
+  for document in [text] if kind == 'file' else re.split(r'\n\s*\n' if kind == 'paragraph' else r'\n', text):
+    if document := document if kind == 'file' else document.strip('\r\n'):
+      yield document

@@ -20,20 +20,18 @@ from typing import IO
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 
-# What a packed file may unpack to: so many times its size, or so many bytes if that is more. Text comes to 3 to 10
-# times.
+# Most that a packed file may unpack to: times its size, or bytes if that is more. Text comes to 3 to 10 times.
 _MOST_TIMES = 100
 _ALWAYS_BYTES = 8 << 20
 _BUFFER = 1 << 17  # bytes
 _LOOK = 4096  # bytes by which a file is known
 
 ENDING = re.compile(r'\.(gz|xz|bz2|zst)\Z', re.IGNORECASE)  # of the name of a packed file
-_PACKED = {  # how a file begins, and what opens it
-  'gz': (rb'\x1f\x8b', gzip.open),
-  'xz': (rb'\xfd7zXZ\0', lzma.open),
-  'bz2': (rb'BZh[1-9](1AY&SY|\x17rE8P\x90)', bz2.open),
+_PACKED = {  # by ending: what packs it, how a file begins, and what opens it
+  'gz': ('gzip', rb'\x1f\x8b', gzip.open),
+  'xz': ('xz', rb'\xfd7zXZ\0', lzma.open),
+  'bz2': ('bzip2', rb'BZh[1-9](1AY&SY|\x17rE8P\x90)', bz2.open),
 }
-_NAMES = {'gz': 'gzip', 'xz': 'xz', 'bz2': 'bzip2'}
 _NOT_TEXT = (  # (place of a signature, signature, what has it, way out)
   (257, b'ustar\0', 'a tar archive', 'unpack it with tar -xf, and give a file of it'),
   (257, b'ustar  \0', 'a tar archive', 'unpack it with tar -xf, and give a file of it'),  # of GNU
@@ -69,12 +67,12 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
   try:
     with files.open_to_read(path) as raw:
       first = raw.peek(_LOOK)
-      packing = next((name for name, (begin, _) in _PACKED.items() if re.match(begin, first)), '')
-      if not packing and (named := ENDING.search(path)):
-        packing = named[1].lower() * (named[1].lower() in _PACKED)
+      endings = [ending for ending, (_, begin, _) in _PACKED.items() if re.match(begin, first)]
+      endings += [ending.lower() for ending in ENDING.findall(path) if ending.lower() in _PACKED]
       contents = raw
-      if packing:
-        contents = io.BufferedReader(_Bounded(_PACKED[packing][1](raw), raw, path), _BUFFER)
+      if endings:
+        packing, _, open_packed = _PACKED[endings[0]]
+        contents = io.BufferedReader(_Bounded(open_packed(raw), raw, path), _BUFFER)
       first = contents.peek(_LOOK)[:_LOOK]
       _refuse_what_is_no_text(path, first, any_encoding)
       if first.startswith(codecs.BOM_UTF8):
@@ -82,16 +80,10 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
       yield raw, contents
   except FileNotFoundError:
     raise UserError(f'no such file: {path}') from None
-  except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as e:
-    raise _damaged(path, packing, e) from None
-  except OSError as e:
-    if packing and e.errno is None:  # of bz2
-      raise _damaged(path, packing, e) from None
-    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
-
-
-def _damaged(path: str, packing: str, error: Exception) -> UserError:
-  return UserError(f'{path} is damaged or not {_NAMES[packing]} ({error}): make or fetch it again')
+  except (EOFError, zlib.error, lzma.LZMAError, OSError) as e:
+    if isinstance(e, OSError) and (e.errno is not None or not packing):  # without a number it is of gzip or bz2
+      raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+    raise UserError(f'{path} is damaged or not {packing} ({e}): make or fetch it again') from None
 
 
 class _Bounded(io.RawIOBase):
@@ -137,11 +129,10 @@ def _refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool) -> None
 
 def _is_utf8(first: bytes) -> bool:
   """Whether the beginning of a file, which may end within a character, is UTF-8."""
-  try:
+  with contextlib.suppress(UnicodeDecodeError):
     codecs.getincrementaldecoder('utf-8')().decode(first)
-  except UnicodeDecodeError:
-    return False
-  return True
+    return True
+  return False
 
 
 def _encoding_without_mark(first: bytes) -> str:

@@ -70,13 +70,13 @@ class Texts:
     for path in self.paths:
       if not os.path.exists(path) or os.path.isdir(path):
         raise UserError(f'no such file: {path}')
-      if not pairs_file and (found := _FORMATS.get(_ending(path), 'tsv')) != 'tsv':
-        raise UserError(f'--source, --target and --tsv are plain lines; {path} is {found}: give it by --pairs_file')
+      if not pairs_file and (kind := _FORMATS.get(_ending(path).lower(), 'tsv')) != 'tsv':
+        raise UserError(f'--source, --target and --tsv are plain lines; {path} is {kind}: give it by --pairs_file')
     if len({os.path.realpath(path) for path in self.paths}) < len(self.paths):
       raise UserError(f'--source and --target must be two files; both are {source}')
     self._copies = [None if os.path.isfile(path) else _copy(path) for path in self.paths]
     self._files = [copy.name if copy else path for path, copy in zip(self.paths, self._copies, strict=True)]
-    self._format = 'tsv' if tsv else _format(self._files[0], _ending(pairs_file)) if pairs_file else ''
+    self._format = 'tsv' if tsv else _format(self._files[0], _ending(pairs_file).lower()) if pairs_file else ''
 
   def bytes(self) -> int:
     """Bytes of the files, as they lie on disk."""
@@ -93,15 +93,12 @@ class Texts:
       return
     counts = [0, 0]
     sides = [text.line_batches(path, _BATCH, progress, strict=False) for path in self._files]
-    for source, target in itertools.zip_longest(*sides, fillvalue=[]):
-      counts = [counts[0] + len(source), counts[1] + len(target)]
-      if len(source) == len(target):
-        yield source, target
+    for batches in itertools.zip_longest(*sides, fillvalue=[]):
+      counts = [count + len(batch) for count, batch in zip(counts, batches, strict=True)]
+      if counts[0] == counts[1]:
+        yield batches
     if counts[0] != counts[1]:
-      raise UserError(
-        f'line i of one side goes with line i of the other, so both need as many lines; saw {counts[0]} in '
-        f'{self.paths[0]} and {counts[1]} in {self.paths[1]}: align them'
-      )
+      raise parallel.unequal_sides(self.paths[0], counts[0], self.paths[1], counts[1])
 
   def _batches_of_pairs(self, progress: Progress | None) -> Iterator[tuple[Side, Side]]:
     (path,), consumed = self.paths, 0
@@ -125,19 +122,24 @@ class Texts:
 
 def _checked(columns: Sequence[str | int]) -> tuple[str, ...]:
   """Columns as text, or none; two different names, or numbers from 1 on."""
-  found = tuple(map(str, columns))
-  number = re.compile(r'0*[1-9]\d{0,8}')
-  numbers = [bool(re.fullmatch(r'-?\d+', column)) for column in found]
-  if found and (len(found) != 2 or found[0] == found[1] or (any(numbers) and not all(map(number.fullmatch, found)))):
+  columns = tuple(map(str, columns))
+  numbers = [column for column in columns if re.fullmatch(r'-?\d+', column)]
+  bad_numbers = numbers and not all(re.fullmatch(r'0*[1-9]\d{0,8}', column) for column in columns)
+  if columns and (len(columns) != 2 or columns[0] == columns[1] or bad_numbers):
     raise UserError(
-      f'columns are two different numbers from 1 on, or two names; saw {",".join(found)}: e.g. --columns=1,2'
+      f'columns are two different numbers from 1 on, or two names; saw {",".join(columns)}: e.g. --columns=1,2'
     )
-  return found
+  return columns
+
+
+def _stem(path: str) -> str:
+  """Name of a file, without the ending of a packed one."""
+  return packed.ENDING.sub('', os.path.basename(path))
 
 
 def _ending(path: str) -> str:
-  """Ending of a file's name before that of a packed file, in small letters: 'tmx' of 'a.TMX.gz'."""
-  return packed.ENDING.sub('', os.path.basename(path)).rpartition('.')[2].lower()
+  """Ending of a file's name before that of a packed file: 'tmx' of 'a.tmx.gz'."""
+  return _stem(path).rpartition('.')[2]
 
 
 def _format(path: str, ending: str) -> str:
@@ -162,21 +164,19 @@ def _copy(pipe: str) -> IO[bytes]:
 
 def _languages(paths: Sequence[str], pair: str) -> tuple[str, str]:
   """(source, target) languages: of `pair`, or of the ends of the files' names."""
-  ends = [packed.ENDING.sub('', os.path.basename(path)).rpartition('.')[2] for path in paths]
+  languages = [_ending(path) for path in paths]
   if len(paths) == 1:  # 'de-en.tmx', 'mine.de-en.tsv'
-    stem = packed.ENDING.sub('', os.path.basename(paths[0])).rpartition('.')[0]
+    stem = _stem(paths[0]).rpartition('.')[0]
     pair = pair or stem.rpartition('.')[2] * ('-' in stem)
   seen = f'--pair={pair}' if pair else ' and '.join(map(os.path.basename, paths))
-  if pair == '-'.join(ends) or not pair:
-    found = ends
-  else:
-    (found,) = parallel.languages_of([pair]) or [()]
-  if len(found) != 2 or found[0] == found[1] or not all(re.fullmatch(r'\w[\w-]*', name) for name in found):
+  if pair and pair != '-'.join(languages):
+    (languages,) = parallel.languages_of([pair]) or [()]
+  if len({*languages}) != 2 or not all(re.fullmatch(r'\w[\w-]*', name) for name in languages):
     raise UserError(
       'two different languages must be named, of letters, digits, hyphens and underscores, by --pair or by the ends of '
       f"the files' names (a.de, a.pt-BR.gz); saw {seen}: give e.g. --pair=de-en"
     )
-  return found[0], found[1]
+  return tuple(languages)
 
 
 def _bytes(cell: str | None) -> bytes | None:
@@ -226,7 +226,7 @@ def _of_table(rows: Iterator[list[str]], columns: Sequence[str], sides: Sequence
 def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[str], path: str) -> _Pairs:
   """Pairs of objects, one a line: {"de": ..., "en": ...}, or so within {"translation": ...}."""
   wanted = [columns] if columns else [sides, *_USUAL_NAMES]
-  found, keys = False, []
+  has_text, keys = False, []
   for number, line in enumerate(contents, start=1):
     if not line.strip():
       continue
@@ -234,7 +234,7 @@ def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[
       row = json.loads(line.decode('utf-8', 'surrogateescape'))
     except (ValueError, RecursionError) as e:
       raise UserError(f'{path} must have a JSON object in each line; line {number} has none ({e})') from None
-    if isinstance(row, list) or not isinstance(row, dict):
+    if not isinstance(row, dict):
       raise UserError(
         f'{path} must have a JSON object in each line; line {number} has another value: write a list as lines, e.g. '
         "with jq -c '.[]'"
@@ -243,33 +243,31 @@ def _of_json_lines(contents: IO[bytes], columns: Sequence[str], sides: Sequence[
       row = row['translation']
     keys = keys or list(row)
     pair = next((pair for pair in wanted if all(isinstance(row.get(name), str) for name in pair)), None)
-    found = found or pair is not None
+    has_text = has_text or pair is not None
     yield tuple(row[name] for name in pair) if pair else (None, None)
-  if keys and not found:
+  if keys and not has_text:
     tried = ' or '.join(','.join(pair) for pair in wanted)
     raise UserError(f'no line of {path} has text by the keys {tried}; it has {_some(keys)}: name two with --columns')
 
 
 def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
   """Pairs of the translation units of TMX. Codes within a segment (bpt, ept, it, ph, ut) are no text."""
-  reader = _Tmx()
+  reader = _Tmx(path)
   seen: set[str] = set()
-  found = False
+  has_pair = False
   try:
     for block in iter(lambda: contents.read(1 << 16), b''):
       reader.parser.Parse(block)
-      for unit in reader.taken():
+      for unit in reader.pop_units():
         pair = tuple(_in_language(unit, side) for side in sides)
-        found = found or None not in pair
-        if not found and len(seen) < 20:
+        has_pair = has_pair or None not in pair
+        if not has_pair and len(seen) < 20:
           seen |= set(unit)
         yield pair
     reader.parser.Parse(b'', True)
   except expat.ExpatError as e:
     raise UserError(f'{path} is damaged or not TMX ({e}): make or fetch it again') from None
-  except _EntityError:
-    raise UserError(f'{path} defines entities of its own, which may unpack to very much: write it without') from None
-  if seen and not found:
+  if seen and not has_pair:
     raise UserError(
       f'no unit of {path} has both {sides[0]} and {sides[1]}; its languages are {_some(sorted(seen))}: name two of '
       'them with --pair'
@@ -284,29 +282,26 @@ def _in_language(unit: dict[str, str], language: str) -> str | None:
   return next((segment for name, segment in unit.items() if name.startswith(wanted + '-')), None)
 
 
-class _EntityError(Exception):
-  """Declaration of an entity."""
-
-
 class _Tmx:
   """Units of TMX as the parser meets them: the first segment of each language, by its name in small letters."""
 
   _CODES = frozenset(('bpt', 'ept', 'it', 'ph', 'ut'))
 
-  def __init__(self):
+  def __init__(self, path: str):
     self.parser = expat.ParserCreate()
     self.parser.buffer_text = True
     self.parser.StartElementHandler = self._start
     self.parser.EndElementHandler = self._end
     self.parser.CharacterDataHandler = self._text
     self.parser.EntityDeclHandler = self._entity
+    self._path = path
     self._units: list[dict[str, str]] = []
     self._unit: dict[str, str] = {}
     self._language = ''
     self._segment: list[str] | None = None
     self._codes = 0  # elements around that are codes
 
-  def taken(self) -> list[dict[str, str]]:
+  def pop_units(self) -> list[dict[str, str]]:
     """Units that have ended since the last call."""
     units, self._units = self._units, []
     return units
@@ -333,7 +328,7 @@ class _Tmx:
       self._segment.append(data)
 
   def _entity(self, *_) -> None:
-    raise _EntityError
+    raise UserError(f'{self._path} defines entities of its own, which may unpack to very much: write it without')
 
 
 def _some(names: Sequence[str]) -> str:

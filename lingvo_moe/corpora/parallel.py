@@ -6,9 +6,9 @@ The folder may be remote (core/files.py). There are two layouts, which are recog
 - plain files: `<data_dir>/<split>.<language>[.gz]`, e.g. `train.de.gz` with `train.en.gz`; any two languages make a
   pair, in either direction.
 
-A side may consist of shards instead of one file, `train-*.<language>[.gz]`, read in the order of their names. If
-`x.de` and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2. Lines end with LF (CR before it
-is dropped) and are UTF-8.
+A side may consist of shards instead of one file, `train-*.<language>[.gz]`, read in the order of their names. If `x.de`
+and `x.de.gz` both exist, the first is read. The ending may also be .xz or .bz2. Lines end with LF (CR before it is
+dropped) and are UTF-8.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lingvo_moe.corpora import packed
 from lingvo_moe.corpora import text
 
 
-class NotThereError(UserError):
+class MissingFilesError(UserError):
   """Split or pair without any file."""
 
 
-class NoPairError(NotThereError):
+class NoPairError(MissingFilesError):
   """Pattern that matches no pair."""
 
 
@@ -69,26 +69,20 @@ def find_pairs(
     split_files: other prefixes for splits, e.g. {'dev': 'val'}.
 
   Raises:
-    NotThereError: there are no files, or (NoPairError) no pair matches.
+    MissingFilesError: there are no files, or (NoPairError) no pair matches.
     UserError: a side or shard has no partner, or plain files have no pair named.
   """
   data_dir = text.corpus_folder(data_dir)
   prefix = dict(split_files).get(split, split)
-  folders = _pair_folders(data_dir)
   patterns = [p.strip() for p in pairs.split(',') if p.strip()]
-  if folders:
-    folders |= _reversed(folders, patterns)
-    chosen = _choose(folders, patterns, data_dir)
-    found = [_pair(name, *folders[name], split, prefix) for name in chosen]
-  else:
-    found = _plain_pairs(data_dir, patterns, split, split_files)
-    chosen = [pair.name for pair in found]
-  missing = [name for name, pair in zip(chosen, found, strict=True) if pair is None]
-  if split == 'train' and (named := sorted(set(missing) & set(patterns))):
-    raise _no_such_file(*folders[named[0]], split, split_files)
-  if len(missing) == len(found):
-    raise _no_such_file(*folders[missing[0]], split, split_files)
-  return [pair for pair in found if pair is not None]
+  folders = _pair_folders(data_dir)
+  folders |= _reversed(folders, patterns) if folders else _plain_directions(data_dir, patterns, split, split_files)
+  found = {name: _pair(name, *folders[name], split, prefix) for name in _choose(folders, patterns, data_dir)}
+  missing = [name for name, pair in found.items() if pair is None]
+  named = [name for name in missing if name in patterns and split == 'train']
+  if named or len(missing) == len(found):
+    raise _no_such_file(*folders[(named or missing)[0]], split, split_files)
+  return [pair for pair in found.values() if pair is not None]
 
 
 def pair_folders(data_dir: str) -> list[tuple[str, str]]:
@@ -117,13 +111,14 @@ def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[st
   for pattern in patterns:
     if not fnmatch.filter(known, pattern):
       raise NoPairError(
-        f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)} (trainer: --set pairs=..., others: --pairs=...)'
+        f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)} (trainer: --set pairs=..., others: '
+        '--pairs=...)'
       )
   return [name for name in known if _matches(name, patterns)]
 
 
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
-  """Pair folders by name: (folder, source, target) of folders named after two languages, with files of at least one."""
+  """(folder, source, target) by name, of folders named after two languages and with files of at least one."""
   result = {}
   for name in sorted(files.listdir(data_dir)):
     folder = os.path.join(data_dir, name)
@@ -148,7 +143,8 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
+def _plain_directions(data_dir, patterns, split, split_files) -> dict[str, tuple[str, str, str]]:
+  """The same of plain files: any two languages, in either direction."""
   prefix = dict(split_files).get(split, split)
   known = sorted({language for stem, language, _ in _files(data_dir) if _has_prefix(stem, prefix)})
   if not known:
@@ -159,8 +155,7 @@ def _plain_pairs(data_dir, patterns, split, split_files) -> list[Pair]:
       f'plain files give no direction, so a pair must be named; {data_dir} has {prefix}.* in {", ".join(known)}: '
       f'give one with --set pairs={next(iter(directions), "de-en")}'
     )
-  pairs = [_pair(name, *directions[name], split, prefix) for name in _choose(directions, patterns, data_dir)]
-  return [pair for pair in pairs if pair is not None]
+  return directions
 
 
 def _has_prefix(stem: str, prefix: str) -> bool:
@@ -199,7 +194,7 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
   return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
 
-def _no_such_file(folder, source, target, split, split_files) -> NotThereError:
+def _no_such_file(folder, source, target, split, split_files) -> MissingFilesError:
   prefixes = dict(split_files)
   prefix = prefixes.get(split, split)
   stems = {stem for stem, _, _ in _files(folder)}
@@ -209,7 +204,7 @@ def _no_such_file(folder, source, target, split, split_files) -> NotThereError:
     others = ('train', 'dev', 'test', *mapped.values())
     free = [stem for stem in stems if not any(_has_prefix(stem, other) for other in others)]
     mapped[split] = next(iter(difflib.get_close_matches(split, free, n=1, cutoff=0)), 'PREFIX')
-  return NotThereError(
+  return MissingFilesError(
     f'no file {prefix}.{source}[.gz] and {prefix}.{target}[.gz] in {folder}; of the splits there, '
     f'{closest(prefix, stems)} (name one, or train with other prefixes: --set "split_files={tuple(mapped.items())}")'
   )
@@ -232,11 +227,16 @@ def check_counts(pair: Pair, source_counts: Iterable[int], target_counts: Iterab
   counts = list(zip(pair.source_files, source_counts, pair.target_files, target_counts, strict=True))
   for source_file, sources, target_file, targets in counts:
     if sources != targets:
-      raise UserError(
-        f'line i of one side goes with line i of the other, so both need as many lines; saw {sources} in '
-        f'{source_file} and {targets} in {target_file}: align them'
-      )
+      raise unequal_sides(source_file, sources, target_file, targets)
   total = sum(sources for _, sources, _, _ in counts)
   if not total:
     raise UserError(f'a corpus must have lines; {", ".join(pair.source_files)} is empty')
   return total
+
+
+def unequal_sides(source_file: str, sources: int, target_file: str, targets: int) -> UserError:
+  """The error of two files with different numbers of lines."""
+  return UserError(
+    f'line i of one side goes with line i of the other, so both need as many lines; saw {sources} in {source_file} and '
+    f'{targets} in {target_file}: align them'
+  )

@@ -45,8 +45,8 @@ _FEW, _SHARE = 3, 0.01  # lines, and share of all, that may be of another encodi
 _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
-class Fate(enum.IntEnum):
-  """Fate of a line: a split, or the first reason why it is dropped."""
+class Outcome(enum.IntEnum):
+  """Outcome of a line: a split, or the first reason why it is dropped."""
 
   TRAIN = 0
   DEV = 1
@@ -84,20 +84,20 @@ class Decisions:
   """Result of `examine`.
 
   Attributes:
-    fates: Fate of every line, uint8.
+    outcomes: Outcome of every line, uint8.
     first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
     ratio: characters of the target for each one of the source.
     copies: pairs fit to keep whose target is their source.
   """
 
-  fates: np.ndarray
+  outcomes: np.ndarray
   first_not_utf8: tuple[str, ...]
   ratio: float
   copies: int = 0
 
-  def count(self, *fates: Fate) -> int:
-    """Number of lines with one of some fates."""
-    return int(np.count_nonzero(np.isin(self.fates, fates)))
+  def count(self, *outcomes: Outcome) -> int:
+    """Number of lines with one of some outcomes."""
+    return int(np.count_nonzero(np.isin(self.outcomes, outcomes)))
 
 
 class TooFewError(UserError):
@@ -115,33 +115,33 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Dec
     UserError: the files do not fit each other, or a side is of another encoding.
     TooFewError: too few pairs are left to be divided.
   """
-  columns = [array.array(code) for code in 'QQiiB']  # an entry per line: hashes, characters of both sides; fate
+  columns = [array.array(code) for code in 'QQiiB']  # an entry per line: hashes, characters of both sides; outcome
   first_not_utf8: dict[int, tuple[int, bytes]] = {}  # by side: number of the line, and the line
   not_utf8 = [0, 0]
   for sides in texts.batches(progress):
     measured = [_measure(side, rules.max_chars) for side in sides]
-    for i, (_, _, fates) in enumerate(measured):
-      bad = np.flatnonzero(fates == Fate.NOT_UTF8)
+    for i, (_, _, outcomes) in enumerate(measured):
+      bad = np.flatnonzero(outcomes == Outcome.NOT_UTF8)
       not_utf8[i] += bad.size
       if bad.size and i not in first_not_utf8:
         first_not_utf8[i] = len(columns[-1]) + int(bad[0]) + 1, sides[i][bad[0]]
-    hashes, chars, fates = zip(*measured)
-    for column, values in zip(columns, (*hashes, *chars, np.minimum(*fates)), strict=True):
+    hashes, chars, outcomes = zip(*measured)
+    for column, values in zip(columns, (*hashes, *chars, np.minimum(*outcomes)), strict=True):
       column.frombytes(values.tobytes())
   lines = len(columns[-1])
   for i, count in enumerate(not_utf8):
     if count > max(_FEW, lines * _SHARE):
       raise _of_another_encoding(texts.where(i), *first_not_utf8[i], count, lines)
-  source, target, source_chars, target_chars, fates = map(np.asarray, columns)
-  ratio = _drop_ratios(source_chars, target_chars, fates, rules.max_ratio)
+  source, target, source_chars, target_chars, outcomes = map(np.asarray, columns)
+  ratio = _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
   del columns, source_chars, target_chars
   pairs = _by_chunks(sampling.fold, source, target)
-  fates[(fates == _UNDECIDED) & _repeats(pairs, fates == _UNDECIDED)] = Fate.DUPLICATE
-  copies = int(np.count_nonzero((source == target) & (fates == _UNDECIDED)))
+  outcomes[(outcomes == _UNDECIDED) & _repeats(pairs, outcomes == _UNDECIDED)] = Outcome.DUPLICATE
+  copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
-  decisions = Decisions(fates, where, ratio, copies)
+  decisions = Decisions(outcomes, where, ratio, copies)
   _hold_out(source, target, pairs, decisions, rules)
-  fates[fates == _UNDECIDED] = Fate.TRAIN
+  outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
   return decisions
 
 
@@ -159,30 +159,30 @@ def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines:
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(hashes of keys, characters, fates) of lines without outer spaces; fate _UNDECIDED where nothing is wrong."""
+  """(hashes of keys, characters without outer spaces, outcomes) of lines; a outcome is _UNDECIDED where nothing is wrong."""
   digests, chars = [], np.zeros(len(lines), np.int32)
-  fates = np.full(len(lines), _UNDECIDED, np.uint8)
+  outcomes = np.full(len(lines), _UNDECIDED, np.uint8)
   for i, line in enumerate(lines):
     key = ''
     try:
       decoded = line.decode('utf-8')
       key = text.key(decoded)
       if not key:
-        fates[i] = Fate.EMPTY
+        outcomes[i] = Outcome.EMPTY
       elif '\0' in decoded:
-        fates[i] = Fate.NOT_UTF8
+        outcomes[i] = Outcome.NOT_UTF8
       else:
         chars[i] = min(len(decoded.strip()), 2**31 - 1)
     except (AttributeError, UnicodeDecodeError):
-      fates[i] = Fate.COLUMN_MISSING if line is None else Fate.NOT_UTF8
+      outcomes[i] = Outcome.COLUMN_MISSING if line is None else Outcome.NOT_UTF8
     digests.append(hashlib.blake2b(key.encode('utf-8'), digest_size=8).digest())
-  fates[chars > max_chars] = Fate.TOO_LONG
-  return np.frombuffer(b''.join(digests), np.uint64), chars, fates
+  outcomes[chars > max_chars] = Outcome.TOO_LONG
+  return np.frombuffer(b''.join(digests), np.uint64), chars, outcomes
 
 
-def _drop_ratios(source: np.ndarray, target: np.ndarray, fates: np.ndarray, most: float) -> float:
+def _drop_ratios(source: np.ndarray, target: np.ndarray, outcomes: np.ndarray, most: float) -> float:
   """Drops pairs whose lengths are wildly unlike; returns the corpus's ratio of target to source characters."""
-  undecided = fates == _UNDECIDED
+  undecided = outcomes == _UNDECIDED
   sums = [int(side.sum(dtype=np.int64, where=undecided)) for side in (source, target)]
   ratio = sums[1] / max(sums[0], 1)
 
@@ -190,13 +190,13 @@ def _drop_ratios(source: np.ndarray, target: np.ndarray, fates: np.ndarray, most
     expected, seen = source * ratio + _SLACK, target + float(_SLACK)
     return np.maximum(expected / seen, seen / expected) > most
 
-  fates[undecided & _by_chunks(unlike, source, target)] = Fate.LENGTH_RATIO
+  outcomes[undecided & _by_chunks(unlike, source, target)] = Outcome.LENGTH_RATIO
   return ratio
 
 
 def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisions: Decisions, rules: Rules) -> None:
   """Chooses dev and test among the pairs that are left, and drops pairs that share a sentence with them."""
-  fates, usable = decisions.fates, decisions.fates == _UNDECIDED
+  outcomes, usable = decisions.outcomes, decisions.outcomes == _UNDECIDED
   total = int(usable.sum())
   dev, test = (min(_HELD_OUT, max(total // 10, 1)) if n is None else n for n in (rules.dev, rules.test))
   wanted = dev + test
@@ -207,17 +207,17 @@ def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisio
   chosen = _smallest(rank, alone, wanted).tolist()
   if len(chosen) < wanted < total:
     chosen += _apart(source, target, rank, usable & ~alone, wanted - len(chosen))
-  fates[chosen[:test]] = Fate.TEST  # first, so that test stays what it is if there is to be more of dev
-  fates[chosen[test:]] = Fate.DEV
+  outcomes[chosen[:test]] = Outcome.TEST  # first, so that test stays what it is if there is to be more of dev
+  outcomes[chosen[test:]] = Outcome.DEV
   for side in (source, target):
     shares = _by_chunks(lambda part, held_out=side[chosen]: np.isin(part, held_out), side)
-    fates[shares & (fates == _UNDECIDED)] = Fate.SHARES_SENTENCE
-  if len(chosen) < wanted or not (fates == _UNDECIDED).any():
-    fates[usable] = _UNDECIDED
+    outcomes[shares & (outcomes == _UNDECIDED)] = Outcome.SHARES_SENTENCE
+  if len(chosen) < wanted or not (outcomes == _UNDECIDED).any():
+    outcomes[usable] = _UNDECIDED
     most = total // 10
     raise TooFewError(
       f'dev and test, which share no sentence with anything else, must leave pairs to train on; saw {total:,} pairs '
-      f'that are fit to keep, of {len(fates):,}, for --dev={dev} --test={test}: '
+      f'that are fit to keep, of {len(outcomes):,}, for --dev={dev} --test={test}: '
       + (f'use e.g. --dev={most} --test={most}' if most else 'give more text' if total else 'look at what was dropped'),
       decisions,
     )
@@ -272,7 +272,7 @@ def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
 
 
 def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
-  """Path of a pair's folder, which must be new or empty, or with `overwrite` have only files as written here."""
+  """Path of a pair's folder, which must be new, empty or, with `overwrite`, have only files as written here."""
   name = '-'.join(texts.sides)
   folder = os.path.join(out, name)
   if os.path.exists(out) and not os.path.isdir(out):
@@ -292,61 +292,58 @@ def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
   return folder
 
 
-def write(texts: Texts, fates: np.ndarray, folder: str, progress: Progress | None = None) -> None:
-  """Reads all lines again and writes those of each split; the folder appears whole, see core/new_folder.py.
-
-  Args:
-    texts: as they were examined.
-    fates: of their lines.
-    folder: of the pair, '.../de-en'; an existing one is replaced.
-    progress: function called with the bytes consumed since the last call.
-  """
+def write(texts: Texts, outcomes: np.ndarray, folder: str, progress: Progress | None = None) -> None:
+  """Reads all lines again and writes those of each split; the folder, '.../de-en', appears whole, or is replaced."""
   done = 0
   with new_folder.writing(folder, replace=True) as partial:
     for batch in texts.batches(progress):
-      decided = fates[done : done + len(batch[0])]
+      decided = outcomes[done : done + len(batch[0])]
       done += len(batch[0])
-      for split, fate in zip(SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
-        index = np.flatnonzero(decided == fate).tolist()
+      for split, outcome in zip(SPLITS, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST), strict=True):
+        index = np.flatnonzero(decided == outcome).tolist()
         for lines, language in zip(batch, texts.sides, strict=True) if index else ():
           with open(os.path.join(partial, f'{split}.{language}'), 'ab') as f:
             f.writelines(lines[i] + b'\n' for i in index)
-    if done != len(fates):
+    if done != len(outcomes):
       raise UserError(
-        f'{" and ".join(texts.paths)} had {len(fates)} lines at first, and {done} a moment later: try again'
+        f'{" and ".join(texts.paths)} had {len(outcomes)} lines at first, and {done} a moment later: try again'
       )
 
 
 _REASONS = {
-  Fate.COLUMN_MISSING: 'column missing',
-  Fate.NOT_UTF8: 'not UTF-8, or with NUL bytes',
-  Fate.EMPTY: 'empty',
-  Fate.TOO_LONG: 'over {max_chars} characters',
-  Fate.LENGTH_RATIO: 'length ratio over {max_ratio:g}',
-  Fate.DUPLICATE: 'duplicate',
-  Fate.SHARES_SENTENCE: 'sentence is in dev or test',
+  Outcome.COLUMN_MISSING: 'column missing',
+  Outcome.NOT_UTF8: 'not UTF-8, or with NUL bytes',
+  Outcome.EMPTY: 'empty',
+  Outcome.TOO_LONG: 'over {max_chars} characters',
+  Outcome.LENGTH_RATIO: 'length ratio over {max_ratio:g}',
+  Outcome.DUPLICATE: 'duplicate',
+  Outcome.SHARES_SENTENCE: 'sentence is in dev or test',
 }
 
 
 def table(decisions: Decisions, rules: Rules) -> str:
   """Counts as text: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
-  rows = [('lines read', len(decisions.fates), '')]
-  for fate, reason in _REASONS.items():
-    note = f'first: {", ".join(decisions.first_not_utf8)}' if fate == Fate.NOT_UTF8 and decisions.first_not_utf8 else ''
-    if decisions.count(fate):
-      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', decisions.count(fate), note))
-  if undecided := int(np.count_nonzero(decisions.fates == _UNDECIDED)):
+  rows = [('lines read', len(decisions.outcomes), '')]
+  for outcome, reason in _REASONS.items():
+    note = (
+      f'first: {", ".join(decisions.first_not_utf8)}'
+      if outcome == Outcome.NOT_UTF8 and decisions.first_not_utf8
+      else ''
+    )
+    if decisions.count(outcome):
+      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', decisions.count(outcome), note))
+  if undecided := int(np.count_nonzero(decisions.outcomes == _UNDECIDED)):
     rows.append(('fit to keep', undecided, ''))
-  for split in SPLITS if not undecided and decisions.count(Fate.TRAIN) else ():
-    by_default = getattr(rules, split, 0) is None
-    count = decisions.count(Fate[split.upper()])
-    rows.append((split, count, f'a tenth: --{split}=N for another number' if by_default and count < _HELD_OUT else ''))
+  for split in SPLITS if not undecided and decisions.count(Outcome.TRAIN) else ():
+    count = decisions.count(Outcome[split.upper()])
+    is_tenth = getattr(rules, split, 0) is None and count < _HELD_OUT
+    rows.append((split, count, f'a tenth: --{split}=N for another number' if is_tenth else ''))
   return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)
 
 
 def warning(decisions: Decisions) -> str:
   """Line on what may be wrong with a corpus; '' where nothing seems to be."""
-  total = decisions.count(Fate.TRAIN, Fate.DEV, Fate.TEST, Fate.SHARES_SENTENCE)
+  total = decisions.count(Outcome.TRAIN, Outcome.DEV, Outcome.TEST, Outcome.SHARES_SENTENCE)
   if decisions.copies <= _MANY_COPIES * total:
     return ''
   return f'warning: {decisions.copies:,} of {total:,} targets equal their sources; a model of them learns to copy'

@@ -21,7 +21,7 @@ RULES = ('identity', 'nfkc', 'nfkc_cf', 'nmt_nfkc', 'nmt_nfkc_cf')  # of normali
 
 
 def check_output(output: str, overwrite: bool) -> None:
-  """Makes the folder of `output`.model; UserError if that fails, or the file exists, unless `overwrite`."""
+  """Makes the folder of `output`.model; UserError if it cannot, or if the file exists, unless `overwrite`."""
   for path in (output + '.model', output + '.vocab'):
     if os.path.isdir(path):
       raise UserError(f'a vocabulary is two files, and {path} is a folder: give another output')

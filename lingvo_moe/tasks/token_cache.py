@@ -2,8 +2,8 @@
 
 An entry is a list of files, such as one side of one pair and split: `tokens.bin`, the ids of all lines one after the
 other (uint16, or int32 for vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`.
-Line i of the text is line i of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be larger
-than memory.
+Line i of the text is line i of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be
+larger than memory.
 
 The name of an entry's folder has a hash of its inputs, the vocabulary and the contents of the files: if any of them
 changes, a new folder is made, and the one of what the same files had before is removed. A folder is written under a
@@ -14,10 +14,10 @@ beside the entries keeps the hashes of files, so that one that has not changed i
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -120,62 +120,50 @@ class Vocab(Protocol):
 
 
 class Entry(NamedTuple):
-  """An entry that is wanted."""
+  """Name and text of an entry."""
 
   name: str
   files: Sequence[str]
-  vocab: Vocab
 
 
-# (paths, vocab, progress in bytes) -> (ids, lengths) of some lines at a time, and an empty pair at the end of each file
-Tokenise = Callable[[Sequence[str], Vocab, Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
-
-
-def _folders(entries: Sequence[Entry], cache_dir: str, quiet: bool) -> list[str]:
-  """Folder of each entry, named by a hash of everything that it depends on."""
-  contents = iter(content_hashes.in_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
-  folders = []
-  for entry in entries:
-    key = ' '.join([str(_FORMAT), entry.vocab.fingerprint, *(next(contents) for _ in entry.files)])
-    folders.append(os.path.join(cache_dir, f'{entry.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}'))
-  return folders
+# (paths, progress in bytes) -> (ids, lengths) of some lines at a time, and an empty pair at the end of each file
+Tokenise = Callable[[Sequence[str], Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 def open_entries(
-  entries: Sequence[Entry], tokenise: Tokenise, cache_dir: str, *, quiet: bool = False
+  entries: Sequence[Entry], vocab: Vocab, tokenise: Tokenise, cache_dir: str, *, quiet: bool = False
 ) -> list[TokenCache]:
   """Opens the caches of all entries; missing ones are built, with a progress bar.
 
   Raises:
     UserError: a file cannot be read, or the cache cannot be written.
   """
-  folders = _folders(entries, cache_dir, quiet)
-  wanted = dict(zip(folders, entries, strict=True))
-  caches = {folder: _open(folder, quiet) for folder in wanted}
+  hashes = iter(content_hashes.in_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
+  folders = []  # each named by a hash of everything that it depends on
+  for entry in entries:
+    key = ' '.join([str(_FORMAT), vocab.fingerprint, *itertools.islice(hashes, len(entry.files))])
+    folders.append(os.path.join(cache_dir, f'{entry.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}'))
+  caches = {folder: _open(folder, quiet) for folder in folders}
   if None in caches.values():
     with lock(cache_dir):
       _remove_leftovers(cache_dir)
       caches = {folder: cache or _open(folder) for folder, cache in caches.items()}
-      missing = {folder: wanted[folder] for folder, cache in caches.items() if cache is None}
-      caches |= _build_all(missing, tokenise, quiet)
+      missing = {folder: entry for folder, entry in zip(folders, entries, strict=True) if caches[folder] is None}
+      caches |= _build_all(missing, vocab, tokenise, quiet)
       for folder, entry in missing.items():
-        _remove_older(folder, entry)
+        _remove_older(folder, entry, vocab)
   return [caches[folder] for folder in folders]
 
 
-def _build_all(missing: Mapping[str, Entry], tokenise: Tokenise, quiet: bool) -> dict[str, TokenCache]:
-  """Builds entries by their folders, those of one vocabulary with one call of `tokenise`."""
-  built, by_vocab = {}, collections.defaultdict(dict)
-  for folder, entry in missing.items():
-    by_vocab[entry.vocab.fingerprint][folder] = entry
-  size = sum(files_lib.size(path) for entry in missing.values() for path in entry.files)
+def _build_all(missing: Mapping[str, Entry], vocab: Vocab, tokenise: Tokenise, quiet: bool) -> dict[str, TokenCache]:
+  built = {}
+  paths = [path for entry in missing.values() for path in entry.files]
+  size = sum(map(files_lib.size, paths))
   with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar:
-    for entries in by_vocab.values():
-      paths = [path for entry in entries.values() for path in entry.files]
-      stream = tokenise(paths, next(iter(entries.values())).vocab, bar.update)
-      for folder, entry in entries.items():
-        bar.set_postfix_str(entry.name, refresh=False)
-        built[folder] = _build(folder, entry, stream)
+    stream = tokenise(paths, bar.update)
+    for folder, entry in missing.items():
+      bar.set_postfix_str(entry.name, refresh=False)
+      built[folder] = _build(folder, entry, vocab, stream)
   return built
 
 
@@ -186,13 +174,13 @@ def _remove_leftovers(cache_dir: str) -> None:
       shutil.rmtree(os.path.join(cache_dir, name), ignore_errors=True)
 
 
-def _remove_older(folder: str, entry: Entry) -> None:
+def _remove_older(folder: str, entry: Entry, vocab: Vocab) -> None:
   """Removes entries, by the same name and vocabulary, of what the same files held before."""
   prefix = os.path.join(os.path.dirname(folder), entry.name)
   for other in glob.glob(f'{glob.escape(prefix)}-{"[0-9a-f]" * 16}'):
     with contextlib.suppress(OSError, DamagedError):
       meta = _read_meta(other)
-      if other != folder and meta['vocab'] == entry.vocab.fingerprint and meta['files'] == list(entry.files):
+      if other != folder and meta['vocab'] == vocab.fingerprint and meta['files'] == list(entry.files):
         shutil.rmtree(other, ignore_errors=True)
 
 
@@ -208,13 +196,13 @@ def _open(folder: str, quiet: bool = True) -> TokenCache | None:
   return None
 
 
-def _build(folder: str, entry: Entry, stream: Iterator) -> TokenCache:
+def _build(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> TokenCache:
   """Writes an entry under a temporary name, then renames it into place."""
   temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
   try:
     os.makedirs(temporary)
     try:
-      _write(temporary, entry, stream)
+      _write(temporary, entry, vocab, stream)
       return _settle(temporary, folder)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
@@ -237,8 +225,8 @@ def _settle(temporary: str, folder: str) -> TokenCache:
   return cache
 
 
-def _write(folder: str, entry: Entry, stream: Iterator) -> None:
-  dtype = _DTYPES[0] if entry.vocab.size <= 65536 else _DTYPES[1]
+def _write(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> None:
+  dtype = _DTYPES[0] if vocab.size <= 65536 else _DTYPES[1]
   shard_lines, total = [], 0
   checksums = {'tokens.bin': 0, 'offsets.bin': 0}
 
@@ -261,5 +249,5 @@ def _write(folder: str, entry: Entry, stream: Iterator) -> None:
         total += len(ids)
       shard_lines.append(lines)
   meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(entry.files)}
-  meta |= {'vocab': entry.vocab.fingerprint, 'checksums': checksums}
+  meta |= {'vocab': vocab.fingerprint, 'checksums': checksums}
   files_lib.write(os.path.join(folder, 'meta.json'), json_files.dump(meta))

@@ -133,7 +133,7 @@ class Vocab(SentencePieceVocab):
   """SentencePiece vocabulary that may have tags."""
 
   def _adapted(self, model: bytes) -> bytes:
-    """The model with tags that no text is encoded to: SentencePiece finds user-defined symbols, but not control symbols."""
+    """The model with tags as control symbols, to which no text is encoded; user-defined ones are found in text."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
     tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and _TAG.fullmatch(piece.piece)]
@@ -166,14 +166,14 @@ def check_size(vocab: Any, field: str, size: int, path: str) -> None:
 
 
 def own_copy(path: str, own: str, begun: bool, read: Callable[[str], Any], field: str) -> str:
-  """Path of a run's own copy of a vocabulary, which is made unless it is there; one that was made there is that already.
+  """Copies the vocabulary at `path` to `own`, the run's copy, and returns its path.
 
   Args:
-    path: of the vocabulary.
+    path: of the vocabulary; it may be the copy itself.
     own: path of the copy.
     begun: whether the run was begun with its copy, which then must equal the vocabulary.
-    read: reads a vocabulary from a path; refuses what is none.
-    field: of the configuration, that names the vocabulary.
+    read: reads a vocabulary from a path; raises UserError for other files.
+    field: field of the configuration that names the vocabulary.
   """
   if os.path.abspath(path) == os.path.abspath(own):
     return own

@@ -19,7 +19,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
 from lingvo_moe.corpora import preparation
 from lingvo_moe.corpora.pair_files import Texts
-from lingvo_moe.corpora.preparation import Fate
+from lingvo_moe.corpora.preparation import Outcome
 
 RULES = preparation.Rules(dev=1, test=1, max_chars=30)
 
@@ -37,7 +37,7 @@ def texts_of(folder, pairs, names=('a.de', 'a.en')):
 def prepare(texts, out, rules=RULES, overwrite=False):
   folder = preparation.check_folder(str(out), texts, overwrite)
   found = preparation.examine(texts, rules)
-  preparation.write(texts, found.fates, folder)
+  preparation.write(texts, found.outcomes, folder)
   return found, {split: read(folder, split, texts.sides) for split in preparation.SPLITS}
 
 
@@ -70,17 +70,17 @@ def test_every_reason_by_hand(tmp_path):
     ('der Hund 0', 'the dogs 0'),  # 14: no duplicate, as the pair is new
   ]
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0, max_chars=30, max_ratio=2.0))
-  keep = [Fate.TRAIN]
-  assert found.fates.tolist() == [
+  keep = [Outcome.TRAIN]
+  assert found.outcomes.tolist() == [
     *keep * 6,
-    Fate.EMPTY,
-    Fate.EMPTY,
-    Fate.TOO_LONG,
+    Outcome.EMPTY,
+    Outcome.EMPTY,
+    Outcome.TOO_LONG,
     *keep,
-    Fate.LENGTH_RATIO,
-    Fate.NOT_UTF8,
-    Fate.DUPLICATE,
-    Fate.DUPLICATE,
+    Outcome.LENGTH_RATIO,
+    Outcome.NOT_UTF8,
+    Outcome.DUPLICATE,
+    Outcome.DUPLICATE,
     *keep,
   ]
   assert found.first_not_utf8 == (f'line 12 of {tmp_path}/a.de',)
@@ -104,7 +104,7 @@ def test_a_language_of_few_characters_is_not_to_blame(tmp_path):
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
   assert found.ratio == pytest.approx((9 * 101 + 90) / (9 * 11 + 90))
   # 11 characters make 68 expect, and 101 are there; 90 make 485 expect, and 100 are there (10 are added to each).
-  assert found.fates.tolist() == [Fate.TRAIN] * 9 + [Fate.LENGTH_RATIO]
+  assert found.outcomes.tolist() == [Outcome.TRAIN] * 9 + [Outcome.LENGTH_RATIO]
 
 
 def key(line):
@@ -136,14 +136,14 @@ def test_splits_share_no_sentence_and_no_line_is_made_up(tmp_path, pairs, dev, t
   check_disjoint(splits)
   assert (len(splits['dev']), len(splits['test'])) == (dev, test)
   given = [tuple(side.encode() for side in pair) for pair in pairs]
-  for split, fate in zip(preparation.SPLITS, (Fate.TRAIN, Fate.DEV, Fate.TEST), strict=True):
-    assert splits[split] == [given[i] for i in np.flatnonzero(found.fates == fate)]  # in order, as they were
+  for split, outcome in zip(preparation.SPLITS, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST), strict=True):
+    assert splits[split] == [given[i] for i in np.flatnonzero(found.outcomes == outcome)]  # in order, as they were
   stripped = [tuple(key(side.encode()) for side in pair) for pair in pairs]
-  for i, fate in enumerate(found.fates):
-    if fate == Fate.DUPLICATE:
+  for i, outcome in enumerate(found.outcomes):
+    if outcome == Outcome.DUPLICATE:
       assert stripped[i] in stripped[:i]
-    if fate == Fate.SHARES_SENTENCE:
-      held_out = [stripped[j] for j in np.flatnonzero(np.isin(found.fates, (Fate.DEV, Fate.TEST)))]
+    if outcome == Outcome.SHARES_SENTENCE:
+      held_out = [stripped[j] for j in np.flatnonzero(np.isin(found.outcomes, (Outcome.DEV, Outcome.TEST)))]
       assert any(stripped[i][0] == s or stripped[i][1] == t for s, t in held_out)
 
 
@@ -162,21 +162,23 @@ def test_no_sentence_of_dev_or_test_is_in_train_in_another_spelling_and_text_is_
   again += [(f'oder {s}', SPELLINGS[i % 5](t)) for i, (s, t) in enumerate(pairs[1::9])]
   found, splits = prepare(texts_of(tmp_path, pairs + again), tmp_path / 'out', preparation.Rules(dev=240, test=60))
   check_disjoint(splits)
-  assert found.count(Fate.DUPLICATE) == 0 and found.count(Fate.DEV) == 240 and found.count(Fate.SHARES_SENTENCE) > 0
+  assert (
+    found.count(Outcome.DUPLICATE) == 0 and found.count(Outcome.DEV) == 240 and found.count(Outcome.SHARES_SENTENCE) > 0
+  )
   written = {pair for split in splits.values() for pair in split}
   assert written <= {(s.encode(), t.encode()) for s, t in pairs + again}
 
 
 def test_a_pair_in_another_spelling_is_a_duplicate(tmp_path):
   pairs = [*GOOD, *((spell(GOOD[0][0]), spell(GOOD[0][1])) for spell in SPELLINGS)]
-  assert preparation.examine(texts_of(tmp_path, pairs), RULES).count(Fate.DUPLICATE) == 5
+  assert preparation.examine(texts_of(tmp_path, pairs), RULES).count(Outcome.DUPLICATE) == 5
 
 
 def test_a_line_of_which_nothing_can_be_seen_is_empty(tmp_path):
   unseen = ['\u2060', '\u200d', '\u00ad', '\ufe0f \u200b', '\x01', '\0']
   pairs = GOOD * 20 + [(line, 'a long sentence of many words') for line in unseen]
   found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
-  assert found.fates[120:].tolist() == [Fate.EMPTY] * 6
+  assert found.outcomes[120:].tolist() == [Outcome.EMPTY] * 6
 
 
 def corpus_of(lines, seed=0):
@@ -202,12 +204,12 @@ def test_dev_and_test_do_not_depend_on_the_order_of_lines_but_on_the_seed(tmp_pa
 def test_held_out_pairs_cost_training_nothing_where_sentences_are_their_own(tmp_path):
   pairs = [(f'einer {i}', f'one {i}') for i in range(50)] + [('Ja.', f'Yes, {i}.') for i in range(50)]
   found, splits = prepare(texts_of(tmp_path, pairs), tmp_path / 'out', preparation.Rules(dev=10, test=10))
-  assert found.count(Fate.SHARES_SENTENCE) == 0
+  assert found.count(Outcome.SHARES_SENTENCE) == 0
   assert b'Ja.' not in {source for source, _ in splits['dev'] + splits['test']}
   # Three translations of each source, and no pair whose sentences are its own: each one held out costs two others.
   pairs = [(f'Satz {i}', f'sentence {i} {j}') for i in range(20) for j in range(3)]
   found, splits = prepare(texts_of(tmp_path, pairs), tmp_path / 'three', preparation.Rules(dev=2, test=3))
-  assert found.count(Fate.SHARES_SENTENCE) == 10 and found.count(Fate.TRAIN) == 45
+  assert found.count(Outcome.SHARES_SENTENCE) == 10 and found.count(Outcome.TRAIN) == 45
   check_disjoint(splits)
 
 
@@ -228,8 +230,8 @@ def test_columns_of_one_file(tmp_path):
   rows = [f'{i}\tder Hund {i}\tx\tthe dog {i}' for i in range(5)] + ['6\tno more columns']
   texts = Texts(tsv=write(tmp_path / 'a.tsv', rows), columns=(4, 2), pair='en-de')
   found = preparation.examine(texts, RULES)
-  assert found.count(Fate.COLUMN_MISSING) == 1 and found.count(Fate.TRAIN) == 3
-  preparation.write(texts, found.fates, str(tmp_path / 'out' / 'en-de'))
+  assert found.count(Outcome.COLUMN_MISSING) == 1 and found.count(Outcome.TRAIN) == 3
+  preparation.write(texts, found.outcomes, str(tmp_path / 'out' / 'en-de'))
   assert all(
     s.replace(b'the dog', b'der Hund') == t for s, t in read(tmp_path / 'out' / 'en-de', 'train', ('en', 'de'))
   )
@@ -265,7 +267,7 @@ def test_different_numbers_of_lines_are_refused(tmp_path, lengths):
 def test_a_file_of_another_encoding_is_refused_but_a_few_bad_lines_are_dropped(tmp_path):
   good = [(f'der Hund {i}', f'the dog {i}') for i in range(397)]
   texts = texts_of(tmp_path, good + [(b'sch\xf6n', 'fine'), (b'sch\xf6n', 'nice'), ('sch\0n', 'NUL')])
-  assert preparation.examine(texts, RULES).count(Fate.NOT_UTF8) == 3
+  assert preparation.examine(texts, RULES).count(Outcome.NOT_UTF8) == 3
   texts = texts_of(tmp_path, good[:125] + [(f'sch\xf6n {i}'.encode('latin1'), f'fine {i}') for i in range(275)])
   with pytest.raises(
     UserError, match=r'275 of 400 lines are not, first line 126 of .*a\.de \(byte 4.*iconv -f ENCODING'
@@ -276,11 +278,11 @@ def test_a_file_of_another_encoding_is_refused_but_a_few_bad_lines_are_dropped(t
 def test_dev_and_test_take_a_tenth_each_of_a_small_text_and_as_many_as_are_asked_for(tmp_path):
   texts = texts_of(tmp_path, [(f'der Hund {i}', f'the dog {i}') for i in range(300)])
   found = preparation.examine(texts, preparation.Rules())
-  assert [found.count(fate) for fate in (Fate.TRAIN, Fate.DEV, Fate.TEST)] == [240, 30, 30]
+  assert [found.count(outcome) for outcome in (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)] == [240, 30, 30]
   assert '--dev=N for another number' in preparation.table(found, preparation.Rules())
   rules = preparation.Rules(dev=100)
   found = preparation.examine(texts, rules)
-  assert [found.count(fate) for fate in (Fate.TRAIN, Fate.DEV, Fate.TEST)] == [170, 100, 30]
+  assert [found.count(outcome) for outcome in (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)] == [170, 100, 30]
   assert '--dev=N' not in preparation.table(found, rules)
 
 
@@ -316,7 +318,7 @@ def test_nothing_is_left_of_a_preparation_that_fails(tmp_path):
   found = preparation.examine(texts, RULES)
   texts_of(tmp_path, GOOD[:3])
   with pytest.raises(UserError, match='had 6 lines at first, and 3 a moment later'):
-    preparation.write(texts, found.fates, str(tmp_path / 'out' / 'de-en'))
+    preparation.write(texts, found.outcomes, str(tmp_path / 'out' / 'de-en'))
   assert list((tmp_path / 'out').iterdir()) == []
 
 

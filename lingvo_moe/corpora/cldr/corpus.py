@@ -54,7 +54,7 @@ _HELD_OUT = {'dev': 100, 'test': 200}  # lines of each language
 _HELD_OUT_PERCENT = {'dev': 3, 'test': 5}  # of all English phrases, by hash
 _SPARE = 1.6  # phrases generated per training pair of the largest language, as no language can express all of them
 _HEAD = 3  # ranks of the power law that are left out, so that the second size is not half the first
-_MANIFEST = 'cldr_corpus.json'
+_MANIFEST, _MADE_BY = 'cldr_corpus.json', 'make_cldr_corpus'
 _FORMAT = 1  # to be increased when a change gives other text for the same seed
 
 
@@ -188,7 +188,8 @@ def make_corpus(
     UserError: an unknown language, impossible sizes, or an out_dir with other files.
   """
   codes = resolve_languages(languages)
-  recipe = _recipe(codes, seed, max_pairs)
+  if max_pairs < 1:
+    raise UserError(f'max_pairs={max_pairs}: the largest language needs at least 1 training pair')
   replaced = _check_writable(out_dir, codes, overwrite)
   english = babel.Locale('en')
   phrases = make_phrases(seed, max_pairs)
@@ -205,22 +206,14 @@ def make_corpus(
         'script': {'Hans': 'Han', 'Hant': 'Han'}.get(script) or english.scripts.get(script, script),
         **{split: len(pairs[split]) for split in SPLITS},
       }
+    recipe = {'made_by': _MADE_BY, 'format': _FORMAT, 'babel': babel.__version__, 'seed': seed}
+    recipe |= {'max_pairs': max_pairs, 'languages': codes}
     manifest = {'recipe': recipe, 'languages': summary}
     with open(os.path.join(new_dir, _MANIFEST), 'w', encoding='utf-8') as f:
       f.write(json.dumps(manifest, indent=1) + '\n')
   if has_others:
     _spread(place, out_dir, {**replaced, **summary})
   return manifest
-
-
-def ensure_corpus(
-  out_dir: str, languages: Sequence[str] | None = None, seed: int = DEFAULT_SEED, max_pairs: int = DEFAULT_MAX_PAIRS
-) -> str:
-  """Makes the corpus in out_dir unless one of the same recipe exists there; returns out_dir."""
-  manifest = _manifest(out_dir)
-  if not manifest or manifest['recipe'] != _recipe(resolve_languages(languages), seed, max_pairs):
-    make_corpus(out_dir, languages, seed, max_pairs)
-  return out_dir
 
 
 def table(manifest: dict) -> str:
@@ -237,19 +230,6 @@ def table(manifest: dict) -> str:
   return '\n'.join(lines)
 
 
-def _recipe(codes: Sequence[str], seed: int, max_pairs: int) -> dict:
-  if max_pairs < 1:
-    raise UserError(f'max_pairs={max_pairs}: the largest language needs at least 1 training pair')
-  return {
-    'made_by': 'make_cldr_corpus',
-    'format': _FORMAT,
-    'babel': babel.__version__,
-    'seed': seed,
-    'max_pairs': max_pairs,
-    'languages': list(codes),
-  }
-
-
 _KINDS = {'recipe': json_files.OBJECT, 'languages': json_files.by_name(json_files.OBJECT)}
 
 
@@ -259,7 +239,7 @@ def _manifest(out_dir: str) -> dict | None:
     manifest = json_files.read(os.path.join(out_dir, _MANIFEST), 'a manifest', 'remove it', **_KINDS)
   except (OSError, UserError):
     return None
-  return manifest if manifest['recipe'].get('made_by') == 'make_cldr_corpus' else None
+  return manifest if manifest['recipe'].get('made_by') == _MADE_BY else None
 
 
 def _listed(folder: str) -> list[str]:
@@ -267,7 +247,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def _check_writable(out_dir: str, codes: Sequence[str], overwrite: bool) -> dict[str, dict]:
-  """Languages of the corpus in out_dir, by code, which is to be replaced; UserError if files of others are in the way."""
+  """The languages in out_dir that will be replaced, by code; UserError if other files are in the way."""
   if os.path.exists(out_dir) and not os.path.isdir(out_dir):
     raise UserError(f'out_dir={out_dir} is a file: name a directory')
   manifest, names = _manifest(out_dir), _listed(out_dir)
@@ -299,7 +279,7 @@ def _write(directory: str, code: str, pairs: dict[str, list[tuple[str, str]]]) -
 
 def _spread(new_dir: str, out_dir: str, replaced: dict) -> None:
   """Moves a finished corpus beside other files, language by language; meanwhile the manifest is that of no recipe."""
-  unfinished = {'recipe': {'made_by': 'make_cldr_corpus', 'unfinished': True}, 'languages': replaced}
+  unfinished = {'recipe': {'made_by': _MADE_BY, 'unfinished': True}, 'languages': replaced}
   files.write(os.path.join(out_dir, _MANIFEST), json.dumps(unfinished))
   for code in replaced:
     shutil.rmtree(os.path.join(out_dir, f'{code}-en'), ignore_errors=True)

@@ -257,16 +257,14 @@ class Speaker:
   def _date_pattern(self, style: str) -> str:
     if style in ('full', 'long'):
       return self._locale.date_formats[style].pattern
-    skeleton = self._locale.datetime_skeletons.get(style)
-    if skeleton is None:
+    if style not in self._locale.datetime_skeletons:
       raise Unspeakable(style)
-    return _written_out(skeleton.pattern)
+    return _written_out(self._locale.datetime_skeletons[style].pattern)
 
   def _date(self, style: str, year: int, month: int, day: int) -> str:
     """Date in the style 'full', 'long', or of a skeleton such as yMMMM, with abbreviations written out."""
     pattern = self._date_pattern(style)
-    fields = _fields(pattern)
-    if not _STATED[style] <= fields or (style == 'yMd' and pattern == self._date_pattern('long')):
+    if not _STATED[style] <= _fields(pattern) or (style == 'yMd' and pattern == self._date_pattern('long')):
       raise Unspeakable(pattern)
     return self._own(self._format(pattern, datetime.date(year, month, day)))
 
@@ -349,14 +347,8 @@ def _fields(pattern: str) -> set[str]:
 
 def _written_out(pattern: str) -> str:
   """Widens abbreviated months and weekdays in a pattern, as UTS 35 prescribes (missing skeleton fields)."""
-
-  def widen(match):
-    run = match.group()
-    if not match.group(1):
-      return run
-    return {'MMM': 'MMMM', 'LLL': 'LLLL', 'E': 'EEEE', 'EEE': 'EEEE', 'ccc': 'cccc'}.get(run, run)
-
-  return _RUN.sub(widen, pattern)
+  wide = {'MMM': 'MMMM', 'LLL': 'LLLL', 'E': 'EEEE', 'EEE': 'EEEE', 'ccc': 'cccc'}
+  return _RUN.sub(lambda match: wide.get(match.group(), match.group()), pattern)
 
 
 def _fill(pattern: str, first: str, second: str) -> str:

@@ -1,9 +1,9 @@
 """Input of a denoising model: corrupted windows of a text, the same for any number of processes and after any restart.
 
 The text of a split is its files one after the other. In training a row is a window of it, every token is in a window
-once an epoch, and windows begin at another offset in every epoch; noise depends on the seed and the number of the window
-since training began. In evaluation windows follow each other from the beginning of each file, the last one shorter, and
-noise depends on the number of the window in its file alone.
+once an epoch, and windows begin at another offset in every epoch; noise depends on the seed and the number of the
+window since training began. In evaluation windows follow each other from the beginning of each file, the last one
+shorter, and noise depends on the number of the window in its file alone.
 
 A batch is a dict of int32 arrays by batch_keys.BATCH_KEYS, inputs of [B, inputs_length] and targets of [B, T], all of
 which are full in training. Evaluation adds 'files' [B, P], 1 at the file of a row, for losses by file.
@@ -37,7 +37,7 @@ def source_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
 
 
 def target_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
-  """Target arrays [count, length] of targets, padded likewise; the inputs of the decoder are bos and all but the last."""
+  """Target arrays [count, length], padded likewise; the inputs of the decoder are bos and all but the last."""
   labels_BT, segments_BT, positions_BT = _padded(rows, count, length)
   inputs_BT = np.pad(labels_BT, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1] * segments_BT
   return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))

@@ -21,7 +21,7 @@ from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.input import target_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
 from lingvo_moe.tasks.vocab import EOS
 
@@ -38,7 +38,7 @@ class DenoisingTask(PlainTextTask):
 
   @functools.cached_property
   def vocabs(self) -> SentinelVocab:
-    return SentinelVocab(run_vocab.load(self.config), self.config.sentinels)
+    return SentinelVocab(vocab_lib.load(self.config), self.config.sentinels)
 
   def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)

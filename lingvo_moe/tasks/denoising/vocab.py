@@ -1,4 +1,4 @@
-"""Vocabulary of the text with sentinels <extra_id_0>, <extra_id_1>, ..., which are its last ids."""
+"""Vocabulary with sentinels: that of the text, and, as its last ids, <extra_id_0>, <extra_id_1>, ..."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ class SentinelVocab:
 
   def spans(self, ids: Sequence[int]) -> dict[int, list[int]]:
     """Ids after each sentinel, by sentinel, up to the end; of a sentinel that comes twice, the first ones."""
-    found: dict[int, list[int]] = {}
+    spans: dict[int, list[int]] = {}
     current: list[int] = []
-    for i in (int(i) for i in ids):
+    for i in map(int, ids):
       if i == EOS:
         break
       if self.is_sentinel(i):
         current = []
-        found.setdefault(i, current)
+        spans.setdefault(i, current)
       else:
         current.append(i)
-    return found
+    return spans
 
   def fill(self, ids: Sequence[int], answer: Sequence[int]) -> str:
     """Text of a source with each sentinel replaced by its tokens in the answer; one without any stays written out."""

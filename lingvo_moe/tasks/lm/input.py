@@ -1,13 +1,13 @@
 """Input of a language model: windows of a stream of tokens, the same for any number of processes and after any restart.
 
-The stream of a split is its documents one after the other, each followed by eos. A row of a batch is a window of it: the
-labels are `window` tokens of the stream, and the inputs the tokens before them, bos at the beginning of a document.
-Every token is a label once an epoch. A row is one segment, whatever documents are in it, and windows
-begin at another offset in every epoch. With `packing` documents are shuffled in every epoch, and no position attends to
-another document (segments, from 1 in each row; 0 is padding).
+The stream of a split is its documents one after the other, each followed by eos. A row of a batch is a window of it:
+the labels are `window` tokens of the stream, and the inputs the tokens before them, bos at the beginning of a document.
+Every token is a label once an epoch. A row is one segment, whatever documents are in it, and windows begin at another
+offset in every epoch. With `packing` documents are shuffled in every epoch, and no position attends to another document
+(segments, from 1 in each row; 0 is padding).
 
-A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds 'counted', 1 at the tokens that count, and
-'files' [B, P], 1 at the file of a row, for losses by file.
+A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds 'counted', 1 at the tokens that count,
+and 'files' [B, P], 1 at the file of a row, for losses by file.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,25 +19,20 @@ from lingvo_moe.tasks.vocab import Vocab
 
 
 def open_pairs(
-  pairs: Sequence[parallel.Pair], source_vocab: Vocab, target_vocab: Vocab, cache_dir: str, *, quiet: bool = False
+  pairs: Sequence[parallel.Pair], vocabs: tuple[Vocab, Vocab], cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[TokenCache, TokenCache]]:
   """Opens the (source, target) caches of every pair; missing ones are built, with a progress bar.
 
   Raises:
     UserError: the two sides differ in their number of lines, a file cannot be read, or the cache cannot be written.
   """
-  wanted = []
-  for pair in pairs:
-    for language, files, vocab in (
-      (pair.source, pair.source_files, source_vocab),
-      (pair.target, pair.target_files, target_vocab),
-    ):
-      wanted.append(Entry(f'{pair.name}.{pair.split}.{language}', files, vocab))
-  sides = open_entries(wanted, _tokenised, cache_dir, quiet=quiet)
-  caches = list(zip(sides[::2], sides[1::2], strict=True))
-  for pair, (source, target) in zip(pairs, caches, strict=True):
+  sides = []
+  for side, vocab in enumerate(vocabs):
+    entries = _entries(pairs, side)
+    sides.append(open_entries(entries, vocab, functools.partial(_tokenised, vocab), cache_dir, quiet=quiet))
+  for pair, source, target in zip(pairs, *sides, strict=True):
     parallel.check_counts(pair, source.shard_lines, target.shard_lines)
-  return caches
+  return list(zip(*sides, strict=True))
 
 
 class _Keys:
@@ -50,18 +46,18 @@ def open_keys(
   pairs: Sequence[parallel.Pair], cache_dir: str, *, quiet: bool = False
 ) -> list[tuple[np.ndarray, np.ndarray]]:
   """A hash of text.key, uint64, of each (source, target) line of every pair; 0 of an empty one."""
-  wanted = [
-    Entry(f'{pair.name}.{pair.split}.{language}.keys', files, _Keys())
-    for pair in pairs
-    for language, files in ((pair.source, pair.source_files), (pair.target, pair.target_files))
-  ]
-  hashes = [side.tokens.view(np.uint64) for side in open_entries(wanted, _hashed, cache_dir, quiet=quiet)]
-  return list(zip(hashes[::2], hashes[1::2], strict=True))
+  entries = [*_entries(pairs, 0, '.keys'), *_entries(pairs, 1, '.keys')]
+  hashes = [cache.tokens.view(np.uint64) for cache in open_entries(entries, _Keys(), _hashed, cache_dir, quiet=quiet)]
+  return list(zip(hashes[: len(pairs)], hashes[len(pairs) :], strict=True))
 
 
-def _hashed(paths: Sequence[str], vocab: _Keys, progress: Callable[[int], None]) -> Iterator:
+def _entries(pairs: Sequence[parallel.Pair], side: int, suffix: str = '') -> list[Entry]:
+  """The entries of the sources (0) or the targets (1)."""
+  return [Entry(f'{pair.name}.{pair.split}.{pair.sides[side][0]}{suffix}', pair.sides[side][1]) for pair in pairs]
+
+
+def _hashed(paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
   """Yields (hashes, 2s) of some thousands of lines at a time, and an empty pair at the end of each file."""
-  del vocab
   for path in paths:
     for batch in text.line_batches(path, progress=progress):
       keys = (text.key(line.decode('utf-8')).encode() for line in batch)
@@ -70,7 +66,7 @@ def _hashed(paths: Sequence[str], vocab: _Keys, progress: Callable[[int], None])
     yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
-def _tokenised(paths: Sequence[str], vocab: Vocab, progress: Callable[[int], None]) -> Iterator:
+def _tokenised(vocab: Vocab, paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
   """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each file.
 
   All files share one tf.data pipeline, because building a pipeline takes longer than tokenising a small file.

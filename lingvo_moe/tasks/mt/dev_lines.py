@@ -47,9 +47,9 @@ def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
       raise
     pairs = []
     for pair in _find(config, 'train'):
-      with contextlib.suppress(parallel.NotThereError):
+      with contextlib.suppress(parallel.MissingFilesError):
         pairs += parallel.find_pairs(config.data_dir, pair.name, 'dev', config.split_files)
-  except parallel.NotThereError as e:
+  except parallel.MissingFilesError as e:
     if not config.dev_lines:
       raise UserError(f'{e}; or take dev text from train, with --set dev_lines=1000') from None
     pairs = []
@@ -58,7 +58,7 @@ def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
   names = {pair.name for pair in pairs}
   try:
     pairs += [pair for pair in _find(config, 'train') if pair.name not in names]
-  except parallel.NotThereError:
+  except parallel.MissingFilesError:
     if not pairs:
       raise
   return sorted(pairs, key=lambda pair: pair.name)
@@ -161,7 +161,8 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
         shared += int(np.count_nonzero(np.logical_or(*in_train)))
     if shared > _MANY_SHARED * lines:
       warnings.append(
-        f'warning: {shared:,} of {lines:,} {split} lines are in train: what is measured on them is no measure of new text'
+        f'warning: {shared:,} of {lines:,} {split} lines are in train: what is measured on them is no measure of new '
+        'text'
       )
   return warnings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -49,18 +50,11 @@ class Stats:
 
   def __str__(self) -> str:
     none = ', '.join(pair.name for pair in self.pairs if not pair.kept)
-    dropped = ', '.join(
-      f'{n:,} {what}'
-      for n, what in (
-        (self.total('too_long'), 'too long'),
-        (self.total('empty'), 'empty'),
-        (self.total('held_out'), 'for dev'),
-      )
-      if n
-    )
+    reasons = {'too_long': 'too long', 'empty': 'empty', 'held_out': 'for dev'}
+    dropped = ', '.join(f'{self.total(field):,} {reason}' for field, reason in reasons.items() if self.total(field))
     return (
-      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, {self.total("source_tokens"):,} '
-      f'source and {self.total("target_tokens"):,} target tokens'
+      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, '
+      f'{self.total("source_tokens"):,} source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')
     )
@@ -73,10 +67,8 @@ def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab)
   """
   targets = {pair.target for pair in pairs}
   if config.tag_target is None:
-    try:
-      targets |= {p.target for p in parallel.find_pairs(config.data_dir, config.pairs, 'train', config.split_files)}
-    except parallel.NotThereError:
-      pass  # there are only held-out sets
+    with contextlib.suppress(parallel.MissingFilesError):  # there may be held-out sets alone
+      targets |= {pair.target for pair in dev_lines.find_pairs(config, 'train')}
   if not config.tags(targets):
     return None
   return np.asarray([source_vocab.tag_id(pair.target) for pair in pairs], np.int32)
@@ -97,7 +89,7 @@ class Examples:
     self.pairs = dev_lines.find_pairs(config, split)
     self._max_length = config.max_length
     self._tags = tag_ids(config, self.pairs, source_vocab)
-    self._caches = cache.open_pairs(self.pairs, source_vocab, target_vocab, cache_dir, quiet=quiet)
+    self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     taken = dev_lines.taken(config) if split in ('train', 'dev') else set()
     chooser = dev_lines.Chooser(config) if taken else None

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,11 +39,9 @@ _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
   """Window of examples, with the plans of its batches in the order of training."""
 
-  number: int
   pair: np.ndarray
   line: np.ndarray
   plans: list[BatchPlan]
@@ -111,14 +109,11 @@ class TrainInput(train_input.TrainInput):
     if number not in self._recent:
       while len(self._recent) > 1:
         del self._recent[next(iter(self._recent))]
-      self._recent[number] = self._make_window(number)
+      pair, line = self._sampler.window(number)
+      plans = self._batcher.plan(*self._examples.lengths(pair, line))
+      order = shuffled(len(plans), self._config.seed, 'batches', number)
+      self._recent[number] = _Window(pair, line, [plans[i] for i in order])
     return self._recent[number]
-
-  def _make_window(self, number: int) -> _Window:
-    pair, line = self._sampler.window(number)
-    plans = self._batcher.plan(*self._examples.lengths(pair, line))
-    order = shuffled(len(plans), self._config.seed, 'batches', number)
-    return _Window(number, pair, line, [plans[i] for i in order])
 
 
 class _BatchCounts:
@@ -240,24 +235,23 @@ class TextInput:
   ):
     tagged = target_language is not None
     self._tag = source_vocab.tag_id(target_language) if tagged else None
-    source_ids = source_vocab.encode(_seen(sources))
-    self.empty = [i for i, ids in enumerate(source_ids) if not ids]
-    too_long = {i for i, ids in enumerate(source_ids) if len(ids) + 1 + tagged > config.max_length}
-    self._sources = [ids[: config.max_length - 1 - tagged] for ids in source_ids]
-    source_lengths = np.array([len(ids) + 1 + tagged if ids else 0 for ids in self._sources], np.int64)
-    target_lengths = source_lengths
-    self._targets = None
+    sides = [(sources, source_vocab, 1 + tagged)]
     if targets is not None:
       if len(targets) != len(sources):
         raise UserError(
           f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
         )
-      target_ids = (target_vocab or source_vocab).encode(_seen(targets))
-      too_long |= {i for i, ids in enumerate(target_ids) if len(ids) + 1 > config.max_length}
-      self._targets = [ids[: config.max_length - 1] for ids in target_ids]
-      target_lengths = np.array([len(ids) + 1 for ids in self._targets], np.int64)
+      sides.append((targets, target_vocab or source_vocab, 1))
+    too_long, self._sides, lengths = set(), [], []
+    for lines, vocab, extra in sides:
+      rows = vocab.encode(['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines])
+      too_long |= {i for i, ids in enumerate(rows) if len(ids) + extra > config.max_length}
+      self._sides.append([ids[: config.max_length - extra] for ids in rows])
+      lengths.append(np.array([len(ids) + extra for ids in self._sides[-1]], np.int64))
+    self.empty = [i for i, ids in enumerate(self._sides[0]) if not ids]
+    lengths[0][self.empty] = 0
     self.truncated = sorted(too_long - set(self.empty))
-    plans = config.batcher(training=False).plan(source_lengths, target_lengths)
+    plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
     self._plans = [plan.trimmed(config.num_groups) for plan in plans]
 
   def __len__(self) -> int:
@@ -268,14 +262,10 @@ class TextInput:
       index_B = np.full(plan.rows, -1, np.int64)
       index_B[plan.row] = plan.example
       prefix = None if self._tag is None else np.full(len(plan.example), self._tag, np.int32)
-      batch = assembly.source_arrays(plan, *_flat(self._sources, plan.example), prefix)
-      if self._targets is not None:
-        batch |= assembly.target_arrays(plan, *_flat(self._targets, plan.example))
+      batch = assembly.source_arrays(plan, *_flat(self._sides[0], plan.example), prefix)
+      if len(self._sides) > 1:
+        batch |= assembly.target_arrays(plan, *_flat(self._sides[1], plan.example))
       yield index_B, batch
-
-
-def _seen(lines: Sequence[str]) -> list[str]:
-  return ['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines]
 
 
 def _flat(rows: list[list[int]], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

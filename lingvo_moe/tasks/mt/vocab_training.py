@@ -19,7 +19,6 @@ from lingvo_moe.corpora import sampling
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.mt import scoring
 from lingvo_moe.tasks.vocab import Vocab
 from lingvo_moe.tasks.vocab import tag
 
@@ -122,6 +121,8 @@ def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
     vocab: target vocabulary.
     pairs: of which as many lines each are tried.
   """
+  from lingvo_moe.tasks.mt import scoring  # imports sacreBLEU
+
   each = -(-_TRIED_LINES // len(pairs))
   lines = [line for pair in pairs for line in itertools.islice(text.lines(pair.target_files), each)]
   written = vocab.written(lines)
@@ -135,7 +136,8 @@ def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
     way_out = 'identity writes all: lingvo-moe vocab --normalization=identity, or --set target_normalization=identity'
   return (
     f'{len(lost):,} of {counted(len(lines), "target line")} cannot be written with {vocab.path} (rule: '
-    f'{vocab.normalization}){_example(vocab, lost)}; a perfect model gets BLEU {bleu:.1f} and chrF {chrf:.1f}: {way_out}'
+    f'{vocab.normalization}){_example(vocab, lost)}; a perfect model gets BLEU {bleu:.1f} and chrF {chrf:.1f}: '
+    f'{way_out}'
   )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lingvo_moe.corpora import documents
-from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.task import Task
 
@@ -20,7 +20,7 @@ class PlainTextTask(Task):
   @functools.cached_property
   def vocabs(self) -> Any:
     """The vocabulary."""
-    return run_vocab.load(self.config)
+    return vocab_lib.load(self.config)
 
   def check_corpus(self) -> None:
     self.corpus_files()
@@ -29,10 +29,10 @@ class PlainTextTask(Task):
     return {split: documents.find_files(self.config.data_dir, split) for split in ('train', 'dev')}
 
   def prepare(self, folder: str, begun: bool) -> PlainTextConfig:
-    return run_vocab.prepare(self.config, folder, begun)
+    return vocab_lib.prepare(self.config, folder, begun)
 
   def with_files(self, rename: Callable[[str], str]) -> PlainTextConfig:
-    return run_vocab.with_files(self.config, rename)
+    return vocab_lib.with_files(self.config, rename)
 
   def foreign_weights(self, other: Task) -> set[str]:
     """The embeddings, whose vocabulary may be another there."""

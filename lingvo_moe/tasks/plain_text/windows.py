@@ -25,7 +25,7 @@ def open_text(
   """Tokens of each file of a split, by documents of a kind of documents.DOCUMENTS; UserError where there is no text."""
   files_of_split = documents.find_files(data_dir, split)
 
-  def tokenise(paths: Sequence[str], vocab: TextVocab, progress: Callable[[int], None]) -> Iterator:
+  def tokenise(paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
     for path in paths:
       for document in documents.documents(path, kind):
         ids = vocab.encode(document)
@@ -34,8 +34,8 @@ def open_text(
       progress(files.size(path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab) for path in files_of_split]
-  texts = token_cache.open_entries(entries, tokenise, cache_dir, quiet=quiet)
+  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path]) for path in files_of_split]
+  texts = token_cache.open_entries(entries, vocab, tokenise, cache_dir, quiet=quiet)
   for path, text in zip(files_of_split, texts, strict=True):
     if not len(text.tokens):
       raise documents.no_text(path)

@@ -14,7 +14,7 @@ from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import HeldOutInput
 from lingvo_moe.tasks.denoising.input import TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.plain_text import run_vocab
+from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.task import task_of
@@ -32,7 +32,7 @@ def config(tmp_path):
   config = DenoisingConfig(
     data_dir=str(tmp_path / 'data'), inputs_length=16, batch_tokens=64, num_groups=2, vocab='char', sentinels=4
   )
-  return run_vocab.prepare(config, str(tmp_path / 'vocab'), begun=False)
+  return vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)
 
 
 def train_input(config, feed=None):

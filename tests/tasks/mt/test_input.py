@@ -179,7 +179,8 @@ def test_counts_of_batches_are_kept_on_disk_and_may_be_lost(world, tmp_path, mon
   (path,) = tmp_path.glob('batches-*.json')
   assert len(json.loads(path.read_text())['ends']) >= 4
   fresh = train_input(config, str(tmp_path))
-  monkeypatch.setattr(fresh, '_make_window', lambda n, make=fresh._make_window: calls.append(n) or make(n))
+  window_of = fresh._sampler.window
+  monkeypatch.setattr(fresh._sampler, 'window', lambda number: calls.append(number) or window_of(number))
   calls = []
   same(fresh.batch(80), expected)
   assert len(calls) <= 3
@@ -528,7 +529,7 @@ def small(tmp_path, world):
 
 def open_small(small):
   pairs, vocab, folder = small
-  return cache.open_pairs(pairs, vocab, vocab, str(folder), quiet=True)[0]
+  return cache.open_pairs(pairs, (vocab, vocab), str(folder), quiet=True)[0]
 
 
 def entries(small):
@@ -550,7 +551,7 @@ def test_ids_of_a_large_vocabulary_fit_their_type(tmp_path, size, dtype):
   vocab = types.SimpleNamespace(size=size, fingerprint='of it')
   tokenise = lambda *_: iter([(np.array([size - 1]), np.array([1])), (np.array([]), np.array([]))])
   [entry] = token_cache.open_entries(
-    [token_cache.Entry('x', [str(tmp_path / 'text')], vocab)], tokenise, str(tmp_path / 'cache'), quiet=True
+    [token_cache.Entry('x', [str(tmp_path / 'text')])], vocab, tokenise, str(tmp_path / 'cache'), quiet=True
   )
   assert entry.tokens.dtype == dtype and entry.tokens.tolist() == [size - 1]
 
@@ -559,7 +560,7 @@ def test_the_cache_is_used_again_and_rebuilt_when_the_text_changes(small, monkey
   open_small(small)
   before = entries(small)
   with monkeypatch.context() as m:
-    m.setattr(token_cache, '_build_all', lambda missing, tokenise, quiet: pytest.fail('built again') if missing else {})
+    m.setattr(token_cache, '_build_all', lambda missing, *_: pytest.fail('built again') if missing else {})
     open_small(small)
   path = small[0][0].source_files[0]
   stat = os.stat(path)
@@ -576,7 +577,7 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   lines = [sentence('zz', i) for i in range(100)]
   write_pair(tmp_path / 'other', 'de-en', 'train', lines, lines)
   other = Vocab(train_vocab(parallel.find_pairs(str(tmp_path / 'other')), str(tmp_path / 'o'), 300, quiet=True))
-  source, _ = cache.open_pairs(small[0], other, other, str(small[2]), quiet=True)[0]
+  source, _ = cache.open_pairs(small[0], (other, other), str(small[2]), quiet=True)[0]
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 
 
@@ -611,7 +612,7 @@ def test_a_damaged_entry_is_said(small, capsys):
   with open(path, 'r+b') as f:
     f.write(b'\1')
   pairs, vocab, folder = small
-  cache.open_pairs(pairs, vocab, vocab, str(folder))
+  cache.open_pairs(pairs, (vocab, vocab), str(folder))
   assert f'the token cache is damaged ({path} was changed since it was written)' in capsys.readouterr().err
 
 
