@@ -119,7 +119,7 @@ def below(names: Iterable[str], paths: Sequence[str]) -> list[str]:
   """
   names = list(names)
   is_below = lambda name, path: f'{name}/'.startswith(f'{path}/')
-  if path := next((path for path in paths if not any(is_below(name, path) for name in names)), ''):
+  for path in (path for path in paths if not any(is_below(name, path) for name in names)):
     known = {'/'.join(name.split('/')[:depth]) for name in names for depth in range(1, name.count('/') + 2)}
     parts = ', '.join(dict.fromkeys(name.split('/')[0] for name in names))
     raise UserError(
