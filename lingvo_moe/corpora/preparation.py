@@ -159,7 +159,7 @@ def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines:
 
 
 def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(hashes of keys, characters without outer spaces, outcomes) of lines; a outcome is _UNDECIDED where nothing is wrong."""
+  """(hashes of keys, characters without outer spaces, outcomes) of lines; _UNDECIDED where nothing is wrong."""
   digests, chars = [], np.zeros(len(lines), np.int32)
   outcomes = np.full(len(lines), _UNDECIDED, np.uint8)
   for i, line in enumerate(lines):
