@@ -113,7 +113,7 @@ def _map(folder: str, name: str, dtype: str, size: int, meta: Mapping[str, Any])
 
 
 class Vocab(Protocol):
-  """What turns text into ids."""
+  """Vocabulary: turns text into ids."""
 
   size: int
   fingerprint: str  # of everything that the ids depend on
