@@ -11,8 +11,8 @@ from lingvo_moe.options import flag
 # What options are for, the runtimes that take them, and their names.
 _TAKEN = (
   ("TensorFlow's own kernels", ('local',), ('backend',)),
-  ('a mesh of devices', ('spmd', 'tpu'), ('mesh', 'placement', 'split_dense')),
   ('a placed mesh', ('spmd', 'tpu'), ('topology',)),
+  ('a mesh of devices', ('spmd', 'tpu'), ('mesh', 'placement', 'split_dense')),
   (
     *('a mesh of devices in several processes', ('spmd',)),
     ('coordinator', 'num_processes', 'process_id', 'distributed', 'connect_seconds'),
