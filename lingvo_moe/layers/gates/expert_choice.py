@@ -7,9 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
@@ -37,14 +35,7 @@ class ExpertChoice(gate.LinearGate):
   def experts_per_token(self, num_experts: int) -> float:
     return min(self.capacity_factor, num_experts)
 
-  def __call__(
-    self,
-    theta: Theta,
-    x_GSM: tf.Tensor,
-    paddings_GS: tf.Tensor,
-    keys_GS: tf.Tensor | None = None,
-    capacity: Size | None = None,
-  ) -> Routing:
+  def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     """Lets each expert choose tokens, in training and at inference alike; choice r of a token is expert r. See Gate."""
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     _, size, num_experts = sizes(logits_GSE)

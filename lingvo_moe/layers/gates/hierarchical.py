@@ -9,11 +9,9 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import fields
 from lingvo_moe.core import prng
-from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant
 from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts
@@ -74,14 +72,7 @@ class Hierarchical(gate.Gate):
     groups, within = self.groups_of_experts, num_experts // self.groups_of_experts
     return 2 * model_dim * (groups + self.choices * within)
 
-  def __call__(
-    self,
-    theta: Theta,
-    x_GSM: tf.Tensor,
-    paddings_GS: tf.Tensor,
-    keys_GS: tf.Tensor | None = None,
-    capacity: Size | None = None,
-  ) -> Routing:
+  def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     """Chooses k experts in each of k groups for each token; see Gate. Expert j of group i has number i * within + j."""
     within, real_GS = theta['gate_within'].shape[-1], gate.real_tokens(paddings_GS)
     num_experts = self.groups_of_experts * within

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
@@ -23,14 +22,7 @@ class SoftMixture(gate.LinearGate):
   def capacity(self, group_size: Size | tf.Tensor, num_experts: int, factor: float) -> Size:
     return group_size
 
-  def __call__(
-    self,
-    theta: Theta,
-    x_GSM: tf.Tensor,
-    paddings_GS: tf.Tensor,
-    keys_GS: tf.Tensor | None = None,
-    capacity: Size | None = None,
-  ) -> Routing:
+  def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     """Sends each token to every expert, choice r to expert r; see Gate."""
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)

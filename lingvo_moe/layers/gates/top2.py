@@ -9,7 +9,6 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
@@ -29,14 +28,7 @@ class Top2(gate.LinearGate):
   def experts_per_token(self, num_experts: int) -> float:
     return 2
 
-  def __call__(
-    self,
-    theta: Theta,
-    x_GSM: tf.Tensor,
-    paddings_GS: tf.Tensor,
-    keys_GS: tf.Tensor | None = None,
-    capacity: Size | None = None,
-  ) -> Routing:
+  def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     """Chooses two experts for each token; see Gate."""
     noise_GS = None
     if keys_GS is not None and self.second_choice == 'random':

@@ -8,8 +8,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 
@@ -40,14 +38,7 @@ class TopK(gate.LinearGate):
   def experts_per_token(self, num_experts: int) -> float:
     return self.choices
 
-  def __call__(
-    self,
-    theta: Theta,
-    x_GSM: tf.Tensor,
-    paddings_GS: tf.Tensor,
-    keys_GS: tf.Tensor | None = None,
-    capacity: Size | None = None,
-  ) -> Routing:
+  def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
     """Chooses k experts for each token; see Gate."""
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     num_experts = logits_GSE.shape[-1]
