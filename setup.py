@@ -3,8 +3,7 @@
 import pathlib
 import re
 
-from setuptools import find_packages
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 README = HERE / 'README.md'

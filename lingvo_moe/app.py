@@ -11,15 +11,10 @@ import sys
 import types
 from collections.abc import Callable
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
-from lingvo_moe.core import files
-from lingvo_moe.core import quiet
-from lingvo_moe.core.errors import PeerError
-from lingvo_moe.core.errors import ProcessLostError
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core import files, quiet
+from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
 
 _HELP = {'help', 'h', 'helpshort'}
 # Flags whose values are paths, in any command.

@@ -29,13 +29,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lingvo_moe import app
-from lingvo_moe import checkpoint_flags
+from lingvo_moe import app, checkpoint_flags, runtime_flags
 from lingvo_moe import machine as machine_lib
-from lingvo_moe import runtime_flags
 from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import ProcessLostError
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
 from lingvo_moe.run.process_group import ProcessGroup
@@ -114,8 +111,7 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
 def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
   from lingvo_moe.run.results import Results
-  from lingvo_moe.tasks.task import HeldOutOptions
-  from lingvo_moe.tasks.task import task_of
+  from lingvo_moe.tasks.task import HeldOutOptions, task_of
 
   group = machine.group
   of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}

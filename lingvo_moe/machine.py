@@ -85,8 +85,7 @@ def connect(options: RuntimeOptions) -> Machine:
     from lingvo_moe.runtime import tpu
 
     return Machine(options, mesh=mesh, devices=tpu.connect(options.tpu, mesh))
-  from lingvo_moe.runtime import processes
-  from lingvo_moe.runtime import spmd
+  from lingvo_moe.runtime import processes, spmd
 
   auto, count = options.distributed == 'auto', options.num_processes
   of_run = processes.Processes(options.coordinator, count, options.process_id, auto, options.connect_seconds)

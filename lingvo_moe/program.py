@@ -16,14 +16,10 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import results_of
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.shapes import results_of, sizes
+from lingvo_moe.core.weights import Specs, Theta, WeightSpec
 from lingvo_moe.ops.loops import counted
-from lingvo_moe.optim.optimizer import Optimizer
-from lingvo_moe.optim.optimizer import clip_by_global_norm
+from lingvo_moe.optim.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
 
 State = dict[str, Any]

@@ -19,12 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_moe import app
-from lingvo_moe import checkpoint_flags
-from lingvo_moe import runtime_flags
-from lingvo_moe import translate
-from lingvo_moe.core import errors
-from lingvo_moe.core import quiet
+from lingvo_moe import app, checkpoint_flags, runtime_flags, translate
+from lingvo_moe.core import errors, quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
@@ -72,8 +68,7 @@ def require_extra() -> None:
 
 def serve(options: Options) -> int:
   """Serves until a signal; returns the exit status, or ends the process with 1 where requests were not answered."""
-  from lingvo_moe.serving import origins
-  from lingvo_moe.serving import server
+  from lingvo_moe.serving import origins, server
 
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
   loopback = origins.is_loopback(bound.getsockname()[0])

@@ -16,10 +16,9 @@ import math
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from lingvo_moe import app
+from lingvo_moe import app, runtime_flags
 from lingvo_moe import machine as machine_lib
 from lingvo_moe import options as options_lib
-from lingvo_moe import runtime_flags
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.machine import Machine
@@ -82,11 +81,8 @@ def train(
   from lingvo_moe.run import hooks as hooks_lib
   from lingvo_moe.run.advice import Advice
   from lingvo_moe.run.evaluation import Evaluation
-  from lingvo_moe.run.signals import Signals
-  from lingvo_moe.run.signals import StopOnSignal
-  from lingvo_moe.run.signals import StoppedBySignal
-  from lingvo_moe.run.training import Diverged
-  from lingvo_moe.run.training import steps
+  from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
+  from lingvo_moe.run.training import Diverged, steps
 
   signals = signals or Signals()
   machine_lib.set_threads(runtime_options, decoding=False, jit=options.jit_compile)
@@ -125,14 +121,11 @@ def train(
 
 def set_up(options: Options, machine: Machine) -> Training:
   """Begins or continues a run: its log directory, the corpus, and the state, which is restored or initialised."""
-  from lingvo_moe.run import environment
-  from lingvo_moe.run import reporting
-  from lingvo_moe.run import warm_start
+  from lingvo_moe.run import environment, reporting, warm_start
   from lingvo_moe.run.checkpoints import Saver
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.run.training import Training
-  from lingvo_moe.tasks.task import Feed
-  from lingvo_moe.tasks.task import task_of
+  from lingvo_moe.tasks.task import Feed, task_of
 
   run, group = RunDir(options.logdir), machine.group
   name, config = configure(run, options, machine)
@@ -159,9 +152,7 @@ def set_up(options: Options, machine: Machine) -> Training:
 
 def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, TaskConfig]:
   """Model and configuration that the options ask for, or those of the run; checked as far as that needs no writing."""
-  from lingvo_moe.core import bindings
-  from lingvo_moe.core import configuration
-  from lingvo_moe.core import files
+  from lingvo_moe.core import bindings, configuration, files
   from lingvo_moe.run import warm_start
   from lingvo_moe.runtime import local
   from lingvo_moe.tasks.task import task_of
@@ -201,8 +192,7 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
 
 def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: ProcessGroup) -> tuple[TaskConfig, IO]:
   """Begins or continues the run; returns its configuration, and the lock on its directory, which holds until closed."""
-  from lingvo_moe.run import corpus_record
-  from lingvo_moe.run import warm_start
+  from lingvo_moe.run import corpus_record, warm_start
 
   with run.beginning() as lock:
     is_begun = run.exists

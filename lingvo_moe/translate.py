@@ -26,10 +26,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from lingvo_moe import app
-from lingvo_moe import checkpoint_flags
-from lingvo_moe import machine
-from lingvo_moe import runtime_flags
+from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 from lingvo_moe.runtime_flags import RuntimeOptions

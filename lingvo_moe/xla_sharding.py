@@ -29,9 +29,7 @@ from tensorflow.core.framework import attr_value_pb2
 
 from lingvo_moe.core.axes import AXES as LETTERS
 from lingvo_moe.core.axes import check as check_letters
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, closest, shown
 
 AXES = {
   'data': 'rows of the batch, and with them groups; experts are copied along it',

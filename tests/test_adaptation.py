@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe import machine
-from lingvo_moe import trainer
+from lingvo_moe import machine, trainer
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import decoder
-from lingvo_moe import trainer
-from lingvo_moe import translate
+from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adam import Adam
 from lingvo_moe.program import Program

@@ -12,20 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.core import configuration
-from lingvo_moe.core import fields
-from lingvo_moe.core import files
-from lingvo_moe.core import registry
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core import configuration, fields, files, registry
+from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.corpora import documents as plain_text
-from lingvo_moe.corpora import pair_files
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import preparation
-from lingvo_moe.corpora import text
-from lingvo_moe.runtime import chips
-from lingvo_moe.runtime import local
-from lingvo_moe.runtime import placement
+from lingvo_moe.corpora import pair_files, parallel, preparation, text
+from lingvo_moe.runtime import chips, local, placement
 from lingvo_moe.xla_sharding import Mesh
 
 MODELS = ('mt.cldr.Tiny', 'mt.m4mini.Tiny', 'lm.shakespeare.Tiny', 'switch.shakespeare.Tiny')

@@ -22,8 +22,7 @@ from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import inference
-from lingvo_moe.run import unfinished
+from lingvo_moe.run import inference, unfinished
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime

@@ -8,9 +8,7 @@ import json
 import pytest
 
 import lingvo_moe
-from lingvo_moe import decoder
-from lingvo_moe import trainer
-from lingvo_moe import translate
+from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.core.errors import UserError
 
 pytestmark = pytest.mark.usefixtures('one_trace')

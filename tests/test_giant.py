@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import reversed_corpus
 
-from lingvo_moe import decoder
-from lingvo_moe import runtime_flags
-from lingvo_moe import trainer
+from lingvo_moe import decoder, runtime_flags, trainer
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime_flags import RuntimeOptions
 

@@ -9,12 +9,9 @@ import math
 import pytest
 
 import lingvo_moe
-from lingvo_moe import decoder
-from lingvo_moe import trainer
-from lingvo_moe import translate
+from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import page
-from lingvo_moe.report import reading
+from lingvo_moe.report import page, reading
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 

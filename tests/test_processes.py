@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import decoder
-from lingvo_moe import translate
+from lingvo_moe import decoder, translate
 from lingvo_moe.commands import launch as launcher
 from lingvo_moe.core import configuration
 from lingvo_moe.run import unfinished

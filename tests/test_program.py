@@ -10,13 +10,10 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Normal
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, Normal, WeightSpec
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.optimizer import Optimizer
-from lingvo_moe.optim.optimizer import Update
+from lingvo_moe.optim.optimizer import Optimizer, Update
 from lingvo_moe.program import Program
 
 

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch

@@ -12,21 +12,14 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import decoder
-from lingvo_moe import trainer
-from lingvo_moe import translate
+from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.analysis import compare
-from lingvo_moe.core import content_hashes
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import remote_files
+from lingvo_moe.core import content_hashes, files, json_files, remote_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import documents as plain_text
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
-from lingvo_moe.report import page
-from lingvo_moe.report import reading
+from lingvo_moe.corpora import parallel, text
+from lingvo_moe.report import page, reading
 from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir

@@ -19,12 +19,8 @@ import tensorflow as tf
 from lingvo_moe import trainer
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import page
-from lingvo_moe.report import reading
-from lingvo_moe.run import averaging
-from lingvo_moe.run import reporting
-from lingvo_moe.run import training
-from lingvo_moe.run import warm_start
+from lingvo_moe.report import page, reading
+from lingvo_moe.run import averaging, reporting, training, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.run.signals import Signals
 from lingvo_moe.runtime.local import LocalRuntime

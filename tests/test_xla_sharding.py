@@ -8,11 +8,7 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.xla_sharding import ACTIVATIONS
-from lingvo_moe.xla_sharding import WEIGHTS
-from lingvo_moe.xla_sharding import WEIGHTS_SPLIT
-from lingvo_moe.xla_sharding import Mesh
-from lingvo_moe.xla_sharding import shard
+from lingvo_moe.xla_sharding import ACTIVATIONS, WEIGHTS, WEIGHTS_SPLIT, Mesh, shard
 
 
 def tiles(sharding):

@@ -8,8 +8,7 @@ import pathlib
 from lingvo_moe.core import configuration
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Feed, task_of
 
 MODEL = 'mt.cldr.Tiny'
 _SUBJECTS = {

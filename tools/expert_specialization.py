@@ -42,8 +42,7 @@ def main(argv):
   from lingvo_moe.tasks.mt import held_out
   from lingvo_moe.tasks.mt.config import MtConfig
   from lingvo_moe.tasks.task import task_of
-  from paper import experts
-  from paper import specialization
+  from paper import experts, specialization
 
   about = experts.read_labels(_LABELS.value) if _LABELS.value else {}
   record = reading.read(argv[1], _SPLIT.value)

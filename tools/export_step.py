@@ -26,8 +26,7 @@ def main(argv):
   del argv
   import step_export
 
-  from lingvo_moe.core import configuration
-  from lingvo_moe.core import new_folder
+  from lingvo_moe.core import configuration, new_folder
   from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 

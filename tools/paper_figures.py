@@ -19,8 +19,7 @@ from importlib import metadata
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # for table4; read when JAX is first used

@@ -32,8 +32,7 @@ def main(argv):
     raise UserError(
       f'results are in one file: tools/paper_quality.py RESULTS.jsonl --base=RUN; saw {" ".join(argv[1:]) or "none"!r}'
     )
-  from paper import quality
-  from paper import recording
+  from paper import quality, recording
 
   if not os.path.exists(argv[1]):
     raise UserError(f'there is no file {argv[1]}: tools/record_results.py makes one')
@@ -56,8 +55,7 @@ def main(argv):
 
 def _examples(data_dir: str, pairs: list[str]) -> dict[str, int]:
   """Lines of the training set of each pair."""
-  from lingvo_moe.corpora import parallel
-  from lingvo_moe.corpora import text
+  from lingvo_moe.corpora import parallel, text
 
   found = parallel.find_pairs(data_dir, ','.join(pairs), 'train')
   return {pair.name: len(text.read_lines(pair.source_files)) for pair in found}

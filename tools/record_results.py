@@ -18,8 +18,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import UserError, counted
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
 _SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')

@@ -16,8 +16,7 @@ import types
 
 from absl import flags
 
-from lingvo_moe import app
-from lingvo_moe import machine
+from lingvo_moe import app, machine
 from lingvo_moe.runtime_flags import RuntimeOptions
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
@@ -30,10 +29,8 @@ _SAVE_EVERY = flags.DEFINE_integer('save_every', 20, 'Steps from a checkpoint to
 def main(argv):
   del argv
   from lingvo_moe.core import configuration
-  from lingvo_moe.run.checkpoints import Checkpoints
-  from lingvo_moe.run.checkpoints import Saver
-  from lingvo_moe.run.signals import Signals
-  from lingvo_moe.run.signals import StopOnSignal
+  from lingvo_moe.run.checkpoints import Checkpoints, Saver
+  from lingvo_moe.run.signals import Signals, StopOnSignal
   from lingvo_moe.run.training import Step
   from lingvo_moe.tasks.task import task_of
 

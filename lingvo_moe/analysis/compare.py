@@ -10,15 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import significance
-from lingvo_moe.analysis import translations
-from lingvo_moe.analysis.significance import METRICS
-from lingvo_moe.analysis.significance import Difference
-from lingvo_moe.core import files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core import progress
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import listed
+from lingvo_moe.analysis import significance, translations
+from lingvo_moe.analysis.significance import METRICS, Difference
+from lingvo_moe.core import files, log_directory, progress
+from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.tasks.mt import scoring
 

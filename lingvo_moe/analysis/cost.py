@@ -18,23 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe import xla_sharding
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.analysis import hlo_loops
-from lingvo_moe.analysis import memory
-from lingvo_moe.analysis import torus
+from lingvo_moe.analysis import hlo, hlo_collectives, hlo_loops, memory, torus
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.analysis.hlo_collectives import Collective
-from lingvo_moe.analysis.parts import PARTS
-from lingvo_moe.analysis.parts import PHASES
-from lingvo_moe.analysis.parts import layer_of
-from lingvo_moe.analysis.parts import part_of
-from lingvo_moe.analysis.parts import phase_of
+from lingvo_moe.analysis.parts import PARTS, PHASES, layer_of, part_of, phase_of
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import chips
-from lingvo_moe.runtime.aot import AotRuntime
-from lingvo_moe.runtime.aot import Compiled
+from lingvo_moe.runtime.aot import AotRuntime, Compiled
 from lingvo_moe.runtime.chips import Chip
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig

@@ -10,10 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.analysis import hlo_loops
-from lingvo_moe.analysis.hlo import Instruction
-from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.analysis.hlo import maker
-from lingvo_moe.analysis.hlo import numbers
+from lingvo_moe.analysis.hlo import Instruction, Module, maker, numbers
 
 _IOTA = re.compile(r'replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?')
 _EXPLICIT = re.compile(r'(?:replica_groups|source_target_pairs)=\{(\{[0-9,{}\s]*\})\}')

@@ -11,11 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lingvo_moe.analysis.hlo import FORWARDING
-from lingvo_moe.analysis.hlo import Computation
-from lingvo_moe.analysis.hlo import Instruction
-from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.analysis.hlo import element_index
+from lingvo_moe.analysis.hlo import FORWARDING, Computation, Instruction, Module, element_index
 
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
 _ROUNDS = re.compile(r'/rounds(_\d+)?/')  # name scope of the operations of a round

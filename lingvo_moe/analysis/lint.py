@@ -18,17 +18,11 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis.parts import OUTSIDE
-from lingvo_moe.analysis.parts import layer_of
-from lingvo_moe.analysis.parts import part_of
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import experts
-from lingvo_moe.layers import moe
+from lingvo_moe.analysis.parts import OUTSIDE, layer_of, part_of
+from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.layers import dispatch, experts, moe
 from lingvo_moe.layers.gates import gate
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.xla_sharding import Mesh

@@ -13,11 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis.hlo import Computation
-from lingvo_moe.analysis.hlo import Instruction
-from lingvo_moe.analysis.hlo import Module
-from lingvo_moe.analysis.parts import layer_of
-from lingvo_moe.analysis.parts import phase_of
+from lingvo_moe.analysis.hlo import Computation, Instruction, Module
+from lingvo_moe.analysis.parts import layer_of, phase_of
 from lingvo_moe.runtime.chips import Chip
 
 if TYPE_CHECKING:

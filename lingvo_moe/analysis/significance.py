@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from sacrebleu.metrics import BLEU
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 
 METRICS = ('BLEU', 'chrF2', 'chrF++')
 SAMPLES = 1000

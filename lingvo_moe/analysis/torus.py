@@ -10,9 +10,7 @@ import numpy as np
 
 from lingvo_moe.analysis.hlo_collectives import Collective
 from lingvo_moe.runtime import placement
-from lingvo_moe.runtime.chips import HOP_SECONDS
-from lingvo_moe.runtime.chips import Chip
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import HOP_SECONDS, Chip, Topology
 from lingvo_moe.xla_sharding import Mesh
 
 _AXIS = 'expert'  # which is placed

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.analysis import significance
-from lingvo_moe.core import files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core import files, log_directory
+from lingvo_moe.core.errors import UserError, counted
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks.mt import scoring
 
 _ENGLISH = ('en', 'eng')

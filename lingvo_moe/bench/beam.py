@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.bench.clock import Clock
-from lingvo_moe.bench.clock import Timing
+from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Attention
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks.mt.config import MtConfig
 

@@ -9,8 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from lingvo_moe.bench.clock import Clock
-from lingvo_moe.bench.clock import Timing
+from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TrainInput

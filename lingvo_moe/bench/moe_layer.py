@@ -9,16 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.analysis import flops
-from lingvo_moe.bench.clock import Clock
-from lingvo_moe.bench.clock import Timing
+from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.tasks.mt.config import MtConfig
 
 LOADS = ('balanced', 'skewed')

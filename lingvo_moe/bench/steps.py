@@ -7,8 +7,7 @@ from collections.abc import Callable
 from lingvo_moe.analysis import flops
 from lingvo_moe.bench import moe_layer
 from lingvo_moe.bench import profile as profile_lib
-from lingvo_moe.bench.clock import Clock
-from lingvo_moe.bench.clock import Timing
+from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime

@@ -23,10 +23,8 @@ import shlex
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core import files
-from lingvo_moe.core import quiet
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core import files, quiet
+from lingvo_moe.core.errors import UserError, shown
 
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory of the run, unless it is an argument.')
 _LAST = flags.DEFINE_integer('last', None, 'How many of the newest checkpoints to average.', lower_bound=1)

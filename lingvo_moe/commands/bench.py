@@ -34,8 +34,7 @@ import sys
 
 from absl import flags
 
-from lingvo_moe import app
-from lingvo_moe import machine
+from lingvo_moe import app, machine
 from lingvo_moe.commands import values
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
@@ -73,8 +72,7 @@ def main(argv):
   plan = _plan()
   if _VERSUS.value:
     return _versus(plan)
-  from lingvo_moe.bench import against
-  from lingvo_moe.bench import peak
+  from lingvo_moe.bench import against, peak
   from lingvo_moe.bench.clock import peak_rss_mib
 
   others = against.read(_AGAINST.value) if _AGAINST.value else []
@@ -148,10 +146,7 @@ def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
 
 
 def _measure(config, what: str) -> list[dict]:
-  from lingvo_moe.bench import beam
-  from lingvo_moe.bench import inputs
-  from lingvo_moe.bench import moe_layer
-  from lingvo_moe.bench import steps
+  from lingvo_moe.bench import beam, inputs, moe_layer, steps
   from lingvo_moe.bench.clock import Clock
 
   clock = Clock(_WARMUP.value, _CALLS.value)

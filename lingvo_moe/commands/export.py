@@ -20,15 +20,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from absl import flags
-from absl import logging
+from absl import flags, logging
 
-from lingvo_moe import app
-from lingvo_moe import checkpoint_flags
-from lingvo_moe import machine
-from lingvo_moe import runtime_flags
-from lingvo_moe.core import new_folder
-from lingvo_moe.core import quiet
+from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
+from lingvo_moe.core import new_folder, quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
@@ -207,8 +202,7 @@ def _prune(model: Model, options: Options) -> Model:
 def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarray]:
   """Counts of each expert's choices by pair of dev text and layer."""
   from lingvo_moe.run import reporting
-  from lingvo_moe.tasks.task import Feed
-  from lingvo_moe.tasks.task import task_of
+  from lingvo_moe.tasks.task import Feed, task_of
 
   task = task_of(config)
   with tempfile.TemporaryDirectory() as cache_dir:
@@ -217,8 +211,7 @@ def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarr
 
 def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: str) -> dict[str, float]:
   """BLEU of each pair, and their mean, on the held-out set."""
-  from lingvo_moe.tasks.task import HeldOutOptions
-  from lingvo_moe.tasks.task import task_of
+  from lingvo_moe.tasks.task import HeldOutOptions, task_of
 
   job = task_of(config).held_out_job(runtime, HeldOutOptions(options.split, options.max_sentences))
   scalars = job.finish(job.run(label)).scalars

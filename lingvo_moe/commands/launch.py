@@ -20,8 +20,7 @@ import time
 from collections.abc import Sequence
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, shown
 
 _GRACE_SECONDS = 100  # for the other processes to notice the loss themselves and end
 _SETTLE_SECONDS = 5  # within which processes that end for one mistake have all ended

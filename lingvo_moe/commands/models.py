@@ -26,10 +26,7 @@ import textwrap
 from absl import flags
 
 from lingvo_moe.commands import values
-from lingvo_moe.core import configuration
-from lingvo_moe.core import fields
-from lingvo_moe.core import markdown
-from lingvo_moe.core import registry
+from lingvo_moe.core import configuration, fields, markdown, registry
 from lingvo_moe.core.errors import UserError
 
 _MODEL = flags.DEFINE_string('model', '', 'Name of a registered model; empty lists them.')

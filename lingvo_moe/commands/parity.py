@@ -88,8 +88,7 @@ def config_of(name: str, bindings):
 
 def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
   """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
-  from lingvo_moe import machine
-  from lingvo_moe import runtime_flags
+  from lingvo_moe import machine, runtime_flags
   from lingvo_moe.analysis import parity
 
   mesh, _, count = mesh.partition('@')

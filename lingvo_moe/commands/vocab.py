@@ -12,8 +12,7 @@ import time
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import UserError, counted
 from lingvo_moe.tasks.sentencepiece_training import RULES
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')

@@ -19,11 +19,8 @@ from typing import Any, NamedTuple
 
 from gin import config_parser
 
-from lingvo_moe.core import fields
-from lingvo_moe.core import registry
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core import fields, registry
+from lingvo_moe.core.errors import UserError, closest, shown
 
 
 def from_settings(name: str, settings: Sequence[str]) -> list[str]:

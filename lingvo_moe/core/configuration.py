@@ -7,14 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core import bindings
-from lingvo_moe.core import fields
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import registry
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core import bindings, fields, files, json_files, registry
+from lingvo_moe.core.errors import UserError, closest, shown
 
 
 def resolve(

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import tqdm
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 
 _CHUNK = 1 << 20  # bytes
 _SETTLED_NS = 10**9  # a file that changed less than this ago may change again within a tick of its clock

@@ -17,9 +17,7 @@ import typing
 from collections.abc import Callable, Collection
 from typing import Any
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, closest, shown
 
 _KEY = 'spec'  # in the metadata of a dataclasses.Field
 _LARGEST_INTEGER = 2**31 - 1  # sizes and counters on devices are int32

@@ -21,8 +21,7 @@ from collections.abc import Collection, Iterator
 from typing import IO
 
 from lingvo_moe.core import remote_files
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, shown
 
 SCHEMES = ('file', 'gs', 'ram')  # of the file systems in TensorFlow's wheels
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*)://')

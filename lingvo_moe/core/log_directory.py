@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 
 AVERAGED = 'averaged.json'

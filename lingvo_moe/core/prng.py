@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import Size, sizes
 
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive numbers over the whole range
 _OFFSET = 0x85EBCA6B

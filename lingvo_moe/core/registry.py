@@ -20,9 +20,7 @@ from typing import Any, TypeVar
 import gin
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, closest, shown
 
 _ROOT = 'lingvo_moe.params.'
 _LONGEST = 200  # characters of a name: Python imports the parts of a module's name one within the other

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.axes import check as check_letters
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 
 # Nested dicts; the '/'-joined path of a leaf is its name in a checkpoint.
 Nested = Mapping[str, Any]

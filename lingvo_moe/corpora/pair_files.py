@@ -18,9 +18,7 @@ from typing import IO
 from xml.parsers import expat
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import packed
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import packed, parallel, text
 
 _BATCH = 4096  # pairs
 _FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}

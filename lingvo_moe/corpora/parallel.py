@@ -21,10 +21,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from lingvo_moe.core import files
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.corpora import packed
-from lingvo_moe.corpora import text
+from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.corpora import packed, text
 
 
 class MissingFilesError(UserError):

@@ -29,11 +29,8 @@ import numpy as np
 
 from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import sampling
-from lingvo_moe.corpora import text
-from lingvo_moe.corpora.pair_files import Progress
-from lingvo_moe.corpora.pair_files import Side
-from lingvo_moe.corpora.pair_files import Texts
+from lingvo_moe.corpora import sampling, text
+from lingvo_moe.corpora.pair_files import Progress, Side, Texts
 
 SPLITS = ('train', 'dev', 'test')
 _CHUNK = 1 << 20  # lines that are computed at a time

@@ -9,17 +9,10 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.core.weights import glorot_uniform
+from lingvo_moe.core.shapes import Size, sizes
+from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.relative_position import RelativePositions
-from lingvo_moe.layers.relative_position import offsets_of_owned
-from lingvo_moe.layers.relative_position import offsets_of_rows
+from lingvo_moe.layers.relative_position import RelativePositions, offsets_of_owned, offsets_of_rows
 from lingvo_moe.layers.rotary import rotate
 from lingvo_moe.xla_sharding import shard
 

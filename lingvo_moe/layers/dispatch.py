@@ -16,14 +16,12 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from lingvo_moe import ops
-from lingvo_moe import xla_sharding
+from lingvo_moe import ops, xla_sharding
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.sorting import sort
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.ops import backend
-from lingvo_moe.xla_sharding import reshard
-from lingvo_moe.xla_sharding import shard
+from lingvo_moe.xla_sharding import reshard, shard
 
 
 class GroupedRows(NamedTuple):

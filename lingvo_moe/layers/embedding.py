@@ -8,10 +8,7 @@ import math
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core.weights import Normal
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Normal, Specs, Theta, WeightSpec
 from lingvo_moe.xla_sharding import shard
 
 

@@ -16,12 +16,8 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.core.weights import glorot_uniform
-from lingvo_moe.layers.dispatch import Dispatched
-from lingvo_moe.layers.dispatch import GroupedRows
+from lingvo_moe.core.weights import Specs, Theta, WeightSpec, glorot_uniform
+from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.xla_sharding import shard
 

@@ -8,11 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.core.weights import glorot_uniform
+from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.xla_sharding import shard
 
 

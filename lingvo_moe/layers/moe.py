@@ -9,16 +9,12 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.shapes import Size, sizes
+from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers import dispatch
 from lingvo_moe.layers import experts as experts_lib
-from lingvo_moe.layers.experts import EXPERTS
-from lingvo_moe.layers.experts import Experts
-from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.experts import EXPERTS, Experts
+from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import Top2

@@ -7,10 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec
 
 
 @dataclasses.dataclass(frozen=True)

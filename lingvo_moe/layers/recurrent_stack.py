@@ -13,13 +13,11 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.lstm import Lstm
-from lingvo_moe.layers.lstm import LstmState
+from lingvo_moe.layers.lstm import Lstm, LstmState
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.xla_sharding import shard
 

@@ -14,9 +14,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import results_of
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Specs, Theta, WeightSpec
 from lingvo_moe.layers.remat import again
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted

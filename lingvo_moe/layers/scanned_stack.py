@@ -9,8 +9,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.layers.scan import scan
-from lingvo_moe.layers.scan import weights_at
+from lingvo_moe.layers.scan import scan, weights_at
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 from lingvo_moe.ops.loops import counted

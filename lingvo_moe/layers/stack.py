@@ -9,22 +9,15 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.attention import Attention
-from lingvo_moe.layers.attention import causal_mask
-from lingvo_moe.layers.attention import segment_mask
+from lingvo_moe.core.shapes import Size, sizes
+from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.attention import Attention, causal_mask, segment_mask
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.norm import RMSNorm
-from lingvo_moe.layers.transformer import Layer
-from lingvo_moe.layers.transformer import LayerCache
+from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
+from lingvo_moe.layers.transformer import Layer, LayerCache
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 

@@ -10,18 +10,13 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.attention import Attention
-from lingvo_moe.layers.attention import Cache
-from lingvo_moe.layers.attention import of_layer
+from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.attention import Attention, Cache, of_layer
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
 from lingvo_moe.layers.remat import rematerialised
 
 # Cache of a decoder layer, or of the equal layers of a scanned stack: 'self', and 'memory', which is constant.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_moe.ops import recurrence
-from lingvo_moe.ops import vjp
+from lingvo_moe.ops import recurrence, vjp
 from lingvo_moe.ops.backend import Backend
 
 # Dispatch into slots: rows grouped by expert would need a device-to-host sync, for the number of rows of each expert.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.ops.custom_gradient import custom_gradient
-from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.custom_gradient import custom_gradient, pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.ops.reference import lstm_cell
 from lingvo_moe.xla_sharding import shard

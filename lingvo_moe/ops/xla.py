@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.ops import recurrence
-from lingvo_moe.ops import vjp
+from lingvo_moe.core.shapes import Size, sizes
+from lingvo_moe.ops import recurrence, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.rounds import sum_over_rounds
 

@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.optimizer import Optimizer
-from lingvo_moe.optim.optimizer import Slots
-from lingvo_moe.optim.optimizer import Update
-from lingvo_moe.optim.optimizer import zeros
+from lingvo_moe.optim.optimizer import Optimizer, Slots, Update, zeros
 
 
 class Measured(NamedTuple):

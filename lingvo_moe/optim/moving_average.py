@@ -7,10 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.optimizer import Optimizer
-from lingvo_moe.optim.optimizer import Slots
-from lingvo_moe.optim.optimizer import Update
-from lingvo_moe.optim.optimizer import zeros
+from lingvo_moe.optim.optimizer import Optimizer, Slots, Update, zeros
 
 SLOT = 'average'
 

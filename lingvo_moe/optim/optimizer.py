@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, WeightSpec
 
 Slots = Mapping[str, tf.Tensor]
 

@@ -8,19 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import counted
-from lingvo_moe.core.errors import listed
-from lingvo_moe.report import figures
-from lingvo_moe.report import languages
-from lingvo_moe.report import svg
-from lingvo_moe.report import training
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.markup import tag
+from lingvo_moe.core.errors import counted, listed
+from lingvo_moe.report import figures, languages, svg, training
+from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.report.series import chosen
-from lingvo_moe.report.series import text
-from lingvo_moe.report.series import thinned
+from lingvo_moe.report.series import chosen, text, thinned
 from lingvo_moe.report.svg import Curve
 
 # Loads in multiples of a fair share: the largest of each level; above the last one there is one more. Level 0 is none.

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lingvo_moe.report import svg
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.markup import tag
+from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import text
 from lingvo_moe.report.svg import Curve

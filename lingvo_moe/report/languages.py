@@ -7,16 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.core.errors import counted
-from lingvo_moe.core.log_directory import dev_losses
-from lingvo_moe.core.log_directory import number
-from lingvo_moe.report import figures
-from lingvo_moe.report import svg
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.reading import RunRecord
-from lingvo_moe.report.reading import differ_in_text
-from lingvo_moe.report.series import text
-from lingvo_moe.report.series import thinned
+from lingvo_moe.core.log_directory import dev_losses, number
+from lingvo_moe.report import figures, svg
+from lingvo_moe.report.markup import Markup, join
+from lingvo_moe.report.reading import RunRecord, differ_in_text
+from lingvo_moe.report.series import text, thinned
 from lingvo_moe.report.svg import Curve
 
 _METRICS = {'bleu': 'BLEU', 'chrf': 'chrF'}

@@ -7,22 +7,12 @@ import os
 import statistics
 from collections.abc import Sequence
 
-from lingvo_moe.core import files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
-from lingvo_moe.core.log_directory import number
-from lingvo_moe.core.log_directory import tokens_so_far
+from lingvo_moe.core import files, log_directory
+from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.log_directory import number, tokens_so_far
 from lingvo_moe.core.progress import duration
-from lingvo_moe.report import experts
-from lingvo_moe.report import figures
-from lingvo_moe.report import languages
-from lingvo_moe.report import reading
-from lingvo_moe.report import samples
-from lingvo_moe.report import setup
-from lingvo_moe.report import training
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import tag
+from lingvo_moe.report import experts, figures, languages, reading, samples, setup, training
+from lingvo_moe.report.markup import Markup, tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import text
 

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.analysis import translations
-from lingvo_moe.core import files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import files, log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.core.log_directory import number
-from lingvo_moe.core.log_directory import tokens_so_far
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
+from lingvo_moe.core.log_directory import LogDirectory, number, tokens_so_far
+from lingvo_moe.corpora import parallel, text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lingvo_moe.corpora import text
-from lingvo_moe.report import figures
-from lingvo_moe.report import languages
-from lingvo_moe.report import reading
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.markup import tag
+from lingvo_moe.report import figures, languages, reading
+from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import chosen
 

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.corpora import text
 from lingvo_moe.report import series as series_lib
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.markup import tag
+from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.series import Series
 
 WIDTH = 420

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lingvo_moe.report import figures
-from lingvo_moe.report.markup import Markup
-from lingvo_moe.report.markup import join
-from lingvo_moe.report.markup import tag
+from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import thinned
 from lingvo_moe.report.svg import Curve

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from lingvo_moe.run.training import Step
-from lingvo_moe.run.training import Training
+from lingvo_moe.run.training import Step, Training
 
 _SKIPPED = 3  # calls of the runtime that may trace and compile
 _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_STEPS that took _SECONDS

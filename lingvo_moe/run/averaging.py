@@ -16,11 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core import new_folder
+from lingvo_moe.core import errors, files, json_files, log_directory, new_folder
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.optim import moving_average
 from lingvo_moe.run import checkpoint

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors
-from lingvo_moe.core import files
+from lingvo_moe.core import errors, files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.runtime.slices import slice_spec
+from lingvo_moe.runtime.slices import Slice, slice_spec
 
 _TYPES = {'step': tf.int64}  # of all other tensors: float32
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.

@@ -25,9 +25,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import errors, files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.runtime.slices import Slice

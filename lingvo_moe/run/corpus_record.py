@@ -10,13 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_moe.core import content_hashes
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import listed
-from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.core import content_hashes, files, json_files
+from lingvo_moe.core.errors import UserError, listed
+from lingvo_moe.tasks.task import TaskConfig, task_of
 
 Record = Mapping[str, Mapping[str, str]]  # hashes by part and path
 _MOST_NAMED = 5

@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lingvo_moe
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.run import reporting
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-from lingvo_moe.run import reporting
-from lingvo_moe.run import routing_log
-from lingvo_moe.run import warm_start
-from lingvo_moe.run.signals import Signals
-from lingvo_moe.run.signals import StoppedBySignal
-from lingvo_moe.run.training import Step
-from lingvo_moe.run.training import Training
+from lingvo_moe.run import reporting, routing_log, warm_start
+from lingvo_moe.run.signals import Signals, StoppedBySignal
+from lingvo_moe.run.training import Step, Training
 
 
 class Evaluation:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 
 from lingvo_moe.run.routing_log import RoutingLog
-from lingvo_moe.run.training import Diverged
-from lingvo_moe.run.training import Step
-from lingvo_moe.run.training import Training
+from lingvo_moe.run.training import Diverged, Step, Training
 from lingvo_moe.tasks.metrics import loads
 
 

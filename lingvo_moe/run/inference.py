@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime

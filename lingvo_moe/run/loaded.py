@@ -15,12 +15,7 @@ from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import SentenceRouting
-from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import Translator
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Answers, Hypothesis, SentenceRouting, TaskConfig, Translator, task_of
 
 T = TypeVar('T')
 

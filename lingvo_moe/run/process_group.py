@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from lingvo_moe.core.errors import PeerError
-from lingvo_moe.core.errors import ProcessLostError
+from lingvo_moe.core.errors import PeerError, ProcessLostError
 
 T = TypeVar('T')
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.gates.gate import is_gate_weight
 

@@ -16,15 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core import errors
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import errors, files, json_files, log_directory
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.metrics import by_unit
-from lingvo_moe.tasks.task import DevInput
-from lingvo_moe.tasks.task import Task
+from lingvo_moe.tasks.task import DevInput, Task
 
 
 class DevLoss(NamedTuple):

@@ -10,17 +10,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
-from lingvo_moe.core.errors import listed
+from lingvo_moe.core import files, json_files, log_directory
+from lingvo_moe.core.errors import UserError, counted, listed
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.unfinished import UnfinishedTexts
-from lingvo_moe.tasks.task import HeldOutJob
-from lingvo_moe.tasks.task import Outcome
+from lingvo_moe.tasks.task import HeldOutJob, Outcome
 
 _SUMMARY = ('what the decoder writes', 'the step is decoded again')
 _FILE_NAME = json_files.Kind('a file name', lambda name: isinstance(name, str) and name == os.path.basename(name) != '')

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.run import reporting
 
 _LINES = 50  # of a whole run

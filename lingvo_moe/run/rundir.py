@@ -13,15 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO
 
-from lingvo_moe.core import configuration
-from lingvo_moe.core import fields
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import configuration, fields, files, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import TaskConfig, task_of
 
 
 @dataclasses.dataclass(frozen=True)

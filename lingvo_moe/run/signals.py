@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 
-from lingvo_moe.run.training import Step
-from lingvo_moe.run.training import Training
+from lingvo_moe.run.training import Step, Training
 
 _EXCHANGE_SECONDS = 1.0  # between two calls in which processes exchange signals
 

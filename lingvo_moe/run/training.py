@@ -6,19 +6,13 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
-from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.run.checkpoints import Saver
+from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.process_group import ProcessGroup
-from lingvo_moe.run.reporting import NoLog
-from lingvo_moe.run.reporting import TrainLog
+from lingvo_moe.run.reporting import NoLog, TrainLog
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import DevInput
-from lingvo_moe.tasks.task import Task
-from lingvo_moe.tasks.task import TaskConfig
-from lingvo_moe.tasks.task import TrainInput
+from lingvo_moe.tasks.task import DevInput, Task, TaskConfig, TrainInput
 
 
 class Diverged(Exception):

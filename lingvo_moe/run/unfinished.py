@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 
 _SECONDS = 10.0  # between two writes: so much work is lost at most

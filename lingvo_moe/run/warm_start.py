@@ -8,9 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
@@ -20,8 +18,7 @@ from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Task
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Task, task_of
 
 
 def note(run: RunDir, source: str) -> None:

@@ -28,9 +28,7 @@ try:
 except ImportError as e:
   raise errors.not_installed('compiling for a mesh needs JAX', e, 'spmd') from None
 
-from lingvo_moe.runtime import lowering
-from lingvo_moe.runtime import placement
-from lingvo_moe.runtime import spmd
+from lingvo_moe.runtime import lowering, placement, spmd
 from lingvo_moe.runtime.lowering import Lowering
 
 # Without these settings libtpu queries the machine's metadata server and allows only one process at a time.

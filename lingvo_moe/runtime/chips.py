@@ -16,9 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, closest, shown
 
 HOP_SECONDS = 1e-6  # latency from a chip to the next; about the value that 'How to Scale Your Model' (2025) measures
 

@@ -11,18 +11,12 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend as backend_lib
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import gpu
-from lingvo_moe.ops import xla
-from lingvo_moe.ops.backend import REFERENCE
-from lingvo_moe.ops.backend import Backend
+from lingvo_moe.ops import cpu, gpu, xla
+from lingvo_moe.ops.backend import REFERENCE, Backend
 from lingvo_moe.optim.cpu.in_place import InPlaceUpdates
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.runtime import Batch
-from lingvo_moe.runtime.runtime import Function
-from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.runtime.slices import WholeState
+from lingvo_moe.runtime.runtime import Batch, Function, Runtime
+from lingvo_moe.runtime.slices import Slice, WholeState
 
 
 def to_numpy(metrics) -> dict:

@@ -14,8 +14,7 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import placement
 from lingvo_moe.xla_sharding import Mesh

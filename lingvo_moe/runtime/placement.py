@@ -15,8 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import shown
+from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.xla_sharding import Mesh
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core import errors
-from lingvo_moe.core.errors import ProcessLostError
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.runtime import rendezvous
 
 try:

@@ -27,25 +27,20 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.program import Program
-from lingvo_moe.runtime.runtime import Batch
-from lingvo_moe.runtime.runtime import Function
-from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.runtime.slices import named_slots
+from lingvo_moe.runtime.runtime import Batch, Function, Runtime
+from lingvo_moe.runtime.slices import Slice, named_slots
 from lingvo_moe.xla_sharding import Mesh
 
 try:
   import jax
-  from jax.experimental import mesh_utils
-  from jax.experimental import multihost_utils
+  from jax.experimental import mesh_utils, multihost_utils
 except ImportError as e:
   raise errors.not_installed('--runtime=spmd runs on JAX', e, 'spmd') from None
 
 from lingvo_moe.runtime import lowering
 from lingvo_moe.runtime import processes as processes_lib
 from lingvo_moe.runtime.lowering import Lowering
-from lingvo_moe.runtime.processes import ALONE
-from lingvo_moe.runtime.processes import Processes
+from lingvo_moe.runtime.processes import ALONE, Processes
 
 Arrays = dict[str, jax.Array]
 

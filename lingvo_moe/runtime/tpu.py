@@ -32,12 +32,10 @@ from lingvo_moe.ops import xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.program import Program
 from lingvo_moe.runtime import slices
-from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.local import to_numpy
+from lingvo_moe.runtime.local import LocalRuntime, to_numpy
 from lingvo_moe.runtime.runtime import Batch
 from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.xla_sharding import Mesh
-from lingvo_moe.xla_sharding import OpSharding
+from lingvo_moe.xla_sharding import Mesh, OpSharding
 
 
 class Cores(NamedTuple):

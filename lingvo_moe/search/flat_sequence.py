@@ -17,8 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.ops import backend
 

@@ -13,9 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.search import flat_sequence
-from lingvo_moe.search.beam_search import NEG_INF
-from lingvo_moe.search.beam_search import Hypotheses
-from lingvo_moe.search.beam_search import StepFn
+from lingvo_moe.search.beam_search import NEG_INF, Hypotheses, StepFn
 
 
 @dataclasses.dataclass(frozen=True)

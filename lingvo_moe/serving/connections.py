@@ -11,9 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
 from lingvo_moe.core.errors import UserError
 

@@ -10,8 +10,7 @@ import time
 import traceback
 from typing import Any
 
-from aiohttp import HttpVersion11
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lingvo_moe.core.errors import UserError
@@ -19,8 +18,7 @@ from lingvo_moe.run.loaded import LoadedRun
 from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving import query as query_lib
-from lingvo_moe.serving.batching import Batcher
-from lingvo_moe.serving.batching import QueueFullError
+from lingvo_moe.serving.batching import Batcher, QueueFullError
 from lingvo_moe.serving.languages import Languages
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError

@@ -10,17 +10,12 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.stack import StackCache
+from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.tasks import losses
-from lingvo_moe.tasks.losses import Batch
-from lingvo_moe.tasks.losses import Logits
-from lingvo_moe.tasks.losses import Routings
-from lingvo_moe.tasks.losses import Totals
+from lingvo_moe.tasks.losses import Batch, Logits, Routings, Totals
 
 
 @dataclasses.dataclass(frozen=True)

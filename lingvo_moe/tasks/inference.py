@@ -12,15 +12,12 @@ from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.search import beam_search
-from lingvo_moe.search import flat_sequence
+from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.tasks import task
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.transformer_config import ModelConfig
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import PAD
+from lingvo_moe.tasks.vocab import BOS, EOS, PAD
 
 Search = Callable[..., beam_search.Hypotheses]  # (model, theta, batch, n_best)
 

@@ -12,8 +12,7 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.gates.routing import Routed
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names

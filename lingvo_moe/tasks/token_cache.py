@@ -30,9 +30,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tqdm
 
-from lingvo_moe.core import content_hashes
+from lingvo_moe.core import content_hashes, json_files
 from lingvo_moe.core import files as files_lib
-from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 

@@ -10,10 +10,7 @@ import forks
 import numpy as np
 import pytest
 
-from lingvo_moe.analysis import flops
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.analysis import hlo_loops
+from lingvo_moe.analysis import flops, hlo, hlo_collectives, hlo_loops
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.chips import Topology

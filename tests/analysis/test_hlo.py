@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.analysis import hlo_loops
+from lingvo_moe.analysis import hlo, hlo_collectives, hlo_loops
 from lingvo_moe.analysis.hlo import Array
 
 LOOP = """HloModule jit_f, is_scheduled=true

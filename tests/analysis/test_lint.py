@@ -9,8 +9,7 @@ import forks
 import pytest
 
 from lingvo_moe import machine
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import lint
+from lingvo_moe.analysis import hlo, lint
 from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import memory
+from lingvo_moe.analysis import hlo, memory
 from lingvo_moe.runtime.aot import Compiled
 from lingvo_moe.runtime.chips import CHIPS
 

@@ -11,8 +11,7 @@ import forks
 import numpy as np
 import pytest
 
-from lingvo_moe import machine
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine, runtime_flags
 from lingvo_moe.analysis import parity
 from lingvo_moe.core import registry
 from lingvo_moe.runtime_flags import RuntimeOptions

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_moe.analysis.parts import part_of
-from lingvo_moe.analysis.parts import phase_of
+from lingvo_moe.analysis.parts import part_of, phase_of
 
 
 @pytest.mark.parametrize(

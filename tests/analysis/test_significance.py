@@ -9,8 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import sacrebleu
-from sacrebleu.metrics import BLEU
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from lingvo_moe.analysis import significance

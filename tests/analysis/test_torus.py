@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.analysis import torus
-from lingvo_moe.runtime.chips import CHIPS
-from lingvo_moe.runtime.chips import HOP_SECONDS
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import CHIPS, HOP_SECONDS, Topology
 
 
 class Device(NamedTuple):

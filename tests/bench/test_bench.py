@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.bench import against
-from lingvo_moe.bench import beam
-from lingvo_moe.bench import clock
-from lingvo_moe.bench import inputs
-from lingvo_moe.bench import moe_layer
-from lingvo_moe.bench import peak
-from lingvo_moe.bench import profile
-from lingvo_moe.bench import steps
-from lingvo_moe.bench import versus
+from lingvo_moe.bench import against, beam, clock, inputs, moe_layer, peak, profile, steps, versus
 from lingvo_moe.bench.clock import Clock
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib

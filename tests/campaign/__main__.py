@@ -18,9 +18,7 @@ import sys
 import tempfile
 import time
 
-from tests.campaign import flips
-from tests.campaign import interruptions
-from tests.campaign import world
+from tests.campaign import flips, interruptions, world
 
 
 def main() -> int:

@@ -130,8 +130,7 @@ def _translate(place: pathlib.Path) -> Any:
 
 def _resume(place: pathlib.Path) -> Any:
   """What a trainer goes on with: its step, weights, log and next batches."""
-  from lingvo_moe import machine
-  from lingvo_moe import runtime_flags
+  from lingvo_moe import machine, runtime_flags
   from lingvo_moe import trainer as job
 
   options = job.Options(logdir=str(place / 'log'), data_dir=str(place / 'corpus'), max_steps=STEPS + 1)
@@ -159,8 +158,7 @@ def _resume(place: pathlib.Path) -> Any:
 
 
 def _report(place: pathlib.Path) -> Any:
-  from lingvo_moe.report import page
-  from lingvo_moe.report import reading
+  from lingvo_moe.report import page, reading
 
   return page.page([reading.read(str(place / 'log'), 'test')])
 

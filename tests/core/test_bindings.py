@@ -8,9 +8,7 @@ import sys
 import gin
 import pytest
 
-from lingvo_moe.core import bindings
-from lingvo_moe.core import configuration
-from lingvo_moe.core import registry
+from lingvo_moe.core import bindings, configuration, registry
 from lingvo_moe.core.errors import UserError
 
 TINY = 'mt.m4mini.Tiny'  # Tiny(Dense(MtConfig(DataConfig)))

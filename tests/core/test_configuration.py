@@ -8,8 +8,7 @@ import json
 import gin
 import pytest
 
-from lingvo_moe.core import configuration
-from lingvo_moe.core import registry
+from lingvo_moe.core import configuration, registry
 from lingvo_moe.core.errors import UserError
 
 TINY = 'mt.m4mini.Tiny'

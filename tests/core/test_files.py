@@ -9,9 +9,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import content_hashes
-from lingvo_moe.core import files
-from lingvo_moe.core import remote_files
+from lingvo_moe.core import content_hashes, files, remote_files
 from lingvo_moe.core.errors import UserError
 
 

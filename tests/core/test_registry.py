@@ -9,8 +9,7 @@ import forks
 import gin
 import pytest
 
-from lingvo_moe.core import fields
-from lingvo_moe.core import registry
+from lingvo_moe.core import fields, registry
 from lingvo_moe.core.errors import UserError
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents as plain_text
-from lingvo_moe.corpora import packed
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import packed, text
 from lingvo_moe.corpora.pair_files import Texts
 
 MANY = 300_000_000

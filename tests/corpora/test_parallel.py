@@ -11,8 +11,7 @@ import re
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import parallel, text
 
 
 def write(path, lines):

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import preparation
+from lingvo_moe.corpora import parallel, preparation
 from lingvo_moe.corpora.pair_files import Texts
 from lingvo_moe.corpora.preparation import Outcome
 

@@ -18,8 +18,7 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.relative_position import RelativePositions
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.unrolled_stack import UnrolledStack
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 
 STACK = UnrolledStack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
 

@@ -10,13 +10,9 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.attention import Attention
-from lingvo_moe.layers.attention import causal_mask
-from lingvo_moe.layers.attention import segment_mask
+from lingvo_moe.layers.attention import Attention, causal_mask, segment_mask
 from lingvo_moe.layers.incremental import Now
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 
 LAYER = Attention(model_dim=6, num_heads=2, head_dim=4)
 THETA = {name: tf.random.stateless_normal(spec.shape, [i, 5]) for i, (name, spec) in enumerate(LAYER.weights().items())}

@@ -10,8 +10,7 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe.layers.attention import Attention
-from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.moe import MoE

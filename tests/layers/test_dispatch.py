@@ -9,9 +9,7 @@ import tensorflow as tf
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.gates import top2 as gating
 from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.ops.backend import Backend
 
 WAYS = ['einsum', 'gather']  # into slots; see test_grouped_dispatch.py for grouped rows

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 
 ROWS, LENGTH, EXPERTS = 4, 8, 8
 LAYER = MoE(model_dim=EXPERTS, hidden_dim=5, num_experts=EXPERTS, num_groups=2, capacity_factor=None)

@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.gates import table
 from lingvo_moe.layers.gates.top_k import TopK
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.transformer import Layer
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 
 X_BTM = tf.random.stateless_normal([4, 6, 6], [0, 1])
 PADDINGS_BT = tf.constant([[0.0] * 6] * 3 + [[0.0] * 4 + [1.0] * 2])

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lingvo_moe.layers.gates import gate as gate_lib
 from lingvo_moe.layers.gates import top2 as gating
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 
 GOT_NO_SLOT = 0.0
 

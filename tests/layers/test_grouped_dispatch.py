@@ -11,8 +11,7 @@ import tensorflow as tf
 from lingvo_moe.layers.dispatch import GroupedDispatcher
 from lingvo_moe.layers.gates import top2 as gating
 from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu.grouped_ffn import Looped
 

@@ -7,10 +7,8 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.layers.lstm import Lstm
-from lingvo_moe.layers.lstm import LstmState
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.layers.lstm import Lstm, LstmState
+from lingvo_moe.ops import backend, cpu
 
 LAYERS = {'plain': Lstm(4), 'projected': Lstm(4, 6)}
 BEGINS = np.array([[1, 0, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 0, 1]], bool)

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import grouped_ffn
 

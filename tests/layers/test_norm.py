@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.norm import RMSNorm
+from lingvo_moe.layers.norm import LayerNorm, RMSNorm
 
 NORM = LayerNorm(4)
 

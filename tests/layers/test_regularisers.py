@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.gates.top2 import top2_gating
+from lingvo_moe.layers.gates.top2 import Top2, top2_gating
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 
 LAYER = MoE(model_dim=6, hidden_dim=32, num_experts=4, num_groups=2, capacity_factor=8.0, gate=Top2('always'))
 DROPPING = dataclasses.replace(LAYER, expert_dropout=0.5)

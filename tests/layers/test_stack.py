@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import gate_weight
@@ -22,8 +21,7 @@ from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.unrolled_stack import UnrolledStack
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)

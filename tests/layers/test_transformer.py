@@ -9,11 +9,9 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.attention import Attention
-from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm

@@ -7,9 +7,7 @@ import tensorflow as tf
 
 from lingvo_moe.layers.dispatch import DISPATCHERS
 from lingvo_moe.layers.gates.top2 import top2_gating
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.ops.backend import Backend
 
 CPU = Backend('cpu', cpu.OVERRIDES)

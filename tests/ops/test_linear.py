@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import reference
+from lingvo_moe.ops import backend, cpu, reference
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu.linear import linear
-from lingvo_moe.ops.cpu.linear import product
+from lingvo_moe.ops.cpu.linear import linear, product
 from lingvo_moe.ops.vjp import sum_to_features
 
 

@@ -10,15 +10,10 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.dispatch import GatherDispatcher
-from lingvo_moe.layers.dispatch import GroupedDispatcher
+from lingvo_moe.layers.dispatch import GatherDispatcher, GroupedDispatcher
 from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import top2_gating
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import gpu
-from lingvo_moe.ops import reference
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, gpu, reference, xla
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import cache
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.ops import reference
-from lingvo_moe.ops import vjp
+from lingvo_moe.ops import reference, vjp
 
 FORMS = {
   'reference': reference.softmax_cross_entropy,

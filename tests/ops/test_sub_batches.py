@@ -10,16 +10,14 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe import ops
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.unrolled_stack import UnrolledStack
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder

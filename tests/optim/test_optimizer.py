@@ -7,12 +7,10 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import weights
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
-from lingvo_moe.optim.moving_average import WithMovingAverage
-from lingvo_moe.optim.moving_average import bias
+from lingvo_moe.optim.moving_average import WithMovingAverage, bias
 from lingvo_moe.optim.optimizer import clip_by_global_norm
 
 

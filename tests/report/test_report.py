@@ -14,13 +14,7 @@ import pytest
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.report import experts
-from lingvo_moe.report import figures
-from lingvo_moe.report import markup
-from lingvo_moe.report import page
-from lingvo_moe.report import reading
-from lingvo_moe.report import series
-from lingvo_moe.report import svg
+from lingvo_moe.report import experts, figures, markup, page, reading, series, svg
 
 LAYERS = ('encoder/layer_01', 'decoder/layer_01')
 PAIRS = ('aa-en', 'bb-en', 'cc-en')

@@ -15,15 +15,10 @@ import tiny_config
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import translations
-from lingvo_moe.core import configuration
-from lingvo_moe.core import json_files
-from lingvo_moe.core import registry
+from lingvo_moe.core import configuration, json_files, registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging
-from lingvo_moe.run import checkpoint
-from lingvo_moe.run import inference
-from lingvo_moe.run import warm_start
+from lingvo_moe.run import averaging, checkpoint, inference, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState

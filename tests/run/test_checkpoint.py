@@ -14,11 +14,8 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
-from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.run.checkpoints import Evaluation
-from lingvo_moe.run.checkpoints import Saver
-from lingvo_moe.runtime.slices import Slice
-from lingvo_moe.runtime.slices import WholeState
+from lingvo_moe.run.checkpoints import Checkpoints, Evaluation, Saver
+from lingvo_moe.runtime.slices import Slice, WholeState
 
 SHAPES = {'step': (), 'decoder/layer_01/moe/wi': (2, 3, 4), 'slots/decoder/layer_01/moe/wi/row': (2, 3)}
 

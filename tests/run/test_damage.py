@@ -13,30 +13,19 @@ import shutil
 import pytest
 import reversed_corpus
 import tensorflow as tf
-from hypothesis import HealthCheck
-from hypothesis import given
-from hypothesis import settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lingvo_moe.core import configuration
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import configuration, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging
-from lingvo_moe.run import environment
-from lingvo_moe.run import inference
-from lingvo_moe.run import loaded
-from lingvo_moe.run import reporting
-from lingvo_moe.run import results
-from lingvo_moe.run import warm_start
+from lingvo_moe.run import averaging, environment, inference, loaded, reporting, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.lm.config import LanguageConfig
-from lingvo_moe.tasks.task import Outcome
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Outcome, task_of
 from paper import recording
 
 MODEL = 'mt.cldr.Tiny'

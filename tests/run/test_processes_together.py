@@ -16,8 +16,7 @@ import tensorflow as tf
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run import signals as signals_lib
-from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.run.checkpoints import Saver
+from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.training import Step
 from lingvo_moe.runtime.slices import Slice
 

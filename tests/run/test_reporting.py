@@ -9,8 +9,7 @@ import numpy as np
 
 from lingvo_moe.core import configuration
 from lingvo_moe.run import reporting
-from lingvo_moe.tasks.task import DevInput
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import DevInput, task_of
 
 TASK = task_of(configuration.resolve('mt.cldr.Tiny', '', ['Tiny.log_every = 20']))
 

@@ -7,8 +7,7 @@ import subprocess
 import numpy as np
 
 from lingvo_moe.core import json_files
-from lingvo_moe.run import environment
-from lingvo_moe.run import routing_log
+from lingvo_moe.run import environment, routing_log
 from lingvo_moe.run.routing_log import RoutingLog
 
 

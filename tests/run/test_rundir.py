@@ -13,15 +13,11 @@ from lingvo_moe import decoder
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
-from lingvo_moe.run import environment
-from lingvo_moe.run import reporting
-from lingvo_moe.run import results
-from lingvo_moe.run.reporting import EventFile
-from lingvo_moe.run.reporting import TrainLog
+from lingvo_moe.run import environment, reporting, results
+from lingvo_moe.run.reporting import EventFile, TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks.task import Task
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Task, task_of
 
 MODEL = 'mt.cldr.Tiny'
 

@@ -10,9 +10,7 @@ import types
 
 import pytest
 
-from lingvo_moe.run.signals import Signals
-from lingvo_moe.run.signals import StopOnSignal
-from lingvo_moe.run.signals import StoppedBySignal
+from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
 from lingvo_moe.run.training import Step
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -10,12 +10,9 @@ import pytest
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import hooks
-from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.run.checkpoints import Saver
+from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.run.training import Diverged
-from lingvo_moe.run.training import Step
-from lingvo_moe.run.training import Training
+from lingvo_moe.run.training import Diverged, Step, Training
 from lingvo_moe.tasks.task import Task
 
 

@@ -10,14 +10,12 @@ import pytest
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe.run import checkpoint
-from lingvo_moe.run import warm_start
+from lingvo_moe.run import checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
-from lingvo_moe.tasks.task import Task
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.task import Task, task_of
 
 MOE = tiny_config.make(encoder_layers=2, decoder_layers=2, moe_every=2, aux_loss_weight=0.0)
 DENSE = dataclasses.replace(MOE, num_experts=0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime.chips import CHIPS
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import CHIPS, Topology
 
 
 @pytest.mark.parametrize(

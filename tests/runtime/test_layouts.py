@@ -12,20 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine
-from lingvo_moe import xla_sharding
-from lingvo_moe.analysis import cost
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import hlo_collectives
-from lingvo_moe.analysis import parts
-from lingvo_moe.core import prng
-from lingvo_moe.core import registry
+from lingvo_moe import machine, xla_sharding
+from lingvo_moe.analysis import cost, hlo, hlo_collectives, parts
+from lingvo_moe.core import prng, registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime_flags import RuntimeOptions

@@ -9,8 +9,7 @@ from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.hlo_collectives import Collective
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime import placement
-from lingvo_moe.runtime.chips import HOP_SECONDS
-from lingvo_moe.runtime.chips import Topology
+from lingvo_moe.runtime.chips import HOP_SECONDS, Topology
 from lingvo_moe.runtime.placement import place
 from lingvo_moe.xla_sharding import Mesh
 

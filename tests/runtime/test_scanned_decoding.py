@@ -8,8 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_moe import machine
-from lingvo_moe import runtime_flags
+from lingvo_moe import machine, runtime_flags
 from lingvo_moe.core import registry
 from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import decoding

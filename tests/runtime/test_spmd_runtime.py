@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine
-from lingvo_moe import xla_sharding
+from lingvo_moe import machine, xla_sharding
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import warm_start

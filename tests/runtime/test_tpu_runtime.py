@@ -15,15 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe import machine
-from lingvo_moe import xla_sharding
+from lingvo_moe import machine, xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, xla
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.program import Program
@@ -32,8 +29,7 @@ from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime import tpu
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime_flags import RuntimeOptions
-from lingvo_moe.xla_sharding import Mesh
-from lingvo_moe.xla_sharding import OpSharding
+from lingvo_moe.xla_sharding import Mesh, OpSharding
 
 pytestmark = pytest.mark.compiled
 

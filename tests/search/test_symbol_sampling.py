@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core import prng
-from lingvo_moe.search.sampling import Sampler
-from lingvo_moe.search.sampling import sample
+from lingvo_moe.search.sampling import Sampler, sample
 
 LOGITS = tf.math.log(tf.constant([[[0.5, 0.25, 0.15, 0.1]]]))
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lingvo_moe.serving.batching import Batcher
-from lingvo_moe.serving.batching import QueueFullError
+from lingvo_moe.serving.batching import Batcher, QueueFullError
 
 
 class Translated(NamedTuple):

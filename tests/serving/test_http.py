@@ -18,10 +18,8 @@ pytest.importorskip('prometheus_client')
 
 import aiohttp
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.serving import http_app
-from lingvo_moe.serving import server
+from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.serving import http_app, server
 from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
 from lingvo_moe.serving.origins import Origins

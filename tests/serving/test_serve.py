@@ -28,8 +28,7 @@ from lingvo_moe import serve
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.serving import server
 from lingvo_moe.serving.http_app import HttpApp
-from lingvo_moe.tasks.task import Answers
-from lingvo_moe.tasks.task import Hypothesis
+from lingvo_moe.tasks.task import Answers, Hypothesis
 
 
 class Stub:

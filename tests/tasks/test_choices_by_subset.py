@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import weights
 from lingvo_moe.layers.gates import table
-from lingvo_moe.layers.gates.routing import Decisions
-from lingvo_moe.layers.gates.routing import Routed
-from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.layers.gates.routing import Decisions, Routed, RoutingStats
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.tasks import losses
 

@@ -12,8 +12,7 @@ import sys
 import forks
 import pytest
 import sacrebleu
-from sacrebleu.metrics import BLEU
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 
 MYANMAR = ['သူ', 'သည်', 'အိမ်', 'သို့', 'သွား', 'စာ', 'ဖတ်']
 WORDS = ['der', 'hund', 'schläft', 'auf', 'einer', 'bank', 'unter', 'grünen', 'bäumen', '.']

@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import log_directory
-from lingvo_moe.core import markdown
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core import log_directory, markdown
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.corpora import text
 from lingvo_moe.report.experts import fair_shares
 from lingvo_moe.report.reading import RunRecord
-from paper import plots
-from paper import specialization
+from paper import plots, specialization
 
 _NAME = 'name'  # the column that is no label
 _RANKS = (log_directory.dropped(0), log_directory.dropped(1), 'second_skipped')

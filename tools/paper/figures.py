@@ -15,20 +15,13 @@ import numpy as np
 
 from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.parts import PHASES
-from lingvo_moe.core.markdown import image
-from lingvo_moe.core.markdown import table
+from lingvo_moe.core.markdown import image, table
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks import sizes
 from lingvo_moe.xla_sharding import Mesh
-from paper import claims
-from paper import operator_tables
-from paper import plots
-from paper import programs
-from paper import step_times
-from paper.claims import Case
-from paper.claims import Row
-from paper.report_cache import ReportCache
-from paper.report_cache import configured
+from paper import claims, operator_tables, plots, programs, step_times
+from paper.claims import Case, Row
+from paper.report_cache import ReportCache, configured
 
 Report = Mapping[str, Any]
 

@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core import markdown
+from lingvo_moe.core import json_files, log_directory, markdown
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 

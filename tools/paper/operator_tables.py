@@ -8,12 +8,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.markdown import table
 from lingvo_moe.runtime.chips import Topology
 from paper import partitioned
-from paper.operators import COMMUNICATION
-from paper.operators import TABLE_4
-from paper.operators import UNEVEN
-from paper.operators import WINDOWS
-from paper.operators import Operator
-from paper.operators import large
+from paper.operators import COMMUNICATION, TABLE_4, UNEVEN, WINDOWS, Operator, large
 
 _SHORT = {
   'all-reduce': 'AR',

@@ -16,24 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.analysis import hlo
-from lingvo_moe.analysis import hlo_collectives
+from lingvo_moe.analysis import hlo, hlo_collectives
 from lingvo_moe.core import errors
 from lingvo_moe.runtime.chips import Topology
-from lingvo_moe.xla_sharding import Mesh
-from lingvo_moe.xla_sharding import replicate
-from lingvo_moe.xla_sharding import split
-from paper.operators import Operator
-from paper.operators import Split
+from lingvo_moe.xla_sharding import Mesh, replicate, split
+from paper.operators import Operator, Split
 
 try:
   import jax
 except ImportError as e:
   raise errors.not_installed('partitioning an operator needs JAX', e, 'spmd') from None
 
-from lingvo_moe.runtime import aot
-from lingvo_moe.runtime import lowering
-from lingvo_moe.runtime import spmd
+from lingvo_moe.runtime import aot, lowering, spmd
 from lingvo_moe.runtime.lowering import Lowering
 
 _AXIS = 'expert'  # the only axis of the mesh

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core import markdown
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import UserError, closest, counted
 from paper import plots
 
 WINDOW = 10  # languages of the moving average of Figure 6

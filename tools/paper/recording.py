@@ -18,12 +18,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import significance
-from lingvo_moe.analysis import translations
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import log_directory
-from lingvo_moe.core import progress
+from lingvo_moe.analysis import significance, translations
+from lingvo_moe.core import files, json_files, log_directory, progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import parallel

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core import configuration
-from lingvo_moe.core import json_files
+from lingvo_moe.core import configuration, json_files
 from lingvo_moe.tasks.mt.config import MtConfig
 from paper.claims import Case
 

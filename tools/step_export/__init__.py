@@ -24,8 +24,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import errors
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.program import Program
 from lingvo_moe.xla_sharding import Mesh
 

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 from jax import export
 from jax.experimental import mesh_utils
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 

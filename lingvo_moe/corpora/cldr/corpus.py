@@ -20,16 +20,10 @@ from typing import NamedTuple
 import babel
 import tqdm
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
-from lingvo_moe.core import new_folder
+from lingvo_moe.core import files, json_files, new_folder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora.cldr.phrases import INVENTORY
-from lingvo_moe.corpora.cldr.phrases import Phrases
-from lingvo_moe.corpora.cldr.speaker import Speaker
-from lingvo_moe.corpora.cldr.speaker import Tree
-from lingvo_moe.corpora.cldr.speaker import Unspeakable
-from lingvo_moe.corpora.cldr.speaker import script_of
+from lingvo_moe.corpora.cldr.phrases import INVENTORY, Phrases
+from lingvo_moe.corpora.cldr.speaker import Speaker, Tree, Unspeakable, script_of
 
 # Languages by number of speakers (first and second language, usual estimates), so that sizes are skewed as in real
 # corpora; only the order counts. These are the languages that can express at least a third of the phrases in Babel

@@ -17,9 +17,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 
 import babel
-from babel import dates
-from babel import localedata
-from babel import numbers
+from babel import dates, localedata, numbers
 
 # A tree is (kind, argument, ...): the kind names a method `_kind` of Speaker, arguments are words, ints or trees.
 Tree = tuple

@@ -13,15 +13,9 @@ from lingvo_moe import ops
 from lingvo_moe.core import fields
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.core.weights import Uniform
-from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.core.weights import glorot_uniform
-from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.gates.routing import RoutingStats
+from lingvo_moe.core.shapes import Size, sizes
+from lingvo_moe.core.weights import Specs, Theta, Uniform, WeightSpec, glorot_uniform
+from lingvo_moe.layers.gates.routing import Routing, RoutingStats
 from lingvo_moe.xla_sharding import shard
 
 

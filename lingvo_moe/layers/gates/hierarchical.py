@@ -7,19 +7,13 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import fields
-from lingvo_moe.core import prng
+from lingvo_moe.core import fields, prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import experts
+from lingvo_moe.core.weights import Constant, Specs, WeightSpec
+from lingvo_moe.layers import dispatch, experts
 from lingvo_moe.layers.experts import LinearExperts
 from lingvo_moe.layers.gates import gate
-from lingvo_moe.layers.gates.noisy_top_k import check_kept
-from lingvo_moe.layers.gates.noisy_top_k import noisy_top_k
-from lingvo_moe.layers.gates.noisy_top_k import squared_variation
+from lingvo_moe.layers.gates.noisy_top_k import check_kept, noisy_top_k, squared_variation
 from lingvo_moe.layers.gates.routing import Routing
 
 

@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core import fields
-from lingvo_moe.core import prng
+from lingvo_moe.core import fields, prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, Specs, WeightSpec
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 

@@ -11,9 +11,7 @@ from lingvo_moe.layers.gates.hierarchical import Hierarchical
 from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.gates.top_k import Switch
-from lingvo_moe.layers.gates.top_k import TopK
-from lingvo_moe.layers.gates.top_k import TopKUnnormalised
+from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 
 GATES: dict[str, type[Gate]] = {
   'top2': Top2,

@@ -7,8 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core import prng
-from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.routing import Routing
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_moe.ops import recurrence
-from lingvo_moe.ops import vjp
+from lingvo_moe.ops import recurrence, vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu import cache
-from lingvo_moe.ops.cpu import grouped_ffn
-from lingvo_moe.ops.cpu import linear
-from lingvo_moe.ops.cpu import mean_square
-from lingvo_moe.ops.cpu import queue
-from lingvo_moe.ops.cpu import sub_batches
-from lingvo_moe.ops.cpu import threads
+from lingvo_moe.ops.cpu import cache, grouped_ffn, linear, mean_square, queue, sub_batches, threads
 
 OVERRIDES = {
   'combine_rows': vjp.combine_rows,

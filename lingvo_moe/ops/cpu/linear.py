@@ -8,8 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import vjp
+from lingvo_moe.ops import backend, vjp
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.custom_gradient import custom_gradient
 

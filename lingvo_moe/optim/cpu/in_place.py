@@ -17,13 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
-from lingvo_moe.optim.optimizer import Optimizer
-from lingvo_moe.optim.optimizer import clip_scale
+from lingvo_moe.optim.optimizer import Optimizer, clip_scale
 
 _SMALL = 1 << 17  # elements; stacking larger weights takes longer than it saves
 _LARGE = 1 << 22  # elements, more than a cache holds; updates of smaller weights are not worth compiling

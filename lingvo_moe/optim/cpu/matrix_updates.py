@@ -14,10 +14,8 @@ import tensorflow as tf
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops.cpu.factored import FactoredGradient
-from lingvo_moe.optim.adafactor import Adafactor
-from lingvo_moe.optim.adafactor import Measured
-from lingvo_moe.optim.optimizer import Slots
-from lingvo_moe.optim.optimizer import Update
+from lingvo_moe.optim.adafactor import Adafactor, Measured
+from lingvo_moe.optim.optimizer import Slots, Update
 
 
 class MatrixByMatrix(Adafactor):

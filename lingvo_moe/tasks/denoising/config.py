@@ -8,8 +8,7 @@ from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.relative_position import RelativePositions
 from lingvo_moe.tasks.denoising import spans

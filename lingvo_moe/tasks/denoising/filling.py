@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_moe.tasks import metrics
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.input import HeldOutInput

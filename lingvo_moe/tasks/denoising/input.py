@@ -20,8 +20,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.tasks import train_input
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.batch_keys import TARGET_KEYS
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS, TARGET_KEYS
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab

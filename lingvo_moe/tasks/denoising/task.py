@@ -8,17 +8,12 @@ import numpy as np
 
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search.beam_search import Hypotheses
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks import inference, task
+from lingvo_moe.tasks.batch_keys import BATCH_KEYS, SOURCE_KEYS
 from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.held_out import PerplexityJob
-from lingvo_moe.tasks.denoising.input import HeldOutInput
-from lingvo_moe.tasks.denoising.input import TrainInput
-from lingvo_moe.tasks.denoising.input import source_arrays
-from lingvo_moe.tasks.denoising.input import target_arrays
+from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput, source_arrays, target_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.plain_text.vocab import Pieces
-from lingvo_moe.tasks.plain_text.vocab import TextVocab
+from lingvo_moe.tasks.plain_text.vocab import Pieces, TextVocab
 from lingvo_moe.tasks.vocab import EOS
 
 _SENTINEL = re.compile(r'<extra_id_([0-9]{1,9})>')

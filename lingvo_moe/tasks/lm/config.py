@@ -9,13 +9,11 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.transformer_config import ModelConfig
-from lingvo_moe.tasks.transformer_config import TransformerConfig
+from lingvo_moe.tasks.transformer_config import ModelConfig, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,17 +13,13 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.search import beam_search
-from lingvo_moe.search import sampling
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
+from lingvo_moe.search import beam_search, sampling
+from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import PAD
+from lingvo_moe.tasks.vocab import BOS, EOS, PAD
 
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
 

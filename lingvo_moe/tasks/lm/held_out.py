@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lingvo_moe.tasks import metrics
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput

@@ -26,8 +26,7 @@ from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
 from lingvo_moe.tasks.train_input import Batch
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
 

@@ -10,17 +10,13 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs
-from lingvo_moe.core.weights import Theta
+from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses
-from lingvo_moe.tasks.losses import Batch
-from lingvo_moe.tasks.losses import Logits
-from lingvo_moe.tasks.losses import Routings
-from lingvo_moe.tasks.losses import Totals
+from lingvo_moe.tasks.losses import Batch, Logits, Routings, Totals
 
 
 class CausalStack(Protocol):

@@ -10,8 +10,7 @@ from lingvo_moe.tasks import task
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.held_out import PerplexityJob
-from lingvo_moe.tasks.lm.input import HeldOutInput
-from lingvo_moe.tasks.lm.input import TrainInput
+from lingvo_moe.tasks.lm.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
 from lingvo_moe.tasks.vocab import BOS
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.batch_keys import TARGET_KEYS
+from lingvo_moe.tasks.batch_keys import SOURCE_KEYS, TARGET_KEYS
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 Batch = dict[str, np.ndarray]  # int32 [B, T] each
 

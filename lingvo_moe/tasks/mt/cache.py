@@ -10,11 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
-from lingvo_moe.tasks.token_cache import Entry
-from lingvo_moe.tasks.token_cache import TokenCache
-from lingvo_moe.tasks.token_cache import open_entries
+from lingvo_moe.corpora import parallel, text
+from lingvo_moe.tasks.token_cache import Entry, TokenCache, open_entries
 from lingvo_moe.tasks.vocab import Vocab
 
 

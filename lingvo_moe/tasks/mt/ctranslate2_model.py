@@ -20,10 +20,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import UNK
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS, EOS, UNK, Vocab
 
 _POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that goes on beyond it
 

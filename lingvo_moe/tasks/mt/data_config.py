@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lingvo_moe.core import fields
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.mt import batching
 from lingvo_moe.tasks.sentencepiece_training import RULES

@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import closest
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import sampling
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import parallel, sampling, text
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.data_config import DataConfig

@@ -11,9 +11,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import counted
 from lingvo_moe.corpora import parallel
-from lingvo_moe.tasks.mt import assembly
-from lingvo_moe.tasks.mt import cache
-from lingvo_moe.tasks.mt import dev_lines
+from lingvo_moe.tasks.mt import assembly, cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.vocab import Vocab

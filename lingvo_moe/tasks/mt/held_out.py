@@ -15,10 +15,8 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import counted
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import text
-from lingvo_moe.tasks import metrics
-from lingvo_moe.tasks import task
-from lingvo_moe.tasks.mt import dev_lines
-from lingvo_moe.tasks.mt import scoring
+from lingvo_moe.tasks import metrics, task
+from lingvo_moe.tasks.mt import dev_lines, scoring
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.decoding import SentenceTranslator
 from lingvo_moe.tasks.vocab import Vocab

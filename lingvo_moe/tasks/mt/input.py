@@ -19,14 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
-from lingvo_moe.corpora.sampling import Sampler
-from lingvo_moe.corpora.sampling import shuffled
-from lingvo_moe.tasks import task
-from lingvo_moe.tasks import train_input
+from lingvo_moe.corpora.sampling import Sampler, shuffled
+from lingvo_moe.tasks import task, train_input
 from lingvo_moe.tasks.mt import assembly
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig

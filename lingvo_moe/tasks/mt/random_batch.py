@@ -7,8 +7,7 @@ import numpy as np
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.mt.assembly import Batch
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 _FIRST_ID = 10  # none of the special symbols
 

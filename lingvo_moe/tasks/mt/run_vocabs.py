@@ -8,16 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
-from lingvo_moe.tasks.mt import dev_lines
-from lingvo_moe.tasks.mt import vocab_training
+from lingvo_moe.tasks.mt import dev_lines, vocab_training
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.vocab import Vocab
-from lingvo_moe.tasks.vocab import check_size
-from lingvo_moe.tasks.vocab import own_copy
+from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig

@@ -8,8 +8,7 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from sacrebleu.metrics import BLEU
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 
 from lingvo_moe.core.errors import counted
 from lingvo_moe.tasks import metrics

@@ -13,17 +13,11 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.search.beam_search import Hypotheses
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.mt import decoding
-from lingvo_moe.tasks.mt import dev_lines
-from lingvo_moe.tasks.mt import random_batch
-from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt import steps
+from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs, steps
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.input import HeldOutInput
-from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.mt.token_routing import Router
 from lingvo_moe.tasks.vocab import Vocab
 

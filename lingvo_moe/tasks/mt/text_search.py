@@ -12,10 +12,7 @@ from lingvo_moe.corpora import text
 from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import PAD
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS, EOS, PAD, Vocab
 
 # Text that input.TextInput leaves out, in the syntax of RE2.
 _UNSEEN = rf'^(\x{{feff}}|[\s\pZ\x0b\x1c-\x1f\x{{85}}{text.INVISIBLE}]*$)'

@@ -12,15 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tqdm
 
-from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.errors import counted
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import sampling
-from lingvo_moe.corpora import text
+from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.corpora import parallel, sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.vocab import Vocab
-from lingvo_moe.tasks.vocab import tag
+from lingvo_moe.tasks.vocab import Vocab, tag
 
 NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity'}  # nobody reads sources back
 _TRIED_LINES = 10_000  # of targets, to see whether a vocabulary can write them

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe.tasks import inference
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.inference import Decoded
 from lingvo_moe.tasks.plain_text import escapes
 from lingvo_moe.tasks.transformer_config import ModelConfig

@@ -12,8 +12,7 @@ import numpy as np
 
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.tasks import metrics
-from lingvo_moe.tasks import task
+from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 

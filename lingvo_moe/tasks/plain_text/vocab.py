@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
-from lingvo_moe.core import files
-from lingvo_moe.core import json_files
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import SPECIAL
-from lingvo_moe.tasks.vocab import UNK
-from lingvo_moe.tasks.vocab import SentencePieceVocab
-from lingvo_moe.tasks.vocab import check_size
-from lingvo_moe.tasks.vocab import own_copy
+from lingvo_moe.tasks.vocab import EOS, SPECIAL, UNK, SentencePieceVocab, check_size, own_copy
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.plain_text.config import PlainTextConfig

@@ -8,10 +8,8 @@ import numpy as np
 
 from lingvo_moe.core import files
 from lingvo_moe.corpora import documents
-from lingvo_moe.corpora.sampling import fold
-from lingvo_moe.corpora.sampling import permute
-from lingvo_moe.tasks import task
-from lingvo_moe.tasks import token_cache
+from lingvo_moe.corpora.sampling import fold, permute
+from lingvo_moe.tasks import task, token_cache
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.layers.gates import expert_choice
 from lingvo_moe.layers.gates.expert_choice import ExpertChoice
 from lingvo_moe.layers.moe import MoE

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import noisy_top_k
 from lingvo_moe.layers.gates.hierarchical import Hierarchical
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 
 GATE = Hierarchical(groups_of_experts=4)
 NAMES = {'gate': [6, 4], 'gate_noise': [6, 4], 'gate_within': [4, 6, 3], 'gate_within_noise': [4, 6, 3]}

@@ -20,9 +20,7 @@ from lingvo_moe.layers.gates.hierarchical import Hierarchical
 from lingvo_moe.layers.gates.noisy_top_k import NoisyTopK
 from lingvo_moe.layers.gates.soft_mixture import SoftMixture
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.gates.top_k import Switch
-from lingvo_moe.layers.gates.top_k import TopK
-from lingvo_moe.layers.gates.top_k import TopKUnnormalised
+from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.run import pruning
 from lingvo_moe.tasks import sizes
 from lingvo_moe.tasks.mt.random_batch import random_batch

@@ -9,9 +9,7 @@ import tensorflow as tf
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.gates.top_k import Switch
-from lingvo_moe.layers.gates.top_k import TopK
-from lingvo_moe.layers.gates.top_k import TopKUnnormalised
+from lingvo_moe.layers.gates.top_k import Switch, TopK, TopKUnnormalised
 from lingvo_moe.layers.moe import MoE
 
 PROBABILITIES = [

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_moe.core.weights import Constant
-from lingvo_moe.core.weights import WeightSpec
+from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam

@@ -11,15 +11,12 @@ import pytest
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks.batch_keys import BATCH_KEYS
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
-from lingvo_moe.tasks.denoising.input import HeldOutInput
-from lingvo_moe.tasks.denoising.input import TrainInput
+from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.vocab import Bytes
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
 

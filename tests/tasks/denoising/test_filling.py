@@ -12,16 +12,12 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe.core import weights
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
-from lingvo_moe.tasks.denoising.input import source_arrays
-from lingvo_moe.tasks.denoising.input import target_arrays
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import task_of
+from lingvo_moe.tasks.denoising.input import source_arrays, target_arrays
+from lingvo_moe.tasks.task import Hypothesis, task_of
 from lingvo_moe.tasks.vocab import EOS
 
 CONFIG = DenoisingConfig(

@@ -15,18 +15,11 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.generation import Continuer
-from lingvo_moe.tasks.lm.input import HeldOutInput
-from lingvo_moe.tasks.lm.input import TrainInput
+from lingvo_moe.tasks.lm.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
-from lingvo_moe.tasks.plain_text.vocab import Bytes
-from lingvo_moe.tasks.plain_text.vocab import Characters
-from lingvo_moe.tasks.plain_text.vocab import Pieces
-from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
-from lingvo_moe.tasks.vocab import SPECIAL
-from lingvo_moe.tasks.vocab import UNK
+from lingvo_moe.tasks.plain_text.vocab import Bytes, Characters, Pieces
+from lingvo_moe.tasks.task import Feed, task_of
+from lingvo_moe.tasks.vocab import BOS, EOS, SPECIAL, UNK
 
 TEXT = ''.join(f'line {i} of {i * 7}\n' for i in range(40))
 

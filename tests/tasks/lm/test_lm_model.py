@@ -10,18 +10,13 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import weights
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.core import prng, weights
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LmConfig
-from lingvo_moe.tasks.task import Hypothesis
-from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.task import Hypothesis, task_of
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 CONFIG = LmConfig(
   vocab_size=12,

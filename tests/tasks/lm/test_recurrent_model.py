@@ -14,14 +14,11 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
 from lingvo_moe.tasks.task import task_of
-from lingvo_moe.tasks.vocab import BOS
-from lingvo_moe.tasks.vocab import EOS
+from lingvo_moe.tasks.vocab import BOS, EOS
 
 CONFIG = RecurrentConfig(
   vocab_size=12,

@@ -7,9 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from lingvo_moe.tasks.mt.batching import Batcher
-from lingvo_moe.tasks.mt.batching import default_boundaries
-from lingvo_moe.tasks.mt.batching import pack
+from lingvo_moe.tasks.mt.batching import Batcher, default_boundaries, pack
 
 RNG = np.random.default_rng(0)
 

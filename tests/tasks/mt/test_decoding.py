@@ -13,9 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel
-from lingvo_moe.ops import backend
-from lingvo_moe.ops import cpu
-from lingvo_moe.ops import xla
+from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference

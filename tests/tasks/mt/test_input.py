@@ -17,19 +17,13 @@ import pytest
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel
-from lingvo_moe.corpora import text
+from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks import token_cache
-from lingvo_moe.tasks.mt import cache
-from lingvo_moe.tasks.mt import dev_lines
+from lingvo_moe.tasks.mt import cache, dev_lines, run_vocabs, text_search
 from lingvo_moe.tasks.mt import input as mt_input
-from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt import text_search
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
-from lingvo_moe.tasks.mt.input import HeldOutInput
-from lingvo_moe.tasks.mt.input import TextInput
-from lingvo_moe.tasks.mt.input import TrainInput
+from lingvo_moe.tasks.mt.input import HeldOutInput, TextInput, TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import Vocab

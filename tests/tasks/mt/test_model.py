@@ -11,9 +11,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 from random_theta import theta_of
 
-from lingvo_moe.core import prng
-from lingvo_moe.core import registry
-from lingvo_moe.core import weights
+from lingvo_moe.core import prng, registry, weights
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding

@@ -11,14 +11,8 @@ import tensorflow as tf
 pytest.importorskip('jax')
 
 from lingvo_moe.runtime.chips import Topology
-from paper import operator_tables
-from paper import operators
-from paper import partitioned
-from paper.operators import AG
-from paper.operators import AR
-from paper.operators import CP
-from paper.operators import OPERATORS
-from paper.operators import TABLE_4
+from paper import operator_tables, operators, partitioned
+from paper.operators import AG, AR, CP, OPERATORS, TABLE_4
 
 pytestmark = pytest.mark.compiled
 

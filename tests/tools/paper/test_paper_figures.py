@@ -17,11 +17,7 @@ pytest.importorskip('matplotlib')
 
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.tasks import sizes
-from paper import claims
-from paper import figures
-from paper import plots
-from paper import report_cache
-from paper import step_times
+from paper import claims, figures, plots, report_cache, step_times
 from paper.claims import Case
 from paper.report_cache import ReportCache
 

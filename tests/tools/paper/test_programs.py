@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip('jax')
 
 from lingvo_moe.analysis import cost
-from paper import claims
-from paper import programs
+from paper import claims, programs
 from paper.report_cache import configured
 
 CASES = programs.cases()

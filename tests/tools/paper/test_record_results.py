@@ -10,8 +10,7 @@ import pathlib
 
 import forks
 import pytest
-from sacrebleu.metrics import BLEU
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 
 from lingvo_moe.core.errors import UserError
 from paper import recording

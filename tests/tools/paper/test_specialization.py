@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip('scipy')
 
-from lingvo_moe.tasks.task import LayerRouting
-from lingvo_moe.tasks.task import SentenceRouting
+from lingvo_moe.tasks.task import LayerRouting, SentenceRouting
 from paper import specialization
 
 
