@@ -1,4 +1,4 @@
-"""Subcommands of lingvo-moe other than jobs, one per file, with flags, main, and command(), which runs as typed.
+"""Subcommands of lingvo-moe other than jobs, one per file: flags, main, and command() where app.run needs more.
 
-tools/*.py of a checkout call the same functions. main.py has the table of all subcommands.
+main.py has the table of all subcommands.
 """

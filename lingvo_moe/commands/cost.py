@@ -35,6 +35,7 @@ import sys
 
 from absl import flags
 
+from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core import markdown as markdown_lib
 from lingvo_moe.core.errors import UserError
@@ -276,3 +277,7 @@ def _mesh_and_topology(config):
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
   return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
+
+
+if __name__ == '__main__':
+  app.run(main)

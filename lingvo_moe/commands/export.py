@@ -227,3 +227,7 @@ def command() -> None:
   """The command as typed."""
   Options.define_flags()
   app.run(main, tensorflow=False, arguments=True)
+
+
+if __name__ == '__main__':
+  command()

@@ -16,6 +16,7 @@ import pathlib
 
 from absl import flags
 
+from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 
@@ -61,3 +62,7 @@ def main(argv):
     rows = [finding._asdict() for finding in findings]
     pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2), encoding='utf-8')
   return 1 if findings else 0
+
+
+if __name__ == '__main__':
+  app.run(main)

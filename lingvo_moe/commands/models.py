@@ -25,6 +25,7 @@ import textwrap
 
 from absl import flags
 
+from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration, fields, markdown, registry
 from lingvo_moe.core.errors import UserError
@@ -158,3 +159,7 @@ def _listed(described: dict[str, str]) -> str:
   """Every registered model with the first line of its docstring."""
   width = max(map(len, described))
   return '\n'.join(f'{name:<{width}}  {line}' for name, line in described.items())
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -31,6 +31,7 @@ import tempfile
 
 from absl import flags
 
+from lingvo_moe import app
 from lingvo_moe.commands import values
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
@@ -178,3 +179,7 @@ def main(argv):
     return 1
   print(f'all agree with one device to {_TOLERANCE.value:g}')
   return 0
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -195,12 +195,10 @@ class Checkpoints:
 
     Args:
       step: of the checkpoint.
-      dev_loss: its loss, which does not count where it is not finite.
+      dev_loss: its loss. One that is not finite is never the best, and counts as an evaluation without a gain.
       text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
     """
     changes, later = 0, ()
-    if not math.isfinite(dev_loss):
-      return
     if (best_so_far := self.best_evaluation()) is not None:
       best_step, best = best_so_far
       changes = best.changes + (text != best.text)
@@ -209,7 +207,8 @@ class Checkpoints:
         self._write_evaluation(best_step, best._replace(later=sorted({*best.later, step})))
       if best_step == step and not best.text:
         later = best.later  # of an earlier version: patience counts on
-    self._write_evaluation(step, Evaluation(dev_loss, text, changes, later))
+    if math.isfinite(dev_loss):
+      self._write_evaluation(step, Evaluation(dev_loss, text, changes, later))
     self._drop_old()
 
   def restore(

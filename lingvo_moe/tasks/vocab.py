@@ -171,14 +171,18 @@ def own_copy(path: str, own: str, begun: bool, read: Callable[[str], Any], field
   Args:
     path: of the vocabulary; it may be the copy itself.
     own: path of the copy.
-    begun: whether the run was begun with its copy, which then must equal the vocabulary.
+    begun: whether the run was begun with its copy, which then must be there and equal the vocabulary.
     read: reads a vocabulary from a path; raises UserError for other files.
     field: field of the configuration that names the vocabulary.
   """
   if os.path.abspath(path) == os.path.abspath(own):
     return own
   vocab = read(path)
-  if begun and os.path.exists(own) and vocab.fingerprint != read(own).fingerprint:
+  if begun and not os.path.exists(own):
+    raise UserError(
+      f"{own}, the run's copy of {field}, is gone: restore it (cp {path} {own}, if that is the same file)"
+    )
+  if begun and vocab.fingerprint != read(own).fingerprint:
     raise UserError(
       f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with '
       f'({own}): leave it out, or choose another --logdir'

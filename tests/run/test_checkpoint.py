@@ -215,6 +215,7 @@ def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   save(kept, state_at(2), 4.0)
   save(kept, state_at(3), bad)
   assert kept.best() == (2, 4.0)
+  assert kept.evaluated_after_best() == [3]  # patience counts it
 
 
 def test_a_write_that_did_not_finish_is_ignored_and_replaced(tmp_path):

@@ -111,6 +111,15 @@ def test_settings_of_a_vocabulary_that_are_lost_do_not_stop_a_run(run, corpus, t
     assert vocabs[0] == vocabs[1] or name == 'source.json'
 
 
+def test_another_vocabulary_does_not_take_the_place_of_a_lost_copy(run, corpus, tmp_path):
+  other = shutil.copy(run.file('vocab', 'target.model'), tmp_path / 'other.model')
+  os.remove(run.file('vocab', 'source.model'))
+  config = configuration.resolve(MODEL, data_dir=str(corpus), source_vocab=str(other), **SIZES)
+  with pytest.raises(UserError, match="source.model, the run's copy of source_vocab, is gone: restore it"):
+    run.begin(MODEL, config)
+  assert not os.path.exists(run.file('vocab', 'source.model'))
+
+
 # Checkpoints.
 
 

@@ -31,7 +31,7 @@ class PerplexityJob(held_out.PerplexityJob):
     self.texts, examples = self._input.fingerprints, self._input.examples
     self._set_settings(() if options.score else _SEARCH, repr((self.texts, len(examples))))
     count = 0 if options.score else config.num_samples
-    self._sampled = [e for i in range(len(self.texts)) for e in [e for e in examples if e[0] == i][:count]]
+    self._sampled = [e for i in range(len(self._input.subsets)) for e in [e for e in examples if e[0] == i][:count]]
     self._filler = Filler(config, vocab, runner)
 
   def _make_samples(self) -> list[dict[str, Any]]:

@@ -121,8 +121,9 @@ def left_out(
     of_dev = [np.concatenate([np.zeros(0, np.uint64), *side]) for side in zip(*chosen_sides)]
     if shared_vocab:
       of_dev = [np.concatenate(of_dev)] * 2
+    of_dev = [np.unique(hashes) for hashes in of_dev]
     for number, lines in enumerate(out):
-      for side, hashes in zip(sides_of(number), map(np.unique, of_dev)):
+      for side, hashes in zip(sides_of(number), of_dev):
         lines |= np.isin(side, hashes)
   return out
 
