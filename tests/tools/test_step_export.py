@@ -16,6 +16,7 @@ from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 
 jax = pytest.importorskip('jax')
@@ -69,7 +70,9 @@ def folder(tmp_path_factory):
   """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
   mesh = Mesh.parse('data:2,expert:2')
-  step_export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), CONFIG.token_counts)
+  step_export.save(
+    str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), task_of(CONFIG).token_counts
+  )
   return folder
 
 
@@ -103,7 +106,9 @@ def test_the_command_exports_a_language_model(tmp_path):
 
 def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
   runtime, batch = one_device(), random_batch(CONFIG)
-  step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, CONFIG.token_counts, 'eval')
+  step_export.save(
+    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, task_of(CONFIG).token_counts, 'eval'
+  )
   loss = float(runtime.eval_step(batch)['loss'])
   done = run(tmp_path, '2')
   np.testing.assert_allclose(losses(done.stdout), [loss, loss], rtol=1e-5, err_msg=done.stderr)
@@ -125,7 +130,13 @@ def test_too_few_devices_are_told(folder):
 
 def test_mistakes_are_told(tmp_path):
   save = lambda mesh, kind: step_export.save(
-    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), Mesh.parse(mesh), random_batch(CONFIG), CONFIG.token_counts, kind
+    str(tmp_path),
+    'mt.cldr.Tiny',
+    CONFIG.program(),
+    Mesh.parse(mesh),
+    random_batch(CONFIG),
+    task_of(CONFIG).token_counts,
+    kind,
   )
   with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
     save('data:1', 'tran')
