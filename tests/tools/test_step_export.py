@@ -36,6 +36,7 @@ SIZES = {
   'residual_dropout': 0.1,
 }
 CONFIG = configuration.resolve('mt.cldr.Tiny', **SIZES)
+TOKEN_COUNTS = task_of(CONFIG).token_counts
 STEPS = 3
 # None in place of a module is an ImportError for whoever imports it.
 ALONE = (
@@ -70,9 +71,7 @@ def folder(tmp_path_factory):
   """Folder of the exported train step on a mesh."""
   folder = tmp_path_factory.mktemp('exported')
   mesh = Mesh.parse('data:2,expert:2')
-  step_export.save(
-    str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), task_of(CONFIG).token_counts
-  )
+  step_export.save(str(folder), 'mt.cldr.Tiny', CONFIG.program(), mesh, random_batch(CONFIG), TOKEN_COUNTS)
   return folder
 
 
@@ -106,9 +105,7 @@ def test_the_command_exports_a_language_model(tmp_path):
 
 def test_an_evaluation_step_leaves_the_state_as_it_is(tmp_path):
   runtime, batch = one_device(), random_batch(CONFIG)
-  step_export.save(
-    str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, task_of(CONFIG).token_counts, 'eval'
-  )
+  step_export.save(str(tmp_path), 'mt.cldr.Tiny', CONFIG.program(), runtime.mesh, batch, TOKEN_COUNTS, 'eval')
   loss = float(runtime.eval_step(batch)['loss'])
   done = run(tmp_path, '2')
   np.testing.assert_allclose(losses(done.stdout), [loss, loss], rtol=1e-5, err_msg=done.stderr)
@@ -135,7 +132,7 @@ def test_mistakes_are_told(tmp_path):
     CONFIG.program(),
     Mesh.parse(mesh),
     random_batch(CONFIG),
-    task_of(CONFIG).token_counts,
+    TOKEN_COUNTS,
     kind,
   )
   with pytest.raises(UserError, match="there is no step 'tran' to export; closest: train"):
