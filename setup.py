@@ -43,7 +43,7 @@ setup(
     'Babel>=2.18',
     'gin-config>=0.5',
     'numpy>=2.0',
-    'sacrebleu>=2.4',
+    'sacrebleu>=2.4,<3',
     'sentencepiece>=0.2.0',
     'tqdm>=4.66',
   ],

@@ -25,6 +25,7 @@ from sacrebleu.metrics import BLEU, CHRF
 METRICS = ('BLEU', 'chrF2', 'chrF++')
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
+_BLOCK = 1 << 22  # lines of all resamples that are counted at once
 
 # sacreBLEU's metrics, and the columns of a line's counts that each is computed from.
 _BLEU_COUNTS = 2 + 2 * 4  # lengths of translation and reference; matching and all n-grams of each order
@@ -190,8 +191,10 @@ def _resampled(sides: Sequence[np.ndarray], samples: int, rng, dtype) -> np.ndar
   """Metrics of every resample of the lines, of each side's counts [lines, counts]: [sides, samples, metrics]."""
   stacked = np.concatenate(sides, axis=1).astype(np.float64)
   drawn = rng.choice(len(stacked), size=(samples, len(stacked)), replace=True)  # in sacreBLEU's order
-  multiplicities = np.array([np.bincount(lines, minlength=len(stacked)) for lines in drawn], np.float64)
-  sums = (multiplicities @ stacked).astype(dtype).reshape(samples, len(sides), _COUNTS)  # exact: they are integers
+  times = lambda block: np.array([np.bincount(lines, minlength=len(stacked)) for lines in block], np.float64)
+  blocks = np.array_split(drawn, -(-drawn.size // _BLOCK))  # of some MiB
+  sums = np.concatenate([times(block) @ stacked for block in blocks if len(block)])  # exact: they are integers
+  sums = sums.astype(dtype).reshape(samples, len(sides), _COUNTS)
   return np.array([[_scores(counts) for counts in sums[:, side]] for side in range(len(sides))])
 
 
