@@ -132,7 +132,8 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where the run cannot be exported so, before any work."""
   from lingvo_moe.tasks.task import task_of
 
-  task_of(config).text_function()  # refuses a model that does not translate
+  if not task_of(config).is_exported:
+    raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)
   if options.format == 'ctranslate2':

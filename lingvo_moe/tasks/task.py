@@ -274,12 +274,14 @@ class Task:
       step 'routing', {layer: RoutingStats}, which a report on the run shows.
     max_length: tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length.
     continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
+    is_exported: whether it has `text_function` and `decoding_steps`.
   """
 
   token_counts: tuple[str, ...] = ('target_tokens',)
   subset = 'file'
   max_length = 0
   continues_text = False
+  is_exported = False
 
   def __init__(self, config: TaskConfig) -> None:
     self.config: Any = config  # a subclass has its own kind

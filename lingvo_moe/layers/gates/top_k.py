@@ -27,6 +27,7 @@ class TopK(gate.LinearGate):
 
   def check(self, num_experts: int) -> None:
     gate.check_choices(self, num_experts)
+    super().check(num_experts)
     if self.normalised and self.choices == 1:
       way_out = "its one weight would be 1, without a gradient: use gate='switch'"
       fields.refuse(self, 'choices', "2 or more with gate='top_k'", way_out)

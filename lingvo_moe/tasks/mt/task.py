@@ -33,6 +33,7 @@ class TranslationTask(task.Task):
   config: MtConfig
   token_counts = ('source_tokens', 'target_tokens')
   subset = 'pair'
+  is_exported = True
 
   @property
   def max_length(self) -> int:

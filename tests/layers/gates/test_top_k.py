@@ -108,3 +108,5 @@ def test_one_normalised_choice_is_refused():
 def test_more_choices_than_experts_are_refused():
   with pytest.raises(UserError, match=r'choices must be at most num_experts=4; saw 5: add experts, or choose fewer'):
     MoE(8, 8, 4, gate=TopK(5))
+  with pytest.raises(UserError, match='chooses among 2 experts or more; saw num_experts=1'):
+    MoE(8, 8, 1, gate=Switch())
