@@ -62,7 +62,7 @@ def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line and line['step'] > 4}
   # Rounding decides the second expert of a token in step 7 of run_of_3fe42dc, and with it 1.5e-4 of the loss.
   assert losses == pytest.approx(expected['losses'], rel=3e-4)
-  assert lines[-1]['dev_loss'] == pytest.approx(expected['dev_loss'], rel=1e-5)
+  assert lines[-1]['dev_loss'] == pytest.approx(expected['dev_loss'], rel=3e-4)
   values = json.loads((logdir / 'config.json').read_text(encoding='utf-8'))['values']
   assert values['target_normalization'] == ('identity' if name == GIVEN_VOCABS else 'nmt_nfkc')  # of its vocabulary
 
