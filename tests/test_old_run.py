@@ -60,9 +60,10 @@ def test_an_old_run_goes_on_to_the_same_losses(name, logdir, corpus, expected):
   assert 'going on from step 4' in done.stderr
   lines = [json.loads(line) for line in (logdir / 'train.jsonl').read_text().splitlines()]
   losses = {str(line['step']): line['loss'] for line in lines if 'loss' in line and line['step'] > 4}
-  # Rounding decides the second expert of a token in step 7 of run_of_3fe42dc, and with it 1.5e-4 of the loss.
-  assert losses == pytest.approx(expected['losses'], rel=3e-4)
-  assert lines[-1]['dev_loss'] == pytest.approx(expected['dev_loss'], rel=3e-4)
+  losses['dev'] = lines[-1]['dev_loss']
+  # Rounding decides the second expert of a token in step 7 of run_of_3fe42dc; --backend=reference has the other one.
+  recorded = [{**r['losses'], 'dev': r['dev_loss']} for r in (expected, expected.get('other_rounding')) if r]
+  assert losses in [pytest.approx(r, rel=1e-5) for r in recorded]
   values = json.loads((logdir / 'config.json').read_text(encoding='utf-8'))['values']
   assert values['target_normalization'] == ('identity' if name == GIVEN_VOCABS else 'nmt_nfkc')  # of its vocabulary
 
