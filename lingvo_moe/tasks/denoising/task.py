@@ -26,6 +26,10 @@ class DenoisingTask(PlainTextTask):
 
   config: DenoisingConfig
   token_counts = ('source_tokens', 'target_tokens')
+  train_input_class = TrainInput
+  dev_input_class = HeldOutInput
+  held_out_job_class = PerplexityJob
+  translator_class = filling.Filler
 
   @property
   def max_length(self) -> int:
@@ -34,20 +38,6 @@ class DenoisingTask(PlainTextTask):
   @functools.cached_property
   def vocabs(self) -> SentinelVocab:
     return SentinelVocab(vocab_lib.load(self.config), self.config.sentinels)
-
-  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
-    return TrainInput(self.config, self.vocabs, cache_dir, feed)
-
-  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
-    return HeldOutInput(self.config, self.vocabs, cache_dir, feed)
-
-  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> PerplexityJob:
-    """Perplexity of the targets of held-out text, and but for options.score windows filled in."""
-    return PerplexityJob(self.config, self.vocabs, runner, options)
-
-  def translator(self, runner: task.Runner, n_best: int = 1) -> filling.Filler:
-    """Fills in the sentinels of texts."""
-    return filling.Filler(self.config, self.vocabs, runner, n_best)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: full rows, or rows of 1 or more tokens with padding after them."""

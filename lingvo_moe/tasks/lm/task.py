@@ -20,20 +20,10 @@ class LanguageTask(PlainTextTask):
 
   config: LanguageConfig
   continues_text = True
-
-  def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
-    return TrainInput(self.config, self.vocabs, cache_dir, feed)
-
-  def dev_input(self, cache_dir: str, feed: task.Feed) -> HeldOutInput:
-    return HeldOutInput(self.config, self.vocabs, cache_dir, feed)
-
-  def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> PerplexityJob:
-    """Perplexity of held-out text, and but for options.score continuations of the prompt."""
-    return PerplexityJob(self.config, self.vocabs, runner, options)
-
-  def translator(self, runner: task.Runner, n_best: int = 1) -> generation.Continuer:
-    """Continues texts as prompts."""
-    return generation.Continuer(self.config, self.vocabs, runner, n_best)
+  train_input_class = TrainInput
+  dev_input_class = HeldOutInput
+  held_out_job_class = PerplexityJob
+  translator_class = generation.Continuer
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: rows of `window` tokens, or of 1 to `window` with padding after them."""
