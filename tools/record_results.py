@@ -18,7 +18,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
 _SPLIT = flags.DEFINE_list('split', ['test'], 'Held-out sets, with commas between.')
@@ -51,9 +51,9 @@ def main(argv):
       )
   found = recording.new_records(run, known, *options)
   added, there = recording.append(_OUT.value, found) if found else ([], len(known))
-  count = lambda kind, noun: counted(sum(record['kind'] == kind for record in added), noun)
+  count = lambda kind, noun: plural(sum(record['kind'] == kind for record in added), noun)
   evaluations, scores = count('eval', 'evaluation'), count('test', 'score')
-  print(f'{_OUT.value}: {evaluations} and {scores} added to {counted(there, "line")}')
+  print(f'{_OUT.value}: {evaluations} and {scores} added to {plural(there, "line")}')
   if any(record['seconds'] is None for record in added):
     print(f'of some of them seconds and tokens are null: {run.train_log_path} does not have those', file=sys.stderr)
 

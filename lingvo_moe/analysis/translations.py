@@ -13,7 +13,7 @@ import numpy as np
 
 from lingvo_moe.analysis import significance
 from lingvo_moe.core import files, log_directory
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks.mt import scoring
@@ -92,7 +92,7 @@ def read(
     sources, references = parallel.read_pair(pair)
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(
-        f'{path} has {counted(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and '
+        f'{path} has {plural(len(lines), "line")}, of {scored[pair.name]["sentences"]} that were decoded and '
         f'{len(references)} in {", ".join(pair.target_files)}: decode it again (--overwrite), or give the corpus that '
         'was, --data_dir=...'
       )

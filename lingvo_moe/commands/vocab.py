@@ -12,7 +12,7 @@ import time
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.tasks.sentencepiece_training import RULES
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
@@ -71,7 +71,7 @@ def main(argv):
     seed=_SEED.value,
     overwrite=_OVERWRITE.value,
   )
-  print(f'{path}: {os.path.getsize(path)} bytes, from {counted(len(pairs), "pair")}, in {time.time() - start:.0f} s')
+  print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')
 
 
 def command() -> None:

@@ -33,7 +33,7 @@ def shown(value: Any, most: int = 80) -> str:
   return text if len(text) <= most else f'{text[:most]}...'
 
 
-def counted(count: int, one: str, many: str = '') -> str:
+def plural(count: int, one: str, many: str = '') -> str:
   """A count with its noun: '1 line', '1,234 lines'; `many` is given where it is more than `one` and an s."""
   return f'{count:,} {one if count == 1 else many or one + "s"}'
 

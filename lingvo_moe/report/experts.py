@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import counted, listed
+from lingvo_moe.core.errors import listed, plural
 from lingvo_moe.report import figures, languages, svg, training
 from lingvo_moe.report.markup import Markup, join, tag
 from lingvo_moe.report.reading import RunRecord
@@ -131,7 +131,7 @@ def _loads(record: RunRecord, layer: str, title: str) -> Markup | None:
   fullest = max(range(experts), key=last.__getitem__)
   dead = [str(e) for e in range(experts) if last[e] <= 0]
   label = (
-    f'{title} in {layer}: {experts} experts over {counted(len(loads), "span")} of steps. At step '
+    f'{title} in {layer}: {experts} experts over {plural(len(loads), "span")} of steps. At step '
     f'{text(loads[-1].step)} expert {fullest} is the fullest with {text(last[fullest])} times a fair share; '
     f'dead experts: {listed(dead)}'
   )

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import plural
 from lingvo_moe.core.log_directory import dev_losses, number
 from lingvo_moe.report import figures, svg
 from lingvo_moe.report.markup import Markup, join
@@ -64,7 +64,7 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
   table = figures.table(head, [_row(records, name, sizes, columns) for name in names], title)
   steps = ', '.join(f'{record.name} at step {record.decoded_step}' for record in records)
   means = '; '.join(f'{curve.name} {statistics.mean(curve.series.ys):.1f}' for curve in drawn if curve.series.ys)
-  label = f'BLEU and chrF of {counted(len(names), "language")}, {by}. Means: {means}'
+  label = f'BLEU and chrF of {plural(len(names), "language")}, {by}. Means: {means}'
   note = f'{records[0].split}, {by}: {steps}. Means: {means}. Copying the source gives the copy BLEU.'
   if bounded:
     note += ' The target vocabulary cannot write all references: a perfect model gets the BLEU and chrF at most.'

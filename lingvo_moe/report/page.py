@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from lingvo_moe.core import files, log_directory
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.log_directory import number, tokens_so_far
 from lingvo_moe.core.progress import duration
 from lingvo_moe.report import experts, figures, languages, reading, samples, setup, training
@@ -93,7 +93,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
   seconds = number(record.log[-1].get('seconds_so_far')) if record.log else None
   tokens = tokens_so_far(record.log[-1]) if record.log else 0
   mean = lambda key: [y for of in record.scores.values() if (y := number(of.get(key))) is not None]
-  languages = counted(len(record.scores), 'language')
+  languages = plural(len(record.scores), 'language')
   scored = f' over {languages} of {record.split} at step {record.decoded_step}'
   end = record.run.finished
   ended = f'ended at step {end.get("step")} ({end.get("reason")})' if end else 'not ended, or ended by force'

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lingvo_moe.core import files, json_files, log_directory
-from lingvo_moe.core.errors import UserError, counted, listed
+from lingvo_moe.core.errors import UserError, listed, plural
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.unfinished import UnfinishedTexts
@@ -99,7 +99,7 @@ class Results:
     """Texts of the job until they are written as results; prints a line if an interrupted job has left some."""
     texts = UnfinishedTexts(self._unfinished(step), step, settings)
     if texts:
-      print(f'going on after {counted(len(texts), "line")} in {self._unfinished(step)}', file=sys.stderr)
+      print(f'going on after {plural(len(texts), "line")} in {self._unfinished(step)}', file=sys.stderr)
     return texts
 
   def write(self, step: int, settings: Mapping[str, Any], outcome: Outcome) -> dict:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.reporting import NoLog, TrainLog
@@ -65,7 +65,7 @@ class Training:
     if self.runtime.step >= self.config.max_steps:
       return 'max_steps'
     if self.config.patience and self._evaluations_without_gain() >= self.config.patience:
-      return f'no gain on dev in {counted(self.config.patience, "evaluation")}'
+      return f'no gain on dev in {plural(self.config.patience, "evaluation")}'
     return ''
 
   def _evaluations_without_gain(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core import markdown
-from lingvo_moe.core.errors import UserError, closest, counted
+from lingvo_moe.core.errors import UserError, closest, plural
 from paper import plots
 
 WINDOW = 10  # languages of the moving average of Figure 6
@@ -207,7 +207,7 @@ class Quality:
           *([str(cost.step), f'{cost.tokens / 1e6:.1f}M', f'{cost.seconds / 3600:.2f}'] if cost else ['-'] * 3),
           f'{1e6 * cost.seconds / cost.tokens:.1f}' if cost else '-',
           '-' if loss is None else f'{loss:.4f}',
-          f'{mean:.2f} ({counted(len(scores), "pair")}, step {run.step})' if scores else 'not translated',
+          f'{mean:.2f} ({plural(len(scores), "pair")}, step {run.step})' if scores else 'not translated',
         ]
       )
       if cost and scores:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import plural
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks.mt import assembly, cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
@@ -51,7 +51,7 @@ class Stats:
     reasons = {'too_long': 'too long', 'empty': 'empty', 'held_out': 'for dev'}
     dropped = ', '.join(f'{self.total(field):,} {reason}' for field, reason in reasons.items() if self.total(field))
     return (
-      f'{counted(len(self.pairs), "pair")}, {counted(self.total("kept"), "example")}, '
+      f'{plural(len(self.pairs), "pair")}, {plural(self.total("kept"), "example")}, '
       f'{self.total("source_tokens"):,} source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')

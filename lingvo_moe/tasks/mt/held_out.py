@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import plural
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import metrics, task
@@ -130,7 +130,7 @@ class _PairsJob(task.HeldOutJob):
     if total := sum(truncated.values()):
       worst = sorted((name for name in truncated if truncated[name]), key=lambda name: -truncated[name])
       where = ', '.join([f'{name} {truncated[name]}' for name in worst[:5]] + ['...'] * (len(worst) > 5))
-      lines = counted(total, 'line')
+      lines = plural(total, 'line')
       print(
         f'warning: {lines} over max_length={self._max_length} tokens, {self._verb} in part ({where})', file=sys.stderr
       )
@@ -219,7 +219,7 @@ class ScoreJob(_PairsJob):
     """The summary for people."""
     pairs, total = summary['pairs'], summary['all']
     return metrics.table('pair', {name: pairs[name] for name in sorted(pairs)}, self._columns) + (
-      f'\ncross-entropy {total["cross_entropy"]:.4f} nats a target token over {counted(len(pairs), "pair")} '
+      f'\ncross-entropy {total["cross_entropy"]:.4f} nats a target token over {plural(len(pairs), "pair")} '
       f'(perplexity {total["perplexity"]:.4g})'
     )
 

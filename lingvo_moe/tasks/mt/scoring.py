@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sacrebleu.metrics import BLEU, CHRF
 
-from lingvo_moe.core.errors import counted
+from lingvo_moe.core.errors import plural
 from lingvo_moe.tasks import metrics
 
 _MECAB = {'ja': ('ja-mecab', 'MeCab'), 'ko': ('ko-mecab', 'mecab_ko')}  # tokeniser, and the module it needs
@@ -175,12 +175,12 @@ def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
   if bounded:
     name, worst = min(bounded.items(), key=lambda item: item[1].best_bleu)
     lines.append(
-      f'the target vocabulary cannot write all references of {counted(len(bounded), "pair")}; of {name} BLEU is at '
+      f'the target vocabulary cannot write all references of {plural(len(bounded), "pair")}; of {name} BLEU is at '
       f'most {worst.best_bleu:.1f}, chrF {worst.best_chrf:.1f}'
     )
   lines += sorted({s.bleu_signature for s in scores.values()} | {s.chrf_signature for s in scores.values()})
   mean = mean_scores(scores)
   lines.append(
-    f'mean BLEU {mean["bleu"]:.1f} over {counted(len(scores), "pair")} (copying the source: {mean["copy_bleu"]:.1f})'
+    f'mean BLEU {mean["bleu"]:.1f} over {plural(len(scores), "pair")} (copying the source: {mean["copy_bleu"]:.1f})'
   )
   return '\n'.join(lines)

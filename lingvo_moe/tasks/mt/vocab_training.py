@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tqdm
 
-from lingvo_moe.core.errors import UserError, counted
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel, sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
@@ -131,7 +131,7 @@ def unwritten(vocab: Vocab, pairs: Sequence[Pair]) -> str:
   if vocab.normalization != 'identity':
     way_out = 'identity writes all: lingvo-moe vocab --normalization=identity, or --set target_normalization=identity'
   return (
-    f'{len(lost):,} of {counted(len(lines), "target line")} cannot be written with {vocab.path} (rule: '
+    f'{len(lost):,} of {plural(len(lines), "target line")} cannot be written with {vocab.path} (rule: '
     f'{vocab.normalization}){_example(vocab, lost)}; a perfect model gets BLEU {bleu:.1f} and chrF {chrf:.1f}: '
     f'{way_out}'
   )
