@@ -14,7 +14,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run.loaded import LoadedRun
+from lingvo_moe.core.text_model import Answers, TextModel
 from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving import query as query_lib
@@ -22,7 +22,6 @@ from lingvo_moe.serving.batching import Batcher, QueueFullError
 from lingvo_moe.serving.languages import Languages
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError
-from lingvo_moe.tasks.task import Answers
 
 _PATHS = ('/', '/translate', '/languages', '/health', '/metrics')
 _BODY_SECONDS = 30  # for a client to send a body
@@ -44,7 +43,7 @@ class HttpApp:
     batcher: thread that translates.
   """
 
-  def __init__(self, run: LoadedRun, *, max_body: int = 1 << 20, origins: Origins | None = None, **batching: Any):
+  def __init__(self, run: TextModel, *, max_body: int = 1 << 20, origins: Origins | None = None, **batching: Any):
     self.draining = False
     self.in_flight = 0
     self._run = run
@@ -135,7 +134,7 @@ class HttpApp:
       tag = self._languages.choose(query.source, query.target)
     except UserError as e:
       raise BadQueryError(str(e)) from None
-    most = self._run.config.beam_size - 1
+    most = self._run.beam_size - 1
     if query.alternatives > most:
       raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
     lines = query.lines
@@ -143,7 +142,7 @@ class HttpApp:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
     try:
       # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
-      n_best = self._run.config.beam_size if query.alternatives else 1
+      n_best = self._run.beam_size if query.alternatives else 1
       future = self.batcher.submit(lines, (tag, n_best))
     except QueueFullError as e:
       return _error(503, str(e), {'Retry-After': str(e.retry_after)})

@@ -7,7 +7,7 @@ from typing import Any
 import babel
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run.loaded import LoadedRun
+from lingvo_moe.core.text_model import TextModel
 
 
 class Languages:
@@ -21,7 +21,7 @@ class Languages:
       it.
   """
 
-  def __init__(self, run: LoadedRun):
+  def __init__(self, run: TextModel):
     self._run = run
     pairs, names = run.pairs(), babel.Locale('en').languages
     self._known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}
@@ -36,7 +36,7 @@ class Languages:
       self._must_choose = True
 
   def choose(self, source: str | None, target: str | None) -> str | None:
-    """Target to pass to LoadedRun.answer; UserError names the languages there are."""
+    """Target to pass to TextModel.answer; UserError names the languages there are."""
     for role, code in (('source', source), ('target', target)):
       if code is not None and self._known[role] and code not in self._known[role]:
         known = ', '.join(sorted(self._known[role]))

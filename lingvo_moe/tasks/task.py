@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_model import Answers as Answers
+from lingvo_moe.core.text_model import Hypothesis as Hypothesis
+from lingvo_moe.core.text_model import Scored as Scored
+from lingvo_moe.core.text_model import Translator as Translator
 from lingvo_moe.tasks import metrics as metrics_lib
 
 if TYPE_CHECKING:
@@ -168,45 +172,6 @@ class HeldOutJob:
   def report(self, summary: Mapping[str, Any]) -> str:
     """A summary as text for people."""
     raise NotImplementedError
-
-
-class Hypothesis(NamedTuple):
-  """Translation of a sentence, continuation of a prompt, or text whose spans are filled in."""
-
-  text: str
-  score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
-  log_prob: float  # natural logarithm, summed over its tokens and the end
-
-
-class Answers(NamedTuple):
-  """Hypotheses of some texts."""
-
-  hypotheses: list[list[Hypothesis]]  # of each text in the order given, best first
-  truncated: list[int]  # texts over Task.max_length, of which only the beginning was read
-
-
-class Scored(NamedTuple):
-  """Log-probabilities of given translations."""
-
-  log_probs: np.ndarray  # float64, for each sentence in the order given
-  target_tokens: np.ndarray  # int64, symbols of each target with its end; 0 where the source is empty
-  truncated: list[int]  # sentences with a side over Task.max_length, which was cut
-
-
-class Translator:
-  """Text to text, with the weights that a runtime holds: translations, continuations, or spans filled in."""
-
-  def translate(self, texts: Sequence[str], target: str | None = None) -> Answers:
-    """Answers texts; `target` is from Task.choose_target."""
-    raise NotImplementedError
-
-  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
-    """Answers lines; where texts may have line breaks, each is written as a backslash and an n, here and in answers."""
-    return self.translate(lines, target)
-
-  def score(self, sources: Sequence[str], targets: Sequence[str], target: str | None = None) -> Scored:
-    """Log-probabilities of given translations."""
-    raise UserError('this model scores no pairs: use the decoder with --score')
 
 
 class InferenceProgram(NamedTuple):

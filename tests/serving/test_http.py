@@ -8,7 +8,6 @@ import json
 import random
 import re
 import threading
-import types
 from typing import NamedTuple
 
 import pytest
@@ -41,7 +40,7 @@ class Stub:
 
   model, checkpoint = 'toy.Stub', 'step 3, the newest'
   over_the_length = 'over max_length=10 tokens'
-  config = types.SimpleNamespace(beam_size=3)
+  beam_size = 3
 
   def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
     self._pairs, self._tags = list(pairs), list(tags)

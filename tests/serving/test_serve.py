@@ -35,7 +35,7 @@ class Stub:
   """A run that answers when it may."""
 
   model, checkpoint, over_the_length = 'toy.Stub', 'step 1', 'over the length'
-  config = types.SimpleNamespace(beam_size=1)
+  beam_size = 1
   path = 'runs/stub'
 
   def __init__(self):
@@ -112,7 +112,7 @@ def load(options):
 
   class Run:
     path = model = checkpoint = over_the_length = 'stub'
-    config = types.SimpleNamespace(beam_size=1)
+    beam_size = 1
     pairs = lambda self: []
     choose_target = lambda self, requested: None
 

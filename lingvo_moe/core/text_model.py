@@ -1,0 +1,215 @@
+"""Text model: what a program can ask of a model that answers text, whichever engine computes it.
+
+run/loaded.py has a run's checkpoint in TensorFlow, engine/model.py an export without it.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, overload
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+
+
+class Hypothesis(NamedTuple):
+  """Translation of a sentence, continuation of a prompt, or text whose spans are filled in."""
+
+  text: str
+  score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
+  log_prob: float  # natural logarithm, summed over its tokens and the end
+
+
+class Answers(NamedTuple):
+  """Hypotheses of some texts."""
+
+  hypotheses: list[list[Hypothesis]]  # of each text in the order given, best first
+  truncated: list[int]  # texts over the model's max_length, of which only the beginning was read
+
+
+class Scored(NamedTuple):
+  """Log-probabilities of given translations."""
+
+  log_probs: np.ndarray  # float64, for each sentence in the order given
+  target_tokens: np.ndarray  # int64, symbols of each target with its end; 0 where the source is empty
+  truncated: list[int]  # sentences with a side over the model's max_length, which was cut
+
+
+class Translator:
+  """Text to text, with one set of weights: translations, continuations, or spans filled in."""
+
+  def translate(self, texts: Sequence[str], target: str | None = None) -> Answers:
+    """Answers texts; `target` is from Task.choose_target."""
+    raise NotImplementedError
+
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+    """Answers lines; where texts may have line breaks, each is written as a backslash and an n, here and in answers."""
+    return self.translate(lines, target)
+
+  def score(self, sources: Sequence[str], targets: Sequence[str], target: str | None = None) -> Scored:
+    """Log-probabilities of given translations."""
+    raise UserError('this model scores no pairs: use the decoder with --score')
+
+
+class PairScore(NamedTuple):
+  """Score of a given translation."""
+
+  log_prob: float  # log p(target | source) in nats, summed over the target's tokens and the end
+  tokens: int  # tokens of the target with the end; 0 where the source is empty
+
+
+class TextModel(abc.ABC):
+  """Model that translates, scores or continues text. Its methods may be called from several threads.
+
+  Attributes:
+    path: where it was loaded from.
+    model: name of the model.
+    step: step of the checkpoint.
+    checkpoint: the checkpoint in words.
+    beam_size: W, the most hypotheses of an answer.
+    max_length: tokens of a text that is read; of a longer one only the beginning is.
+    continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
+  """
+
+  path: str
+  model: str
+  step: int
+  checkpoint: str
+  beam_size: int
+  max_length: int
+  continues_text: bool
+
+  @abc.abstractmethod
+  def translator(self, n_best: int = 1) -> Translator:
+    """The translator, made at the first call and kept; UserError where the model does not translate."""
+
+  @abc.abstractmethod
+  def choose_target(self, requested: str | None) -> str | None:
+    """Target language for `answer`, given the one requested; UserError names the languages there are."""
+
+  @abc.abstractmethod
+  def pairs(self) -> list[tuple[str, str]]:
+    """(source, target) languages of the model, sorted; empty where none is known."""
+
+  @overload
+  def translate(
+    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, scores: Literal[False] = False
+  ) -> list[str]: ...
+  @overload
+  def translate(
+    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, *, scores: Literal[True]
+  ) -> list[Hypothesis]: ...
+  @overload
+  def translate(
+    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[False] = False
+  ) -> list[list[str]]: ...
+  @overload
+  def translate(
+    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[True]
+  ) -> list[list[Hypothesis]]: ...
+
+  def translate(self, sentences, target=None, n_best=None, scores=False):
+    """Translates sentences, to the text that the job translate writes for them.
+
+    Args:
+      sentences: any number of them. One without tokens, such as '', is translated to ''. Of one over the length limit
+        of the model the beginning is translated, with a warning.
+      target: target language, for models of several.
+      n_best: number of translations of each sentence, at most beam_size; None: one, not in a list.
+      scores: True for Hypothesis with score and log-probability in place of text.
+
+    Returns:
+      For each sentence a translation, or with n_best a list of them, best first.
+    """
+    sentences = self._checked('sentences', sentences)
+    if self.continues_text:
+      raise UserError(f'{self.path} holds a language model, which continues text: use generate')
+    answers = self.translator(self._wanted(n_best)).translate(sentences, self.choose_target(target))
+    for i in answers.truncated:
+      warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
+    return _shaped(answers, n_best, scores)
+
+  def score(self, pairs: Iterable[tuple[str, str]], target: str | None = None) -> list[PairScore]:
+    """Scores translations: log p(target | source) of each (source, target).
+
+    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
+
+    Args:
+      pairs: (source, target) each. A side over the length limit is cut, with a warning.
+      target: target language, for models of several.
+    """
+    pairs = list(pairs)
+    if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+      raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
+    sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
+    sources, targets = self._checked('sources', sources), self._checked('targets', targets)
+    scored = self.translator().score(sources, targets, self.choose_target(target))
+    for i in scored.truncated:
+      warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
+    return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
+
+  @overload
+  def generate(self, prompts: Iterable[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
+  @overload
+  def generate(self, prompts: Iterable[str], n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
+  @overload
+  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
+  @overload
+  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
+
+  def generate(self, prompts, n_best=None, scores=False):
+    """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.
+
+    A sample depends on its prompt, on the prompt's place in the call and on `sample_seed`, so that the same call gives
+    the same texts.
+
+    Args:
+      prompts: any number of texts; '' gives a text from its beginning.
+      n_best: number of continuations of each prompt; None: one, not in a list.
+      scores: True for Hypothesis with score and log-probability in place of text.
+    """
+    prompts = self._checked('prompts', prompts)
+    if not self.continues_text:
+      raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
+    return _shaped(self.translator(self._wanted(n_best)).translate(prompts), n_best, scores)
+
+  # What the jobs translate and serve use.
+
+  def answer(self, lines: Sequence[str], target: str | None = None, n_best: int = 1) -> Answers:
+    """Answers lines: hypotheses of each, and which lines were truncated.
+
+    Args:
+      lines: without line breaks. A language model continues them.
+      target: from choose_target.
+      n_best: hypotheses of each line.
+    """
+    return self.translator(n_best).translate_lines(lines, target)
+
+  @property
+  def over_the_length(self) -> str:
+    return f'over max_length={self.max_length} tokens'
+
+  def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
+    """Texts as a list, as an iterator gives them once only; UserError for what is no text."""
+    checked = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    if not all(isinstance(text, str) for text in checked):
+      raise UserError(f'{name} must be a list of str; saw {texts!r:.80}: put a single one in a list')
+    for i, text in enumerate(checked):
+      if any('\ud800' <= c <= '\udfff' for c in text):
+        raise UserError(f'text must be Unicode; {name}[{i}] holds half of a surrogate pair')
+    return checked
+
+  @staticmethod
+  def _wanted(n_best: int | None) -> int:
+    if n_best is not None and n_best < 1:
+      raise UserError(f'n_best must be at least 1, or None for one that is not in a list; saw {n_best}')
+    return n_best or 1
+
+
+def _shaped(answers: Answers, n_best: int | None, scores: bool) -> list:
+  """Hypotheses of each sentence as translate and generate return them."""
+  shaped = [[h if scores else h.text for h in hypotheses] for hypotheses in answers.hypotheses]
+  return [best for best, *_ in shaped] if n_best is None else shaped
