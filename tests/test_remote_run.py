@@ -157,7 +157,7 @@ def test_a_remote_corpus_of_folders_is_found_and_read(remote, tmp_path, monkeypa
     parallel.find_pairs(remote, split='dev')
 
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', -(10**9))  # as if they had been written long ago
-  hashes = lambda: content_hashes.in_cache(str(tmp_path), quiet=True).of(pair.source_files + pair.target_files)
+  hashes = lambda: content_hashes.of(pair.source_files + pair.target_files, str(tmp_path), quiet=True)
   first = hashes()
   assert first == [files.sha256(path) for path in pair.source_files + pair.target_files]
   write(pair.target_files[0], ['y', 'x'])  # same size, and the file system keeps no times

@@ -18,6 +18,7 @@ import sys
 from absl import flags
 
 from lingvo_moe import app
+from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError, plural
 
 _OUT = flags.DEFINE_string('out', None, 'The file to append to.', required=True)
@@ -55,7 +56,10 @@ def main(argv):
   evaluations, scores = count('eval', 'evaluation'), count('test', 'score')
   print(f'{_OUT.value}: {evaluations} and {scores} added to {plural(there, "line")}')
   if any(record['seconds'] is None for record in added):
-    print(f'of some of them seconds and tokens are null: {run.train_log_path} does not have those', file=sys.stderr)
+    print(
+      f'of some of them seconds and tokens are null: {run.of_training(log_directory.TRAIN_LOG)} does not have those',
+      file=sys.stderr,
+    )
 
 
 if __name__ == '__main__':

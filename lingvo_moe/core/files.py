@@ -139,11 +139,8 @@ def remove(path: str) -> None:
 
 def set_aside(path: str) -> str:
   """Renames a file to the first of path.old, path.old.2 and so on that is not there, which is returned."""
-  old = f'{path}.old'
-  for number in itertools.count(2):
-    if not exists(old):
-      break
-    old = f'{path}.old.{number}'
+  names = (f'{path}.old{"" if number == 1 else f".{number}"}' for number in itertools.count(1))
+  old = next(name for name in names if not exists(name))
   if is_remote(path):
     write(old, read(path))
     remove(path)
@@ -261,13 +258,9 @@ def _open(path: str, flags: int) -> int:
 def _claimed(partial: str) -> int:
   """Descriptor of a new empty file of this name; follows no symbolic link."""
   while True:
-    try:
-      fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as e:
-      if e.errno != errno.ELOOP:
-        raise
+    if os.path.islink(partial):
       os.remove(partial)
-      continue
+    fd = _open(partial, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):
       if os.path.samestat(os.fstat(fd), os.stat(partial)):

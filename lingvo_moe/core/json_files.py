@@ -46,9 +46,9 @@ class NotJsonError(ValueError):
   """Text that is no JSON at all."""
 
 
-def by_name(kind: Kind) -> Kind:
-  """Object whose values are of a kind."""
-  fits = lambda value: isinstance(value, dict) and all(map(kind.fits, value.values()))
+def by_name(kind: Kind, empty: bool = True) -> Kind:
+  """Object whose values are of a kind; `empty` says whether it may have none."""
+  fits = lambda value: isinstance(value, dict) and all(map(kind.fits, value.values())) and (empty or value != {})
   return Kind(f'an object, each value {kind.name}', fits)
 
 
@@ -102,7 +102,12 @@ def check(value: Mapping[str, Any], **kinds: Kind) -> None:
       raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(value[name]) if name in value else "none"}')
 
 
-def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
+def read(
+  path: str,
+  what: str = 'what was written there',
+  way_out: str = 'restore it from a copy, or make it again',
+  **kinds: Kind,
+) -> dict[str, Any]:
   """The JSON object in a file; see `parse`.
 
   `what` is what it should be, for the message: 'a configuration written by the trainer'; `way_out` ends the message.
@@ -120,10 +125,10 @@ def read(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any]:
   raise UserError(f'{path} is not {problem}: {way_out}')
 
 
-def read_if_any(path: str, what: str, way_out: str, **kinds: Kind) -> dict[str, Any] | None:
+def read_if_any(path: str, *messages: str, **kinds: Kind) -> dict[str, Any] | None:
   """The JSON object in a file, None if there is no file; see `read`."""
   try:
-    return read(path, what, way_out, **kinds)
+    return read(path, *messages, **kinds)
   except FileNotFoundError:
     return None
 
@@ -140,18 +145,17 @@ def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
     return
   with file:
     for number in itertools.count(1):
-      line = file.readline(MOST_BYTES + 1)
-      try:
-        value = line and parse(line, step=INTEGER, **kinds)
-      except ValueError as e:
-        value, problem = None, e
-      if not line or (value is None and not line.endswith(b'\n') and not file.read(1)):
+      if not (line := file.readline(MOST_BYTES + 1)):
         return
-      if value is None:
+      try:
+        value = parse(line, step=INTEGER, **kinds)
+      except ValueError as e:
+        if not line.endswith(b'\n') and not file.read(1):
+          return
         raise UserError(
-          f'each line of {path} is a JSON object with its step; line {number} is not ({problem}; saw {line[:40]!r}): '
+          f'each line of {path} is a JSON object with its step; line {number} is not ({e}; saw {line[:40]!r}): '
           'restore the file from a copy, or remove the line'
-        )
+        ) from None
       yield line.decode('utf-8').rstrip('\n') + '\n', value
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.json_files import read_if_any
 
 AVERAGED = 'averaged.json'
 CACHE = 'cache'
@@ -37,16 +38,7 @@ SCORES = 'scores.json'
 PERPLEXITY = 'perplexity.json'
 HYPOTHESES, SOURCES, REFERENCES, LOG_PROBS = '.hyp', '.src', '.ref', '.scores'
 
-_RANKS = (
-  'first',
-  'second',
-  'third',
-  'fourth',
-  'fifth',
-  'sixth',
-  'seventh',
-  'eighth',
-)  # of a token's choices of experts
+_RANKS = 'first second third fourth fifth sixth seventh eighth'.split()  # of a token's choices of experts
 _VOCAB_FIELDS = ('source_vocab', 'target_vocab', 'vocab')
 _NONE = '(none)'
 _TAIL = 1 << 20  # bytes of the training log that are searched for the last dev loss
@@ -112,6 +104,25 @@ def number(value: Any) -> float | None:
   return float(value) if json_files.NUMBER.fits(value) and math.isfinite(value) else None
 
 
+_NUMBERS = json_files.Kind(
+  'a list of numbers', lambda values: isinstance(values, list) and values != [] and None not in map(number, values)
+)
+_SCORES_OF_PAIR = json_files.Kind(
+  'one with numbers sentences, bleu and chrf',
+  lambda scores: (
+    isinstance(scores, dict) and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
+  ),
+)
+_LOADS = json_files.by_name(_NUMBERS)
+_LOADS_BY_SUBSET = json_files.by_name(json_files.list_of(_NUMBERS))
+_SUMMARY = {
+  'pairs': json_files.by_name(_SCORES_OF_PAIR, empty=False),
+  'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
+  'languages': json_files.optional(json_files.by_name(json_files.list_of(json_files.TEXT))),
+  'settings': json_files.optional(json_files.OBJECT),
+}
+
+
 class Loads(NamedTuple):
   """Choices with a slot, by expert, summed over some steps."""
 
@@ -143,11 +154,11 @@ class LogDirectory:
     path = path.rstrip('/') if files.is_remote(path) else os.path.normpath(files.plain(path))
     kinds = dict(model=json_files.TEXT, values=json_files.OBJECT)
     config_file = os.path.join(path, CONFIG)
-    config = _read(config_file, 'a configuration written by the trainer', **kinds)
+    config = read_if_any(config_file, 'a configuration written by the trainer', **kinds)
     if config is None:
       raise UserError(f'there is no run in {path} (no file {config_file}): give a log directory')
     kinds = dict(of=json_files.TEXT, steps=json_files.list_of(json_files.INTEGER))
-    return cls(path, config['model'], config['values'], _read(os.path.join(path, AVERAGED), **kinds))
+    return cls(path, config['model'], config['values'], read_if_any(os.path.join(path, AVERAGED), **kinds))
 
   @property
   def name(self) -> str:
@@ -166,14 +177,8 @@ class LogDirectory:
 
   def summary(self, split: str, step: int) -> dict[str, Any]:
     """scores.json of a step: 'pairs', each with its scores, and 'settings'."""
-    kinds = {
-      'pairs': json_files.Kind('an object, each value one with numbers sentences, bleu and chrf', _are_scores),
-      'hashes': json_files.optional(json_files.by_name(json_files.TEXT)),
-      'languages': json_files.optional(json_files.by_name(json_files.list_of(json_files.TEXT))),
-      'settings': json_files.optional(json_files.OBJECT),
-    }
     path, way_out = self.results_file(split, step, SCORES), 'decode the step again (--overwrite)'
-    summary = _read(path, 'what the decoder writes', way_out, **kinds)
+    summary = read_if_any(path, 'what the decoder writes', way_out, **_SUMMARY)
     if summary is None:
       decoded = ', '.join(map(str, self.decoded_steps(split))) or 'none'
       raise UserError(
@@ -185,55 +190,41 @@ class LogDirectory:
   def perplexities(self, split: str) -> tuple[int, dict[str, Any]] | None:
     """(step, summary) of the newest evaluation of a language model; None where there is none."""
     step = max(self.decoded_steps(split, PERPLEXITY), default=None)
-    summary = None if step is None else _read(self.results_file(split, step, PERPLEXITY))
+    summary = None if step is None else read_if_any(self.results_file(split, step, PERPLEXITY))
     return (step, summary) if summary and isinstance(summary.get('files'), dict) else None
 
-  @property
-  def trained_in(self) -> str:
-    """Log directory in which the weights were trained: of an average, that of its run."""
-    return os.path.join(self.path, self.averaged['of'] if self.averaged else '')
-
-  @property
-  def train_log_path(self) -> str:
-    return os.path.join(self.trained_in, TRAIN_LOG)
+  def of_training(self, name: str) -> str:
+    """Path of a file of the log directory in which the weights were trained: of an average, that of its run."""
+    return os.path.join(self.path, self.averaged['of'] if self.averaged else '', name)
 
   def train_log(self, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
-    """Lines of the log of training; none where that is gone.
-
-    Raises:
-      UserError: a line is damaged, other than a last one that is cut short.
-    """
-    return _read_lines(self.train_log_path, **kinds)
+    """Lines of the log of training, see json_files.lines; none where that is gone."""
+    return _read_lines(self.of_training(TRAIN_LOG), **kinds)
 
   @functools.cached_property
   def loads(self) -> list[Loads]:
     """Loads of experts over time; none of runs of an earlier version."""
-    loads = []
-    for line in _read_lines(os.path.join(self.path, ROUTING_LOG)):
-      choices = line.get('choices')
-      if isinstance(choices, dict) and all(map(_are_numbers, choices.values())):
-        loads.append(Loads(line['step'], int(number(line.get('steps')) or 1), choices))
-    return loads
+    lines = [line for line in _read_lines(os.path.join(self.path, ROUTING_LOG)) if _LOADS.fits(line.get('choices'))]
+    return [Loads(line['step'], int(number(line.get('steps')) or 1), line['choices']) for line in lines]
 
   @functools.cached_property
   def dev_routing(self) -> dict[str, Any] | None:
     """Choices of experts by part of the dev text: 'step', 'subsets' and, by layer, 'choices'; None: not recorded."""
-    routing = _read(os.path.join(self.path, DEV_ROUTING)) or {}
+    routing = read_if_any(os.path.join(self.path, DEV_ROUTING)) or {}
     choices, subsets = routing.get('choices'), routing.get('subsets')
-    if not isinstance(choices, dict) or not isinstance(subsets, list):
+    if not isinstance(subsets, list) or not _LOADS_BY_SUBSET.fits(choices):
       return None
-    fits = lambda rows: isinstance(rows, list) and len(rows) == len(subsets) and all(map(_are_numbers, rows))
-    return routing if all(map(fits, choices.values())) else None
+    return routing if all(len(rows) == len(subsets) for rows in choices.values()) else None
 
   @functools.cached_property
   def environments(self) -> list[dict[str, Any]]:
     """Environments of training: a line for each start of the trainer with something new."""
-    return list(_read_lines(os.path.join(self.trained_in, ENVIRONMENT)))
+    return list(_read_lines(self.of_training(ENVIRONMENT)))
 
   @functools.cached_property
   def finished(self) -> dict[str, Any]:
     """Step and reason of the end of training; {} while training continues."""
-    return _read(os.path.join(self.path, FINISHED)) or {}
+    return read_if_any(os.path.join(self.path, FINISHED)) or {}
 
   def configured(self) -> dict[str, Any]:
     """Model, values, contents of the vocabularies, and steps of an average, to compare with those of another run."""
@@ -260,29 +251,8 @@ def dev_loss_parts(logdir: str, subset: str) -> list[str]:
   return []
 
 
-def _read(
-  path: str,
-  what: str = 'what was written there',
-  way_out: str = 'restore it from a copy, or make it again',
-  **kinds: json_files.Kind,
-) -> dict[str, Any] | None:
-  """The object in a JSON file; None if there is no such file; see json_files.read."""
-  return json_files.read_if_any(path, what, way_out, **kinds)
-
-
 def _read_lines(path: str, **kinds: json_files.Kind) -> Iterator[dict[str, Any]]:
   return (line for _, line in json_files.lines(path, **kinds))
-
-
-def _are_numbers(values: Any) -> bool:
-  return isinstance(values, list) and values != [] and all(number(value) is not None for value in values)
-
-
-def _are_scores(pairs: Any) -> bool:
-  fits = lambda scores: (
-    isinstance(scores, dict) and all(json_files.NUMBER.fits(scores.get(name)) for name in ('sentences', 'bleu', 'chrf'))
-  )
-  return isinstance(pairs, dict) and bool(pairs) and all(map(fits, pairs.values()))
 
 
 def _fingerprint(path: str) -> str:

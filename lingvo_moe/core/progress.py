@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, TextIO
+from typing import Any
 
 import tqdm
 
@@ -17,11 +18,11 @@ _TICK_SECONDS = 1.0
 _NARROW = 79  # columns of a terminal that does not say how many it has
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
   """Progress of `total` units of work, written to stderr.
 
   On a terminal it is a bar; a thread redraws it every second, so that the time moves while a unit takes long. In a log
-  file, which keeps every state of a bar, it is a line of its own after the first unit, every `every` seconds, and last.
+  file, which keeps every state of a bar, it is a line of its own after the first unit, now and then, and last.
 
   Args:
     total: units of work.
@@ -29,42 +30,20 @@ class Progress:
     initial: units that were done before.
     label: what heads the bar or line.
     quiet: whether nothing is shown.
-    every: seconds between two plain lines.
-    file: where it is written; stderr if None.
   """
 
-  def __init__(
-    self,
-    total: int,
-    unit: str,
-    *,
-    initial: int = 0,
-    label: str = '',
-    quiet: bool = False,
-    every: float = LINE_SECONDS,
-    file: TextIO | None = None,
-  ):
-    self._file = sys.stderr if file is None else file
-    self._quiet, self._every = quiet, every
-    self._total, self._unit, self._label = total, unit, label
+  def __init__(self, total: int, unit: str, *, initial: int = 0, label: str = '', quiet: bool = False):
+    self._total, self._unit, self._label, self._quiet = total, unit, label, quiet
     self._done = self._printed = initial
-    self._begun, self._printed_at = time.monotonic(), None
+    self._started, self._printed_at = time.monotonic(), None
     self._first: tuple[float, int] | None = None  # time, and units done by then: the first takes longer than others
     self._figures: dict[str, str] = {}
     self._bar, self._stack = None, contextlib.ExitStack()
-    if not quiet and self._file.isatty():
-      columns = _columns(self._file)
-      self._bar = tqdm.tqdm(
-        total=total,
-        initial=initial,
-        desc=label or None,
-        unit=unit,
-        mininterval=0.5,
-        miniters=1,
-        ncols=None if columns else _NARROW,
-        dynamic_ncols=bool(columns),
-        file=self._file,
-      )
+    if not quiet and sys.stderr.isatty():
+      columns = _columns()
+      width = {'ncols': None if columns else _NARROW, 'dynamic_ncols': bool(columns)}
+      about = {'total': total, 'initial': initial, 'desc': label or None, 'unit': unit}
+      self._bar = tqdm.tqdm(**about, **width, mininterval=0.5, miniters=1)
       self._stack.callback(self._bar.close)
       self._stack.enter_context(_repeating(self._bar.refresh, _TICK_SECONDS))
 
@@ -76,7 +55,7 @@ class Progress:
       return
     now = time.monotonic()
     self._first = self._first or (now, self._done)
-    if self._printed_at is None or now - self._printed_at >= self._every:
+    if self._printed_at is None or now - self._printed_at >= LINE_SECONDS:
       self._print_line(now)
 
   def show(self, **figures: str) -> None:
@@ -88,9 +67,9 @@ class Progress:
   def write(self, text: str) -> None:
     """Prints a line, above the bar if there is one."""
     if self._bar is not None:
-      self._bar.write(text, file=self._file)
+      self._bar.write(text, file=sys.stderr)
     elif not self._quiet:
-      print(text, file=self._file, flush=True)
+      print(text, file=sys.stderr, flush=True)
 
   def close(self) -> None:
     """Shows the last state; nothing is shown after that."""
@@ -99,9 +78,6 @@ class Progress:
     self._stack.close()
     self._bar, self._quiet = None, True
 
-  def __enter__(self) -> Self:
-    return self
-
   def __exit__(self, *error) -> None:
     self.close()
 
@@ -109,12 +85,12 @@ class Progress:
     self._printed_at, self._printed = now, self._done
     if self._quiet:
       return
-    parts = [f'{self._unit} {self._done:,} of {self._total:,}', f'{duration(now - self._begun)} so far']
+    parts = [f'{self._unit} {self._done:,} of {self._total:,}', f'{duration(now - self._started)} so far']
     since, made = self._first or (now, self._done)
     if made < self._done < self._total:
       parts.append(f'{duration((now - since) / (self._done - made) * (self._total - self._done))} left')
     parts += [f'{name} {value}' for name, value in self._figures.items()]
-    print(f'{self._label}: ' * bool(self._label) + ', '.join(parts), file=self._file, flush=True)
+    print(f'{self._label}: ' * bool(self._label) + ', '.join(parts), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -133,18 +109,11 @@ def over(items: Sequence[Any], unit: str) -> Iterable[Any]:
 
 
 @contextlib.contextmanager
-def working(what: str, *, every: float = LINE_SECONDS, file: TextIO | None = None) -> Iterator[None]:
-  """Prints what runs while a block does not count its work: at once, and again every `every` seconds.
-
-  Args:
-    what: in a few words, such as 'compiling'.
-    every: seconds between two lines.
-    file: where they are written; stderr if None.
-  """
-  begun, file = time.monotonic(), sys.stderr if file is None else file
-  print(f'{what} ...', file=file, flush=True)
-  say = lambda: print(f'{what} ... {duration(time.monotonic() - begun)} so far', file=file, flush=True)
-  with _repeating(say, every):
+def working(what: str) -> Iterator[None]:
+  """Prints what runs, such as 'compiling', while a block does not count its work: at once, and now and then again."""
+  started, say = time.monotonic(), functools.partial(print, file=sys.stderr, flush=True)
+  say(f'{what} ...')
+  with _repeating(lambda: say(f'{what} ... {duration(time.monotonic() - started)} so far'), LINE_SECONDS):
     yield
 
 
@@ -166,9 +135,9 @@ def _repeating(call: Callable[[], object], seconds: float) -> Iterator[None]:
     thread.join()
 
 
-def _columns(file: TextIO) -> int:
-  """Columns of a terminal; 0 where it does not say."""
+def _columns() -> int:
+  """Columns of the terminal; 0 where it does not say."""
   try:
-    return os.get_terminal_size(file.fileno()).columns
+    return os.get_terminal_size(sys.stderr.fileno()).columns
   except (OSError, ValueError):
     return 0

@@ -85,10 +85,6 @@ class _Stream(io.RawIOBase):
   def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
     with _as_os_errors(self.name):
       self._file.seek(offset, whence)
-    return self.tell()
-
-  def tell(self) -> int:
-    with _as_os_errors(self.name):
       return self._file.tell()
 
   def close(self) -> None:

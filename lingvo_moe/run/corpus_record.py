@@ -52,7 +52,7 @@ def check(path: str, config: TaskConfig, cache_dir: str, begun: bool, accept: bo
 
 
 def _record(parts: Mapping[str, Sequence[str]], data_dir: str, cache_dir: str) -> Record:
-  hashes = iter(content_hashes.in_cache(cache_dir).of([path for paths in parts.values() for path in paths]))
+  hashes = iter(content_hashes.of([path for paths in parts.values() for path in paths], cache_dir))
   relative = lambda path: os.path.relpath(path, data_dir)
   return {part: {relative(path): next(hashes) for path in paths} for part, paths in parts.items()}
 

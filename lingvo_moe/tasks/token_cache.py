@@ -137,7 +137,7 @@ def open_entries(
   Raises:
     UserError: a file cannot be read, or the cache cannot be written.
   """
-  hashes = iter(content_hashes.in_cache(cache_dir, quiet).of([path for entry in entries for path in entry.files]))
+  hashes = iter(content_hashes.of([path for entry in entries for path in entry.files], cache_dir, quiet))
   folders = []  # each named by a hash of everything that it depends on
   for entry in entries:
     key = ' '.join([str(_FORMAT), vocab.fingerprint, *itertools.islice(hashes, len(entry.files))])

@@ -83,7 +83,7 @@ def test_a_file_is_hashed_again_only_when_it_may_have_changed(tmp_path, monkeypa
   os.utime(path, ns=(0, 0))
   hash_of = content_hashes._hash
   monkeypatch.setattr(content_hashes, '_hash', lambda path, progress: read.append(path) or hash_of(path, progress))
-  hashes = lambda: content_hashes.in_cache(str(tmp_path / 'cache'), quiet=True).of([str(path)])
+  hashes = lambda: content_hashes.of([str(path)], str(tmp_path / 'cache'), quiet=True)
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', 10**12)  # it may change again within the tick of a slow clock
   assert hashes() == hashes() and len(read) == 2
   read.clear()
@@ -104,7 +104,7 @@ def test_a_file_is_hashed_again_only_when_it_may_have_changed(tmp_path, monkeypa
 def test_a_file_that_has_just_changed_is_hashed_each_time(tmp_path, monkeypatch):
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', 10**18)
   (tmp_path / 'text').write_text('eins')
-  content_hashes.in_cache(str(tmp_path / 'cache'), quiet=True).of([str(tmp_path / 'text')])
+  content_hashes.of([str(tmp_path / 'text')], str(tmp_path / 'cache'), quiet=True)
   assert not (tmp_path / 'cache' / 'hashes.json').exists()
 
 

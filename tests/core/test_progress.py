@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
 import pty
 import re
 import struct
+import sys
 import termios
 import time
 
@@ -17,10 +19,11 @@ from lingvo_moe.core import progress
 from lingvo_moe.core.progress import Progress
 
 
-def test_a_log_file_gets_a_line_first_now_and_then_and_last(monkeypatch):
-  file, now = io.StringIO(), [100.0]
+def test_a_log_file_gets_a_line_first_now_and_then_and_last(monkeypatch, capsys):
+  now = [100.0]
+  monkeypatch.setattr(progress, 'LINE_SECONDS', 20)
   monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
-  with Progress(4, 'step', every=20, file=file) as found:
+  with Progress(4, 'step') as found:
     now[0] += 5
     found.show(loss='2.5')
     found.update()
@@ -30,25 +33,23 @@ def test_a_log_file_gets_a_line_first_now_and_then_and_last(monkeypatch):
     found.update()
     found.write('a word')
     found.update()
-  first, later, word, last = file.getvalue().splitlines()
+  first, later, word, last = capsys.readouterr().err.splitlines()
   assert first == 'step 1 of 4, 5 s so far, loss 2.5'
   assert later == 'step 3 of 4, 25 s so far, 10 s left, loss 2.5'
   assert (word, last) == ('a word', 'step 4 of 4, 25 s so far, loss 2.5')
 
 
-def test_what_was_done_before_counts_and_the_last_line_is_printed_once():
-  file = io.StringIO()
-  with Progress(1200, 'step', initial=1199, label='x', file=file) as found:
+def test_what_was_done_before_counts_and_the_last_line_is_printed_once(capsys):
+  with Progress(1200, 'step', initial=1199, label='x') as found:
     found.update()
-  assert file.getvalue() == 'x: step 1,200 of 1,200, 0 s so far\n'
+  assert capsys.readouterr().err == 'x: step 1,200 of 1,200, 0 s so far\n'
 
 
-def test_quiet_work_prints_nothing():
-  file = io.StringIO()
-  with Progress(2, 'step', quiet=True, file=file) as found:
+def test_quiet_work_prints_nothing(capsys):
+  with Progress(2, 'step', quiet=True) as found:
     found.update()
     found.write('a word')
-  assert file.getvalue() == ''
+  assert capsys.readouterr().err == ''
 
 
 @pytest.mark.parametrize('columns', [0, 100])
@@ -56,9 +57,11 @@ def test_a_bar_moves_while_nothing_is_done(columns, monkeypatch):
   monkeypatch.setattr(progress, '_TICK_SECONDS', 0.1)
   ours, theirs = pty.openpty()
   fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
-  with os.fdopen(theirs, 'w') as terminal, Progress(3, 'step', file=terminal) as found:
-    found.update()
-    time.sleep(2.3)
+  with os.fdopen(theirs, 'w') as terminal:
+    monkeypatch.setattr(sys, 'stderr', terminal)
+    with Progress(3, 'step') as found:
+      found.update()
+      time.sleep(2.3)
   shown = os.read(ours, 1 << 16).decode()
   os.close(ours)
   assert '|' in shown and '1/3' in shown
@@ -73,9 +76,9 @@ def test_durations_are_for_people(seconds, text):
   assert progress.duration(seconds) == text
 
 
-def test_work_that_is_not_counted_is_said_at_once_and_now_and_then():
-  file = io.StringIO()
-  with progress.working('compiling', every=0.05, file=file):
+def test_work_that_is_not_counted_is_said_at_once_and_now_and_then(monkeypatch):
+  monkeypatch.setattr(progress, 'LINE_SECONDS', 0.05)
+  with contextlib.redirect_stderr(io.StringIO()) as file, progress.working('compiling'):
     assert file.getvalue().splitlines()[0] == 'compiling ...'
     until = time.monotonic() + 60
     while file.getvalue().count('\n') < 2 and time.monotonic() < until:
