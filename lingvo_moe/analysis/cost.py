@@ -189,7 +189,7 @@ def analyze(
     counts[cost.kind] += cost.count
   flops = sum(part.flops for part in step.parts.values())
   roofline, estimated = step.roofline, step.estimated
-  loops = ((c, i) for c, i, _ in hlo_loops.executed(module) if i.opcode == 'while')
+  loops = (i for i, _ in hlo_loops.executed(module) if i.opcode == 'while')
   return {
     'weights': sum(spec.size for spec in program.weight_specs.values()),
     'devices': mesh.num_devices,
@@ -198,7 +198,7 @@ def analyze(
     'compile_seconds': compiled.compile_seconds,
     'program_bytes': len(compiled.text),
     'code_bytes': compiled.code,
-    'uncounted_loops': sum(hlo_loops.times_run(module, c, i, rounds) is None for c, i in loops),
+    'uncounted_loops': sum(hlo_loops.times_run(loop, rounds) is None for loop in loops),
     'memory_per_device': memory.measure(module, compiled, chip),
     'largest': memory.largest(module),
     'collectives': step.costs,
@@ -261,21 +261,19 @@ class _Step:
   @functools.cached_property
   def phases(self) -> dict[str, dict[str, Part]]:
     """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
-    module, chip = self.module, self.chip
+    chip = self.chip
     phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
     if chip:
       for part in (part for parts in phases.values() for part in parts.values()):
         part.compute_seconds = part.collective_seconds = 0.0
       for cost in self.costs:
         phases[cost.phase][cost.part].collective_seconds += cost.seconds
-    for computation, instruction, times in hlo_loops.executed(module, self.rounds):
-      if computation.name in module.fused or instruction.collective:
+    for instruction, times in hlo_loops.executed(self.module, self.rounds):
+      if instruction.collective:
         continue
-      op_name = hlo.op_name(module, computation, instruction)
+      op_name, flops, moved = hlo.op_name(instruction), hlo.flops(instruction), hlo.traffic(instruction)
       phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
       part = phases[phase][part_of(op_name)]
-      flops = hlo.total_flops(module, computation, instruction)
-      moved = hlo.traffic(module, computation, instruction)
       part.flops += times * flops
       part.bytes += times * moved
       part.cycles += times * instruction.estimated_cycles

@@ -24,6 +24,7 @@ _NAME = re.compile(r'%([\w.\-]+)')
 _TILE = re.compile(r'T\(([0-9,*]+)\)')
 _CALLED = re.compile(r'(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
+_INDEX = re.compile(r'index=(\d+)')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _WINDOW = re.compile(r'window=\{([^}]*)\}')
 _LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
@@ -72,25 +73,28 @@ class Array(NamedTuple):
     return 0 if self.dtype in _NO_BYTES else _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 4)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
   """Instruction, one line of a computation."""
 
   name: str  # unique in the module
   opcode: str  # 'fusion', 'dot', 'all-reduce-start', ...
   arrays: tuple[Array, ...]  # its result; several for a tuple
-  operands: tuple[str, ...]  # names of the instructions whose results it takes
+  operands: tuple[Instruction, ...] = dataclasses.field(repr=False)
+  called: Mapping[str, Computation] = dataclasses.field(repr=False)  # by their role: calls, body, condition, ...
   op_name: str  # the op it comes from, with name scopes: '.../encoder/layer_01/moe/einsum'; '' if XLA gives none
   attributes: str  # the rest of the line
   is_root: bool = False  # whether it is the result of its computation
 
   @property
-  def called(self) -> dict[str, str]:
-    """Names of the computations that it calls, by their role: calls, body, condition, ..."""
-    called = dict(_CALLED.findall(self.attributes))
-    if branches := _BRANCHES.search(self.attributes):
-      called |= {f'branch {i}': name.strip().lstrip('%') for i, name in enumerate(branches[1].split(','))}
-    return called
+  def inside(self) -> Computation:
+    """Computation that a fusion consists of."""
+    return self.called['calls']
+
+  @property
+  def index(self) -> int:
+    """Index of the tuple element that a get-tuple-element takes."""
+    return int(_INDEX.search(self.attributes)[1])
 
   @property
   def estimated_cycles(self) -> int:
@@ -110,38 +114,38 @@ class Instruction:
     n, has_operands = len(self.operands), ('all-gather-start', 'all-to-all-start', 'collective-permute-start')
     return self.arrays[n : 2 * n] if self.opcode in has_operands and len(self.arrays) >= 2 * n else self.arrays
 
+  @property
+  def maker(self) -> Instruction:
+    """Instruction that computed the value: itself, or the one found through FORWARDING ones."""
+    return self.operands[0].maker if self.opcode in FORWARDING and self.operands else self
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Computation:
-  """Computation: a list of instructions, in the order of execution if the module is scheduled."""
+  """Computation: instructions by name, in the order of execution if the module is scheduled."""
 
   name: str
-  instructions: tuple[Instruction, ...]
+  by_name: dict[str, Instruction]
   is_entry: bool = False
 
   @functools.cached_property
-  def by_name(self) -> Mapping[str, Instruction]:
-    return {i.name: i for i in self.instructions}
+  def instructions(self) -> tuple[Instruction, ...]:
+    return tuple(self.by_name.values())
 
   @property
   def root(self) -> Instruction:
     return next((i for i in self.instructions if i.is_root), self.instructions[-1])
 
   @property
-  def roots(self) -> list[Instruction]:
+  def roots(self) -> Sequence[Instruction]:
     """Instructions whose results are those of the computation: the elements of a tuple, or the root."""
-    root = self.root
-    return [self.by_name.get(name, root) for name in root.operands] if root.opcode == 'tuple' else [root]
+    return self.root.operands if self.root.opcode == 'tuple' else [self.root]
 
   @property
   def parameters(self) -> list[Instruction]:
     """Parameters in the order of their numbers."""
     parameters = (i for i in self.instructions if i.opcode == 'parameter')
     return sorted(parameters, key=lambda i: int(i.attributes.split(')')[0]))
-
-  def operands(self, instruction: Instruction) -> list[Instruction]:
-    """Operands of an instruction that belong to this computation."""
-    return [self.by_name[name] for name in instruction.operands if name in self.by_name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,156 +163,37 @@ class Module:
     for computation in self.computations.values():
       yield from computation.instructions
 
-  def inside(self, fusion: Instruction) -> Computation:
-    """Computation that a fusion consists of."""
-    return self.computations[fusion.called['calls']]
-
-  @functools.cached_property
-  def fused(self) -> frozenset[str]:
-    """Names of the computations inside fusions, whose values are never written to memory."""
-    fused, todo = set(), [i.called.get('calls') for i in self.instructions() if i.opcode == 'fusion']
-    while todo:
-      name = todo.pop()
-      if name in self.computations and name not in fused:
-        fused.add(name)
-        todo += [n for i in self.computations[name].instructions for n in i.called.values()]
-    return frozenset(fused)
-
 
 def parse(text: str) -> Module:
-  """Parses the text of a module, or a fragment of it."""
+  """Parses the text of a module, or a fragment of it. XLA writes what is used above what uses it."""
   computations: dict[str, Computation] = {}
-  name, is_entry, instructions = '', False, []
   for line in text.splitlines():
-    if line.startswith((' ', '\t')):
-      if match := _INSTRUCTION.match(line):
-        instructions.append(_instruction(*match.groups()))
-    elif header := _COMPUTATION.match(line):
-      name, is_entry, instructions = header[2], bool(header[1]), []
-    elif line.startswith('}') and name:
-      computations[name] = Computation(name, tuple(instructions), is_entry)
-      name = ''
+    if header := _COMPUTATION.match(line):
+      computation = computations[header[2]] = Computation(header[2], {}, bool(header[1]))
+    elif computations and (match := _INSTRUCTION.match(line)):
+      instruction = _instruction(*match.groups(), computation.by_name, computations)
+      computation.by_name[instruction.name] = instruction
   return Module(computations)
 
 
-def flops(computation: Computation, instruction: Instruction) -> int:
-  """FLOPs of one execution of a dot or a convolution; 0 for other instructions.
-
-  A convolution counts only products with elements that are neither padding nor dilation, as in XLA's own analysis. The
-  TPU compiler writes batched matrix products as convolutions that are mostly padding.
-  """
-  if instruction.opcode == 'dot':
-    (lhs, *_) = computation.operands(instruction)
-    axes = numbers(_CONTRACTING.search(instruction.attributes)[1])
-    return 2 * math.prod(instruction.arrays[0].shape) * math.prod(lhs.arrays[0].shape[axis] for axis in axes)
-  if instruction.opcode == 'convolution':
-    return _convolution_flops(instruction, *(i.arrays[0].shape for i in computation.operands(instruction)))
-  return 0
-
-
-def traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """Bytes that an instruction reads from and writes to a device's main memory, in whole tiles.
-
-  For a tensor that is only sliced, or updated in place, only the slice counts.
-  """
-  if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
-    return 0
-  results = instruction.arrays[:1] if instruction.opcode == 'copy-start' else instruction.results
-  operands = computation.operands(instruction)
-  if instruction.opcode == 'fusion':
-    return _fusion_traffic(module, module.inside(instruction), operands, results)
-  if instruction.opcode in ('dynamic-slice', 'gather'):
-    return 2 * _in_hbm(results)
-  if instruction.opcode == 'dynamic-update-slice' and len(operands) > 1:
-    return 2 * _in_hbm(operands[1].arrays)
-  return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
-
-
-def _fusion_traffic(
-  module: Module, fused: Computation, operands: Sequence[Instruction], results: Sequence[Array]
-) -> int:
-  sizes = [_in_hbm(operand.arrays) for operand in operands]
-  moved = sum(min(n, _read(module, fused, parameter.name, n)) for parameter, n in zip(fused.parameters, sizes))
-  for array, made in zip(results, fused.roots):
-    if array.in_hbm:
-      in_place = made.opcode == 'dynamic-update-slice' and made.operands[1] in fused.by_name
-      moved += fused.by_name[made.operands[1]].arrays[0].stored if in_place else array.stored
-  return moved
-
-
-def _read(module: Module, fused: Computation, name: str, whole: int) -> int:
-  """Bytes that a fused computation, or a fusion in it, reads of a value of `whole` bytes; it may take slices."""
-  total = 0
-  for user in fused.instructions:
-    for place in (i for i, operand in enumerate(user.operands) if operand == name):
-      if user.opcode in ('dynamic-slice', 'gather') and place == 0:
-        total += user.arrays[0].stored
-      elif user.opcode == 'bitcast':
-        total += _read(module, fused, user.name, whole)
-      elif user.opcode == 'fusion':
-        inner = module.inside(user)
-        total += _read(module, inner, inner.parameters[place].name, whole)
-      elif user.opcode != 'dynamic-update-slice' or place != 0:
-        total += whole
-  return total
-
-
-def _in_hbm(arrays: Sequence[Array]) -> int:
-  return sum(array.stored for array in arrays if array.in_hbm)
-
-
-def total_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
-  """FLOPs of one execution, with those of the instructions fused into it."""
-  if instruction.opcode != 'fusion':
-    return flops(computation, instruction)
-  fused = module.inside(instruction)
-  return sum(total_flops(module, fused, inner) for inner in fused.instructions)
-
-
-def op_name(module: Module, computation: Computation, instruction: Instruction) -> str:
-  """Op name of an instruction, for its part: its own, or for a fusion that of the largest matrix product in it.
-
-  An instruction that XLA adds without a name, such as a copy, takes the name of its operand.
-  """
-  if instruction.opcode == 'fusion':
-    fused = module.inside(instruction)
-    products = [(total_flops(module, fused, inner), op_name(module, fused, inner)) for inner in fused.instructions]
-    most, name = max(products, default=(0, ''))
-    if most:
-      return name
-    if not instruction.op_name:
-      return next((inner.op_name for inner in reversed(fused.instructions) if inner.op_name), '')
-  if not instruction.op_name and instruction.operands:
-    source = maker(computation, instruction.operands[0])
-    return source.op_name if source else ''
-  return instruction.op_name
-
-
-def element_index(element: Instruction) -> int:
-  """Index of the tuple element that a get-tuple-element takes."""
-  return int(re.search(r'index=(\d+)', element.attributes)[1])
-
-
-def maker(computation: Computation, name: str) -> Instruction | None:
-  """Instruction that computed a value, found through FORWARDING ones; None if it is not in this computation."""
-  instruction = computation.by_name.get(name)
-  while instruction and instruction.opcode in FORWARDING and instruction.operands[0] in computation.by_name:
-    instruction = computation.by_name[instruction.operands[0]]
-  return instruction
-
-
-def numbers(text: str | None) -> list[int]:
-  """Parses '1,2' as [1, 2]; None and '' as []."""
-  return [int(n) for n in text.split(',') if n.strip()] if text else []
-
-
-def _instruction(root, name, result, opcode, rest) -> Instruction:
+def _instruction(root, name, result, opcode, rest, by_name, computations) -> Instruction:
   arrays = tuple(Array(dtype, tuple(numbers(sizes)), layout) for dtype, sizes, layout in _ARRAY.findall(result))
   end = 0 if opcode in ('parameter', 'constant') else _closing(rest)  # whose brackets hold a number or a value
-  attributes = rest[end:]
+  operands, attributes = _NAME.findall(rest[:end]), rest[end:]
+  called = dict(_CALLED.findall(attributes))
+  if branches := _BRANCHES.search(attributes):
+    called |= {f'branch {i}': branch.strip().lstrip('%') for i, branch in enumerate(branches[1].split(','))}
   op_name = _OP_NAME.search(attributes)
-  op_name = re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else ''
-  return Instruction(name, opcode, arrays, tuple(_NAME.findall(rest[:end])), op_name, attributes, bool(root))
+  return Instruction(
+    name,
+    opcode,
+    arrays,
+    operands=tuple(by_name[operand] for operand in operands if operand in by_name),
+    called={role: computations[callee] for role, callee in called.items() if callee in computations},
+    op_name=re.sub(r'\\(.)', r'\1', op_name[1]) if op_name else '',
+    attributes=attributes,
+    is_root=bool(root),
+  )
 
 
 def _closing(text: str) -> int:
@@ -321,9 +206,92 @@ def _closing(text: str) -> int:
   return len(text)
 
 
-def _convolution_flops(instruction: Instruction, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> int:
+def numbers(text: str | None) -> list[int]:
+  """Parses '1,2' as [1, 2]; None and '' as []."""
+  return [int(n) for n in text.split(',') if n.strip()] if text else []
+
+
+def op_name(instruction: Instruction) -> str:
+  """Op name of an instruction, for its part: its own, or for a fusion that of the largest matrix product in it.
+
+  An instruction that XLA adds without a name, such as a copy, takes the name of its operand.
+  """
+  if instruction.opcode == 'fusion':
+    fused = instruction.inside.instructions
+    most, name = max(((flops(inner), op_name(inner)) for inner in fused), default=(0, ''))
+    if most:
+      return name
+    return instruction.op_name or next((inner.op_name for inner in reversed(fused) if inner.op_name), '')
+  return instruction.op_name or (instruction.operands[0].maker.op_name if instruction.operands else '')
+
+
+def traffic(instruction: Instruction) -> int:
+  """Bytes that an instruction reads from and writes to a device's main memory, in whole tiles.
+
+  For a tensor that is only sliced, or updated in place, only the slice counts.
+  """
+  opcode, operands = instruction.opcode, instruction.operands
+  if opcode in _FREE or opcode.endswith('-done'):
+    return 0
+  results = instruction.arrays[:1] if opcode == 'copy-start' else instruction.results
+  if opcode == 'fusion':
+    return _fusion_traffic(instruction)
+  if opcode in ('dynamic-slice', 'gather'):
+    return 2 * _in_hbm(results)
+  if opcode == 'dynamic-update-slice' and len(operands) > 1:
+    return 2 * _in_hbm(operands[1].arrays)
+  return _in_hbm(results) + sum(_in_hbm(operand.arrays) for operand in operands if len(operand.arrays) == 1)
+
+
+def _fusion_traffic(fusion: Instruction) -> int:
+  moved = 0
+  for parameter, operand in zip(fusion.inside.parameters, fusion.operands):
+    whole = _in_hbm(operand.arrays)
+    moved += min(whole, _read(fusion.inside, parameter, whole))
+  for array, made in zip(fusion.arrays, fusion.inside.roots):
+    if array.in_hbm:
+      moved += (made.operands[1].arrays[0] if made.opcode == 'dynamic-update-slice' else array).stored
+  return moved
+
+
+def _read(fused: Computation, value: Instruction, whole: int) -> int:
+  """Bytes that a fused computation, or a fusion in it, reads of a value of `whole` bytes; it may take slices."""
+  total = 0
+  for user in fused.instructions:
+    for place in (i for i, operand in enumerate(user.operands) if operand is value):
+      if user.opcode in ('dynamic-slice', 'gather') and place == 0:
+        total += user.arrays[0].stored
+      elif user.opcode == 'bitcast':
+        total += _read(fused, user, whole)
+      elif user.opcode == 'fusion':
+        total += _read(user.inside, user.inside.parameters[place], whole)
+      elif user.opcode != 'dynamic-update-slice' or place != 0:
+        total += whole
+  return total
+
+
+def _in_hbm(arrays: Sequence[Array]) -> int:
+  return sum(array.stored for array in arrays if array.in_hbm)
+
+
+def flops(instruction: Instruction) -> int:
+  """FLOPs of one execution of the dots and convolutions that an instruction is, or that are fused into it.
+
+  A convolution counts only products with elements that are neither padding nor dilation, as in XLA's own analysis. The
+  TPU compiler writes batched matrix products as convolutions that are mostly padding.
+  """
+  if instruction.opcode == 'fusion':
+    return sum(map(flops, instruction.inside.instructions))
+  if instruction.opcode == 'dot':
+    axes = numbers(_CONTRACTING.search(instruction.attributes)[1])
+    lhs = instruction.operands[0].arrays[0].shape
+    return 2 * math.prod(instruction.arrays[0].shape) * math.prod(lhs[axis] for axis in axes)
+  return _convolution_flops(instruction) if instruction.opcode == 'convolution' else 0
+
+
+def _convolution_flops(instruction: Instruction) -> int:
   lhs_labels, rhs_labels, out_labels = _LABELS.search(instruction.attributes).groups()
-  out = instruction.arrays[0].shape
+  lhs, rhs, out = (i.arrays[0].shape for i in (*instruction.operands, instruction))
   window = _WINDOW.search(instruction.attributes)
   window = dict(part.split('=') for part in window[1].split()) if window else {}
   total = 2 * out[out_labels.index('b')] * out[out_labels.index('f')] * rhs[rhs_labels.index('i')]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lingvo_moe.analysis import hlo_loops
-from lingvo_moe.analysis.hlo import Instruction, Module, maker, numbers
+from lingvo_moe.analysis.hlo import Instruction, Module, numbers
 
 _IOTA = re.compile(r'replica_groups=\[([0-9,]+)\]<=\[([0-9,]+)\](?:T\(([0-9,]+)\))?')
 _EXPLICIT = re.compile(r'(?:replica_groups|source_target_pairs)=\{(\{[0-9,{}\s]*\})\}')
@@ -41,13 +41,12 @@ def collectives(module: Module, rounds: int = 1) -> list[Collective]:
   """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`."""
   size = lambda arrays: sum(array.bytes for array in arrays)
   listed = []
-  for computation, instruction, times in hlo_loops.executed(module, rounds):
+  for instruction, times in hlo_loops.executed(module, rounds):
     if instruction.collective:
-      operands = computation.operands(instruction)
+      operands = instruction.operands
       # Of an operand that is a whole tuple the collective takes only a part.
       is_part = any(len(operand.arrays) > 1 for operand in operands)
       taken = 0 if is_part else size(array for operand in operands for array in operand.arrays)
-      sources = [maker(computation, name) for name in instruction.operands]
       listed.append(
         Collective(
           instruction=instruction,
@@ -55,7 +54,7 @@ def collectives(module: Module, rounds: int = 1) -> list[Collective]:
           bytes=max(taken, size(instruction.results)),
           times=times,
           groups=groups(instruction.attributes),
-          sources=tuple(source.op_name for source in sources if source and source.op_name),
+          sources=tuple(name for operand in operands if (name := operand.maker.op_name)),
         )
       )
   return listed

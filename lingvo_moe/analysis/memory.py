@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from lingvo_moe.analysis import hlo
 from lingvo_moe.analysis.hlo import Computation, Instruction, Module
 from lingvo_moe.analysis.parts import layer_of, phase_of
 from lingvo_moe.runtime.chips import Chip
@@ -64,7 +64,7 @@ def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
   for parameter in module.entry.parameters:
     argument = _ARGUMENT.search(parameter.op_name)
     state[argument[1] if argument else 'batch'] += sum(array.stored for array in parameter.arrays)
-  saved = min(_Lives(module, module.entry).saved(), compiled.temporaries)
+  saved = min(_Lives(module.entry).saved(), compiled.temporaries)
   total = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporaries + compiled.code
   return Memory(
     weights=state['weights'],
@@ -80,85 +80,74 @@ def measure(module: Module, compiled: Compiled, chip: Chip | None) -> Memory:
 def largest(module: Module, count: int = 8) -> list[Held]:
   """Largest values in memory at the peak, without arguments."""
   alike: dict[tuple, int] = {}
-  for value in sorted(_at_peak(module, module.entry), key=lambda value: -value.bytes):
+  for value in sorted(_at_peak(module.entry), key=lambda value: -value.bytes):
     array, op = value.instruction.arrays[value.index], value.instruction.op_name
     key = f'{array.dtype}[{",".join(map(str, array.shape))}]', layer_of(op), op.rpartition('call_tf/')[2]
     alike[key] = alike.get(key, 0) + value.bytes
   return sorted((Held(size, *key) for key, size in alike.items()), key=lambda held: -held.bytes)[:count]
 
 
-def _at_peak(module: Module, computation: Computation) -> list[_Value]:
+def _at_peak(computation: Computation) -> list[_Value]:
   """Values in memory at the peak, of a computation and of the computation that it calls at that moment."""
-  lives, total = _Lives(module, computation), lambda values: sum(value.bytes for value in values)
+  lives, total = _Lives(computation), lambda values: sum(value.bytes for value in values)
   inner: dict[int, list[_Value]] = {}
   for time, instruction in enumerate(computation.instructions):
     if instruction.opcode in ('while', 'call', 'conditional'):  # of several computations that with the highest peak
-      called = (module.computations[name] for name in instruction.called.values() if name in module.computations)
-      inner[time] = max((_at_peak(module, c) for c in called), key=total, default=[])
-  sizes = [size + total(inner.get(time, ())) for time, size in lives.sizes()]
-  if not sizes:
-    return []
+      inner[time] = max(map(_at_peak, instruction.called.values()), key=total, default=[])
+  sizes = [
+    size + total(inner.get(time, ())) for time, size in enumerate(_sizes(lives.spans, len(computation.instructions)))
+  ]
   time = sizes.index(max(sizes))
-  return lives.at(time) + inner.get(time, [])
+  return [v for v, (begin, end) in lives.spans.items() if begin <= time <= end] + inner.get(time, [])
 
 
 class _Lives:
   """Lifetimes of the values of a computation, without its arguments and results."""
 
-  def __init__(self, module: Module, computation: Computation):
-    self._module, self._length = module, len(computation.instructions)
-    self._named: dict[str, list[_Value]] = {}
-    self._spans: dict[_Value, tuple[int, int]] = {}  # first and last time
+  def __init__(self, computation: Computation):
+    self._length = len(computation.instructions)
+    self.spans: dict[_Value, tuple[int, int]] = {}  # first and last time
     self._backward_end: dict[_Value, int] = {}
-    self._forward: set[str] = set()  # names of instructions
+    self._named: dict[Instruction, list[_Value]] = {}
+    self._forward: set[Instruction] = set()
     for time, instruction in enumerate(computation.instructions):
       self._visit(time, instruction)
-    for value in self._named.get(computation.root.name, ()):
-      self._spans.pop(value, None)
-
-  def sizes(self) -> Iterable[tuple[int, int]]:
-    """Yields (time, bytes of the live values) for every instruction."""
-    return _sweep([(begin, end, v.bytes) for v, (begin, end) in self._spans.items()], self._length)
-
-  def at(self, time: int) -> list[_Value]:
-    return [v for v, (begin, end) in self._spans.items() if begin <= time <= end]
+    for value in self._named[computation.root]:
+      self.spans.pop(value, None)
 
   def saved(self) -> int:
     """Peak bytes of the values computed forward that are still needed backward."""
     ends = self._backward_end
-    spans = [
-      (begin, ends[v], v.bytes)
-      for v, (begin, _) in self._spans.items()
-      if v in ends and v.instruction.name in self._forward
-    ]
-    return max((size for _, size in _sweep(spans, self._length)), default=0)
+    saved = {
+      v: (begin, ends[v]) for v, (begin, _) in self.spans.items() if v in ends and v.instruction in self._forward
+    }
+    return max(_sizes(saved, self._length))
 
   def _visit(self, time: int, instruction: Instruction) -> None:
-    used = [value for name in instruction.operands for value in self._named.get(name, ())]
+    used = [value for operand in instruction.operands for value in self._named[operand]]
     # XLA adds instructions without a name: theirs is that of the first named operand.
     op_name = instruction.op_name or next((v.instruction.op_name for v in used if v.instruction.op_name), '')
     is_backward = phase_of(op_name) in ('backward', 'rematerialisation')
     if op_name and not is_backward:
-      self._forward.add(instruction.name)
+      self._forward.add(instruction)
     for value in used:
-      if value in self._spans:
-        self._spans[value] = self._spans[value][0], time
+      if value in self.spans:
+        self.spans[value] = self.spans[value][0], time
       if is_backward:
         self._backward_end[value] = time
-    self._named[instruction.name] = self._values(instruction)
+    self._named[instruction] = self._values(instruction)
     if instruction.opcode not in ('parameter', 'constant'):
-      self._spans |= {v: (time, time) for v in self._named[instruction.name] if v.instruction is instruction}
+      self.spans |= {v: (time, time) for v in self._named[instruction] if v.instruction is instruction}
 
   def _values(self, instruction: Instruction) -> list[_Value]:
     """Arrays of an instruction: its own, or an operand's if it only names it, passes it on or updates it in place."""
-    opcode, operands = instruction.opcode, [self._named.get(name, []) for name in instruction.operands]
+    opcode, operands = instruction.opcode, [self._named[operand] for operand in instruction.operands]
     first = operands[0] if operands else []
     own = [_Value(instruction, index) for index in range(len(instruction.arrays))]
     if opcode == 'tuple':
       return [value for values in operands for value in values]
     if opcode == 'get-tuple-element':
-      index = hlo.element_index(instruction)
-      return first[index : index + 1]
+      return first[instruction.index :][:1]
     if opcode in ('bitcast', 'optimization-barrier', 'dynamic-update-slice'):
       return first
     if opcode == 'copy-start':
@@ -175,23 +164,19 @@ class _Lives:
 
   def _updated(self, fusion: Instruction, value: _Value) -> _Value | None:
     """Operand that a fusion updates in place to make this result; None if there is none."""
-    fused = self._module.inside(fusion)
+    fused = fusion.inside
     roots, parameters = fused.roots, fused.parameters
     made = roots[value.index] if value.index < len(roots) else fused.root
-    target = hlo.maker(fused, made.operands[0]) if made.opcode == 'dynamic-update-slice' else None
-    if target not in parameters:
+    if made.opcode != 'dynamic-update-slice' or (target := made.operands[0].maker) not in parameters:
       return None
-    named = self._named.get(fusion.operands[parameters.index(target)], [])
+    named = self._named[fusion.operands[parameters.index(target)]]
     return named[0] if len(named) == 1 else None
 
 
-def _sweep(spans: Iterable[tuple[int, int, int]], length: int) -> Iterable[tuple[int, int]]:
-  """Yields (time, bytes) for each time below `length`, from spans (first time, last time, bytes)."""
+def _sizes(spans: Mapping[_Value, tuple[int, int]], length: int) -> list[int]:
+  """Bytes of the live values at each time below `length`, from the first and last time of each value."""
   changes = collections.Counter()
-  for begin, end, size in spans:
-    changes[begin] += size
-    changes[end + 1] -= size
-  size = 0
-  for time in range(length):
-    size += changes[time]
-    yield time, size
+  for value, (begin, end) in spans.items():
+    changes[begin] += value.bytes
+    changes[end + 1] -= value.bytes
+  return list(itertools.accumulate(changes[time] for time in range(length)))

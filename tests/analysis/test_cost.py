@@ -177,7 +177,7 @@ ENTRY %main {
 
 def test_only_what_is_sliced_or_updated_is_moved():
   module = hlo.parse(FUSED)
-  moved = {i.name: hlo.traffic(module, module.entry, i) for i in module.entry.instructions}
+  moved = {i.name: hlo.traffic(i) for i in module.entry.instructions}
   assert moved['f'] == 4 * (100 + 100 + 100)  # the slice, r, and the update; neither of the stacks
   assert moved['plain'] == 4 * (100 + 100)  # what is in the fast memory is not
   assert moved['x'] == 0
@@ -212,7 +212,7 @@ ENTRY %main {
 
 def test_a_slice_in_an_inner_fusion_moves_no_more_than_the_slice():
   module = hlo.parse(NESTED)
-  moved = hlo.traffic(module, module.entry, module.entry.by_name['f'])
+  moved = hlo.traffic(module.entry.by_name['f'])
   assert moved == 4 * (100 + 1 + 100 + 100)  # the slice, its index, r, and the sum
 
 
@@ -377,5 +377,5 @@ def test_the_loops_of_tensorflow_are_counted_forward_and_backward():
 
   shapes = jax.ShapeDtypeStruct((8, 4), np.float32), jax.ShapeDtypeStruct((6, 4, 4), np.float32)
   module = hlo.parse(jax.jit(call_tf(gradient, has_side_effects=False)).lower(*shapes).compile().as_text())
-  total = sum(times * hlo.flops(computation, i) for computation, i, times in hlo_loops.executed(module))
+  total = sum(times * hlo.flops(i) for i, times in hlo_loops.executed(module))
   assert total == 3 * 6 * 2 * 8 * 4 * 4
