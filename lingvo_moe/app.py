@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -15,6 +16,7 @@ from absl import app, flags
 
 from lingvo_moe.core import files, quiet
 from lingvo_moe.core.errors import PeerError, ProcessLostError, UserError, shown
+from lingvo_moe.options import Options
 
 _HELP = {'help', 'h', 'helpshort'}
 # Flags whose values are paths, in any command.
@@ -26,17 +28,20 @@ _FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
 _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'path'), files.SCHEMES)
 
 
-def run(
-  main: Callable[[list[str]], int | None], tensorflow: bool = True, arguments: bool = False, run_flag: str = ''
-) -> None:
-  """Parses absl flags and runs main(argv); prints UserError without a stack trace.
+def command(*options: type[Options], tensorflow: bool = True, arguments: bool = False, run_flag: str = '') -> Callable:
+  """Decorator of a command's main: makes it a function without arguments, which runs the command as typed.
 
   Args:
-    main: the command; what it returns is the exit status. The docstring of its module is what --help prints.
+    *options: classes whose flags it has, and whose values, in this order, are the arguments of main.
     tensorflow: whether it uses TensorFlow, which is then imported first, without its messages.
-    arguments: whether it takes positional arguments, in argv[1:].
+    arguments: whether it takes positional arguments; sys.argv without its flags is then the first argument of main.
     run_flag: name of the flag for the log directory of the one run that it is of, if any; an argument may be its value.
   """
+  return lambda main: functools.partial(_run, main, options, tensorflow, arguments, run_flag)
+
+
+def _run(main: Callable[..., int | None], options, tensorflow: bool, arguments: bool, run_flag: str) -> None:
+  """Parses absl flags and runs main, whose result is the exit status; prints UserError without a stack trace."""
 
   def call(argv):
     if run_flag:
@@ -45,12 +50,15 @@ def run(
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
       quiet.import_tensorflow()
-    status = main(argv)
+    status = main(*[argv] * arguments, *(given.from_flags() for given in options))
     if sys.stdout is not None:
       _flush_stdout()
     return status
 
-  app.run(lambda argv: _status(call, argv), flags_parser=lambda argv: _parse(argv, sys.modules[main.__module__]))
+  module = sys.modules[main.__module__]
+  for given in options:
+    given.define_flags(sys.argv[0] if module.__name__ == '__main__' else module.__name__)  # as absl names modules
+  app.run(lambda argv: _status(call, argv), flags_parser=lambda argv: _parse(argv, module))
 
 
 def _parse(argv: list[str], command: types.ModuleType) -> list[str]:

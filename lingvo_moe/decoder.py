@@ -77,11 +77,10 @@ class Options(checkpoint_flags.CheckpointOptions):
     return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
-def main(argv) -> None:
-  del argv
-  options = Options.from_flags()
+@app.command(Options, RuntimeOptions, run_flag='logdir')
+def main(options: Options, runtime_options: RuntimeOptions) -> None:
   app.claim_stdout()
-  decode(options, RuntimeOptions.from_flags())
+  decode(options, runtime_options)
 
 
 def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOCAL) -> None:
@@ -199,12 +198,5 @@ def load(runtime: Runtime, run: RunDir, step: int, options: Options, group: Proc
     return False
 
 
-def command() -> None:
-  """The command as typed."""
-  Options.define_flags()
-  RuntimeOptions.define_flags()
-  app.run(main, run_flag='logdir')
-
-
 if __name__ == '__main__':
-  command()
+  main()

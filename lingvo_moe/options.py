@@ -43,11 +43,14 @@ class Options:
   """Base of options, whose subclasses are frozen dataclasses."""
 
   @classmethod
-  def define_flags(cls) -> None:
-    """Defines the flags, those of base classes too; not done by an import, as commands have flags of the same names."""
+  def define_flags(cls, module: str | None = None) -> None:
+    """Defines the flags, those of base classes too; not done by an import, as commands have flags of the same names.
+
+    `module` is the name of the command's module, whose flags they are in --help; None: that of the caller.
+    """
     for field in dataclasses.fields(cls):
       define = field.metadata['define'] or _DEFINE[field.type.removesuffix(' | None')]
-      define(field.name, field.default, **field.metadata['arguments'])
+      define(field.name, field.default, module_name=module, **field.metadata['arguments'])
 
   @classmethod
   def from_flags(cls) -> Self:

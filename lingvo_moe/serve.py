@@ -50,9 +50,8 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   cors: Sequence[str] = flag((), "Origins, such as https://my.site, whose pages may use the server (CORS), or '*'.")
 
 
-def main(argv) -> int:
-  del argv
-  options = Options.from_flags()
+@app.command(Options, tensorflow=False, run_flag='logdir')
+def main(options: Options) -> int:
   require_extra()
   return serve(options)
 
@@ -108,11 +107,5 @@ def load(options: Options) -> LoadedRun:
   return run
 
 
-def command() -> None:
-  """The command as typed."""
-  Options.define_flags()
-  app.run(main, tensorflow=False, run_flag='logdir')
-
-
 if __name__ == '__main__':
-  command()
+  main()

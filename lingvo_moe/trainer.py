@@ -65,13 +65,13 @@ class Options(options_lib.Options):
     return self.cache_dir or run.cache_dir
 
 
-def main(argv) -> int | None:
-  del argv
+@app.command(Options, RuntimeOptions)
+def main(options: Options, runtime_options: RuntimeOptions) -> int | None:
   from lingvo_moe.run.signals import Signals
 
   signals = Signals()
   signals.install()
-  return train(Options.from_flags(), RuntimeOptions.from_flags(), signals)
+  return train(options, runtime_options, signals)
 
 
 def train(
@@ -224,12 +224,5 @@ def finish(training: Training) -> None:
     training.lock.close()
 
 
-def command() -> None:
-  """The command as typed."""
-  Options.define_flags()
-  RuntimeOptions.define_flags()
-  app.run(main)
-
-
 if __name__ == '__main__':
-  command()
+  main()

@@ -54,13 +54,12 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   )
 
 
-def main(argv) -> None:
-  del argv
-  options = Options.from_flags()
+@app.command(Options, RuntimeOptions, run_flag='logdir')
+def main(options: Options, runtime_options: RuntimeOptions) -> None:
   if sys.stdin is None:
     raise UserError('what is to be translated comes from standard input, which is closed: give it a file or a pipe')
   app.claim_stdout()
-  translate(options, sys.stdin.buffer, sys.stdout, RuntimeOptions.from_flags())
+  translate(options, sys.stdin.buffer, sys.stdout, runtime_options)
 
 
 def translate(
@@ -163,12 +162,5 @@ def _batches(arriving: Iterable[tuple[list[bytes] | None, bool]], size: int | No
     yield lines
 
 
-def command() -> None:
-  """The command as typed."""
-  Options.define_flags()
-  RuntimeOptions.define_flags()
-  app.run(main, run_flag='logdir')
-
-
 if __name__ == '__main__':
-  command()
+  main()

@@ -75,7 +75,7 @@ def test_a_lost_process_ends_the_others_and_any_devices_go_on_to_the_same_number
 
   mesh = ('--runtime=spmd', '--mesh=data:2,expert:2')
   launch = subprocess.Popen(
-    [PYTHON, '-m', 'lingvo_moe.commands.launch', '2', '--', *command(corpus, broken, *mesh)],
+    [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', *command(corpus, broken, *mesh)],
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
@@ -131,7 +131,15 @@ MESH_OF_TWO = ('--runtime=spmd', '--mesh=data:2')
 @pytest.mark.slow
 def test_processes_that_slurm_started_train_to_the_losses_of_launched_ones(corpus, tmp_path):
   subprocess.run(
-    [PYTHON, '-m', 'lingvo_moe.commands.launch', '2', '--', *command(corpus, tmp_path / 'launched', *MESH_OF_TWO)],
+    [
+      PYTHON,
+      '-m',
+      'lingvo_moe.commands.main',
+      'launch',
+      '2',
+      '--',
+      *command(corpus, tmp_path / 'launched', *MESH_OF_TWO),
+    ],
     check=True,
     timeout=300,
   )
@@ -191,7 +199,7 @@ def test_a_process_whose_peer_is_absent_says_so_and_ends_in_one_line_or_on_a_sig
 
 def launched(count, *command, **options):
   """A command in several processes, run to its end."""
-  command = [PYTHON, '-m', 'lingvo_moe.commands.launch', str(count), '--', PYTHON, *command]
+  command = [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', str(count), '--', PYTHON, *command]
   return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
@@ -201,8 +209,9 @@ from lingvo_moe import app, machine
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime_flags import RuntimeOptions
 
-def main(argv):
-  group = machine.connect(RuntimeOptions.from_flags()).group
+@app.command(RuntimeOptions)
+def main(options):
+  group = machine.connect(options).group
   here = group.index
   values = None, '', 'naïve ✓' * 9, [1, {'a': 0.1}]
   found = [group.on_leader(lambda: value if group.is_leader else 1 / 0) for value in values]
@@ -215,8 +224,7 @@ def main(argv):
 def fail():
   raise UserError('process 1 has no room')
 
-RuntimeOptions.define_flags()
-app.run(main)
+main()
 """
 
 
@@ -321,7 +329,7 @@ def test_a_checkpoint_that_cannot_be_read_ends_all(run):
 
 @pytest.mark.slow
 def test_a_decoder_that_waits_ends_when_another_process_is_lost(tmp_path):
-  command = [PYTHON, '-m', 'lingvo_moe.commands.launch', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
+  command = [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', PYTHON, '-m', 'lingvo_moe.decoder']
   with open(tmp_path / 'said', 'w') as said:
     launch = subprocess.Popen([*command, f'--logdir={tmp_path}/nothing', '--poll_seconds=0.2', *MESH], stderr=said)
   deadline = time.monotonic() + 120
@@ -346,13 +354,13 @@ def test_a_command_that_cannot_be_started_gets_one_line(tmp_path):
   (tmp_path / 'script').write_text('')  # which may not be executed
   for command, answer in (('nosuchcommand', 'No such file'), (str(tmp_path / 'script'), 'Permission denied')):
     done = subprocess.run(
-      [PYTHON, '-m', 'lingvo_moe.commands.launch', '2', '--', command], capture_output=True, text=True
+      [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', command], capture_output=True, text=True
     )
     assert done.returncode == 1 and f"process 0 of 2 could not be started by '{command}' ({answer}" in done.stderr
     assert done.stderr.count('\n') == 1
   for count in ('0', '9' * 5000, '2.0'):
     done = subprocess.run(
-      [PYTHON, '-m', 'lingvo_moe.commands.launch', count, '--', 'true'], capture_output=True, text=True
+      [PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', count, '--', 'true'], capture_output=True, text=True
     )
     assert done.returncode == 1 and done.stderr.startswith('error: the form is N -- COMMAND')
     assert len(done.stderr) < 300
@@ -396,7 +404,7 @@ def test_the_launcher_hands_sigterm_on(tmp_path):
     '(folder / f"up{i}").write_text("")\n'
     'time.sleep(60)\n'
   )
-  launch = subprocess.Popen([PYTHON, '-m', 'lingvo_moe.commands.launch', '2', '--', PYTHON, '-c', script])
+  launch = subprocess.Popen([PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', '2', '--', PYTHON, '-c', script])
   deadline = time.monotonic() + 120
   while len(os.listdir(tmp_path)) < 2:
     assert time.monotonic() < deadline
@@ -407,5 +415,5 @@ def test_the_launcher_hands_sigterm_on(tmp_path):
 
 
 def test_a_wrong_form_is_told():
-  done = subprocess.run([PYTHON, '-m', 'lingvo_moe.commands.launch', 'python'], capture_output=True, text=True)
+  done = subprocess.run([PYTHON, '-m', 'lingvo_moe.commands.main', 'launch', 'python'], capture_output=True, text=True)
   assert done.returncode == 1 and 'the form is N -- COMMAND' in done.stderr

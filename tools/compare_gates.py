@@ -22,6 +22,7 @@ _SPLIT = flags.DEFINE_string('split', 'test', 'The held-out set: test, dev or an
 _STEP = flags.DEFINE_integer('step', None, 'Step of every run; default: the newest that each has decoded.')
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if len(argv) < 2:
     raise UserError('at least one run is shown: tools/compare_gates.py RUN RUN ...; saw none')
@@ -32,4 +33,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False, arguments=True)
+  main()

@@ -32,6 +32,7 @@ _WITHIN = flags.DEFINE_string('within', None, 'A label, such as script, that nei
 _LAYER = flags.DEFINE_string('layer', None, "The layer to plot, such as 'decoder/layer_03'.")
 
 
+@app.command(arguments=True)
 def main(argv):
   if len(argv) != 2:
     raise UserError(
@@ -73,4 +74,4 @@ def _languages(sets) -> list[str]:
 
 
 if __name__ == '__main__':
-  app.run(main, arguments=True)
+  main()

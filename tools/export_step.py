@@ -22,8 +22,8 @@ _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_
 _PROGRAM = flags.DEFINE_string('program', 'train', 'Step to export: train or eval.')
 
 
-def main(argv):
-  del argv
+@app.command()
+def main():
   import step_export
 
   from lingvo_moe.core import configuration, new_folder
@@ -41,4 +41,4 @@ def main(argv):
 
 if __name__ == '__main__':
   os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
-  app.run(main)
+  main()

@@ -33,8 +33,8 @@ _TINY = flags.DEFINE_bool('tiny', False, 'Compile the tiny siblings of the giant
 _COST = ('-m', 'lingvo_moe.commands.main', 'cost')
 
 
-def main(argv):
-  del argv
+@app.command()
+def main():
   from paper import figures
   from paper.report_cache import ReportCache
 
@@ -71,4 +71,4 @@ def _versions() -> str:
 
 
 if __name__ == '__main__':
-  app.run(main)
+  main()

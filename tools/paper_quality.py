@@ -27,6 +27,7 @@ _METRIC = flags.DEFINE_string('metric', 'chrF2', 'The score: chrF2, chrF++ or BL
 _DATA_DIR = flags.DEFINE_string('data_dir', None, 'The corpus, whose training examples are counted.')
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if len(argv) != 2:
     raise UserError(
@@ -62,4 +63,4 @@ def _examples(data_dir: str, pairs: list[str]) -> dict[str, int]:
 
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False, arguments=True)
+  main()

@@ -32,6 +32,7 @@ _STEPS_PER_EPOCH = flags.DEFINE_float(
 )
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if len(argv) != 2:
     raise UserError(
@@ -63,4 +64,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  app.run(main, tensorflow=False, arguments=True)
+  main()

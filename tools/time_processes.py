@@ -26,15 +26,15 @@ _STEPS = flags.DEFINE_integer('steps', 40, 'Steps of a turn.', lower_bound=1)
 _SAVE_EVERY = flags.DEFINE_integer('save_every', 20, 'Steps from a checkpoint to the next.', lower_bound=1)
 
 
-def main(argv):
-  del argv
+@app.command(RuntimeOptions)
+def main(runtime_options: RuntimeOptions):
   from lingvo_moe.core import configuration
   from lingvo_moe.run.checkpoints import Checkpoints, Saver
   from lingvo_moe.run.signals import Signals, StopOnSignal
   from lingvo_moe.run.training import Step
   from lingvo_moe.tasks.task import task_of
 
-  connected = machine.connect(RuntimeOptions.from_flags())
+  connected = machine.connect(runtime_options)
   group = connected.group
   config = configuration.resolve(_MODEL.value, [], _GIN_BINDINGS.value)
   runtime = connected.make_runtime(config.program())
@@ -84,5 +84,4 @@ def main(argv):
 
 
 if __name__ == '__main__':
-  RuntimeOptions.define_flags()
-  app.run(main)
+  main()

@@ -1,4 +1,4 @@
-"""Subcommands of lingvo-moe other than jobs, one per file: flags, main, and command() where app.run needs more.
+"""Subcommands of lingvo-moe other than jobs, one per file: flags and main.
 
 main.py has the table of all subcommands.
 """

@@ -45,8 +45,8 @@ def _steps() -> list[int]:
   return [int(text) for text in _STEPS.value]
 
 
-def main(argv):
-  del argv
+@app.command(tensorflow=False, run_flag='logdir')
+def main():
   asked = _steps()
   if files.is_remote(_LOGDIR.value):
     raise UserError(
@@ -69,12 +69,3 @@ def main(argv):
     step = averaging.average(run, steps, out)
     print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
   print(f'lingvo-moe decode {shlex.quote(out)} --split=test --step={step}')
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False, run_flag='logdir')
-
-
-if __name__ == '__main__':
-  command()

@@ -36,7 +36,7 @@ from absl import flags
 
 from lingvo_moe import app, machine
 from lingvo_moe.commands import values
-from lingvo_moe.core import quiet
+from lingvo_moe.core import configuration, quiet, registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime_flags import RuntimeOptions
 
@@ -57,7 +57,6 @@ _JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appen
 _AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with, written by --json.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
 _ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
-RuntimeOptions.define_flags()
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
 _PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
 
@@ -65,9 +64,9 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds')
 
 
-def main(argv):
-  del argv
-  _check_flags()
+@app.command(RuntimeOptions, tensorflow=False)  # TensorFlow is imported after the flags are checked
+def main(runtime_options: RuntimeOptions):
+  _check_flags(runtime_options)
   quiet.import_tensorflow()
   plan = _plan()
   if _VERSUS.value:
@@ -83,7 +82,7 @@ def main(argv):
   for name, config, what in plan:
     if _CHILD.value:
       before = {'peak_rss_before_mib': peak_rss_mib()}
-      for timing in _measure(config, what):
+      for timing in _measure(config, what, runtime_options):
         _report({'model': name, 'what': what, **timing, **before}, gflop_per_s, others)
     else:
       own = [*_flags_of(name, what), '--in_this_process', f'--peak_gflop_per_s={gflop_per_s}']
@@ -92,8 +91,8 @@ def main(argv):
         return done.returncode
 
 
-def _check_flags() -> None:
-  on_a_mesh = RuntimeOptions.from_flags().runtime != 'local'
+def _check_flags(runtime_options: RuntimeOptions) -> None:
+  on_a_mesh = runtime_options.runtime != 'local'
   for what in _WHAT.value:
     if what not in _WHATS:
       raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
@@ -105,11 +104,15 @@ def _check_flags() -> None:
     raise UserError("--profile is of TensorFlow's own kernels: leave out --jit_compile and --runtime")
   if _VERSUS.value and _AGAINST.value:
     raise UserError('--versus times a commit, --against reads figures: leave either out')
+  if runtime_options.num_processes > 1:
+    raise UserError(
+      'the benchmark is one process, with as many devices as it finds; saw '
+      f'--num_processes={runtime_options.num_processes}: leave it out'
+    )
 
 
 def _plan() -> list[tuple]:
   """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
-  from lingvo_moe.core import configuration
   from lingvo_moe.tasks.mt.config import MtConfig
 
   for flag in (_MODEL, _WHAT):
@@ -145,15 +148,16 @@ def _flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
   return [f'--model={name}', f'--what={what}', *bindings, *(flag.serialize() for flag in given)]
 
 
-def _measure(config, what: str) -> list[dict]:
+def _measure(config, what: str, runtime_options: RuntimeOptions) -> list[dict]:
   from lingvo_moe.bench import beam, inputs, moe_layer, steps
   from lingvo_moe.bench.clock import Clock
 
   clock = Clock(_WARMUP.value, _CALLS.value)
+  runtime = lambda program: machine.connect(runtime_options).make_runtime(program, jit=_JIT.value)
   measures = {
-    'train': lambda: [steps.train(config, clock, _runtime, profile=_PROFILE.value)],
-    'decode': lambda: [steps.decode(config, clock, _runtime)],
-    'latency': lambda: [steps.latency(config, clock, _runtime)],
+    'train': lambda: [steps.train(config, clock, runtime, profile=_PROFILE.value)],
+    'decode': lambda: [steps.decode(config, clock, runtime)],
+    'latency': lambda: [steps.latency(config, clock, runtime)],
     'moe_layer': lambda: moe_layer.measure(config, clock, jit=_JIT.value),
     'rounds': lambda: moe_layer.measure_rounds(config, clock),
     'input': lambda: inputs.measure(config, clock, _DATA_DIR.value),
@@ -162,18 +166,8 @@ def _measure(config, what: str) -> list[dict]:
   if what != 'input':
     jit = what == 'rounds' or (_JIT.value and what in ('train', 'moe_layer'))
     decoding = what in ('decode', 'latency', 'beam')
-    machine.set_threads(RuntimeOptions.from_flags(), decoding=decoding, jit=jit)
+    machine.set_threads(runtime_options, decoding=decoding, jit=jit)
   return measures[what]()
-
-
-def _runtime(program):
-  options = RuntimeOptions.from_flags()
-  if options.num_processes > 1:
-    raise UserError(
-      'the benchmark is one process, with as many devices as it finds; saw '
-      f'--num_processes={options.num_processes}: leave it out'
-    )
-  return machine.connect(options).make_runtime(program, jit=_JIT.value)
 
 
 def _report(record: dict, peak: float, others: list[dict]) -> None:
@@ -215,7 +209,6 @@ def _report(record: dict, peak: float, others: list[dict]) -> None:
 def _versus(plan: list[tuple]) -> None:
   """Compares with a commit, measurement by measurement, so that the rounds of both sides are close in time."""
   from lingvo_moe.bench import versus
-  from lingvo_moe.core import registry
 
   installed = registry.checkout()
   if installed != os.path.realpath(_ROOT):
@@ -235,10 +228,5 @@ def _append(record: dict) -> None:
       f.write(json.dumps(record) + '\n')
 
 
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False)  # TensorFlow is imported after the flags are checked
-
-
 if __name__ == '__main__':
-  command()
+  main()

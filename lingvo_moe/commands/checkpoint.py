@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
 
 from absl import flags
 
@@ -59,8 +60,8 @@ def find(path: str, step: int | None) -> str:
   return warm_start.find(path) if step is None else checkpoints.existing(step)
 
 
-def main(argv):
-  del argv
+@app.command(run_flag='path')
+def main():
   from lingvo_moe.run import checkpoint
   from lingvo_moe.runtime import slices
 
@@ -78,25 +79,14 @@ def main(argv):
       values = examined[name]
       shape = 'x'.join(map(str, values['shape'])) or 'scalar'
       print(f'{name:60} {shape:>16} {values["dtype"]:8} rms {values["rms"]:9.3e} max {values["max"]:9.3e}')
-  sizes = {False: 0, True: 0}
-  for name, shape in shapes.items():
-    sizes[slices.is_slot(name)] += math.prod(shape)
+  slots = sum(math.prod(shape) for name, shape in shapes.items() if slices.is_slot(name))
+  weights = sum(map(math.prod, shapes.values())) - slots - 1  # without the step
   bad = [name for name, values in examined.items() if values['not_finite']]
-  print(f'{prefix}: {len(shapes)} tensors, {sizes[False] - 1} weights, {sizes[True]} elements of slots')
+  print(f'{prefix}: {len(shapes)} tensors, {weights} weights, {slots} elements of slots')
   if _JSON.value:
-    with open(_JSON.value, 'w', encoding='utf-8') as f:
-      written = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
-      json.dump(written, f, indent=2)
+    written = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
+    pathlib.Path(_JSON.value).write_text(json.dumps(written, indent=2), encoding='utf-8')
   if bad:
     print(f'not finite: {", ".join(bad)}')
   print('damaged' if damaged else 'every checksum is right')
   return 1 if damaged or bad else 0
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, run_flag='path')
-
-
-if __name__ == '__main__':
-  command()

@@ -20,8 +20,8 @@ flags.DEFINE_integer('max_pairs', cldr_corpus.DEFAULT_MAX_PAIRS, 'training pairs
 flags.DEFINE_bool('overwrite', False, 'write to a directory that has other files, which are kept')
 
 
-def main(argv):
-  del argv
+@app.command(tensorflow=False)
+def main():
   if not FLAGS.out_dir:
     raise UserError('nowhere to write: give --out_dir=DIR')
   languages = FLAGS.languages
@@ -30,12 +30,3 @@ def main(argv):
   manifest = cldr_corpus.make_corpus(FLAGS.out_dir, languages, FLAGS.seed, FLAGS.max_pairs, overwrite=FLAGS.overwrite)
   print(cldr_corpus.table(manifest))
   print(f'written to {FLAGS.out_dir}')
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False)
-
-
-if __name__ == '__main__':
-  command()

@@ -39,6 +39,7 @@ _DATA_DIR = flags.DEFINE_string(
 _JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.')
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if len(argv) != 3:
     raise UserError(f'two runs are compared: lingvo-moe compare BASELINE RUN; saw {" ".join(argv[1:]) or "none"!r}')
@@ -65,12 +66,3 @@ def main(argv):
     with open(_JSON.value, 'a', encoding='utf-8') as f:
       for record in compare.records(comparison, baseline, system, _SPLIT.value, _METRIC.value):
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False, arguments=True)
-
-
-if __name__ == '__main__':
-  command()

@@ -37,9 +37,11 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.commands import values
+from lingvo_moe.core import configuration
 from lingvo_moe.core import markdown as markdown_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
+from lingvo_moe.runtime.chips import Topology
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # no accelerator of this machine is needed
 
@@ -74,32 +76,19 @@ def table(report, markdown: bool = False) -> str:
   costs = '', 'GFLOPs', 'GB moved', *(('ms computing', 'ms in collectives', 'of the step') if timed else ())
   collectives = 'kind', 'times', 'MiB a device', 'axes', 'layer', 'part', 'phase', *(('ms',) if timed else ())
   placements = '--placement', 'chips of a group', 'torus axes', 'ms in AllToAll', 'ms in all collectives'
-  largest = 'GiB', 'shape', 'layer', 'operation'
+  placed = [
+    [c.placement, 'x'.join(map(str, c.chips)), f'{c.torus_axes}', _ms(c.all_to_all_seconds), _ms(c.collective_seconds)]
+    for c in report.placements
+  ]
+  largest = [(f'{held.bytes / _GIB:.3f}', held.shape, held.layer, held.op) for held in report.largest]
   sections = [
     ('What', ('', ''), _summary(report)),
     ('Memory of a device', ('', 'GiB'), [(name, f'{size / _GIB:.3f}') for name, size in memory]),
-    (
-      'Largest values when most is in memory',
-      largest,
-      [(f'{held.bytes / _GIB:.3f}', held.shape, held.layer, held.op) for held in report.largest],
-    ),
+    ('Largest values when most is in memory', ('GiB', 'shape', 'layer', 'operation'), largest),
     ('By part, of a device and step', costs, [_cost(report, *item) for item in report.parts.items()]),
     ('By phase, of a device and step', costs, [_cost(report, *item) for item in phases.items()]),
     ('Collectives', collectives, _collectives(report)),
-    (
-      'Placement of the expert axis on the torus',
-      placements,
-      [
-        [
-          c.placement,
-          'x'.join(map(str, c.chips)),
-          f'{c.torus_axes}',
-          _ms(c.all_to_all_seconds),
-          _ms(c.collective_seconds),
-        ]
-        for c in report.placements
-      ],
-    ),
+    ('Placement of the expert axis on the torus', placements, placed),
   ]
   notes = []
   if report.uncounted_loops:
@@ -171,10 +160,8 @@ def _ms(seconds: float) -> str:
   return f'{1e3 * seconds:.4g}'
 
 
-def main(argv):
-  del argv
-  from lingvo_moe.core import configuration
-
+@app.command()
+def main():
   bindings = _BINDINGS(_MODEL.value)
   if _BATCH_TOKENS.value and _PROGRAM.value == 'train':
     bindings.append(f'{_MODEL.value.rpartition(".")[2]}.batch_tokens = {_BATCH_TOKENS.value}')
@@ -206,7 +193,6 @@ def _write(page, values) -> None:
 def _choose(config):
   """Prints the layouts, the cheapest first; returns the exit status."""
   from lingvo_moe.analysis import layouts
-  from lingvo_moe.runtime.chips import Topology
 
   if _MESH.value or _PLACEMENT.value or _SPLIT_DENSE.value:
     raise UserError('--choose finds the mesh: leave out --mesh, --placement and --split_dense')
@@ -264,7 +250,6 @@ def _cheapest(fitting, timed: bool) -> str:
 
 def _mesh_and_topology(config):
   """Mesh and topology from the flags; the topology is None on a CPU."""
-  from lingvo_moe.runtime.chips import Topology
   from lingvo_moe.runtime.placement import place
   from lingvo_moe.xla_sharding import Mesh
 
@@ -277,7 +262,3 @@ def _mesh_and_topology(config):
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
   return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
-
-
-if __name__ == '__main__':
-  app.run(main)

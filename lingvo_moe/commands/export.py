@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from absl import flags, logging
+from absl import logging
 
 from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
 from lingvo_moe.core import new_folder, quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
+from lingvo_moe.tasks.task import Feed, HeldOutOptions, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
-  from lingvo_moe.tasks.task import TaskConfig
 
 FORMATS = ('saved_model', 'ctranslate2')
 
@@ -70,9 +71,10 @@ class Options(checkpoint_flags.BestCheckpointOptions):
       raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
 
 
-def main(argv) -> None:
-  flags.FLAGS.logdir, flags.FLAGS.out = paths(argv, flags.FLAGS.logdir, flags.FLAGS.out)
-  export(Options.from_flags())
+@app.command(Options, tensorflow=False, arguments=True)
+def main(argv, options: Options) -> None:
+  logdir, out = paths(argv, options.logdir, options.out)
+  export(dataclasses.replace(options, logdir=logdir, out=out))
 
 
 def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str, str]:
@@ -102,12 +104,14 @@ def export(options: Options) -> None:
   step = options.choose_step(run)
   print(f'using the checkpoint of {inference.describe_step(run.checkpoints(), step)}')
   config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
-  model = Model(config, step, _read(run, config, step))
+  specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
+  model = Model(config, step, {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()})
   if options.keep_experts is not None:
     model = _prune(model, options)
   with new_folder.writing(options.out) as folder:
     _save(folder, run, model, options)
-  print(f'{options.out}: {options.format} of {run.load()[0]}, {_bytes(options.out) / 1e6:.1f} MB')
+  size = sum(path.stat().st_size for path in pathlib.Path(options.out).rglob('*') if path.is_file())
+  print(f'{options.out}: {options.format} of {run.load()[0]}, {size / 1e6:.1f} MB')
 
 
 class Model(NamedTuple):
@@ -130,8 +134,6 @@ class Model(NamedTuple):
 
 def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where the run cannot be exported so, before any work."""
-  from lingvo_moe.tasks.task import task_of
-
   if not task_of(config).is_exported:
     raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
   if options.keep_experts is not None:
@@ -144,15 +146,7 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
 
 
-def _read(run: RunDir, config: TaskConfig, step: int) -> dict[str, np.ndarray]:
-  """Weights of a checkpoint by flat name."""
-  specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
-  return {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()}
-
-
 def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
-  from lingvo_moe.tasks.task import task_of
-
   task = task_of(model.config)
   if options.format == 'ctranslate2':
     from lingvo_moe.tasks.mt import ctranslate2_model
@@ -172,8 +166,7 @@ def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
 
 def _prune(model: Model, options: Options) -> Model:
   """The model without the experts that are used least; prints which share of choices that leaves, and BLEU."""
-  from lingvo_moe.run import pruning
-  from lingvo_moe.tasks.task import task_of
+  from lingvo_moe.run import pruning, reporting
 
   config = model.config
   if options.data_dir:
@@ -188,7 +181,10 @@ def _prune(model: Model, options: Options) -> Model:
 
   runtime = model._replace(config=config).runtime()
   before = _bleu(config, runtime, options, f'{all_experts} experts')
-  chosen = pruning.choose_experts(_choices(config, runtime), count)
+  task = task_of(config)
+  with tempfile.TemporaryDirectory() as cache_dir:
+    choices = reporting.evaluate(task, runtime, task.dev_input(cache_dir, Feed(quiet=True))).choices
+  chosen = pruning.choose_experts(choices, count)
   for layer, experts in chosen.items():
     print(f'{layer}: {count} of {all_experts} experts, which have {experts.share:.1%} of the choices on dev')
   pruned = Model(smaller, model.step, pruning.without_others(model.weights, config.program().weight_specs, chosen))
@@ -200,35 +196,8 @@ def _prune(model: Model, options: Options) -> Model:
   return pruned
 
 
-def _choices(config: TaskConfig, runtime: LocalRuntime) -> Mapping[str, np.ndarray]:
-  """Counts of each expert's choices by pair of dev text and layer."""
-  from lingvo_moe.run import reporting
-  from lingvo_moe.tasks.task import Feed, task_of
-
-  task = task_of(config)
-  with tempfile.TemporaryDirectory() as cache_dir:
-    return reporting.evaluate(task, runtime, task.dev_input(cache_dir, Feed(quiet=True))).choices
-
-
 def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: str) -> dict[str, float]:
   """BLEU of each pair, and their mean, on the held-out set."""
-  from lingvo_moe.tasks.task import HeldOutOptions, task_of
-
   job = task_of(config).held_out_job(runtime, HeldOutOptions(options.split, options.max_sentences))
   scalars = job.finish(job.run(label)).scalars
   return {name.partition('/')[2]: score for name, score in scalars.items() if name.startswith('bleu/')}
-
-
-def _bytes(folder: str) -> int:
-  """Size of all files of a folder."""
-  return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
-
-
-def command() -> None:
-  """The command as typed."""
-  Options.define_flags()
-  app.run(main, tensorflow=False, arguments=True)
-
-
-if __name__ == '__main__':
-  command()

@@ -114,7 +114,7 @@ def free_port() -> int:
     return s.getsockname()[1]
 
 
-def command() -> None:
+def main() -> None:
   """The command as typed. It takes no flags of its own, as those of the command that it launches follow."""
   if len(sys.argv) < 4 or not re.fullmatch('[1-9][0-9]{0,3}', sys.argv[1]) or sys.argv[2] != '--':
     if any(argument in ('--help', '-h') for argument in sys.argv[1:2]):
@@ -128,7 +128,3 @@ def command() -> None:
     print(f'error: {e}', file=sys.stderr)
     sys.exit(1)
   sys.exit(status if status >= 0 else 128 - status)
-
-
-if __name__ == '__main__':
-  command()

@@ -18,7 +18,9 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.commands import values
+from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.tasks.task import task_of
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _MESH = flags.DEFINE_string('mesh', None, "Devices by axis, such as 'data:2,expert:2'.", required=True)
@@ -29,12 +31,10 @@ _PLANT = flags.DEFINE_string('plant', '', 'Mistake to introduce: topk or unshard
 _JSON = flags.DEFINE_string('json', None, 'File for the findings as JSON.')
 
 
-def main(argv):
-  del argv
+@app.command()
+def main():
   from lingvo_moe.analysis import lint
-  from lingvo_moe.core import configuration
   from lingvo_moe.runtime import spmd
-  from lingvo_moe.tasks.task import task_of
   from lingvo_moe.xla_sharding import Mesh
 
   config = configuration.resolve(_MODEL.value, [], _BINDINGS(_MODEL.value))
@@ -62,7 +62,3 @@ def main(argv):
     rows = [finding._asdict() for finding in findings]
     pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2), encoding='utf-8')
   return 1 if findings else 0
-
-
-if __name__ == '__main__':
-  app.run(main)

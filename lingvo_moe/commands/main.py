@@ -1,7 +1,7 @@
-"""Entry point lingvo-moe: finds the module of a subcommand, and runs its command(), or its main by app.run.
+"""Entry point lingvo-moe: finds the module of a subcommand, and runs its main.
 
-A new subcommand is a line of COMMANDS. A command() takes no arguments; it reads sys.argv, of which the first word is
-then 'lingvo-moe <name>'. See lingvo_moe/commands/lint.py for a short one.
+A new subcommand is a line of COMMANDS. Its main reads sys.argv, of which the first word is then 'lingvo-moe <name>'.
+See lingvo_moe/commands/lint.py for a short one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     sys.exit(1)
   sys.argv = [f'lingvo-moe {name}', *arguments[1:]]
   module = importlib.import_module(f'lingvo_moe.{COMMANDS[name][0]}')
-  module.command() if hasattr(module, 'command') else app.run(module.main)
+  module.main()
 
 
 def usage() -> str:

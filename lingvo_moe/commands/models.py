@@ -56,14 +56,10 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
 
   config = configuration.resolve(name, gin_files, gin_bindings)
   specs = config.model().weights()
-  described = lambda field, spec: {
-    'default': field.default,
-    'meaning': spec.meaning,
-    'rule': spec.rule,
-    'may_change': spec.may_change,
-    'text': spec.text,
-  }
-  rules = fields.specs(type(config))
+  described, rules = {}, fields.specs(type(config))
+  for field in dataclasses.fields(config):
+    about = {key: getattr(rules[field.name], key) for key in ('meaning', 'rule', 'may_change', 'text')}
+    described[field.name] = {'default': field.default, **about}
   return {
     'model': name,
     'about': registry.about(name),
@@ -73,7 +69,7 @@ def describe(name: str, gin_files=(), gin_bindings=()) -> dict:
     'parts': sizes.parts(specs),
     'shapes': {n: {'shape': list(s.shape), 'axes': s.dims} for n, s in weights_lib.flatten(specs).items()},
     'config': dataclasses.asdict(config),
-    'fields': {field.name: described(field, rules[field.name]) for field in dataclasses.fields(config)},
+    'fields': described,
   }
 
 
@@ -127,11 +123,10 @@ def _text(described: dict) -> str:
     rows.append(line('experts in all', described['experts']))
   parts = [line(part, n, f'{n / described["weights"]:6.1%}') for part, n in described['parts'].items()]
   width = max(map(len, described['shapes']))
-  sizes_of = lambda shape: 'x'.join(map(str, shape)) or 'scalar'
-  shapes = [
-    f'  {name:{width}}  {sizes_of(s["shape"]):<20} {s["axes"]}'.rstrip() for name, s in described['shapes'].items()
-  ]
-  values = []
+  values, shapes = [], []
+  for name, shape in described['shapes'].items():
+    size = 'x'.join(map(str, shape['shape'])) or 'scalar'
+    shapes.append(f'  {name:{width}}  {size:<20} {shape["axes"]}'.rstrip())
   for name, field in described['fields'].items():
     value = described['config'][name]
     bound = '' if value == field['default'] else f' Bound here; {field["default"]!r} by default.'
@@ -141,8 +136,8 @@ def _text(described: dict) -> str:
   return '\n'.join(lines)
 
 
-def main(argv):
-  del argv
+@app.command()
+def main():
   if not _MODEL.value and (_GIN_FILE.value or flags.FLAGS['gin_bindings'].value or flags.FLAGS['set'].value):
     raise UserError('bindings are of one model, and no --model was given: add --model=NAME')
   if _PAGE.value:
@@ -159,7 +154,3 @@ def _listed(described: dict[str, str]) -> str:
   """Every registered model with the first line of its docstring."""
   width = max(map(len, described))
   return '\n'.join(f'{name:<{width}}  {line}' for name, line in described.items())
-
-
-if __name__ == '__main__':
-  app.run(main)

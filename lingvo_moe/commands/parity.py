@@ -31,8 +31,9 @@ import tempfile
 
 from absl import flags
 
-from lingvo_moe import app
-from lingvo_moe.commands import values
+from lingvo_moe import app, machine, runtime_flags
+from lingvo_moe.commands import launch, values
+from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.progress import working
 
@@ -62,12 +63,12 @@ _EVERY_KIND = 'data:2;expert:2;model:2;data:2,expert:2;data:2,model:2;expert:2,m
 _EVERY_KIND += ';node:2,expert:2'
 
 
-def grid(name: str, bindings) -> dict[str, list[str]]:
+def grid(bindings) -> dict[str, list[str]]:
   """Bindings of every dispatcher for meshes by label, unscanned and scanned; a dense model has no dispatcher."""
-  own = name.rpartition('.')[2]
+  own = _MODEL.value.rpartition('.')[2]
   scans = {'unscanned': [f'{own}.scan_layers = False']}
   scans['scanned'] = [f'{own}.scan_layers = True', f"{own}.remat = 'block'"]
-  dispatches = ('einsum', 'gather') if config_of(name, bindings).num_experts else ('auto',)
+  dispatches = ('einsum', 'gather') if config_of(bindings).num_experts else ('auto',)
   return {
     f'{dispatch} {scan}': [*bindings, f'{own}.dispatch = {dispatch!r}', *scanned]
     for dispatch in dispatches
@@ -75,11 +76,9 @@ def grid(name: str, bindings) -> dict[str, list[str]]:
   }
 
 
-def config_of(name: str, bindings):
+def config_of(bindings):
   """Configuration of the model in float32, with dropout if it has none, as masks must be equal on every mesh."""
-  from lingvo_moe.core import configuration
-
-  config = configuration.resolve(name, [], bindings)
+  config = configuration.resolve(_MODEL.value, [], bindings)
   changes = {'activation_dtype': 'float32'}
   if not config.residual_dropout:
     rates = 'input_dropout', 'residual_dropout', 'attention_dropout'
@@ -87,30 +86,27 @@ def config_of(name: str, bindings):
   return dataclasses.replace(config, **changes)
 
 
-def observation(name: str, bindings, mesh: str, steps: int, split_dense: bool = False):
+def observation(mesh: str, bindings):
   """Observation of 'local', of a mesh, or of a mesh in several processes ('expert:4@2')."""
-  from lingvo_moe import machine, runtime_flags
   from lingvo_moe.analysis import parity
 
   mesh, _, count = mesh.partition('@')
   if count and not count.isdecimal():
     raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
   if count:
-    return _of_processes(name, bindings, mesh, int(count), steps, split_dense)
+    return _of_processes(mesh, bindings, int(count))
   options = runtime_flags.LOCAL
   if mesh != 'local':
     processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    options = runtime_flags.RuntimeOptions('spmd', mesh, split_dense, *processes)
-  return parity.observe(config_of(name, bindings), machine.connect(options).make_runtime, steps)
+    options = runtime_flags.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes)
+  return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value)
 
 
-def _of_processes(name, bindings, mesh, count, steps, split_dense):
-  from lingvo_moe.commands import launch
-
+def _of_processes(mesh: str, bindings, count: int):
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'observation')
-    command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'parity', f'--model={name}', f'--meshes={mesh}']
-    command += [f'--dump={path}', f'--steps={steps}', f'--split_dense={split_dense}']
+    command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'parity', f'--meshes={mesh}', f'--dump={path}']
+    command += [flag.serialize() for flag in (flags.FLAGS[name] for name in ('model', 'steps', 'split_dense'))]
     command += [f'--gin_bindings={b}' for b in bindings]
     if status := launch.launch(command, count):
       raise UserError(f'--mesh={mesh} in {count} processes ended with exit status {status}')
@@ -131,8 +127,8 @@ def line(mesh: str, row, width: int) -> str:
   return f'{mesh:{width}}  {numbers}  {flips:16}  {same:7}  {row.scores:7.1e}  {kinds}'
 
 
-def main(argv):
-  del argv
+@app.command()
+def main():
   from lingvo_moe.analysis import parity
   from lingvo_moe.runtime import spmd
   from lingvo_moe.xla_sharding import Mesh
@@ -142,16 +138,15 @@ def main(argv):
   if not meshes:
     raise UserError("--meshes names at least one, such as 'expert:2;data:2,expert:2'")
   parsed = [Mesh.parse(mesh.partition('@')[0]) for mesh in meshes if mesh != 'local']
-  observe = lambda mesh, bindings: observation(_MODEL.value, bindings, mesh, _STEPS.value, _SPLIT_DENSE.value)
   bindings = _BINDINGS(_MODEL.value)
   if _DUMP.value:
-    dumped = observe(meshes[0], bindings)
+    dumped = observation(meshes[0], bindings)
     if _PROCESS_ID.value == 0:
       pathlib.Path(_DUMP.value).write_bytes(pickle.dumps(dumped))
     return 0
-  variants = grid(_MODEL.value, bindings) if _GRID.value else {'': bindings}
+  variants = grid(bindings) if _GRID.value else {'': bindings}
   for bindings in variants.values():
-    config_of(_MODEL.value, bindings)  # mistakes in it are reported before JAX starts
+    config_of(bindings)  # mistakes in it are reported before JAX starts
   most = max((mesh.num_devices for mesh in parsed), default=1)
   spmd.connect(Mesh((('data', most),)))  # all virtual devices at once, before JAX starts with fewer
   names = {(label, mesh): f'{mesh} {label}'.strip() for label in variants for mesh in meshes}
@@ -161,11 +156,11 @@ def main(argv):
   rows = {}
   for label, bindings in variants.items():
     with working(f'one device {label}'.strip() + work):
-      reference = observe('data:1', bindings)
+      reference = observation('data:1', bindings)
     for mesh in meshes:
       name = names[label, mesh]
       with working(name + work):
-        observed = observe(mesh, bindings)
+        observed = observation(mesh, bindings)
       rows[name] = parity.compare(reference, observed)
       print(line(name, rows[name], width), flush=True)
       spmd.release()
@@ -179,7 +174,3 @@ def main(argv):
     return 1
   print(f'all agree with one device to {_TOLERANCE.value:g}')
   return 0
-
-
-if __name__ == '__main__':
-  app.run(main)

@@ -53,6 +53,7 @@ _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of dev and test.', l
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace what this command wrote before.')
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if argv[1:]:
     raise UserError(f'files are named by --source and --target, or by --pairs_file; saw {argv[1]!r}')
@@ -81,12 +82,3 @@ def main(argv):
     f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(_OUT.value)} '
     f'--logdir=runs/{name}'
   )
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False, arguments=True)
-
-
-if __name__ == '__main__':
-  command()

@@ -25,6 +25,7 @@ _DATA_DIR = flags.DEFINE_string(
 )
 
 
+@app.command(tensorflow=False, arguments=True)
 def main(argv):
   if not 2 <= len(argv) <= 3:
     raise UserError(
@@ -34,12 +35,3 @@ def main(argv):
 
   out, size = page.write(argv[1:], _SPLIT.value, _DATA_DIR.value, _OUT.value)
   print(f'{out}: {size / 1000:.0f} kB; open it in a browser')
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False, arguments=True)
-
-
-if __name__ == '__main__':
-  command()

@@ -37,8 +37,8 @@ _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of lines.')
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace existing files.')
 
 
-def main(argv):
-  del argv
+@app.command(tensorflow=False)
+def main():
   if not _OUTPUT.value:
     raise UserError('where to write must be said; saw no --output: give one, e.g. --output=vocab/source')
   if not os.path.basename(_OUTPUT.value):
@@ -72,12 +72,3 @@ def main(argv):
     overwrite=_OVERWRITE.value,
   )
   print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')
-
-
-def command() -> None:
-  """The command as typed."""
-  app.run(main, tensorflow=False)
-
-
-if __name__ == '__main__':
-  command()

@@ -23,19 +23,16 @@ def find_files(data_dir: str, split: str) -> list[str]:
   """Paths of a split's files; UserError if there are none."""
   data_dir = text_lib.corpus_folder(data_dir)
   folder, prefix = os.path.split(os.path.join(data_dir, split))
-  names = files.listdir(folder) if files.isdir(folder) else []
-  own = {name for name in names if re.fullmatch(rf'{re.escape(prefix)}.*\.txt', _plain(name), re.DOTALL)}
+  own = {}
+  for stem, ending, path in packed.named(folder) if files.isdir(folder) else ():
+    if ending == 'txt' and stem.startswith(prefix):
+      own.setdefault(stem, path)  # 'x.txt' sorts before 'x.txt.gz'
   if not own:
     others = ', '.join(sorted(files.listdir(data_dir))[:5]) or 'nothing'
     raise UserError(
       f'no file {split}*.txt[.gz] in {data_dir}, which has {others}: put one there, or choose another split'
     )
-  return [os.path.join(folder, name) for name in sorted(own) if name == _plain(name) or _plain(name) not in own]
-
-
-def _plain(name: str) -> str:
-  """Name of a file as it is called when it is not packed."""
-  return packed.ENDING.sub('', name)
+  return list(own.values())
 
 
 def no_text(path: str) -> UserError:
@@ -45,7 +42,7 @@ def no_text(path: str) -> UserError:
 
 def name_of(path: str) -> str:
   """Name of a file in reports: 'dev' for 'data/dev.txt.gz'."""
-  return _plain(os.path.basename(path)).removesuffix('.txt')
+  return packed.ENDING.sub('', os.path.basename(path)).removesuffix('.txt')
 
 
 def read(path: str) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ _MARKS = (  # that of UTF-32 begins as that of UTF-16 does
   (codecs.BOM_UTF16_LE, 'utf-16'),
   (codecs.BOM_UTF16_BE, 'utf-16'),
 )
+
+
+def named(folder: str) -> Iterator[tuple[str, str, str]]:
+  """Yields (stem, ending, path) of each file named stem.ending, or so with the ending of a packed file; in order."""
+  for name in sorted(files.file_names(folder)):
+    stem, dot, ending = ENDING.sub('', name).rpartition('.')
+    if dot and stem:
+      yield stem, ending, os.path.join(folder, name)
 
 
 @contextlib.contextmanager
@@ -116,7 +125,7 @@ def _refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool) -> None
     return
   nuls = first.count(0)
   encoding = next((name for mark, name in _MARKS if first.startswith(mark)), '')
-  if not encoding and nuls and (nuls * 50 > len(first) or not _is_utf8(first)):
+  if not encoding and nuls and (nuls * 50 > len(first) or _decoded(first, 'utf-8') is None):
     encoding = _encoding_without_mark(first)
   if encoding:
     raise UserError(f'text must be UTF-8; {path} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8')
@@ -127,20 +136,16 @@ def _refuse_what_is_no_text(path: str, first: bytes, any_encoding: bool) -> None
     )
 
 
-def _is_utf8(first: bytes) -> bool:
-  """Whether the beginning of a file, which may end within a character, is UTF-8."""
+def _decoded(first: bytes, encoding: str) -> str | None:
+  """Text of the beginning of a file, which may end within a character; None if that is not of the encoding."""
   with contextlib.suppress(UnicodeDecodeError):
-    codecs.getincrementaldecoder('utf-8')().decode(first)
-    return True
-  return False
+    return codecs.getincrementaldecoder(encoding)().decode(first)
 
 
 def _encoding_without_mark(first: bytes) -> str:
   """Encoding in which the beginning of a file is text without NUL, with most spaces and line ends; '' if in none."""
-  spaces = {}
+  spaces = {'': 0}
   for encoding in ('utf-32-le', 'utf-32-be', 'utf-16-le', 'utf-16-be'):
-    with contextlib.suppress(UnicodeDecodeError):
-      text = codecs.getincrementaldecoder(encoding)().decode(first)
-      spaces[encoding] = (text.count(' ') + text.count('\n')) * ('\0' not in text)
-  best = max(spaces, key=spaces.get, default='')
-  return best if spaces.get(best) else ''
+    text = _decoded(first, encoding) or '\0'
+    spaces[encoding] = (text.count(' ') + text.count('\n')) * ('\0' not in text)
+  return max(spaces, key=spaces.get)

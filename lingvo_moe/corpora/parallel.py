@@ -18,7 +18,7 @@ import difflib
 import fnmatch
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError, closest
@@ -122,7 +122,7 @@ def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
     folder = os.path.join(data_dir, name)
     if '-' not in name or not files.isdir(folder):
       continue
-    languages = {language for _, language, _ in _files(folder)}
+    languages = {language for _, language, _ in packed.named(folder)}
     ways = [(name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == '-']  # a language code may contain a hyphen
     ways = [way for way in ways if languages & {*way}]
     if ways:
@@ -144,7 +144,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 def _plain_directions(data_dir, patterns, split, split_files) -> dict[str, tuple[str, str, str]]:
   """The same of plain files: any two languages, in either direction."""
   prefix = dict(split_files).get(split, split)
-  known = sorted({language for stem, language, _ in _files(data_dir) if _has_prefix(stem, prefix)})
+  known = sorted({language for stem, language, _ in packed.named(data_dir) if _has_prefix(stem, prefix)})
   if not known:
     raise _no_such_file(data_dir, '<source>', '<target>', split, split_files)
   directions = {f'{s}-{t}': (data_dir, s, t) for s in known for t in known if s != t}
@@ -161,18 +161,10 @@ def _has_prefix(stem: str, prefix: str) -> bool:
   return stem == prefix or stem.startswith(prefix + '-')
 
 
-def _files(folder: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (stem, language, path) of each file named stem.language, or so with the ending of a packed file."""
-  for name in sorted(files.file_names(folder)):
-    stem, dot, language = packed.ENDING.sub('', name).rpartition('.')
-    if dot and stem:
-      yield stem, language, os.path.join(folder, name)
-
-
 def _side(folder: str, prefix: str, language: str) -> dict[str, str]:
   """Files of one side by stem: the file of this prefix and language, or its shards."""
   stems = {}
-  for stem, lang, path in _files(folder):
+  for stem, lang, path in packed.named(folder):
     if lang == language:
       stems.setdefault(stem, path)  # 'x.de' sorts before 'x.de.gz'
   if prefix in stems:
@@ -195,7 +187,7 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
 def _no_such_file(folder, source, target, split, split_files) -> MissingFilesError:
   prefixes = dict(split_files)
   prefix = prefixes.get(split, split)
-  stems = {stem for stem, _, _ in _files(folder)}
+  stems = {stem for stem, _, _ in packed.named(folder)}
   exists = lambda prefix: any(_has_prefix(stem, prefix) for stem in stems)
   mapped = {other: p for other, p in prefixes.items() if other != split and exists(p)}
   if not exists(split):

@@ -322,11 +322,7 @@ def table(decisions: Decisions, rules: Rules) -> str:
   """Counts as text: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
   rows = [('lines read', len(decisions.outcomes), '')]
   for outcome, reason in _REASONS.items():
-    note = (
-      f'first: {", ".join(decisions.first_not_utf8)}'
-      if outcome == Outcome.NOT_UTF8 and decisions.first_not_utf8
-      else ''
-    )
+    note = f'first: {", ".join(decisions.first_not_utf8)}' if outcome == Outcome.NOT_UTF8 else ''
     if decisions.count(outcome):
       rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', decisions.count(outcome), note))
   if undecided := int(np.count_nonzero(decisions.outcomes == _UNDECIDED)):

@@ -338,7 +338,7 @@ def test_memory_grows_by_less_than_50_bytes_a_line(tmp_path, monkeypatch):
 
 def test_the_command(tmp_path):
   texts = texts_of(tmp_path, [(f'{s} {i}', f'{t} {i}') for s, t in GOOD for i in range(10)])
-  command = ['-m', 'lingvo_moe.commands.prepare', '--source=a.de', '--target=a.en', '--out=DATA']
+  command = ['-m', 'lingvo_moe.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
   run = lambda *more: forks.run([*command, *more], cwd=tmp_path, timeout=100)
   done = run('--dev=5', '--test=7')
   assert done.returncode == 0 and not done.stderr, done.stderr
@@ -355,7 +355,7 @@ def test_the_command(tmp_path):
 
 def test_the_command_prints_why_all_was_dropped(tmp_path):
   texts_of(tmp_path, [('', t) for _, t in GOOD])
-  command = ['-m', 'lingvo_moe.commands.prepare', '--source=a.de', '--target=a.en', '--out=DATA']
+  command = ['-m', 'lingvo_moe.commands.main', 'prepare', '--source=a.de', '--target=a.en', '--out=DATA']
   done = forks.run(command, cwd=tmp_path)
   assert done.returncode == 1 and 'dropped: empty' in done.stdout
   assert done.stderr.startswith('error: dev and test') and 'saw 0 pairs that are fit to keep, of 6' in done.stderr

@@ -549,7 +549,7 @@ def test_curves_without_points_are_no_figure():
 
 def test_the_command_writes_the_file_and_says_so(run, tmp_path):
   out = tmp_path / 'a.html'
-  command = [sys.executable, '-m', 'lingvo_moe.commands.report']
+  command = [sys.executable, '-m', 'lingvo_moe.commands.main', 'report']
   done = subprocess.run([*command, str(run), f'--out={out}'], capture_output=True, text=True)
   assert out.read_text() == page.page(reading.read_all([str(run)], 'test')) and done.stdout.startswith(f'{out}: ')
   for runs in [], [run] * 3:

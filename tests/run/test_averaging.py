@@ -26,7 +26,7 @@ from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytestmark = pytest.mark.usefixtures('one_trace')
 
-COMMAND = ['-m', 'lingvo_moe.commands.average']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'average']
 SHAPES = {'decoder/layer_01/moe/wi': (3, 4, 5), 'decoder/norm/scale': (7,), 'encoder/bias': ()}
 MODEL = 'mt.cldr.Tiny'
 

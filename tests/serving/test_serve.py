@@ -123,7 +123,7 @@ def load(options):
   return Run()
 
 serve.load = load
-serve.command()
+serve.main()
 """
 
 

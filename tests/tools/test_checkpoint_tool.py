@@ -18,7 +18,7 @@ from lingvo_moe.run import checkpoint
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.slices import Slice
 
-COMMAND = ['-m', 'lingvo_moe.commands.checkpoint']
+COMMAND = ['-m', 'lingvo_moe.commands.main', 'checkpoint']
 WI = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 SHAPES = {'step': (), 'moe/wi': (2, 3, 4), 'norm': (4,), 'slots/moe/wi/row': (2, 3)}
 

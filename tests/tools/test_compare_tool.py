@@ -66,7 +66,7 @@ def runs(corpus, tmp_path_factory):
 
 
 def tool(*args):
-  return forks.run(['-m', 'lingvo_moe.commands.compare', *map(str, args)], timeout=120)
+  return forks.run(['-m', 'lingvo_moe.commands.main', 'compare', *map(str, args)], timeout=120)
 
 
 def records(path):
@@ -260,7 +260,7 @@ def test_a_step_that_was_not_decoded_is_told_with_those_that_were(runs):
 
 @pytest.mark.parametrize('name', ['compare', 'average'])
 def test_help_is_quick_since_it_imports_next_to_nothing(name):
-  command = [sys.executable, '-X', 'importtime', '-m', f'lingvo_moe.commands.{name}', '--help']
+  command = [sys.executable, '-X', 'importtime', '-m', 'lingvo_moe.commands.main', name, '--help']
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert done.stdout.lstrip().startswith(f'lingvo-moe {name} ')
   imported = {line.rpartition('|')[2].strip().split('.')[0] for line in done.stderr.splitlines()}

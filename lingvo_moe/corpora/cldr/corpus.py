@@ -203,8 +203,7 @@ def make_corpus(
     recipe = {'made_by': _MADE_BY, 'format': _FORMAT, 'babel': babel.__version__, 'seed': seed}
     recipe |= {'max_pairs': max_pairs, 'languages': codes}
     manifest = {'recipe': recipe, 'languages': summary}
-    with open(os.path.join(new_dir, _MANIFEST), 'w', encoding='utf-8') as f:
-      f.write(json.dumps(manifest, indent=1) + '\n')
+    files.write(os.path.join(new_dir, _MANIFEST), json.dumps(manifest, indent=1) + '\n')
   if has_others:
     _spread(place, out_dir, {**replaced, **summary})
   return manifest

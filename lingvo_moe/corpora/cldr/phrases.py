@@ -10,7 +10,7 @@ import bisect
 import datetime
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lingvo_moe.corpora.cldr.speaker import Tree
 
@@ -97,7 +97,7 @@ class Phrases:
       for kind, keys in INVENTORY.items()
     }
     several = lambda kind, most: lambda: self._names(kind, 2, most)
-    self._heads = _with_sums(
+    self._heads = (
       (5, lambda: self._name(self._city_or_territory(0.4))),
       (5, lambda: self._names(self._city_or_territory(0.3), 2, 3)),
       (3, self._city_of),
@@ -106,7 +106,7 @@ class Phrases:
       (4, self._relative),
       (2, lambda: ('time_at', *self._clock(), self._pick((0, 0, 15, 30, 45)), self._key('zone'))),
     )
-    self._bodies = _with_sums(
+    self._bodies = (
       (5, several('territory', 4)),
       (5, several('language', 4)),
       (4, self._varieties),
@@ -130,9 +130,9 @@ class Phrases:
 
   # Chance.
 
-  def _choose(self, rules: tuple[list, list[float]]) -> Tree:
-    makers, sums = rules
-    return makers[self._index(sums)]()
+  def _choose(self, rules: Sequence[tuple[int, Callable[[], Tree]]]) -> Tree:
+    """Tree of one of some rules, each with its share."""
+    return rules[self._index(list(itertools.accumulate(share for share, _ in rules)))][1]()
 
   def _index(self, sums: list[float]) -> int:
     return bisect.bisect_right(sums, self._random() * sums[-1], hi=len(sums) - 1)
@@ -166,12 +166,8 @@ class Phrases:
 
   def _varieties(self) -> Tree:
     """Languages with a territory or script: 'Portuguese (Brazil) and Serbian (Cyrillic)'."""
-    return self._list(
-      [
-        ('paren', self._name('language'), self._name('script' if self._random() < 0.3 else 'territory'))
-        for _ in range(self._between(1, 3))
-      ]
-    )
+    draw = lambda: ('paren', self._name('language'), self._name('script' if self._random() < 0.3 else 'territory'))
+    return self._list([draw() for _ in range(self._between(1, 3))])
 
   def _city_or_territory(self, share: float) -> str:
     return 'city' if self._random() < share else 'territory'
@@ -229,12 +225,8 @@ class Phrases:
     first, second, most = self._pick(
       (('hour', 'minute', 59), ('day', 'hour', 23), ('week', 'day', 6), ('year', 'month', 11), ('minute', 'second', 59))
     )
-    return (
-      'list',
-      'unit',
-      ('quantity', str(self._between(1, 12)), f'duration-{first}'),
-      ('quantity', str(self._between(1, most)), f'duration-{second}'),
-    )
+    draw = lambda most, unit: ('quantity', str(self._between(1, most)), f'duration-{unit}')
+    return ('list', 'unit', draw(12, first), draw(most, second))
 
   # Times.
 
@@ -281,9 +273,3 @@ class Phrases:
     open_, close = self._between(0, 13), self._between(1, 10)
     half = self._pick((0, 0, 30))
     return ('paren', days, ('through', ('time', open_, half), ('time', open_ + close, self._pick((0, 30, 45)))))
-
-
-def _with_sums(*rules: tuple[int, Callable[[], Tree]]) -> tuple[list[Callable[[], Tree]], list[int]]:
-  """Rules, and the sums of their shares."""
-  shares, makers = zip(*rules)
-  return list(makers), list(itertools.accumulate(shares))

@@ -12,6 +12,7 @@ import collections
 import copy
 import datetime
 import decimal
+import functools
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -22,19 +23,14 @@ from babel import dates, localedata, numbers
 # A tree is (kind, argument, ...): the kind names a method `_kind` of Speaker, arguments are words, ints or trees.
 Tree = tuple
 
-_ZERO_OF_DIGITS = {
-  'adlm': '\U0001e950',
-  'arab': '\u0660',
-  'arabext': '\u06f0',
-  'beng': '\u09e6',
-  'cakm': '\U00011136',
-  'deva': '\u0966',
-  'mtei': '\uabf0',
-  'mymr': '\u1040',
-  'nkoo': '\u07c0',
-  'olck': '\u1c50',
-  'tibt': '\u0f20',
-}
+# The digit zero by numbering system.
+_ZEROS = dict(
+  zero.split(':')
+  for zero in (
+    'adlm:\U0001e950 arab:\u0660 arabext:\u06f0 beng:\u09e6 cakm:\U00011136 deva:\u0966 mtei:\uabf0 mymr:\u1040 '
+    'nkoo:\u07c0 olck:\u1c50 tibt:\u0f20'
+  ).split()
+)
 # Kinds of names, and the attributes of babel.Locale that have them.
 _NAMES_OF_LOCALE = {
   'territory': 'territories',
@@ -52,25 +48,17 @@ class Unspeakable(Exception):
   """Tree that a language has no words for, or only words that do not determine the English."""
 
 
-class _Cleaner(dict):
-  """Replacements of characters, for str.translate; computed when a character first occurs."""
-
-  def __missing__(self, code: int) -> int | None:
-    c = chr(code)
-    category = unicodedata.category(c)
-    if category in _SPACES or c.isspace():
-      self[code] = ord(' ')
-    else:
-      self[code] = None if category in _DROPPED and c not in _JOINERS else code
-    return self[code]
-
-
-_CLEANER = _Cleaner()
+@functools.cache
+def _cleaned(c: str) -> str:
+  category = unicodedata.category(c)
+  if category in _SPACES or c.isspace():
+    return ' '
+  return '' if category in _DROPPED and c not in _JOINERS else c
 
 
 def clean(text: str) -> str:
   """Cleans text: NFC, single ordinary spaces, no control or bidi characters."""
-  return ' '.join(unicodedata.normalize('NFC', text).translate(_CLEANER).split())
+  return ' '.join(''.join(map(_cleaned, unicodedata.normalize('NFC', text))).split())
 
 
 def script_of(code: str) -> str:
@@ -110,7 +98,7 @@ class Speaker:
     self._root = localedata.load('root')
     self._english = code == 'en'
     self._latin = script_of(code) == 'Latn'
-    zero = _ZERO_OF_DIGITS.get(self._locale.default_numbering_system)
+    zero = _ZEROS.get(self._locale.default_numbering_system)
     self._digits = {ord('0') + i: ord(zero) + i for i in range(10)} if zero else {}
     self._colon_mark, self._open, self._close = _WIDE.get(code.split('_')[0], (': ', ' (', ')'))
     self._texts = {}
@@ -200,21 +188,16 @@ class Speaker:
     word = self._own(pattern.replace('0', '').replace("'", '').strip())
     if (self._latin and len(word) < 3) or re.search('0[A-Z]', pattern):
       raise Unspeakable(pattern)
-    number = numbers.format_decimal(
-      decimal.Decimal(reduced),
-      locale=self._locale,
-      group_separator=len(reduced.split('.')[0]) > 4,
-      numbering_system='default',
-    )
+    form = {'group_separator': len(reduced.split('.')[0]) > 4, 'numbering_system': 'default'}
+    number = numbers.format_decimal(decimal.Decimal(reduced), locale=self._locale, **form)
     return re.sub('0+', number, pattern).replace("'", '')
 
   def _counted(self, forms: Mapping[str, str], value: str, root: Mapping[str, str]) -> str:
     """Inserts a value into the pattern of its plural form."""
     amount = decimal.Decimal(value)
     pattern = self._own(forms.get(self._locale.plural_form(amount)) or forms.get('other'))
-    if pattern == root.get('other'):
-      raise Unspeakable(pattern)
-    if '{0}' not in pattern and value not in ('1', '2'):  # only forms for 1 and 2 imply it, as Arabic's 'two days' does
+    implied = '{0}' not in pattern  # only forms for 1 and 2 imply it, as Arabic's 'two days' does
+    if pattern == root.get('other') or (implied and value not in ('1', '2')):
       raise Unspeakable(pattern)
     return pattern.replace('{0}', self._number(value))
 
@@ -239,9 +222,8 @@ class Speaker:
   def _per(self, what: Tree, unit: str) -> str:
     """Ratio: '3 euros per kilogram'."""
     pattern = self._own(self._data['unit_patterns'].get(unit, {}).get('long', {}).get('per'))
-    if pattern == self._root['unit_patterns'].get(unit, {}).get('short', {}).get('per'):
-      raise Unspeakable(unit)
-    if re.search(r'/\w{1,2}$', pattern):  # an abbreviation, such as Quechua's '/k' for a month
+    root = self._root['unit_patterns'].get(unit, {}).get('short', {}).get('per')
+    if pattern == root or re.search(r'/\w{1,2}$', pattern):  # an abbreviation, such as Quechua's '/k' for a month
       raise Unspeakable(unit)
     return pattern.replace('{0}', self._say(what))
 
@@ -262,7 +244,7 @@ class Speaker:
   def _date(self, style: str, year: int, month: int, day: int) -> str:
     """Date in the style 'full', 'long', or of a skeleton such as yMMMM, with abbreviations written out."""
     pattern = self._date_pattern(style)
-    if not _STATED[style] <= _fields(pattern) or (style == 'yMd' and pattern == self._date_pattern('long')):
+    if not {*_STATED[style]} <= _fields(pattern) or (style == 'yMd' and pattern == self._date_pattern('long')):
       raise Unspeakable(pattern)
     return self._own(self._format(pattern, datetime.date(year, month, day)))
 
@@ -323,15 +305,7 @@ class Speaker:
 
 
 # Fields that a date in each style must state to determine its English.
-_STATED = {
-  'full': set('yMdE'),
-  'long': set('yMd'),
-  'yMd': set('yMd'),
-  'yMMMM': set('yM'),
-  'yQQQQ': set('yQ'),
-  'MMMMd': set('Md'),
-  'MMMEd': set('MdE'),
-}
+_STATED = {'full': 'yMdE', 'long': 'yMd', 'yMd': 'yMd', 'yMMMM': 'yM', 'yQQQQ': 'yQ', 'MMMMd': 'Md', 'MMMEd': 'MdE'}
 # Sources of the list patterns of a style in CLDR; later ones override earlier ones.
 _LIST_STYLES = {'standard': ('standard',), 'or': ('or',), 'unit': ('standard', 'unit-short', 'unit')}
 _RUN = re.compile(r"'[^']*'|([A-Za-z])\1*")

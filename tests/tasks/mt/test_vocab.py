@@ -348,7 +348,7 @@ def test_lines_too_long_for_sentences_are_left_out_and_said(tmp_path, capfd):
 
 def test_the_command_writes_a_vocabulary_and_answers_mistakes_in_a_line(tmp_path):
   data = write_corpus(tmp_path / 'data')
-  command = ['-m', 'lingvo_moe.commands.vocab']
+  command = ['-m', 'lingvo_moe.commands.main', 'vocab']
   command += [f'--data_dir={data}', f'--vocab_size={SIZE}', f'--output={tmp_path}/out']
   env = dict(os.environ, PYTHONPATH=os.path.join(os.path.dirname(__file__), '..', '..', '..'))
   done = forks.run(command, env=env)
