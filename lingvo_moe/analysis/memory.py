@@ -94,9 +94,7 @@ def _at_peak(computation: Computation) -> list[_Value]:
   for time, instruction in enumerate(computation.instructions):
     if instruction.opcode in ('while', 'call', 'conditional'):  # of several computations that with the highest peak
       inner[time] = max(map(_at_peak, instruction.called.values()), key=total, default=[])
-  sizes = [
-    size + total(inner.get(time, ())) for time, size in enumerate(_sizes(lives.spans, len(computation.instructions)))
-  ]
+  sizes = [size + total(inner.get(time, ())) for time, size in enumerate(lives.sizes(lives.spans))]
   time = sizes.index(max(sizes))
   return [v for v, (begin, end) in lives.spans.items() if begin <= time <= end] + inner.get(time, [])
 
@@ -115,13 +113,18 @@ class _Lives:
     for value in self._named[computation.root]:
       self.spans.pop(value, None)
 
+  def sizes(self, spans: Mapping[_Value, tuple[int, int]]) -> list[int]:
+    """Bytes of the live values at each time, from the first and last time of each value."""
+    changes = collections.Counter()
+    for value, (begin, end) in spans.items():
+      changes[begin] += value.bytes
+      changes[end + 1] -= value.bytes
+    return list(itertools.accumulate(changes[time] for time in range(self._length)))
+
   def saved(self) -> int:
     """Peak bytes of the values computed forward that are still needed backward."""
-    ends = self._backward_end
-    saved = {
-      v: (begin, ends[v]) for v, (begin, _) in self.spans.items() if v in ends and v.instruction in self._forward
-    }
-    return max(_sizes(saved, self._length))
+    kept = {v: end for v, end in self._backward_end.items() if v in self.spans and v.instruction in self._forward}
+    return max(self.sizes({v: (self.spans[v][0], end) for v, end in kept.items()}))
 
   def _visit(self, time: int, instruction: Instruction) -> None:
     used = [value for operand in instruction.operands for value in self._named[operand]]
@@ -171,12 +174,3 @@ class _Lives:
       return None
     named = self._named[fusion.operands[parameters.index(target)]]
     return named[0] if len(named) == 1 else None
-
-
-def _sizes(spans: Mapping[_Value, tuple[int, int]], length: int) -> list[int]:
-  """Bytes of the live values at each time below `length`, from the first and last time of each value."""
-  changes = collections.Counter()
-  for value, (begin, end) in spans.items():
-    changes[begin] += value.bytes
-    changes[end + 1] -= value.bytes
-  return list(itertools.accumulate(changes[time] for time in range(length)))
