@@ -35,49 +35,35 @@ def train_step(config: ModelConfig) -> Parts:
   parts = dict.fromkeys(PARTS, 0)
   for name, stack in vars(config.model()).items():
     if isinstance(stack, Stack):
-      _add_layers(parts, config, stack, rows, source_length if name == 'encoder' else length, source_length)
-    elif isinstance(stack, RecurrentStack):
-      _add_recurrent(parts, config, stack, rows * length)
+      blocks, again = config.remat == 'block', config.remat != 'none'
+      own = source_length if name == 'encoder' else length
+      tokens = rows * own
+      for layer, is_last in _layers(stack):
+        attended = [(rows * n, tokens * n) for n in (own, source_length)[: 1 + layer.cross_attention]]
+        _add_attention(parts, config, layer, tokens, attended, 3 + again)
+        if again and not blocks:  # of attention that alone is rematerialised the last product is not recomputed
+          parts['projections'] -= 2 * tokens * layer.attention.weights()['wo'].size * len(attended)
+        if layer.is_moe:
+          _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
+        else:
+          specs = layer.ffn.weights()
+          made = (3 + blocks) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
+          parts['feed-forward'] += 2 * tokens * made
+    elif isinstance(stack, RecurrentStack):  # two LSTMs and a layer between them
+      parts['other'] += 2 * 3 * 2 * rows * length * _matrices(stack.lstm.weights())
+      if stack.moe:
+        _add_experts(parts, config, stack.moe, rows * length, config.dispatch)
+      else:
+        parts['feed-forward'] += 3 * 2 * rows * length * _matrices(stack.ffn.weights())
   parts['softmax'] = 3 * _scores(config, rows * length)
   return parts
-
-
-def _add_layers(
-  parts: Parts, config: TransformerConfig, stack: Stack, rows: int, length: int, source_length: int
-) -> None:
-  """Adds the FLOPs of Transformer layers in training, on rows of `length` that may attend to a source."""
-  tokens, blocks, again = rows * length, config.remat == 'block', config.remat != 'none'
-  for layer, is_last in _layers(stack):
-    specs = layer.attention.weights()
-    to_itself, to_source = (tokens, length), (rows * source_length, source_length)
-    for others, attended in (to_itself, to_source) if layer.cross_attention else (to_itself,):
-      parts['attention'] += (3 + again) * _attention(config, tokens, attended)
-      queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size
-      # The last projection is not recomputed where attention alone is.
-      last = (again and not blocks) * specs['wo'].size
-      parts['projections'] += 2 * (tokens * ((3 + again) * queries - last) + others * (3 + again) * keys)
-    if layer.is_moe:
-      _add_experts(parts, config, layer.ffn, tokens, config.dispatch, again=blocks)
-    else:
-      specs = layer.ffn.weights()
-      made = (3 + blocks) * _matrices(specs) - (blocks and is_last) * specs['wo'].size
-      parts['feed-forward'] += 2 * tokens * made
-
-
-def _add_recurrent(parts: Parts, config: ModelConfig, stack: RecurrentStack, tokens: int) -> None:
-  """Adds the FLOPs of two LSTMs and the layer between them in training."""
-  parts['other'] += 2 * 3 * 2 * tokens * _matrices(stack.lstm.weights())
-  if stack.moe:
-    _add_experts(parts, config, stack.moe, tokens, config.dispatch, again=False)
-  else:
-    parts['feed-forward'] += 3 * 2 * tokens * _matrices(stack.ffn.weights())
 
 
 def moe_layer(config: MtConfig, dispatch: str) -> Parts:
   """FLOPs of the first MoE layer, forward and backward, on one side of a full batch; see `train_step`."""
   parts = dict.fromkeys(PARTS, 0)
   tokens = config.batcher().rows(config.max_length) * config.max_length
-  _add_experts(parts, config, first_moe(config), tokens, dispatch, again=False)
+  _add_experts(parts, config, first_moe(config), tokens, dispatch)
   return parts
 
 
@@ -93,21 +79,22 @@ def decode(config: MtConfig, rows: int) -> Parts:
   Experts count for the tokens that visit them, not for empty slots; attention counts for the positions written so far.
   A program with static shapes computes more.
   """
-  length, width, heads = config.max_length, config.beam_size, config.num_heads * config.head_dim
+  length, width = config.max_length, config.beam_size
   sources, symbols = rows * length, rows * width * length
-  projection = lambda tokens: 2 * tokens * config.model_dim * heads
-  parts = dict.fromkeys(PARTS, 0)
-  model = config.model()
-  for layer, _ in _layers(model.encoder):
-    parts['attention'] += _attention(config, sources, length)
-    parts['projections'] += 4 * projection(sources)
-    _add_feed_forward(parts, config, layer, sources)
-  for layer, _ in _layers(model.decoder):
-    parts['projections'] += 2 * projection(sources)  # keys and values of the encoder's output
-    parts['projections'] += (4 + 2) * projection(symbols)  # self-attention, cross-attention
-    written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
-    parts['attention'] += 2 * 2 * rows * width * (written + length * length) * heads
-    _add_feed_forward(parts, config, layer, symbols)
+  written = width * length * (length + 1) // 2  # positions that a hypothesis attends to, summed over the steps
+  to_itself, to_source = (symbols, rows * width * written), (sources, symbols * length)
+  parts, model = dict.fromkeys(PARTS, 0), config.model()
+  for stack, tokens, attended in (
+    (model.encoder, sources, [(sources, sources * length)]),
+    (model.decoder, symbols, [to_itself, to_source]),
+  ):
+    for layer, _ in _layers(stack):
+      _add_attention(parts, config, layer, tokens, attended)
+      if layer.is_moe:
+        visits = tokens * layer.ffn.gate.experts_per_token(config.num_experts)
+        _add_moe(parts, layer.ffn, tokens, visits)
+      else:
+        parts['feed-forward'] += 2 * tokens * _matrices(layer.ffn.weights())
   parts['softmax'] = _scores(config, symbols)
   return parts
 
@@ -116,11 +103,6 @@ def _layers(stack: Stack) -> Iterator[tuple[Layer, bool]]:
   """Yields (layer, True if it is the last layer of a rematerialised block)."""
   for number, layer in enumerate(stack.layers.values()):
     yield layer, (number + 1) % stack.period == 0
-
-
-def _attention(config: TransformerConfig, tokens: int, length: int) -> int:
-  """FLOPs of attention without its projections: the scores of `length` positions, and their weighted sum."""
-  return 2 * 2 * tokens * length * config.num_heads * config.head_dim
 
 
 def _matrices(specs: Specs) -> int:
@@ -132,41 +114,40 @@ def _scores(config: ModelConfig, tokens: int) -> int:
   return 2 * tokens * config.model_dim * config.model().target_embedding.vocab_size
 
 
-def _add_experts(parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool) -> None:
+def _add_attention(
+  parts: Parts, config: TransformerConfig, layer: Layer, tokens: int, attended: list[tuple[int, int]], times: int = 1
+) -> None:
+  """Adds the FLOPs of a layer's attentions: to itself, and to a source where it has one.
+
+  Args:
+    parts: to add to.
+    config: of the model.
+    layer: whose attention it is.
+    tokens: with queries.
+    attended: of each attention, the tokens with keys and values, and the pairs of a query and a key.
+    times: that each product is made.
+  """
+  specs = layer.attention.weights()
+  queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size
+  for others, pairs in attended:
+    parts['attention'] += times * 2 * 2 * pairs * config.num_heads * config.head_dim  # scores, and weighted sums
+    parts['projections'] += times * 2 * (tokens * queries + others * keys)
+
+
+def _add_experts(
+  parts: Parts, config: ModelConfig, layer: MoE, tokens: int, dispatch: str, *, again: bool = False
+) -> None:
   """Adds the FLOPs of a MoE layer in training, forward and backward."""
   factor = config.capacity_factor or config.round_capacity_factor  # dropless: of one round
-  group_size = tokens // config.num_groups
-  capacity = layer.gate.capacity(group_size, config.num_experts, factor)
-  slots = config.num_experts * capacity  # for one group
-  masks = 2 * tokens * slots * config.model_dim if dispatch == 'einsum' else 0
-  parts['gating'] += (3 + again) * 2 * tokens * _gate_size(layer)
-  parts['experts'] += (3 + again) * 2 * config.num_groups * slots * _expert_size(layer)
-  parts['feed-forward'] += (3 + again) * 2 * tokens * _shared_size(layer)
+  slots = config.num_experts * layer.gate.capacity(tokens // config.num_groups, config.num_experts, factor)  # a group's
+  _add_moe(parts, layer, tokens, config.num_groups * slots, 3 + again)
   # Dispatch has one gradient, for the tokens; combine has two, for the experts' outputs and for the gates.
-  parts['dispatch/combine'] += (2 + again + 3) * masks
+  parts['dispatch/combine'] += (2 + again + 3) * 2 * tokens * slots * config.model_dim * (dispatch == 'einsum')
 
 
-def _add_feed_forward(parts: Parts, config: MtConfig, layer: Layer, tokens: int) -> None:
-  """Adds the forward FLOPs of a layer's feed-forward, dense or MoE, at inference."""
-  if not layer.is_moe:
-    parts['feed-forward'] += 2 * 2 * tokens * config.model_dim * config.ff_dim
-    return
-  visits = tokens * layer.ffn.gate.experts_per_token(config.num_experts)
-  parts['experts'] += round(2 * visits * _expert_size(layer.ffn))
-  parts['gating'] += 2 * tokens * _gate_size(layer.ffn)
-  parts['feed-forward'] += 2 * tokens * _shared_size(layer.ffn)
-
-
-def _expert_size(layer: MoE) -> int:
-  """Weights of one expert."""
-  return weights_lib.count(layer.experts.weights()) // layer.num_experts
-
-
-def _gate_size(layer: MoE) -> int:
-  """Weights of a gate that a token is multiplied with."""
-  return layer.gate.products_per_token(layer.model_dim, layer.num_experts)
-
-
-def _shared_size(layer: MoE) -> int:
-  """Weights of the matrices of shared experts."""
-  return weights_lib.count(layer.shared.weights()) if layer.shared else 0
+def _add_moe(parts: Parts, layer: MoE, tokens: int, visits: float, times: int = 1) -> None:
+  """Adds the FLOPs of gate, experts on so many rows, and shared experts."""
+  expert = weights_lib.count(layer.experts.weights()) // layer.num_experts
+  parts['gating'] += times * 2 * tokens * layer.gate.products_per_token(layer.model_dim, layer.num_experts)
+  parts['experts'] += round(times * 2 * visits * expert)
+  parts['feed-forward'] += times * 2 * tokens * (weights_lib.count(layer.shared.weights()) if layer.shared else 0)
