@@ -144,7 +144,7 @@ def test_tokens_tags_and_cuts_are_those_of_the_translators_input(toy_run):
     )
     for i, line in enumerate(LINES[:8]):
       language = languages if isinstance(languages, str) else (languages * 8)[i]
-      expected = TextInput(config, vocabs[0], [line], target_language=language)
+      expected = TextInput(config, vocabs, [line], language)
       assert bool(truncated_B[i]) == (expected.truncated == [0])
       ids = [] if expected.empty else next(iter(expected))[1]['src_ids'][0]
       assert ids_BT[i, : lengths_B[i]].tolist() == [n for n in ids if n]
@@ -201,7 +201,7 @@ def log_probs(config, vocabs, weights, sources, targets) -> np.ndarray:
   """log p of each target, by the model's own definition."""
   program, found = config.program(), np.zeros(len(sources))
   config = dataclasses.replace(config, num_groups=1, eval_batch_tokens=config.max_length * len(sources))
-  for index_B, batch in TextInput(config, vocabs[0], sources, targets=targets, target_vocab=vocabs[1]):
+  for index_B, batch in TextInput(config, vocabs, sources, targets=targets):
     found[index_B] = program.model.score(program.theta(weights), batch)
   return found
 

@@ -24,7 +24,7 @@ from lingvo_moe.layers import dispatch, experts, moe
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.program import Program
-from lingvo_moe.tasks.mt.assembly import Batch
+from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.xla_sharding import Mesh
 
 PLANTS = ('topk', 'unsharded')

@@ -11,8 +11,8 @@ from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
-from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks import inference
+from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
@@ -72,7 +72,7 @@ def _search(config, clock, make, batch) -> Timing:
       f'there {"is" if rows == 1 else "are"} {rows}: take another mesh, or none'
     )
   search = runtime.function(
-    lambda weights, batch: decoding.search(
+    lambda weights, batch: inference.search(
       program.model, program.theta(weights), batch, config, min_length=config.max_length
     )
   )

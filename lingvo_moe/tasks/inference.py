@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core.errors import UserError
@@ -14,12 +12,15 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.tasks import task
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.transformer_config import ModelConfig
 from lingvo_moe.tasks.vocab import BOS, EOS, PAD
 
-Search = Callable[..., beam_search.Hypotheses]  # (model, theta, batch, n_best)
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.denoising.config import DenoisingConfig
+  from lingvo_moe.tasks.mt.config import MtConfig
+
+  AnswerConfig = MtConfig | DenoisingConfig
 
 
 class Decoded(NamedTuple):
@@ -56,9 +57,7 @@ def search(
   model: EncoderDecoder,
   theta: Theta,
   batch: task.Batch,
-  config: ModelConfig,
-  max_lengths: Callable[[tf.Tensor], tf.Tensor],
-  most: int,
+  config: AnswerConfig,
   n_best: int = 1,
   min_length: int = 1,
 ) -> beam_search.Hypotheses:
@@ -68,13 +67,11 @@ def search(
     model: model of the configuration.
     theta: nested weights.
     batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis.
-    config: its beam_size and length_norm_alpha are used.
-    max_lengths: function of src_segments that gives the most symbols of each answer with its end, 0 in empty rows.
-    most: the most that it gives.
+    config: its beam_size, length_norm_alpha and answer_lengths are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
-  max_steps = ops.loop_bound(max_lengths(batch['src_segments']), most)
+  max_steps = ops.loop_bound(config.answer_lengths(batch['src_segments']), config.longest_answer)
 
   def search_rows(batch):
     rows = sizes(batch['src_ids'])[0]
@@ -86,7 +83,7 @@ def search(
       batch_size=rows,
       beam_size=config.beam_size,
       max_steps=max_steps,
-      max_lengths_B=max_lengths(batch['src_segments']),
+      max_lengths_B=config.answer_lengths(batch['src_segments']),
       bos_id=BOS,
       eos_id=EOS,
       pad_id=PAD,
@@ -100,19 +97,21 @@ def search(
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
 
-def programs(batch: task.Batch, dev_batch: task.Batch, search: Search) -> dict[str, task.InferenceProgram]:
+def programs(batch: task.Batch, dev_batch: task.Batch, config: AnswerConfig) -> dict[str, task.InferenceProgram]:
   """'eval': dev loss; 'score': log-probabilities of given targets; 'encode': the encoder; 'decode': beam search."""
   sources = {name: batch[name] for name in SOURCE_KEYS}
   return {
     'eval': task.InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
     'score': task.InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
     'encode': task.InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
-    'decode': task.InferenceProgram(search, sources),
+    'decode': task.InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config), sources),
   }
 
 
-def probe(batch: task.Batch, config: ModelConfig, search: Search) -> task.InferenceProgram:
+def probe(batch: task.Batch, config: AnswerConfig) -> task.InferenceProgram:
   """Beam search for the first sources of a batch, with all hypotheses."""
   rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
   sources = {name: batch[name][:rows] for name in SOURCE_KEYS}
-  return task.InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config.beam_size), sources)
+  return task.InferenceProgram(
+    lambda model, theta, batch: search(model, theta, batch, config, config.beam_size), sources
+  )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.tasks import task
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.transformer_config import BatchConfig
 

@@ -19,7 +19,7 @@ from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.unrolled_stack import UnrolledStack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 
 

@@ -11,7 +11,7 @@ import pytest
 from lingvo_moe import machine, runtime_flags
 from lingvo_moe.core import registry
 from lingvo_moe.runtime_flags import RuntimeOptions
-from lingvo_moe.tasks.mt import decoding
+from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytestmark = pytest.mark.compiled
@@ -37,7 +37,7 @@ def hypotheses(mesh, scan, period=2):
   batch = random_batch(config, seed=1, full=False)
   batch = {name: batch[name] for name in ('src_ids', 'src_segments', 'src_positions')}
   batch['src_segments'][3] = 0  # a row without a source
-  search = runtime.function(lambda w, batch: decoding.search(program.model, program.theta(w), batch, config, n_best=2))
+  search = runtime.function(lambda w, batch: inference.search(program.model, program.theta(w), batch, config, n_best=2))
   return search(batch)
 
 

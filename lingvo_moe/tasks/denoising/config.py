@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import tensorflow as tf
+
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
@@ -65,6 +67,15 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
   def rows_of_batch(self, training: bool = True) -> int:
     """B, a multiple of num_groups."""
     return self._rows_of_length(self.inputs_length, training)
+
+  @property
+  def longest_answer(self) -> int:
+    """Most symbols of an answer: as many as the targets of training have."""
+    return self.lengths.targets
+
+  def answer_lengths(self, src_segments_BT: tf.Tensor) -> tf.Tensor:
+    """Length limits of answers, int32 [B]; 0 in empty rows."""
+    return tf.where(tf.reduce_any(src_segments_BT > 0, axis=1), self.longest_answer, 0)
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""

@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
+from lingvo_moe.tasks.batches import source_arrays
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
-from lingvo_moe.tasks.denoising.input import source_arrays
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.vocab import EOS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
-
-
-def search(
-  model: EncoderDecoder, theta: Theta, batch: task.Batch, config: DenoisingConfig, n_best: int = 1
-) -> beam_search.Hypotheses:
-  """Beam search for what sentinels stand for; answers are as long as the targets of training at most."""
-  most = config.lengths.targets
-  limits = lambda segments_BT: tf.where(tf.reduce_any(segments_BT > 0, axis=1), most, 0)
-  return inference.search(model, theta, batch, config, limits, most, n_best)
 
 
 class Filler(TextGenerator):
@@ -42,7 +29,7 @@ class Filler(TextGenerator):
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
     inference.check_n_best(n_best, config.beam_size)
     config = config.for_inference(runner.row_multiple, config.inputs_length)
-    super().__init__(config, runner, lambda model, theta, batch: search(model, theta, batch, config, n_best))
+    super().__init__(config, runner, lambda model, theta, batch: inference.search(model, theta, batch, config, n_best))
     self._vocab = vocab
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:

@@ -5,7 +5,7 @@ once an epoch, and windows begin at another offset in every epoch; noise depends
 window since training began. In evaluation windows follow each other from the beginning of each file, the last one
 shorter, and noise depends on the number of the window in its file alone.
 
-A batch is a dict of int32 arrays by batch_keys.BATCH_KEYS, inputs of [B, inputs_length] and targets of [B, T], all of
+A batch is a dict of int32 arrays by batches.BATCH_KEYS, inputs of [B, inputs_length] and targets of [B, T], all of
 which are full in training. Evaluation adds 'files' [B, P], 1 at the file of a row, for losses by file.
 """
 
@@ -20,35 +20,12 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.tasks import train_input
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS, TARGET_KEYS
+from lingvo_moe.tasks.batches import Batch, source_arrays, target_arrays
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.train_input import Batch
-from lingvo_moe.tasks.vocab import BOS
-
-
-def source_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
-  """Source arrays [count, length] of inputs, padded on the right and below; see SOURCE_KEYS."""
-  return dict(zip(SOURCE_KEYS, _padded(rows, count, length), strict=True))
-
-
-def target_arrays(rows: Sequence[np.ndarray], count: int, length: int) -> Batch:
-  """Target arrays [count, length], padded likewise; the inputs of the decoder are bos and all but the last."""
-  labels_BT, segments_BT, positions_BT = _padded(rows, count, length)
-  inputs_BT = np.pad(labels_BT, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1] * segments_BT
-  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
-
-
-def _padded(rows, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Ids, segments and positions."""
-  ids_BT, segments_BT = (np.zeros([count, length], np.int32) for _ in range(2))
-  for row, ids in enumerate(rows):
-    ids_BT[row, : len(ids)] = ids
-    segments_BT[row, : len(ids)] = 1
-  return ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT
 
 
 class TrainInput(train_input.TrainInput):

@@ -6,16 +6,13 @@ import functools
 
 import numpy as np
 
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS, SOURCE_KEYS
-from lingvo_moe.tasks.denoising import filling
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, shapes, source_arrays, target_arrays
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
+from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.held_out import PerplexityJob
-from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput, source_arrays, target_arrays
+from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
 from lingvo_moe.tasks.vocab import EOS
@@ -29,7 +26,7 @@ class DenoisingTask(PlainTextTask):
   train_input_class = TrainInput
   dev_input_class = HeldOutInput
   held_out_job_class = PerplexityJob
-  translator_class = filling.Filler
+  translator_class = Filler
 
   @property
   def max_length(self) -> int:
@@ -51,14 +48,11 @@ class DenoisingTask(PlainTextTask):
   def batch_shapes(self, training: bool = True) -> task.Batch:
     rows = self.config.rows_of_batch(training)
     length = lambda key: self.config.inputs_length if key in SOURCE_KEYS else self.config.lengths.targets
-    return {key: np.broadcast_to(np.zeros([], np.int32), [rows, length(key)]) for key in BATCH_KEYS}
+    return {key: shapes(rows, length(key)) for key in BATCH_KEYS}
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)
-    return inference.programs(batch, batch, self._search)
+    return inference.programs(batch, batch, self.config)
 
   def probe_search(self) -> task.InferenceProgram:
-    return inference.probe(self.random_batch(full=False), self.config, self._search)
-
-  def _search(self, model: EncoderDecoder, theta: Theta, batch: task.Batch, n_best: int = 1) -> Hypotheses:
-    return filling.search(model, theta, batch, self.config, n_best)
+    return inference.probe(self.random_batch(full=False), self.config)

@@ -47,10 +47,6 @@ class BatchPlan(NamedTuple):
     plan = BatchPlan(rows, self.length, *(column[own] for column in self[2:]))
     return plan._replace(row=plan.row % rows)
 
-  def trimmed(self, multiple: int) -> BatchPlan:
-    """The plan with only as many rows as it needs, a multiple of a number."""
-    return self._replace(rows=-(-(int(self.row.max()) + 1) // multiple) * multiple)
-
 
 def default_boundaries(max_length: int) -> tuple[int, ...]:
   """Default row lengths: 8, 12, 16, 20, 24, 28, 32, 40, ... up to and including max_length."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import tensorflow as tf
+
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
@@ -43,6 +45,21 @@ class MtConfig(TransformerConfig, DataConfig):
       self._check_blocks(name)
     stacks = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}
     self._check_experts(*(layers for name, layers in stacks.items() if self.experts_in in ('both', name)))
+
+  @property
+  def longest_answer(self) -> int:
+    """Most symbols of a translation with its end."""
+    return self.max_length
+
+  def answer_lengths(self, src_segments_BT: tf.Tensor) -> tf.Tensor:
+    """Length limits of translations in symbols, with the end, int32 [B]; 0 in empty rows.
+
+    They depend on the source alone, whose tokens are counted with its end and tag.
+    """
+    length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
+    limit_B = tf.cast(tf.floor(self.decode_ratio * length_B), tf.int32) + self.decode_extra
+    limit_B = tf.clip_by_value(limit_B, 1, self.max_length)
+    return tf.where(length_B > 0, limit_B, 0)
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""

@@ -1,8 +1,7 @@
-"""Decoding: translations and scores of sentences, by the encoder and flat beam search over the decoder."""
+"""Decoding: translations, scores and routing of sentences; flat beam search over encoder and decoder."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -11,33 +10,16 @@ import tensorflow as tf
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import text
+from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.vocab import Vocab
 
 _BATCH_TOKENS = 2048  # source tokens of a batch, unless caller or configuration sets fewer
-
-
-def search(
-  model: EncoderDecoder, theta: Theta, batch: task.Batch, config: MtConfig, n_best: int = 1, min_length: int = 1
-) -> beam_search.Hypotheses:
-  """Beam search for translations; see inference.search."""
-  limits = functools.partial(max_lengths, config=config)
-  return inference.search(model, theta, batch, config, limits, config.max_length, n_best, min_length)
-
-
-def max_lengths(src_segments_BT: tf.Tensor, config: MtConfig) -> tf.Tensor:
-  """Length limits of translations in symbols, with the end, int32 [B]; 0 in empty rows.
-
-  They depend on the source alone, whose tokens are counted with its end and tag.
-  """
-  length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
-  limit_B = tf.cast(tf.floor(config.decode_ratio * length_B), tf.int32) + config.decode_extra
-  limit_B = tf.clip_by_value(limit_B, 1, config.max_length)
-  return tf.where(length_B > 0, limit_B, 0)
 
 
 def default_batch_tokens(config: MtConfig) -> int:
@@ -67,9 +49,10 @@ class SentenceTranslator(task.Translator):
     program = self._config.program()
     model = program.model
     self._search = runner.function(
-      lambda weights, batch: search(model, program.theta(weights), batch, self._config, n_best)
+      lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, n_best)
     )
     self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
+    self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
 
   def translate(
     self,
@@ -90,7 +73,7 @@ class SentenceTranslator(task.Translator):
         bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
-    batches = TextInput(self._config, self._vocabs[0], sources, target_language=target)
+    batches = TextInput(self._config, self._vocabs, sources, target)
     found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
     if batches.empty:
       progress(len(batches.empty))
@@ -116,10 +99,7 @@ class SentenceTranslator(task.Translator):
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
-    source, target_vocab = self._vocabs
-    batches = TextInput(
-      self._config, source, sources, target_language=target, targets=targets, target_vocab=target_vocab
-    )
+    batches = TextInput(self._config, self._vocabs, sources, target, targets)
     log_probs, tokens = np.zeros(len(sources)), np.zeros(len(sources), np.int64)
     for i in batches.empty:
       log_probs[i] = 0.0 if text.is_empty(targets[i]) else -np.inf
@@ -132,10 +112,65 @@ class SentenceTranslator(task.Translator):
       progress(int(np.sum(real_B)))
     return task.Scored(log_probs, tokens, batches.truncated)
 
+  def routing(
+    self, sources: Sequence[str], translations: Sequence[str], target: str | None = None
+  ) -> list[task.SentenceRouting]:
+    """Experts of each token of sentences, with the decoder reading the given translations.
+
+    A sentence without tokens has an empty one.
+    """
+    found = [task.SentenceRouting([], [], {}) for _ in sources]
+    for index_B, batch in TextInput(self._config, self._vocabs, sources, target, translations):
+      decided = self._decide(batch)
+      for row in np.flatnonzero(index_B >= 0):
+        found[index_B[row]] = self._routing_of(batch, decided, row)
+    return found
+
+  def _routing_of(self, batch, decided, row: int) -> task.SentenceRouting:
+    source, target = (int(np.sum(batch[f'{side}_segments'][row] > 0)) for side in ('src', 'tgt'))
+    layers = {}
+    for name, (expert_BTR, weight_BTR) in decided.items():
+      length = source if name.startswith('encoder/') else target
+      layers[name] = task.LayerRouting(expert_BTR[row, :length], weight_BTR[row, :length])
+    return task.SentenceRouting(
+      self._vocabs[0].pieces(batch['src_ids'][row, :source]),
+      self._vocabs[1].pieces(batch['tgt_inputs'][row, :target]),
+      layers,
+    )
+
   def _read(self, hypotheses: beam_search.Hypotheses, row: int) -> list[task.Hypothesis]:
     found = inference.decoded(hypotheses, row)
     texts = self._vocabs[1].detokenize([h.ids for h in found])
     return [task.Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
+
+
+def decoding_steps(config: MtConfig, rows: int) -> task.DecodingSteps:
+  """Encoder and one step of decoding, each for static shapes, for a program that searches by itself.
+
+  They are for `rows` sentences, beam_size hypotheses each, and max_length steps.
+  """
+  config = config.for_inference()
+  program = config.program()
+  model = program.model
+  width, steps = config.beam_size, config.max_length
+
+  def encode(weights: Theta, source: task.Batch) -> StackCache:
+    theta = program.theta(weights)
+    return model.init_cache(theta, model.encode(theta, source)[0], steps * width)
+
+  def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
+    time = inputs['time']
+    now = Now(time, time * width, inputs['mask'])
+    return model.decode_step(program.theta(weights), inputs['ids'], now, inputs['src_segments'], cache)
+
+  tokens = np.zeros([rows, steps], np.int32)
+  inputs = {
+    'ids': np.zeros([rows, width], np.int32),
+    'time': np.zeros([], np.int32),
+    'mask': np.zeros([rows, width, steps * width], np.float32),
+    'src_segments': tokens,
+  }
+  return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
 
 
 def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) -> str | None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from lingvo_moe.core.errors import plural
 from lingvo_moe.corpora import parallel
-from lingvo_moe.tasks.mt import assembly, cache, dev_lines
+from lingvo_moe.tasks.batches import SOURCE_KEYS, TARGET_KEYS, Batch
+from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.vocab import BOS, EOS, Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
 
@@ -140,7 +141,7 @@ class Examples:
       source[where], target[where], _ = self._pair_lengths(p, line[where])
     return source, target
 
-  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> assembly.Batch:
+  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> Batch:
     """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes."""
     pair = pair[plan.example]
     order = np.argsort(pair, kind='stable')
@@ -148,7 +149,7 @@ class Examples:
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
     prefix = None if self._tags is None else self._tags[pair]
     source, target = (self._gather(side, pair, line) for side in (0, 1))
-    return assembly.source_arrays(plan, *source, prefix) | assembly.target_arrays(plan, *target)
+    return _source_arrays(plan, *source, prefix) | _target_arrays(plan, *target)
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]
@@ -162,3 +163,54 @@ def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
   starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # empty if `ordered` is, in which case zip yields nothing
   for start, end in zip(starts, np.append(starts[1:], len(ordered))):
     yield int(ordered[start]), slice(int(start), int(end))
+
+
+def _source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix: np.ndarray | None = None) -> Batch:
+  """Source arrays of a batch (SOURCE_KEYS), whose segments end with eos.
+
+  Args:
+    plan: row and position of each example.
+    ids: token ids of the plan's examples, one after the other, without eos.
+    lengths: number of ids of each example.
+    prefix: id of the tag to put before each example; None for no tags.
+  """
+  ids, lengths, begins = _with_ends(ids, lengths, prefix is not None)
+  if prefix is not None:
+    ids[begins] = prefix
+  place = _places(plan, plan.source_start, lengths, begins)
+  return dict(zip(SOURCE_KEYS, _spread(plan, place, lengths, begins, ids), strict=True))
+
+
+def _target_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray) -> Batch:
+  """Target arrays of a batch (TARGET_KEYS): labels end with eos; inputs are bos and the labels one position later."""
+  labels, lengths, begins = _with_ends(ids, lengths, False)
+  inputs = np.concatenate([[BOS], labels[:-1]])[: len(labels)]
+  inputs[begins] = BOS
+  place = _places(plan, plan.target_start, lengths, begins)
+  labels_BT, segments_BT, positions_BT = _spread(plan, place, lengths, begins, labels)
+  inputs_BT = np.zeros_like(labels_BT)
+  inputs_BT.flat[place] = inputs
+  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
+
+
+def _with_ends(ids, lengths, room_in_front: bool):
+  """Adds eos to each example and, for `room_in_front`, a position before it; returns new ids, lengths and begins."""
+  before = np.cumsum(lengths) - lengths
+  new_lengths = lengths + 1 + room_in_front
+  begins = np.cumsum(new_lengths) - new_lengths
+  result = np.full(int(new_lengths.sum()), EOS, np.int32)
+  result[np.arange(len(ids)) + np.repeat(begins - before + room_in_front, lengths)] = ids
+  return result, new_lengths, begins
+
+
+def _places(plan, start, lengths, begins) -> np.ndarray:
+  """Flat position in [B, T] of every token."""
+  return np.arange(int(lengths.sum())) + np.repeat(plan.row * plan.length + start - begins, lengths)
+
+
+def _spread(plan, place, lengths, begins, ids):
+  ids_BT, segments_BT, positions_BT = (np.zeros((plan.rows, plan.length), np.int32) for _ in range(3))
+  ids_BT.flat[place] = ids
+  segments_BT.flat[place] = np.repeat(plan.segment, lengths)
+  positions_BT.flat[place] = np.arange(len(ids)) - np.repeat(begins, lengths)
+  return ids_BT, segments_BT, positions_BT

@@ -1,6 +1,6 @@
 """Input pipelines: batches for training, for evaluation and for decoding.
 
-A batch is a dict of int32 arrays [B, T], named by batch_keys.BATCH_KEYS. Segments number the examples in a row from 1
+A batch is a dict of int32 arrays [B, T], named by batches.BATCH_KEYS. Segments number the examples in a row from 1
 and are 0 at padding; positions count from 0 in each segment; sources and labels end with eos, inputs begin with bos.
 Evaluation adds 'pairs' [B, P], which is 1 at the language pair of a row and 0 elsewhere (an empty row has only zeros),
 for losses by pair.
@@ -23,14 +23,13 @@ from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler, shuffled
-from lingvo_moe.tasks import task, train_input
-from lingvo_moe.tasks.mt import assembly
+from lingvo_moe.tasks import batches, task, train_input
+from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.train_input import Batch
-from lingvo_moe.tasks.vocab import Vocab
+from lingvo_moe.tasks.vocab import EOS, Vocab
 
 _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
@@ -209,11 +208,10 @@ class TextInput:
 
   Args:
     config: configuration, of which max_length, boundaries, num_groups and eval_batch_tokens are used.
-    source_vocab: vocabulary of the sources.
+    vocabs: (source, target) vocabularies.
     sources: the sentences.
     target_language: language whose tag goes before each source; None for no tag.
     targets: as many sentences, or None.
-    target_vocab: vocabulary of the targets.
 
   Attributes:
     empty: indices of the sentences without a token, which are in no batch (with targets: with an empty source).
@@ -223,49 +221,39 @@ class TextInput:
   def __init__(
     self,
     config: DataConfig,
-    source_vocab: Vocab,
+    vocabs: tuple[Vocab, Vocab],
     sources: Sequence[str],
-    *,
     target_language: str | None = None,
     targets: Sequence[str] | None = None,
-    target_vocab: Vocab | None = None,
   ):
-    tagged = target_language is not None
-    self._tag = source_vocab.tag_id(target_language) if tagged else None
-    sides = [(sources, source_vocab, 1 + tagged)]
-    if targets is not None:
-      if len(targets) != len(sources):
-        raise UserError(
-          f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
-        )
-      sides.append((targets, target_vocab or source_vocab, 1))
-    too_long, self._sides, lengths = set(), [], []
-    for lines, vocab, extra in sides:
-      rows = vocab.encode(['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines])
-      too_long |= {i for i, ids in enumerate(rows) if len(ids) + extra > config.max_length}
-      self._sides.append([ids[: config.max_length - extra] for ids in rows])
-      lengths.append(np.array([len(ids) + extra for ids in self._sides[-1]], np.int64))
-    self.empty = [i for i, ids in enumerate(self._sides[0]) if not ids]
+    if targets is not None and len(targets) != len(sources):
+      raise UserError(
+        f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
+      )
+    tag = [] if target_language is None else [vocabs[0].tag_id(target_language)]
+    too_long, self._sides = set(), []
+    for lines, vocab, before in zip((sources, targets), vocabs, (tag, [])):
+      if lines is not None:
+        rows = vocab.encode(['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines])
+        room = config.max_length - len(before) - 1
+        too_long |= {i for i, ids in enumerate(rows) if len(ids) > room}
+        self._sides.append([[*before, *ids[:room], EOS] for ids in rows])
+    lengths = [np.array([len(ids) for ids in rows], np.int64) for rows in self._sides]
+    self.empty = np.flatnonzero(lengths[0] == len(tag) + 1).tolist()
     lengths[0][self.empty] = 0
     self.truncated = sorted(too_long - set(self.empty))
-    plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
-    self._plans = [plan.trimmed(config.num_groups) for plan in plans]
+    self._plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
+    self._groups = config.num_groups
 
   def __len__(self) -> int:
     return len(self._plans)
 
   def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
     for plan in self._plans:
-      index_B = np.full(plan.rows, -1, np.int64)
-      index_B[plan.row] = plan.example
-      prefix = None if self._tag is None else np.full(len(plan.example), self._tag, np.int32)
-      batch = assembly.source_arrays(plan, *_flat(self._sides[0], plan.example), prefix)
-      if len(self._sides) > 1:
-        batch |= assembly.target_arrays(plan, *_flat(self._sides[1], plan.example))
+      rows = -(-len(plan.example) // self._groups) * self._groups
+      index_B = np.full(rows, -1, np.int64)
+      index_B[: len(plan.example)] = plan.example
+      batch = {}
+      for side, arrays in zip(self._sides, (batches.source_arrays, batches.target_arrays)):
+        batch |= arrays([side[i] for i in plan.example], rows, plan.length)
       yield index_B, batch
-
-
-def _flat(rows: list[list[int]], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  chosen = [rows[i] for i in index]
-  lengths = np.array([len(row) for row in chosen], np.int64)
-  return np.array([i for row in chosen for i in row], np.int32), lengths

@@ -7,18 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
-from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs, steps
+from lingvo_moe.tasks.batches import BATCH_KEYS, shapes
+from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
-from lingvo_moe.tasks.mt.token_routing import Router
 from lingvo_moe.tasks.vocab import Vocab
 
 if TYPE_CHECKING:  # slow to import: sacreBLEU and tensorflow_text
@@ -122,7 +117,7 @@ class TranslationTask(task.Task):
   ) -> Callable[[Sequence[str], Sequence[str], str | None], list[task.SentenceRouting]]:
     if not self.config.num_experts:
       raise UserError('a dense model routes no token: num_experts is 0')
-    return Router(self.config, self.vocabs, runner).routing
+    return self.translator(runner, batch_tokens=self.config.eval_batch_tokens or self.config.batch_tokens).routing
 
   def text_function(self) -> TextSearch:
     from lingvo_moe.tasks.mt.text_search import TextSearch
@@ -130,22 +125,20 @@ class TranslationTask(task.Task):
     return TextSearch(self.config, self.vocabs)
 
   def decoding_steps(self, rows: int) -> task.DecodingSteps:
-    return steps.make(self.config, rows)
+    return decoding.decoding_steps(self.config, rows)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     return random_batch.random_batch(self.config, seed, full)
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
-    return random_batch.batch_shapes(self.config, training)
+    zeros_BT = shapes(self.config.batcher(training=training).rows(self.max_length), self.max_length)
+    return dict.fromkeys(BATCH_KEYS, zeros_BT)
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)
     rows = len(batch['src_ids'])
-    by_pair = {**batch, 'pairs': np.broadcast_to(np.int32(0), [rows, _PAIRS])}
-    return inference.programs(batch, by_pair, self._search)
+    by_pair = {**batch, 'pairs': shapes(rows, _PAIRS)}
+    return inference.programs(batch, by_pair, self.config)
 
   def probe_search(self) -> task.InferenceProgram:
-    return inference.probe(self.random_batch(full=False), self.config, self._search)
-
-  def _search(self, model: EncoderDecoder, theta: Theta, batch: task.Batch, n_best: int = 1) -> Hypotheses:
-    return decoding.search(model, theta, batch, self.config, n_best)
+    return inference.probe(self.random_batch(full=False), self.config)

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tensorflow_text
 
 from lingvo_moe.corpora import text
-from lingvo_moe.tasks.batch_keys import SOURCE_KEYS
+from lingvo_moe.tasks import inference
+from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.vocab import BOS, EOS, PAD, Vocab
@@ -116,7 +117,7 @@ class TextSearch:
     segments_BT = tf.sequence_mask(lengths_B, tf.shape(ids_BT)[1], tf.int32)
     positions_BT = tf.range(tf.shape(ids_BT)[1]) * segments_BT
     batch = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
-    found = decoding.search(self._program.model, self._program.theta(weights), batch, self._config)
+    found = inference.search(self._program.model, self._program.theta(weights), batch, self._config)
     ids_BT = found.ids_BWT[:, 0]
     is_text_BT = (ids_BT != PAD) & (ids_BT != BOS) & (ids_BT != EOS) & (ids_BT < self._target_size)
     texts_B = self.resources[1].detokenize(tf.ragged.boolean_mask(ids_BT, is_text_BT))

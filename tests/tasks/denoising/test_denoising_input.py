@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.tasks.batch_keys import BATCH_KEYS
+from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab

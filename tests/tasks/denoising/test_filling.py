@@ -14,9 +14,10 @@ from random_theta import theta_of
 from lingvo_moe.core import weights
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
+from lingvo_moe.tasks import inference
+from lingvo_moe.tasks.batches import source_arrays, target_arrays
 from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
-from lingvo_moe.tasks.denoising.input import source_arrays, target_arrays
 from lingvo_moe.tasks.task import Hypothesis, task_of
 from lingvo_moe.tasks.vocab import EOS
 
@@ -56,7 +57,7 @@ def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
 
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
-      return filling.search(config.model(), theta, batch, config, n_best)
+      return inference.search(config.model(), theta, batch, config, n_best)
 
   if kind == 'xla' or config.scan_layers:  # other programs run once, sooner than they are traced
     run = tf.function(run, autograph=False, jit_compile=kind == 'xla')

@@ -90,7 +90,7 @@ def random_sentences(rng, lengths):
 
 
 class Search:
-  """decoding.search of one model, with weights by a seed."""
+  """inference.search of one model, with weights by a seed."""
 
   def __init__(self, config, seed, n_best, parallel_calls=None):
     self.model, self.config = config.model(), config
@@ -107,7 +107,7 @@ class Search:
 
     def run(theta, batch):
       with backend.use(in_force):
-        return decoding.search(config.model(), theta, batch, config, n_best)
+        return inference.search(config.model(), theta, batch, config, n_best)
 
     specs = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in variables(config, 0).items()}
     shapes = {k: tf.TensorSpec([None, None], tf.int32) for k in ('src_ids', 'src_segments', 'src_positions')}
@@ -186,7 +186,7 @@ def test_a_batch_of_static_shape_is_translated_by_xla_alike(dispatch):
 
   def by_xla(batch):
     with backend.use(xla.BACKEND):
-      return decoding.search(search.model, search.theta, batch, search.config, 3)
+      return inference.search(search.model, search.theta, batch, search.config, 3)
 
   compiled = tf.function(by_xla, autograph=False, jit_compile=True)
   h = compiled(source_batch(sentences, 12, empty_rows=4))
@@ -200,9 +200,9 @@ def test_a_translation_is_no_longer_than_its_source_allows():
   config = dataclasses.replace(CONFIG, decode_ratio=1.5, decode_extra=4, max_length=20)
   lengths = [0, 1, 3, 10, 11]
   segments = tf.constant([[1] * n + [0] * (11 - n) for n in lengths])
-  assert decoding.max_lengths(segments, config).numpy().tolist() == [0, 5, 8, 19, 20]
+  assert config.answer_lengths(segments).numpy().tolist() == [0, 5, 8, 19, 20]
   no_room = dataclasses.replace(config, decode_ratio=0.0, decode_extra=0)
-  assert decoding.max_lengths(segments, no_room).numpy().tolist() == [0, 1, 1, 1, 1]
+  assert no_room.answer_lengths(segments).numpy().tolist() == [0, 1, 1, 1, 1]
   short = Search(dataclasses.replace(CONFIG, decode_ratio=0.0, decode_extra=2), 1, n_best=2)
   assert all(len(ids) <= 2 for row in short([[4, 5, 6, 2]], 4) for ids, *_ in row)
 

@@ -300,7 +300,7 @@ def test_given_sentences_come_back_by_number(world):
   config = world[0]
   vocab = Vocab(config.source_vocab)
   lines = ['de 1 2', '', 'very ' * 60, '   ', 'fr 7']
-  text = TextInput(config, vocab, lines)
+  text = TextInput(config, (vocab, vocab), lines)
   assert text.empty == [1, 3] and text.truncated == [2]
   seen = {}
   for index, batch in text:
@@ -318,7 +318,7 @@ def test_given_sentences_may_be_tagged_and_scored(world):
   config = world[0]
   vocab = Vocab(config.source_vocab)
   sources, targets = ['de 1', 'de 2 3'], ['en 1', '']
-  text = TextInput(config, vocab, sources, target_language='en', targets=targets)
+  text = TextInput(config, (vocab, vocab), sources, 'en', targets)
   rows = {}
   for index, batch in text:
     found = list(pairs_in(batch))
@@ -327,12 +327,12 @@ def test_given_sentences_may_be_tagged_and_scored(world):
   for i in range(2):
     assert rows[i] == [[vocab.tag_id('en'), *ids[i], 2], [*labels[i], 2], [1, *labels[i]]]
   with pytest.raises(UserError, match='saw 2 sources and 1 targets'):
-    TextInput(config, vocab, sources, targets=['x'])
+    TextInput(config, (vocab, vocab), sources, targets=['x'])
 
 
 def test_no_sentences_make_no_batches(world):
-  assert list(TextInput(world[0], Vocab(world[0].source_vocab), [])) == []
-  assert list(TextInput(world[0], Vocab(world[0].source_vocab), ['', ' '])) == []
+  assert list(TextInput(world[0], load_vocabs(world[0]), [])) == []
+  assert list(TextInput(world[0], load_vocabs(world[0]), ['', ' '])) == []
 
 
 # The cache.
@@ -450,7 +450,7 @@ def test_a_line_of_which_nothing_can_be_seen_is_empty_everywhere(world, tmp_path
   examples = Examples(config, 'train', str(tmp_path / 'cache'), load_vocabs(config), quiet=True)
   assert (examples.stats.total('empty'), examples.stats.total('kept')) == (7, 1)
   vocab = Vocab(config.source_vocab)
-  assert TextInput(config, vocab, [*unseen, '\0', 'de 1']).empty == list(range(7))
+  assert TextInput(config, (vocab, vocab), [*unseen, '\0', 'de 1']).empty == list(range(7))
 
 
 def test_an_exported_model_empties_the_same_lines():
@@ -464,7 +464,7 @@ def test_an_exported_model_empties_the_same_lines():
 def test_a_byte_order_mark_is_no_token(world, tmp_path):
   config = dataclasses.replace(world[0], pairs='de-en')
   vocab = Vocab(config.source_vocab)
-  batches = [next(iter(TextInput(config, vocab, [line])))[1] for line in ('de 1', '\ufeffde 1')]
+  batches = [next(iter(TextInput(config, (vocab, vocab), [line])))[1] for line in ('de 1', '\ufeffde 1')]
   assert batches[0]['src_ids'].tolist() == batches[1]['src_ids'].tolist()
   found = []
   for name, mark in (('with', '\ufeff'), ('without', '')):
