@@ -8,8 +8,7 @@ import tensorflow as tf
 import tiny_config
 
 from lingvo_moe.core import prng, weights
-from lingvo_moe.tasks.lm.config import LmConfig
-from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
+from lingvo_moe.tasks.lm.config import LmConfig, RecurrentConfig
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.task import task_of
 

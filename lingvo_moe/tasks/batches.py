@@ -6,6 +6,7 @@ mt/input.py and denoising/input.py say what they hold.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,25 +19,30 @@ TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 BATCH_KEYS = SOURCE_KEYS + TARGET_KEYS
 
 
-def source_arrays(rows: Sequence[Sequence[int]], count: int, length: int) -> Batch:
-  """Source arrays [count, length] of rows of ids with their ends, padded on the right and below; see SOURCE_KEYS."""
-  return dict(zip(SOURCE_KEYS, _padded(rows, count, length), strict=True))
+class Side(NamedTuple):
+  """Source or target of a batch: ids with their ends, segments and positions, int32 [B, T] each."""
+
+  ids_BT: np.ndarray
+  segments_BT: np.ndarray
+  positions_BT: np.ndarray
+
+  def source(self) -> Batch:
+    """Source arrays; see SOURCE_KEYS."""
+    return dict(zip(SOURCE_KEYS, self, strict=True))
+
+  def target(self) -> Batch:
+    """Target arrays, see TARGET_KEYS; the inputs of the decoder are bos and all but the last label of a segment."""
+    before_BT = np.where(self.positions_BT > 0, np.roll(self.ids_BT, 1, axis=1), np.int32(BOS))
+    return dict(zip(TARGET_KEYS, (before_BT * (self.segments_BT > 0), *self), strict=True))
 
 
-def target_arrays(rows: Sequence[Sequence[int]], count: int, length: int) -> Batch:
-  """Target arrays [count, length], padded likewise; the inputs of the decoder are bos and all but the last."""
-  labels_BT, segments_BT, positions_BT = _padded(rows, count, length)
-  inputs_BT = np.pad(labels_BT, [[0, 0], [1, 0]], constant_values=BOS)[:, :-1] * segments_BT
-  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
-
-
-def _padded(rows: Sequence[Sequence[int]], count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Ids, segments and positions."""
+def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> Side:
+  """Rows of ids, one segment each, padded on the right and below to [count, length]."""
   ids_BT, segments_BT = (np.zeros([count, length], np.int32) for _ in range(2))
   for row, ids in enumerate(rows):
     ids_BT[row, : len(ids)] = ids
     segments_BT[row, : len(ids)] = 1
-  return ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT
+  return Side(ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT)
 
 
 def shapes(rows: int, length: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +14,7 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.tasks import losses
-from lingvo_moe.tasks.losses import Batch, Logits, Routings, Totals
+from lingvo_moe.tasks.losses import Batch, Routings, Totals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +51,7 @@ class EncoderDecoder(losses.TokenModel):
       x_BTM = self._embed(embedding, own, batch['src_ids'], key, self._positions(batch['src_positions']))
       return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
 
-  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
-    """Logits of every next symbol given the target so far: (float32 [B, T, V], Routed by layer)."""
-    x_BTM, routing = self._decode(theta, batch, key)
-    return self.target_embedding.logits(theta['target_embedding'], x_BTM), routing
-
-  def _decode(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
-    """Runs encoder and decoder, without the output softmax: ([B, T, M], Routed by layer)."""
+  def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = None if key is None else prng.fold(key, 'decoder')
     own = theta['target_embedding']
@@ -82,30 +75,19 @@ class EncoderDecoder(losses.TokenModel):
     target = losses.stack_totals('decoder', batch['tgt_segments'], groups(self.decoder))
     return {**source, **target, 'target_tokens': target['decoder_tokens']}
 
+  def _labels(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    return batch['tgt_labels'], tf.cast(batch['tgt_segments'] > 0, tf.float32)
+
   def loss(
     self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Training loss of a batch, or of a part of one; it and all metrics add up over parts.
-
-    Args:
-      theta: nested weights.
-      batch: arrays by BATCH_KEYS; with '<subset>s' [B, P], 1 at the part of a row, losses are also given by part.
-      key: random key, or one for each row, in training; None: no dropout, and no token dropped by experts.
-      totals: totals of the whole batch, if this is a part of it.
-
-    Returns:
-      See TokenModel; metrics have 'source_tokens' too.
-    """
-    x_BTM, routing = self._decode(theta, batch, key)
-    real_BT = tf.cast(batch['tgt_segments'] > 0, tf.float32)
-    members = batch.get(f'{self.subset}s')
-    labels, training = batch['tgt_labels'], key is not None
-    loss, metrics = self._loss(self._output(theta), x_BTM, labels, real_BT, routing, members, totals, training)
+    """Training loss of a batch with arrays by BATCH_KEYS, as TokenModel.loss; metrics have 'source_tokens' too."""
+    loss, metrics = super().loss(theta, batch, key, totals)
     return loss, {**metrics, 'source_tokens': losses.count_tokens(batch['src_segments'])}
 
   def decisions(self, theta: Theta, batch: Batch) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
     """Experts of every token and their weights by layer, no token dropped: ([B, T, R] int32, [B, T, R] float32)."""
-    _, routing = self._decode(theta, batch, None)
+    _, routing = self._run(theta, batch, None)
     found = {}
     for name, routed in routing.items():
       shape_BT = tf.shape(batch['src_ids' if name.startswith('encoder/') else 'tgt_inputs'])
@@ -115,17 +97,11 @@ class EncoderDecoder(losses.TokenModel):
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
-    x_BTM, _ = self._decode(theta, batch, None)
-    xent_BT, _ = losses.of_tokens(self._output(theta), x_BTM, batch['tgt_labels'])
-    return -tf.reduce_sum(xent_BT * tf.cast(batch['tgt_segments'] > 0, tf.float32), axis=1)
+    return tf.reduce_sum(self.token_scores(theta, batch), axis=1)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder for `num_positions` flat positions (steps x hypotheses)."""
     return self.decoder.init_cache(theta['decoder'], memory_BUM, num_positions)
-
-  def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
-    """Cache gathered at these flat positions; see flat_sequence.loop."""
-    return self.decoder.keep_positions(cache, positions_BU)
 
   def decode_step(
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, src_segments_BU: tf.Tensor, cache: StackCache
@@ -140,6 +116,3 @@ class EncoderDecoder(losses.TokenModel):
 
   def _positions(self, positions_BT: tf.Tensor) -> tf.Tensor | None:
     return positions_BT if self.sinusoidal else None
-
-  def _output(self, theta: Theta) -> Logits:
-    return functools.partial(self.target_embedding.logits, theta['target_embedding'])

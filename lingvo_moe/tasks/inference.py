@@ -91,7 +91,7 @@ def search(
       length_norm_alpha=config.length_norm_alpha,
       n_best=n_best,
       min_length=min_length,
-      keep=model.keep_positions,
+      keep=model.decoder.keep_positions,
     )
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,8 +24,9 @@ Totals = Mapping[str, tf.Tensor]  # 'target_tokens'; of each stack '<stack>_toke
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenModel:
-  """Base of models with a loss over target tokens. Weights and scores are float32 whatever `activation_dtype` is.
+  """Base of models with a `target_embedding` and a loss over target tokens.
 
+  Weights and scores are float32 whatever `activation_dtype` is.
   `report_decisions` adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer:
   (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what losses are given too; see Task.subset.
   """
@@ -38,40 +40,43 @@ class TokenModel:
   report_decisions: bool = False
   subset: str = 'file'
 
-  def _loss(
-    self,
-    logits: Logits,
-    x_BTM: tf.Tensor,
-    label_BT: tf.Tensor,
-    real_BT: tf.Tensor,
-    routing: Routings,
-    member_BP: tf.Tensor | None,
-    totals: Totals | None,
-    training: bool,
+  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
+    """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""
+    x_BTM, routing = self._run(theta, batch, key)
+    return self._output(theta)(x_BTM), routing
+
+  def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
+    """Scores: log p of each token given those before it, float32 [B, T]; 0 where none counts."""
+    x_BTM, _ = self._run(theta, batch, None)
+    label_BT, real_BT = self._labels(batch)
+    xent_BT, _ = of_tokens(self._output(theta), x_BTM, label_BT)
+    return -xent_BT * real_BT
+
+  def loss(
+    self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
   ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Loss and metrics of a batch, or of a part of one: all add up over parts.
+    """Training loss of a batch, or of a part of one; it and all metrics add up over parts.
 
     Args:
-      logits: the output softmax.
-      x_BTM: its input.
-      label_BT: target tokens.
-      real_BT: 1.0 where a token counts.
-      routing: by layer.
-      member_BP: 1 at the part of the text, by `subset`, of a row; None: losses by part are not wanted.
-      totals: of the whole batch, if this is a part of it.
-      training: whether labels are smoothed.
+      theta: nested weights.
+      batch: arrays by name; with '<subset>s' [B, P], 1 at the part of the text of a row, losses are also given by part.
+      key: random key, or one for each row, in training; None: no dropout, no smoothing of labels, and no token dropped
+        by experts.
+      totals: totals of the whole batch, if this is a part of it.
 
     Returns:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'aux_loss', 'routing'}): `xent` is the sum over target
       tokens of -log p (not smoothed); `loss` is the mean over target tokens of the smoothed cross-entropy and z-loss,
       plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses, each a mean over groups, and the
-      router z-loss. With `member_BP` also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are
-      experts, 'choices_by_<subset>', {layer: [P, E]}.
+      router z-loss. By part also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are experts,
+      'choices_by_<subset>', {layer: [P, E]}.
     """
+    x_BTM, routing = self._run(theta, batch, key)
+    label_BT, real_BT = self._labels(batch)
     target_tokens = tf.reduce_sum(real_BT)
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
-    smoothing = self.label_smoothing if training else 0.0
-    xent_BT, loss_BT = of_tokens(logits, x_BTM, label_BT, smoothing, self.z_loss_weight)
+    smoothing = 0.0 if key is None else self.label_smoothing
+    xent_BT, loss_BT = of_tokens(self._output(theta), x_BTM, label_BT, smoothing, self.z_loss_weight)
     aux_loss = z_loss = tf.zeros([])
     if routing:
       stack = lambda name: name.partition('/')[0]
@@ -88,12 +93,24 @@ class TokenModel:
       'aux_loss': aux_loss,
       'routing': {name: r.stats for name, r in routing.items()},
     }
-    if member_BP is not None:
+    if (member_BP := batch.get(f'{self.subset}s')) is not None:
       metrics |= by_subset(self.subset, xent_BT, real_BT, member_BP)
       metrics |= choices_by_subset(self.subset, routing, member_BP)
     if self.report_decisions:
       metrics['decisions'] = {name: r.decisions for name, r in routing.items()}
     return loss, metrics
+
+  def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
+    """Input of the output softmax: ([B, T, M], Routed by layer)."""
+    raise NotImplementedError
+
+  def _labels(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    """Target tokens [B, T], and 1.0 where one counts."""
+    raise NotImplementedError
+
+  def _output(self, theta: Theta) -> Logits:
+    """The output softmax, which shares the embedding of the target."""
+    return functools.partial(self.target_embedding.logits, theta['target_embedding'])
 
   def _embed(
     self,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
   import tensorflow as tf
 
   from lingvo_moe.program import Program
+  from lingvo_moe.tasks.transformer_config import BatchConfig
 
 Batch = Mapping[str, Any]  # name -> the rows of an array that this process feeds
 Progress = Callable[[int], object]  # called with the number of texts done since the last call
@@ -78,9 +79,12 @@ class Runner(Protocol):
 
 
 class TrainInput:
-  """Batches for training.
+  """Batches for training, the same for any number of processes and after any restart.
+
+  A subclass has `batch`, or a `dataset` of its own.
 
   Attributes:
+    keys: names of the arrays of a batch.
     stats: describes the corpus in a line of the log.
     steps_per_epoch: steps, about, in which as many examples are read as the text has; None: the text has no end.
     examples: number of examples of each part of the corpus, by the names of Task.subset; {}: not known.
@@ -89,10 +93,37 @@ class TrainInput:
   stats: Any
   steps_per_epoch: float | None = None
   examples: Mapping[str, int] = types.MappingProxyType({})
+  keys: Sequence[str]
+
+  def __init__(self, config: BatchConfig, feed: Feed):
+    if config.num_groups % feed.process_count:
+      raise UserError(
+        f'every process takes as many rows of each batch; saw num_groups={config.num_groups} for {feed.process_count} '
+        f'processes: use a multiple of {feed.process_count}'
+      )
+    self._config = config
+    self._feed = feed
+
+  def batch(self, step: int) -> dict[str, np.ndarray]:
+    """This process's rows of the batch of a step, int32 [B, T] each.
+
+    It depends on the configuration, the corpus and the step alone. Steps count from 0; calls may be in any order.
+    """
+    raise NotImplementedError
 
   def dataset(self, start_step: int = 0) -> Iterable[Batch]:
-    """The endless stream of batches from a step on. It depends on the configuration, the corpus and the step alone."""
-    raise NotImplementedError
+    """The endless stream of batches from a step on, made in the background while earlier ones are used."""
+    import tensorflow as tf
+
+    def values(step: np.ndarray) -> list[np.ndarray]:
+      batch = self.batch(int(step))
+      return [batch[key] for key in self.keys]
+
+    def one(step: tf.Tensor) -> dict[str, tf.Tensor]:
+      tensors = tf.numpy_function(values, [step], [tf.int32] * len(self.keys), stateful=False)
+      return {key: tf.ensure_shape(tensor, [None, None]) for key, tensor in zip(self.keys, tensors, strict=True)}
+
+    return tf.data.Dataset.range(start_step, 2**62).map(one).prefetch(8)
 
 
 class DevInput:

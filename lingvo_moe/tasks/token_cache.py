@@ -15,6 +15,7 @@ beside the entries keeps the hashes of files, so that one that has not changed i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import itertools
@@ -51,6 +52,7 @@ class DamagedError(Exception):
   """Cache entry that is not as it was written; says which file."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TokenCache:
   """Cache entry: the lines of one side, as ids without bos and eos.
 
@@ -59,18 +61,20 @@ class TokenCache:
     tokens: all ids, memory mapped.
     offsets: int64, one more than lines; line i is tokens[offsets[i] : offsets[i + 1]].
     shard_lines: number of lines of each file.
-
-  Raises:
-    FileNotFoundError: there is no such entry.
-    DamagedError: a file fails its checksum.
   """
 
-  def __init__(self, folder: str):
+  folder: str
+  tokens: np.ndarray
+  offsets: np.ndarray
+  shard_lines: Sequence[int]
+
+  @classmethod
+  def open(cls, folder: str) -> TokenCache:
+    """The entry in a folder; FileNotFoundError if there is none, DamagedError if a file fails its checksum."""
     meta = _read_meta(folder)
-    self.folder = folder
-    self.shard_lines = meta['shard_lines']
-    self.tokens = _map(folder, 'tokens.bin', meta['dtype'], meta['tokens'], meta)
-    self.offsets = _map(folder, 'offsets.bin', 'int64', sum(self.shard_lines) + 1, meta)
+    tokens = _map(folder, 'tokens.bin', meta['dtype'], meta['tokens'], meta)
+    offsets = _map(folder, 'offsets.bin', 'int64', sum(meta['shard_lines']) + 1, meta)
+    return cls(folder, tokens, offsets, meta['shard_lines'])
 
   def __len__(self) -> int:
     return len(self.offsets) - 1
@@ -87,6 +91,19 @@ class TokenCache:
     lengths = self.offsets[lines + 1] - starts
     shift = starts - (np.cumsum(lengths) - lengths)
     return self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())].astype(np.int32), lengths
+
+  def subset(self, lines: np.ndarray) -> TokenCache:
+    """Some of the lines, in memory."""
+    tokens, lengths = self.gather(lines)
+    return TokenCache(self.folder, tokens, np.cumsum(np.concatenate([[0], lengths])), [len(lines)])
+
+
+def joined(caches: Sequence[TokenCache]) -> TokenCache:
+  """Lines of several caches as one, in memory if there are two or more."""
+  if len(caches) == 1:
+    return caches[0]
+  offsets = np.cumsum(np.concatenate([[0], *(np.diff(cache.offsets) for cache in caches)]))
+  return TokenCache('', np.concatenate([cache.tokens for cache in caches]), offsets, [len(cache) for cache in caches])
 
 
 def _read_meta(folder: str) -> dict[str, Any]:
@@ -186,7 +203,7 @@ def _remove_older(folder: str, entry: Entry, vocab: Vocab) -> None:
 def _open(folder: str, quiet: bool = True) -> TokenCache | None:
   """An entry; None where there is none, or a damaged one, of which a line says so unless `quiet`."""
   try:
-    return TokenCache(folder)
+    return TokenCache.open(folder)
   except DamagedError as e:
     if not quiet:
       print(f'the token cache is damaged ({e}); this part of it is made again', file=sys.stderr)

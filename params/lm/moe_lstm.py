@@ -19,7 +19,7 @@ the base learning rate; the vocabulary of appendix D, where 100,000 words make u
 from __future__ import annotations
 
 from lingvo_moe.core import registry
-from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
+from lingvo_moe.tasks.lm.config import RecurrentConfig
 
 
 @registry.register

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import source_arrays
+from lingvo_moe.tasks.batches import padded
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
@@ -35,7 +35,7 @@ class Filler(TextGenerator):
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     del first
     length = -(-max(map(len, texts)) // _ROUND) * _ROUND
-    return source_arrays(texts, rows, length)
+    return padded(texts, rows, length).source()
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Texts with their sentinels filled in; one without any stays as it is."""

@@ -19,8 +19,8 @@ import numpy as np
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
-from lingvo_moe.tasks import train_input
-from lingvo_moe.tasks.batches import Batch, source_arrays, target_arrays
+from lingvo_moe.tasks import task, token_cache
+from lingvo_moe.tasks.batches import BATCH_KEYS, Batch, padded
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
@@ -28,14 +28,16 @@ from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.task import Feed
 
 
-class TrainInput(train_input.TrainInput):
-  """Training input: corrupted windows of the text; see train_input.TrainInput."""
+class TrainInput(task.TrainInput):
+  """Training input: corrupted windows of the text; see task.TrainInput."""
+
+  keys = BATCH_KEYS
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed):
     super().__init__(config, feed)
     self._first_sentinel = vocab.first_sentinel
     texts = windows.open_text(config.data_dir, 'train', 'file', vocab.text, cache_dir, feed.quiet)
-    self._tokens = windows.joined(texts).tokens
+    self._tokens = token_cache.joined(texts).tokens
     window, inputs, targets = config.lengths
     self._windows = windows.Windows(config, feed, len(self._tokens), window)
     epochs = f'{config.rows_of_batch() * window / len(self._tokens):.3g} epochs a step'
@@ -48,8 +50,8 @@ class TrainInput(train_input.TrainInput):
     noise = spans.counts(window, config.noise_density, config.mean_span)
     mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', numbers))
     inputs, targets = spans.corrupt(ids_BT, mask_BT, self._first_sentinel)
-    batch = source_arrays(inputs, len(inputs), config.inputs_length)
-    return batch | target_arrays(targets, len(targets), targets.shape[1])
+    source = padded(inputs, len(inputs), config.inputs_length)
+    return source.source() | padded(targets, *targets.shape).target()
 
 
 class HeldOutInput(windows.HeldOutInput):
@@ -80,8 +82,9 @@ class HeldOutInput(windows.HeldOutInput):
     self.stats = f'{len(paths)} files, {total:,} tokens, {len(self.examples):,} windows'
 
   def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
-    batch = source_arrays([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)
-    return batch | target_arrays([targets for *_, targets in examples], rows, self._config.lengths.targets)
+    source = padded([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)
+    target = padded([targets for *_, targets in examples], rows, self._config.lengths.targets)
+    return source.source() | target.target()
 
 
 def _examples(

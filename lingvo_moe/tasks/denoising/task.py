@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, shapes, source_arrays, target_arrays
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, padded, shapes
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.held_out import PerplexityJob
@@ -43,7 +43,8 @@ class DenoisingTask(PlainTextTask):
     one = lambda length: np.append(rng.integers(4, size, length - 1), EOS)
     some = lambda most: [one(most if full else rng.integers(1, most + 1)) for _ in range(rows)]
     inputs, targets = self.config.inputs_length, self.config.lengths.targets
-    return source_arrays(some(inputs), rows, inputs) | target_arrays(some(targets), rows, targets)
+    source = padded(some(inputs), rows, inputs)
+    return source.source() | padded(some(targets), rows, targets).target()
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
     rows = self.config.rows_of_batch(training)

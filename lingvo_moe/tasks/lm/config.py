@@ -1,4 +1,4 @@
-"""Configuration of a language model, its training and sampling: one frozen dataclass of values."""
+"""Configurations of language models, Transformers and LSTMs, their training and sampling: frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
+from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.norm import NORMS
+from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.transformer_config import ModelConfig, TransformerConfig
@@ -108,4 +110,30 @@ class LmConfig(TransformerConfig, LanguageConfig):
       rotary_base=self.rotary_base,
       bias=self.bias,
       logit_cap=self.logit_cap,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig(LanguageConfig):
+  """Recurrent language model: LSTM, experts or a dense feed-forward, LSTM, and an output softmax of its own."""
+
+  window: int = field(
+    64, 'T, tokens of a row. The state is zero before a row; in text that is generated it has no end.', at_least=2
+  )
+  lstm_dim: int = field(0, 'Units of both LSTMs, projected to model_dim features; 0: model_dim.', at_least=0)
+
+  def model(self) -> LanguageModel:
+    """The model that these values describe."""
+    embedding = Embedding(self.vocab_size or 8000, self.model_dim)
+    return LanguageModel(
+      decoder=RecurrentStack(
+        lstm=Lstm(self.model_dim, self.lstm_dim),
+        ffn=FeedForward(self.model_dim, self.ff_dim, bias=False),
+        moe=self.moe(),
+        residual_dropout=self.residual_dropout,
+      ),
+      target_embedding=embedding,
+      output_embedding=embedding,
+      window=self.window,
+      **self.token_model_values(),
     )

@@ -94,7 +94,7 @@ def generate(
       'bos_id': BOS,
       'eos_id': EOS,
       'pad_id': PAD,
-      'keep': model.keep_positions,
+      'keep': model.decoder.keep_positions,
       'prefix_BU': tf.cast(tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis], tf.float32),
     }
     if config.search == 'beam':

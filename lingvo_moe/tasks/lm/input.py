@@ -6,7 +6,7 @@ Every token is a label once an epoch. A row is one segment, whatever documents a
 offset in every epoch. With `packing` documents are shuffled in every epoch, and no position attends to another document
 (segments, from 1 in each row; 0 is padding).
 
-A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds 'counted', 1 at the tokens that count,
+A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds 'loss_mask', 1 at the tokens that count,
 and 'files' [B, P], 1 at the file of a row, for losses by file.
 """
 
@@ -19,13 +19,13 @@ import numpy as np
 
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import shuffled
-from lingvo_moe.tasks import train_input
+from lingvo_moe.tasks import task, token_cache
+from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
-from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.vocab import BOS, EOS
 
 BATCH_KEYS = ('inputs', 'labels', 'segments')
@@ -62,15 +62,15 @@ class Stream:
     return tuple(x.astype(np.int32) for x in (inputs_BT, labels_BT, segments_BT))
 
 
-class TrainInput(train_input.TrainInput):
-  """Training input: windows of the stream of documents; see train_input.TrainInput."""
+class TrainInput(task.TrainInput):
+  """Training input: windows of the stream of documents; see task.TrainInput."""
 
-  _keys = BATCH_KEYS
+  keys = BATCH_KEYS
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed):
     super().__init__(config, feed)
     texts = windows.open_text(config.data_dir, 'train', config.documents, vocab, cache_dir, feed.quiet)
-    self._text = windows.joined(texts)
+    self._text = token_cache.joined(texts)
     self._streams: dict[int, Stream] = {}
     total = self._stream(0).total
     self._windows = windows.Windows(config, feed, total, config.window)
@@ -141,8 +141,8 @@ class HeldOutInput(windows.HeldOutInput):
 
   def arrays(self, examples: Sequence[tuple[int, int, int]], rows: int) -> Batch:
     config = self._config
-    batch = {key: np.zeros([rows, config.window], np.int32) for key in (*BATCH_KEYS, 'counted')}
-    for row, (file, start, counted) in enumerate(examples):
+    batch = {key: np.zeros([rows, config.window], np.int32) for key in (*BATCH_KEYS, 'loss_mask')}
+    for row, (file, start, first) in enumerate(examples):
       stream = self._streams[file]
       position_T = start + np.arange(config.window)
       real_T = position_T < stream.total
@@ -150,7 +150,7 @@ class HeldOutInput(windows.HeldOutInput):
         batch[key][row] = values[0] * real_T
       if not config.packing:
         batch['segments'][row] = real_T
-      batch['counted'][row] = real_T & (position_T >= counted)
+      batch['loss_mask'][row] = real_T & (position_T >= first)
     return batch
 
 

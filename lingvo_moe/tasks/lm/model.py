@@ -16,7 +16,7 @@ from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses
-from lingvo_moe.tasks.losses import Batch, Logits, Routings, Totals
+from lingvo_moe.tasks.losses import Batch, Logits, Routings
 
 
 class CausalStack(Protocol):
@@ -65,13 +65,7 @@ class LanguageModel(losses.TokenModel):
     output = {'output_embedding': self.output_embedding.weights()} if self.output_embedding else {}
     return {'target_embedding': self.target_embedding.weights(), 'decoder': self.decoder.weights(), **output}
 
-  def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
-    """Logits of every next symbol: (float32 [B, T, V], Routed by layer)."""
-    x_BTM, routing = self._run(theta, batch, key)
-    return self._output(theta)(x_BTM), routing
-
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
-    """Runs the stack, without the output softmax: ([B, T, M], Routed by layer)."""
     key = None if key is None else prng.fold(key, 'decoder')
     with tf.name_scope('decoder'):
       x_BTM = self._embed(self.target_embedding, theta['target_embedding'], batch['inputs'], key)
@@ -82,33 +76,10 @@ class LanguageModel(losses.TokenModel):
     """Denominators of the losses of a batch; they add up over parts of a batch."""
     groups = self.decoder.moe.num_groups if self.decoder.moe else 1
     stack = losses.stack_totals('decoder', batch['segments'], groups)
-    return {**stack, 'target_tokens': losses.count_tokens(_counted(batch))}
+    return {**stack, 'target_tokens': losses.count_tokens(_loss_mask(batch))}
 
-  def loss(
-    self, theta: Theta, batch: Batch, key: tf.Tensor | None = None, totals: Totals | None = None
-  ) -> tuple[tf.Tensor, dict[str, Any]]:
-    """Training loss of a batch, or of a part of one; it and all metrics add up over parts.
-
-    Args:
-      theta: nested weights.
-      batch: arrays by input.BATCH_KEYS; with 'counted', only tokens where it is 1 count; with 'files' [B, P], 1 at the
-        file of a row, losses are also given by file.
-      key: random key, or one for each row, in training; None: no dropout, and no token dropped by experts.
-      totals: totals of the whole batch, if this is a part of it.
-
-    Returns:
-      See TokenModel.
-    """
-    x_BTM, routing = self._run(theta, batch, key)
-    real_BT = tf.cast(_counted(batch) > 0, tf.float32)
-    files, training = batch.get('files'), key is not None
-    return self._loss(self._output(theta), x_BTM, batch['labels'], real_BT, routing, files, totals, training)
-
-  def token_scores(self, theta: Theta, batch: Batch) -> tf.Tensor:
-    """Scores: log p of each token given those before it in its row, float32 [B, T]; 0 where none counts."""
-    x_BTM, _ = self._run(theta, batch, None)
-    xent_BT, _ = losses.of_tokens(self._output(theta), x_BTM, batch['labels'])
-    return -xent_BT * tf.cast(_counted(batch) > 0, tf.float32)
+  def _labels(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    return batch['labels'], tf.cast(_loss_mask(batch) > 0, tf.float32)
 
   def read(self, theta: Theta, ids_BT: tf.Tensor, lengths_B: tf.Tensor, max_steps: Any, width: int) -> Any:
     """Cache after the first lengths_B symbols of each row, with room for max_steps steps of `width` hypotheses.
@@ -130,10 +101,6 @@ class LanguageModel(losses.TokenModel):
     at_positions = lambda buffer: [[0, 0]] * (buffer.shape.rank - 2) + [[0, room], [0, 0]]
     return tf.nest.map_structure(lambda buffer: tf.pad(buffer, at_positions(buffer)), cache)
 
-  def keep_positions(self, cache: Any, positions_BU: tf.Tensor) -> Any:
-    """Cache gathered at these flat positions; see flat_sequence.loop."""
-    return self.decoder.keep_positions(cache, positions_BU)
-
   def decode_step(
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, lengths_B: tf.Tensor, cache: Any
   ) -> tuple[tf.Tensor, Any]:
@@ -150,9 +117,9 @@ class LanguageModel(losses.TokenModel):
   def _output(self, theta: Theta) -> Logits:
     if self.output_embedding:
       return functools.partial(self.output_embedding.logits, theta['output_embedding'])
-    return functools.partial(self.target_embedding.logits, theta['target_embedding'])
+    return super()._output(theta)
 
 
-def _counted(batch: Batch) -> tf.Tensor:
-  """Above 0 where a token counts."""
-  return batch.get('counted', batch['segments'])
+def _loss_mask(batch: Batch) -> tf.Tensor:
+  """Above 0 where a token counts: 'loss_mask' in evaluation, otherwise every token."""
+  return batch.get('loss_mask', batch['segments'])

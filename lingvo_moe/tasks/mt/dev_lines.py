@@ -166,23 +166,6 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
   return warnings
 
 
-class Lines:
-  """Some lines of a token cache, numbered from 0, as a token cache."""
-
-  def __init__(self, side: TokenCache, chosen: np.ndarray):
-    self._side, self._chosen = side, chosen
-    self.folder = side.folder
-
-  def __len__(self) -> int:
-    return len(self._chosen)
-
-  def lengths(self, lines: np.ndarray | slice) -> np.ndarray:
-    return self._side.lengths(self._chosen[lines])
-
-  def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return self._side.gather(self._chosen[lines])
-
-
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:
   """Yields (pair, source lines, target lines) of every pair of a held-out set."""
   pairs = find_pairs(config, split)

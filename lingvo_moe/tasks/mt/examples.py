@@ -11,11 +11,11 @@ import numpy as np
 
 from lingvo_moe.core.errors import plural
 from lingvo_moe.corpora import parallel
-from lingvo_moe.tasks.batches import SOURCE_KEYS, TARGET_KEYS, Batch
+from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.vocab import BOS, EOS, Vocab
+from lingvo_moe.tasks.vocab import EOS, Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
 
@@ -102,7 +102,7 @@ class Examples:
       self._left_out = dev_lines.left_out(self._caches, keys, chosen, shared_vocab=source_vocab is target_vocab)
     elif split == 'dev':
       for number, lines in chosen.items():
-        self._caches[number] = tuple(dev_lines.Lines(side, lines) for side in self._caches[number])
+        self._caches[number] = tuple(side.subset(lines) for side in self._caches[number])
     self.sizes = [len(source) for source, _ in self._caches]
     self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
@@ -141,15 +141,15 @@ class Examples:
       source[where], target[where], _ = self._pair_lengths(p, line[where])
     return source, target
 
-  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> Batch:
+  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> batches.Batch:
     """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes."""
     pair = pair[plan.example]
     order = np.argsort(pair, kind='stable')
     pair, line = pair[order], line[plan.example][order]
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
-    prefix = None if self._tags is None else self._tags[pair]
     source, target = (self._gather(side, pair, line) for side in (0, 1))
-    return _source_arrays(plan, *source, prefix) | _target_arrays(plan, *target)
+    source = _side(plan, plan.source_start, *source, None if self._tags is None else self._tags[pair])
+    return source.source() | _side(plan, plan.target_start, *target).target()
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]
@@ -165,52 +165,29 @@ def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
     yield int(ordered[start]), slice(int(start), int(end))
 
 
-def _source_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray, prefix: np.ndarray | None = None) -> Batch:
-  """Source arrays of a batch (SOURCE_KEYS), whose segments end with eos.
+def _side(
+  plan: BatchPlan, start: np.ndarray, ids: np.ndarray, lengths: np.ndarray, tag: np.ndarray | None = None
+) -> batches.Side:
+  """One side of a planned batch, filled for all examples at once; eos is added to each.
 
   Args:
-    plan: row and position of each example.
-    ids: token ids of the plan's examples, one after the other, without eos.
-    lengths: number of ids of each example.
-    prefix: id of the tag to put before each example; None for no tags.
+    plan: row and segment of each example.
+    start: position in its row at which each begins.
+    ids: ids of all examples, one after the other.
+    lengths: number of ids of each.
+    tag: id that is put before each; None for no tags.
   """
-  ids, lengths, begins = _with_ends(ids, lengths, prefix is not None)
-  if prefix is not None:
-    ids[begins] = prefix
-  place = _places(plan, plan.source_start, lengths, begins)
-  return dict(zip(SOURCE_KEYS, _spread(plan, place, lengths, begins, ids), strict=True))
-
-
-def _target_arrays(plan: BatchPlan, ids: np.ndarray, lengths: np.ndarray) -> Batch:
-  """Target arrays of a batch (TARGET_KEYS): labels end with eos; inputs are bos and the labels one position later."""
-  labels, lengths, begins = _with_ends(ids, lengths, False)
-  inputs = np.concatenate([[BOS], labels[:-1]])[: len(labels)]
-  inputs[begins] = BOS
-  place = _places(plan, plan.target_start, lengths, begins)
-  labels_BT, segments_BT, positions_BT = _spread(plan, place, lengths, begins, labels)
-  inputs_BT = np.zeros_like(labels_BT)
-  inputs_BT.flat[place] = inputs
-  return dict(zip(TARGET_KEYS, (inputs_BT, labels_BT, segments_BT, positions_BT), strict=True))
-
-
-def _with_ends(ids, lengths, room_in_front: bool):
-  """Adds eos to each example and, for `room_in_front`, a position before it; returns new ids, lengths and begins."""
-  before = np.cumsum(lengths) - lengths
-  new_lengths = lengths + 1 + room_in_front
-  begins = np.cumsum(new_lengths) - new_lengths
-  result = np.full(int(new_lengths.sum()), EOS, np.int32)
-  result[np.arange(len(ids)) + np.repeat(begins - before + room_in_front, lengths)] = ids
-  return result, new_lengths, begins
-
-
-def _places(plan, start, lengths, begins) -> np.ndarray:
-  """Flat position in [B, T] of every token."""
-  return np.arange(int(lengths.sum())) + np.repeat(plan.row * plan.length + start - begins, lengths)
-
-
-def _spread(plan, place, lengths, begins, ids):
-  ids_BT, segments_BT, positions_BT = (np.zeros((plan.rows, plan.length), np.int32) for _ in range(3))
-  ids_BT.flat[place] = ids
-  segments_BT.flat[place] = np.repeat(plan.segment, lengths)
-  positions_BT.flat[place] = np.arange(len(ids)) - np.repeat(begins, lengths)
-  return ids_BT, segments_BT, positions_BT
+  tags = int(tag is not None)
+  old = np.cumsum(lengths) - lengths
+  long = lengths + tags + 1
+  new = np.cumsum(long) - long
+  values = np.full(int(long.sum()), EOS, np.int32)
+  values[np.arange(len(ids)) + np.repeat(new - old + tags, lengths)] = ids
+  if tag is not None:
+    values[new] = tag
+  positions = np.arange(len(values)) - np.repeat(new, long)
+  place = np.repeat(plan.row * plan.length + start, long) + positions
+  side = batches.Side(*(np.zeros((plan.rows, plan.length), np.int32) for _ in range(3)))
+  for array_BT, of_token in zip(side, (values, np.repeat(plan.segment, long), positions), strict=True):
+    array_BT.flat[place] = of_token
+  return side

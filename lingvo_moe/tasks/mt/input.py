@@ -23,7 +23,7 @@ from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler, shuffled
-from lingvo_moe.tasks import batches, task, train_input
+from lingvo_moe.tasks import batches, task
 from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.data_config import DataConfig
@@ -43,8 +43,8 @@ class _Window(NamedTuple):
   plans: list[BatchPlan]
 
 
-class TrainInput(train_input.TrainInput):
-  """Training input: batches of sentence pairs; see train_input.TrainInput.
+class TrainInput(task.TrainInput):
+  """Training input: batches of sentence pairs; see task.TrainInput.
 
   Args:
     config: what to read, and how it is cut into batches.
@@ -57,6 +57,8 @@ class TrainInput(train_input.TrainInput):
     shares: name of a pair -> its share of the stream.
     examples: name of a pair -> number of its examples.
   """
+
+  keys = batches.BATCH_KEYS
 
   def __init__(self, config: DataConfig, vocabs: tuple[Vocab, Vocab], cache_dir: str, feed: Feed):
     super().__init__(config, feed)
@@ -253,7 +255,5 @@ class TextInput:
       rows = -(-len(plan.example) // self._groups) * self._groups
       index_B = np.full(rows, -1, np.int64)
       index_B[: len(plan.example)] = plan.example
-      batch = {}
-      for side, arrays in zip(self._sides, (batches.source_arrays, batches.target_arrays)):
-        batch |= arrays([side[i] for i in plan.example], rows, plan.length)
-      yield index_B, batch
+      source, *targets = [batches.padded([side[i] for i in plan.example], rows, plan.length) for side in self._sides]
+      yield index_B, source.source() | (targets[0].target() if targets else {})

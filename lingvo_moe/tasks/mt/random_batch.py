@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lingvo_moe.tasks.batches import Batch, source_arrays, target_arrays
+from lingvo_moe.tasks.batches import Batch, padded
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.vocab import EOS
 
@@ -26,7 +26,8 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
   def side(vocab_size):
     lengths_B = np.full(rows, length) if full else rng.integers(1, length + 1, rows)
     ids_BT = rng.integers(_FIRST_ID, vocab_size, [rows, length])
-    return [np.append(ids[: own - 1], EOS) for ids, own in zip(ids_BT, lengths_B, strict=True)], rows, length
+    return padded([np.append(ids[: own - 1], EOS) for ids, own in zip(ids_BT, lengths_B, strict=True)], rows, length)
 
-  source = source_arrays(*side(config.source_vocab_size))
-  return source | target_arrays(*side(config.source_vocab_size if config.shared_vocab else config.target_vocab_size))
+  source = side(config.source_vocab_size)
+  target = side(config.source_vocab_size if config.shared_vocab else config.target_vocab_size)
+  return source.source() | target.target()

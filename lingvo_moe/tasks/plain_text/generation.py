@@ -8,7 +8,6 @@ import numpy as np
 
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.inference import Decoded
-from lingvo_moe.tasks.plain_text import escapes
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 _ROWS = 16  # texts of a batch
@@ -48,7 +47,17 @@ class TextGenerator(task.Translator):
 
   def translate_lines(self, lines: Sequence[str], target: str | None = None) -> task.Answers:
     """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
-    answers = self.translate([escapes.unescaped(line) for line in lines], target, self._lines)
+    answers = self.translate([_unescaped(line) for line in lines], target, self._lines)
     self._lines += len(lines)
-    shown = [[h._replace(text=escapes.escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
+    shown = [[h._replace(text=_escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
     return task.Answers(shown, answers.truncated)
+
+
+def _escaped(text: str) -> str:
+  r"""A text on one line: 'a<line break>b' is a\nb."""
+  return text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r')
+
+
+def _unescaped(line: str) -> str:
+  """The text of a line that `_escaped` made. A backslash before another character stands for itself."""
+  return '\\'.join(part.replace('\\n', '\n').replace('\\r', '\r') for part in line.split('\\\\'))

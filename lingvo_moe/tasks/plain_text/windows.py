@@ -10,10 +10,10 @@ from lingvo_moe.core import files
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold, permute
 from lingvo_moe.tasks import task, token_cache
+from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
-from lingvo_moe.tasks.train_input import Batch
 from lingvo_moe.tasks.transformer_config import BatchConfig
 
 
@@ -38,28 +38,6 @@ def open_text(
     if not len(text.tokens):
       raise documents.no_text(path)
   return texts
-
-
-def joined(texts: Sequence[TokenCache]) -> TokenCache:
-  """All files as one."""
-  if len(texts) == 1:
-    return texts[0]
-  return _Joined(texts)
-
-
-class _Joined:
-  """Several token caches, one after the other, as one."""
-
-  def __init__(self, texts: Sequence[TokenCache]):
-    self.tokens = np.concatenate([text.tokens for text in texts])
-    begins = np.cumsum([0] + [len(text.tokens) for text in texts[:-1]])
-    parts = [text.offsets[:-1] + begin for text, begin in zip(texts, begins, strict=True)]
-    self.offsets = np.concatenate([*parts, [len(self.tokens)]])
-
-  def __len__(self) -> int:
-    return len(self.offsets) - 1
-
-  lengths = TokenCache.lengths
 
 
 class Windows:

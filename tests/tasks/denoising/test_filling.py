@@ -15,7 +15,7 @@ from lingvo_moe.core import weights
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.batches import source_arrays, target_arrays
+from lingvo_moe.tasks.batches import padded
 from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.task import Hypothesis, task_of
@@ -53,7 +53,7 @@ BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference':
 
 
 def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
-  batch = source_arrays(sources, len(sources) + 1, 16)
+  batch = padded(sources, len(sources) + 1, 16).source()
 
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
@@ -74,7 +74,7 @@ def test_answers_have_the_log_probabilities_of_the_full_pass():
     for w, length in enumerate(found.lengths_BW[row]):
       ids = found.ids_BWT[row, w, :length]
       assert 1 <= length <= CONFIG.lengths.targets and EOS not in ids[:-1]
-      batch = source_arrays([source], 1, 16) | target_arrays([ids], 1, length)
+      batch = padded([source], 1, 16).source() | padded([ids], 1, length).target()
       np.testing.assert_allclose(found.log_probs_BW[row, w], MODEL.score(THETA, batch)[0], rtol=1e-3, atol=1e-3)
 
 

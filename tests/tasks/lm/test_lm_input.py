@@ -113,9 +113,9 @@ def test_every_held_out_token_counts_once_with_as_much_context_as_the_stride_lea
   dev = HeldOutInput(config, task_of(config).vocabs, config.data_dir + '/../cache', Feed(quiet=True))
   counted, contexts = [], []
   for batch in dev:
-    counted += batch['labels'][batch['counted'] > 0].tolist()
-    contexts += np.nonzero(batch['counted'])[1].tolist()
-    assert batch['labels'].shape == (4, 8) and not np.any(batch['counted'] > batch['segments'])
+    counted += batch['labels'][batch['loss_mask'] > 0].tolist()
+    contexts += np.nonzero(batch['loss_mask'])[1].tolist()
+    assert batch['labels'].shape == (4, 8) and not np.any(batch['loss_mask'] > batch['segments'])
   text = TEXT[:101]
   own = [text] if documents == 'file' else [line for line in text.split('\n') if line]
   vocab = task_of(config).vocabs

@@ -58,7 +58,7 @@ def test_the_loss_is_the_mean_of_minus_log_p_of_the_tokens_that_count():
   np.testing.assert_allclose(metrics['xent'], nats[real].sum(), rtol=1e-5)
   np.testing.assert_allclose(loss, nats[real].mean() + 0.01 * metrics['aux_loss'], rtol=1e-5)
   np.testing.assert_allclose(MODEL.token_scores(THETA, batch), -nats * real, rtol=1e-4, atol=1e-5)
-  counted = {**batch, 'counted': batch['segments'] * (np.arange(8) == 2), 'files': np.eye(4, dtype=np.int32)}
+  counted = {**batch, 'loss_mask': batch['segments'] * (np.arange(8) == 2), 'files': np.eye(4, dtype=np.int32)}
   metrics = MODEL.loss(THETA, counted)[1]
   np.testing.assert_allclose(metrics['xent_by_file'], (nats * real)[:, 2], rtol=1e-4, atol=1e-6)
   assert float(metrics['target_tokens']) == real[:, 2].sum()

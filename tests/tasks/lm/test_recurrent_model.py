@@ -16,7 +16,7 @@ from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.tasks.lm import generation
-from lingvo_moe.tasks.lm.recurrent_config import RecurrentConfig
+from lingvo_moe.tasks.lm.config import RecurrentConfig
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import BOS, EOS
 
