@@ -75,11 +75,6 @@ class BatchConfig:
           f'use at least {needed}, or shorter or fewer rows'
         )
 
-  def _rows_of_length(self, length: int, training: bool) -> int:
-    """B, a multiple of num_groups, of batches whose rows all have this length."""
-    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
-    return max(1, tokens // length // self.num_groups) * self.num_groups
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(BatchConfig):

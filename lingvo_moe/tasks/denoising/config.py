@@ -64,9 +64,9 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
     """Tokens of a window, of its inputs and of its targets."""
     return spans.lengths_for(self.inputs_length, self.noise_density, self.mean_span)
 
-  def rows_of_batch(self, training: bool = True) -> int:
-    """B, a multiple of num_groups."""
-    return self._rows_of_length(self.inputs_length, training)
+  @property
+  def row_length(self) -> int:
+    return self.inputs_length
 
   @property
   def longest_answer(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,9 +29,7 @@ class Filler(TextGenerator):
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
     inference.check_n_best(n_best, config.beam_size)
-    config = config.for_inference(runner.row_multiple, config.inputs_length)
-    super().__init__(config, runner, lambda model, theta, batch: inference.search(model, theta, batch, config, n_best))
-    self._vocab = vocab
+    super().__init__(config, vocab, runner, functools.partial(inference.search, n_best=n_best))
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     del first

@@ -17,6 +17,7 @@ _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha')
 class PerplexityJob(held_out.PerplexityJob):
   """Perplexity of the targets of every file, sentinels and ends included, and the first windows of each filled in."""
 
+  input_class = HeldOutInput
   columns = (
     metrics.Column('targets', 'tokens', '9d'),
     metrics.Column('nats a target', 'cross_entropy', '13.4f'),
@@ -24,15 +25,13 @@ class PerplexityJob(held_out.PerplexityJob):
   )
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, options: task.HeldOutOptions):
-    open_input = lambda config, *more: HeldOutInput(config, vocab, *more)
-    config = config.for_inference(runner.row_multiple, config.inputs_length, options.batch_tokens)
-    super().__init__(config, runner, open_input, options)
+    super().__init__(config, vocab, runner, options)
     self._vocab = vocab
     self.texts, examples = self._input.fingerprints, self._input.examples
     self._set_settings(() if options.score else _SEARCH, repr((self.texts, len(examples))))
     count = 0 if options.score else config.num_samples
     self._sampled = [e for i in range(len(self._input.subsets)) for e in [e for e in examples if e[0] == i][:count]]
-    self._filler = Filler(config, vocab, runner)
+    self._filler = Filler(self._config, vocab, runner)
 
   def _make_samples(self) -> list[dict[str, Any]]:
     samples = []

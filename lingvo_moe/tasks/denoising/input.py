@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold
 from lingvo_moe.tasks import task, token_cache
 from lingvo_moe.tasks.batches import BATCH_KEYS, Batch, padded
@@ -65,21 +64,22 @@ class HeldOutInput(windows.HeldOutInput):
   def __init__(
     self, config: DenoisingConfig, vocab: SentinelVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
-    super().__init__(config, feed)
-    paths = documents.find_files(config.data_dir, split)
-    texts = windows.open_text(config.data_dir, split, 'file', vocab.text, cache_dir, feed.quiet)
-    self.subsets = [documents.name_of(path) for path in paths]
-    hashes = [hashlib.sha256(text.tokens.tobytes()).hexdigest()[:16] for text in texts]
+    super().__init__(config, vocab.text, cache_dir, feed, split)
+    hashes = [hashlib.sha256(text.tokens.tobytes()).hexdigest()[:16] for text in self._texts]
     self.fingerprints = dict(zip(self.subsets, hashes, strict=True))
     self.examples = [
-      (file, *example) for file, text in enumerate(texts) for example in _examples(config, vocab, text.tokens, first)
+      (file, *example)
+      for file, text in enumerate(self._texts)
+      for example in _examples(config, vocab, text.tokens, first)
     ]
     layout = repr((self.fingerprints, len(self.examples), self._rows))
     self.content_hash = hashlib.sha256(layout.encode()).hexdigest()[:16]
-    total = sum(len(text.tokens) for text in texts)
+    total = sum(len(text.tokens) for text in self._texts)
     if not self.examples:
-      raise UserError(f'held-out text needs 2 tokens or more to corrupt; {paths[0]} has {total}: give a longer one')
-    self.stats = f'{len(paths)} files, {total:,} tokens, {len(self.examples):,} windows'
+      raise UserError(
+        f'held-out text needs 2 tokens or more to corrupt; {self._paths[0]} has {total}: give a longer one'
+      )
+    self.stats = f'{len(self._paths)} files, {total:,} tokens, {len(self.examples):,} windows'
 
   def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
     source = padded([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)

@@ -59,9 +59,9 @@ class LanguageConfig(ModelConfig, PlainTextConfig):
       fields.refuse(self, 'eval_stride', f'at most window={self.window}', 'or some tokens would not count')
     self._check_rows_fit(self.window, 'a window')
 
-  def rows_of_batch(self, training: bool = True) -> int:
-    """B, a multiple of num_groups."""
-    return self._rows_of_length(self.window, training)
+  @property
+  def row_length(self) -> int:
+    return self.window
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.tasks import inference, task
+from lingvo_moe.tasks.batches import shapes
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
@@ -59,12 +61,8 @@ def _padded(length: int, width: int) -> int:
 
 def prompt_shapes(config: LanguageConfig, width: int) -> dict[str, np.ndarray]:
   """Batch with the shapes of one of prompts as long as a window, to be continued `width` times each."""
-  rows = config.rows_of_batch(training=False)
-  zeros = lambda *shape: np.broadcast_to(np.zeros([], np.int32), shape)
-  return {
-    'ids': zeros(rows, _padded(config.window, width)),
-    **dict.fromkeys(('last', 'lengths', 'limits', 'numbers'), zeros(rows)),
-  }
+  ids_BT = shapes(config.rows_of_batch(training=False), _padded(config.window, width))
+  return {'ids': ids_BT, **dict.fromkeys(('last', 'lengths', 'limits', 'numbers'), ids_BT[:, 0])}
 
 
 def generate(
@@ -135,9 +133,7 @@ class Continuer(TextGenerator):
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
     if config.search == 'beam':
       inference.check_n_best(n_best, config.beam_size)
-    config = config.for_inference(runner.row_multiple, config.window)
-    super().__init__(config, runner, lambda model, theta, batch: generate(model, theta, batch, config, n_best))
-    self._vocab = vocab
+    super().__init__(config, vocab, runner, functools.partial(generate, n_best=n_best))
     self._width = width_of(config, n_best)
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:

@@ -18,6 +18,7 @@ _BEAM = ('beam_size', 'length_norm_alpha')
 class PerplexityJob(held_out.PerplexityJob):
   """Perplexity of every file a token and a word, bits a byte, and continuations of the prompt."""
 
+  input_class = HeldOutInput
   columns = (
     metrics.Column('tokens', 'tokens', '9d'),
     metrics.Column('nats a token', 'cross_entropy', '12.4f'),
@@ -28,15 +29,13 @@ class PerplexityJob(held_out.PerplexityJob):
   in_events = ('perplexity', 'bits_per_byte')
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, options: task.HeldOutOptions):
-    open_input = lambda config, *more: HeldOutInput(config, vocab, *more)
-    config = config.for_inference(runner.row_multiple, config.window, options.batch_tokens)
-    super().__init__(config, runner, open_input, options)
+    super().__init__(config, vocab, runner, options)
     text = repr((self._input.subsets, self._input.files)) + self._input.fingerprint
     names = () if options.score else (*_SAMPLING, *(_BEAM if config.search == 'beam' else ()))
     self._set_settings(('eval_stride', *names), text)
     self.texts = {name: repr(counts) for name, counts in zip(self._input.subsets, self._input.files, strict=True)}
     count = 0 if options.score else min(config.num_samples, 1 if config.search == 'greedy' else config.num_samples)
-    self._continuer = Continuer(config, vocab, runner, count) if count else None
+    self._continuer = Continuer(self._config, vocab, runner, count) if count else None
 
   def _numbers(self, file: int | None, nats: float, tokens: float) -> dict[str, Any]:
     if file is None:

@@ -12,6 +12,7 @@ and 'files' [B, P], 1 at the file of a row, for losses by file.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -71,7 +72,7 @@ class TrainInput(task.TrainInput):
     super().__init__(config, feed)
     texts = windows.open_text(config.data_dir, 'train', config.documents, vocab, cache_dir, feed.quiet)
     self._text = token_cache.joined(texts)
-    self._streams: dict[int, Stream] = {}
+    self._stream = functools.lru_cache(2)(self._stream_of)
     total = self._stream(0).total
     self._windows = windows.Windows(config, feed, total, config.window)
     epochs = f'{config.rows_of_batch() * config.window / total:.3g} epochs a step'
@@ -87,21 +88,17 @@ class TrainInput(task.TrainInput):
     arrays = [np.zeros([len(starts), self._config.window], np.int32) for _ in BATCH_KEYS]
     for epoch in np.unique(epochs).tolist():
       mine = epochs == epoch
-      for array, values in zip(arrays, self._stream(epoch).rows(starts[mine], self._config.window), strict=True):
+      stream = self._stream(epoch if self._config.packing else 0)
+      for array, values in zip(arrays, stream.rows(starts[mine], self._config.window), strict=True):
         array[mine] = values
     batch = dict(zip(BATCH_KEYS, arrays, strict=True))
     return batch if self._config.packing else batch | {'segments': np.ones_like(batch['segments'])}
 
-  def _stream(self, epoch: int) -> Stream:
-    epoch = epoch if self._config.packing else 0
-    if epoch not in self._streams:
-      while len(self._streams) > 1:
-        self._streams.pop(next(iter(self._streams)))
-      order = np.arange(len(self._text))
-      if self._config.packing:
-        order = shuffled(len(order), self._config.seed, 'documents', epoch)
-      self._streams[epoch] = Stream(self._text, order)
-    return self._streams[epoch]
+  def _stream_of(self, epoch: int) -> Stream:
+    order = np.arange(len(self._text))
+    if self._config.packing:
+      order = shuffled(len(order), self._config.seed, 'documents', epoch)
+    return Stream(self._text, order)
 
 
 class HeldOutInput(windows.HeldOutInput):
@@ -118,10 +115,8 @@ class HeldOutInput(windows.HeldOutInput):
   def __init__(
     self, config: LanguageConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str = 'dev', first: int = 0
   ):
-    super().__init__(config, feed)
-    texts = windows.open_text(config.data_dir, split, config.documents, vocab, cache_dir, feed.quiet)
-    paths = documents.find_files(config.data_dir, split)
-    self.subsets = [documents.name_of(path) for path in paths]
+    super().__init__(config, vocab, cache_dir, feed, split, config.documents)
+    texts, paths = self._texts, self._paths
     orders = [np.arange(min(len(text), first or len(text))) for text in texts]
     self._streams = [Stream(text, order) for text, order in zip(texts, orders, strict=True)]
     self.files = [_units(path, config.documents, len(order)) for path, order in zip(paths, orders, strict=True)]

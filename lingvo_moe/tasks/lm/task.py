@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 
 from lingvo_moe.tasks import task
+from lingvo_moe.tasks.batches import shapes
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.held_out import PerplexityJob
-from lingvo_moe.tasks.lm.input import HeldOutInput, TrainInput
+from lingvo_moe.tasks.lm.input import BATCH_KEYS, HeldOutInput, TrainInput
 from lingvo_moe.tasks.plain_text.task import PlainTextTask
 from lingvo_moe.tasks.vocab import BOS
 
@@ -36,8 +37,7 @@ class LanguageTask(PlainTextTask):
     return {'inputs': inputs_BT, 'labels': labels_BT, 'segments': segments_BT}
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
-    zeros_BT = np.broadcast_to(np.zeros([], np.int32), [self.config.rows_of_batch(training), self.config.window])
-    return dict.fromkeys(('inputs', 'labels', 'segments'), zeros_BT)
+    return dict.fromkeys(BATCH_KEYS, shapes(self.config.rows_of_batch(training), self.config.window))
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     shapes, width = self.batch_shapes(training=False), self.config.beam_size

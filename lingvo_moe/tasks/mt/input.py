@@ -78,7 +78,7 @@ class TrainInput(task.TrainInput):
     self.shares = dict(zip(names, self._sampler.shares, strict=True))
     self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
-    self._recent: dict[int, _Window] = {}
+    self._window = functools.lru_cache(2)(self._window_of)
     sampling = config.temperature, config.seed, config.window_size, *weights
     key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *sampling))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -103,15 +103,11 @@ class TrainInput(task.TrainInput):
       number, first = self._counts.locate(step)
       return self._window(number), step - first
 
-  def _window(self, number: int) -> _Window:
-    if number not in self._recent:
-      while len(self._recent) > 1:
-        del self._recent[next(iter(self._recent))]
-      pair, line = self._sampler.window(number)
-      plans = self._batcher.plan(*self._examples.lengths(pair, line))
-      order = shuffled(len(plans), self._config.seed, 'batches', number)
-      self._recent[number] = _Window(pair, line, [plans[i] for i in order])
-    return self._recent[number]
+  def _window_of(self, number: int) -> _Window:
+    pair, line = self._sampler.window(number)
+    plans = self._batcher.plan(*self._examples.lengths(pair, line))
+    order = shuffled(len(plans), self._config.seed, 'batches', number)
+    return _Window(pair, line, [plans[i] for i in order])
 
 
 class _BatchCounts:

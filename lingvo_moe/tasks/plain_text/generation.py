@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from lingvo_moe.search.beam_search import Hypotheses
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.inference import Decoded
-from lingvo_moe.tasks.transformer_config import ModelConfig
 
 _ROWS = 16  # texts of a batch
 
@@ -17,17 +18,19 @@ class TextGenerator(task.Translator):
   """Base of what continues texts, or fills them in, with the current weights of a runtime.
 
   Args:
-    config: configuration of the run, for inference.
+    config: configuration of the run.
+    vocab: its vocabulary.
     runner: a runtime.
-    search: function(model, theta, batch) to beam_search.Hypotheses.
+    search: function(model, theta, batch, config).
   """
 
-  def __init__(self, config: ModelConfig, runner: task.Runner, search: inference.Search):
-    self._config = config
+  def __init__(self, config: Any, vocab: Any, runner: task.Runner, search: Callable[..., Hypotheses]):
+    self._config = config = config.for_inference(runner.row_multiple, config.row_length)
+    self._vocab = vocab
     self._groups = runner.row_multiple
     self._lines = 0
     program = config.program()
-    self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch))
+    self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch, config))
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.tasks import metrics, task
-from lingvo_moe.tasks.transformer_config import ModelConfig
 
 
 class Computed(NamedTuple):
@@ -28,24 +27,24 @@ class PerplexityJob(task.HeldOutJob):
   """Perplexity of every file, and samples: perplexity.json and, a line for each sample, samples.jsonl.
 
   Args:
-    config: for inference.
+    config: configuration of the run.
+    vocab: its vocabulary.
     runner: a runtime.
-    open_input: HeldOutInput of the task, given (config, folder of a cache, feed, split, first documents or windows).
     options: with `score` there are no samples.
   """
 
   summary_file = log_directory.PERPLEXITY
   suffix = '.jsonl'
+  input_class: ClassVar[type]  # HeldOutInput of the task
   columns: ClassVar[tuple[metrics.Column, ...]]
   in_events: ClassVar[tuple[str, ...]] = ('perplexity',)  # numbers of each file for the event file
 
-  def __init__(
-    self, config: ModelConfig, runner: task.Runner, open_input: Callable[..., Any], options: task.HeldOutOptions
-  ) -> None:
-    self._config = config
+  def __init__(self, config: Any, vocab: Any, runner: task.Runner, options: task.HeldOutOptions) -> None:
+    self._config = config.for_inference(runner.row_multiple, config.row_length, options.batch_tokens)
     with tempfile.TemporaryDirectory() as folder:
-      self._input = open_input(config, folder, task.Feed(quiet=True), options.split, options.max_sentences)
-    self._evaluate = runner.function(config.program().eval_step)
+      feed = task.Feed(quiet=True)
+      self._input = self.input_class(self._config, vocab, folder, feed, options.split, options.max_sentences)
+    self._evaluate = runner.function(self._config.program().eval_step)
 
   def _set_settings(self, names: tuple[str, ...], text: str) -> None:
     """Settings of the results: fields of the configuration, and the hash of a description of the text."""

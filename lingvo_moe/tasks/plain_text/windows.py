@@ -11,10 +11,10 @@ from lingvo_moe.corpora import documents
 from lingvo_moe.corpora.sampling import fold, permute
 from lingvo_moe.tasks import task, token_cache
 from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.token_cache import TokenCache
-from lingvo_moe.tasks.transformer_config import BatchConfig
 
 
 def open_text(
@@ -47,7 +47,7 @@ class Windows:
     count: number of windows in an epoch.
   """
 
-  def __init__(self, config: BatchConfig, feed: Feed, total: int, length: int):
+  def __init__(self, config: PlainTextConfig, feed: Feed, total: int, length: int):
     self.count = max(1, total // length)
     self._length = length
     self._seed = config.seed
@@ -80,18 +80,18 @@ class HeldOutInput(task.DevInput):
     stats: a line for the log.
     subsets: names of the files.
     examples: the windows, as tuples that begin with the number of the file.
-    content_hash: see task.DevInput.
   """
 
-  stats: str
-  subsets: list[str]
   examples: list[tuple]
-  content_hash: str
 
-  def __init__(self, config: BatchConfig, feed: Feed):
-    self._config = config
+  def __init__(
+    self, config: PlainTextConfig, vocab: TextVocab, cache_dir: str, feed: Feed, split: str, kind: str = 'file'
+  ):
+    self._config, self._feed = config, feed
     self._rows = config.rows_of_batch(training=False)
-    self._feed = feed
+    self._paths = documents.find_files(config.data_dir, split)
+    self._texts = open_text(config.data_dir, split, kind, vocab, cache_dir, feed.quiet)
+    self.subsets = list(map(documents.name_of, self._paths))
 
   def arrays(self, examples: Sequence[tuple], rows: int) -> Batch:
     """Arrays of a batch with some windows in its first rows."""
