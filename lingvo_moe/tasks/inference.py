@@ -23,6 +23,9 @@ if TYPE_CHECKING:
   AnswerConfig = MtConfig | DenoisingConfig
 
 
+SYMBOLS = {'bos_id': BOS, 'eos_id': EOS, 'pad_id': PAD}  # of every search
+
+
 class Decoded(NamedTuple):
   """A hypothesis before it is text."""
 
@@ -84,13 +87,11 @@ def search(
       beam_size=config.beam_size,
       max_steps=max_steps,
       max_lengths_B=config.answer_lengths(batch['src_segments']),
-      bos_id=BOS,
-      eos_id=EOS,
-      pad_id=PAD,
       vocab_size=model.target_embedding.vocab_size,
       length_norm_alpha=config.length_norm_alpha,
       n_best=n_best,
       min_length=min_length,
+      **SYMBOLS,
       keep=model.decoder.keep_positions,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 
 from lingvo_moe.core import weights as weights_lib
@@ -27,10 +28,9 @@ def count_experts(specs: weights_lib.Nested) -> int:
 
 def parts(specs: weights_lib.Nested) -> dict[str, int]:
   """Number of weights by part: 'embeddings/source', 'encoder/attention', 'decoder/experts', ..."""
-  sums: dict[str, int] = {}
+  sums = collections.Counter()
   for name, spec in weights_lib.flatten(specs).items():
-    part = part_of(name, spec)
-    sums[part] = sums.get(part, 0) + spec.size
+    sums[part_of(name, spec)] += spec.size
   return dict(sorted(sums.items(), key=lambda item: _ORDER.index(item[0])))
 
 

@@ -298,17 +298,17 @@ class Task:
     """Paths of the files of training and dev loss, by part, such as 'train of de-en'; a run keeps their hashes."""
     return {}
 
-  def prepare(self, folder: str, begun: bool) -> TaskConfig:
+  def prepare(self, folder: str, resumed: bool) -> TaskConfig:
     """Settles what depends on the corpus, and puts the run's own files, such as vocabularies, into its folder.
 
     Args:
       folder: of the files; made if need be.
-      begun: whether the run was begun before. Its files then stay as they are.
+      resumed: whether the run goes on. Its files then stay as they are.
 
     Returns:
       The configuration that decoder and translate can use without the corpus; it names the files by full paths.
     """
-    del folder, begun
+    del folder, resumed
     return self.config
 
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:

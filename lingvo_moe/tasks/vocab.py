@@ -101,10 +101,8 @@ class SentencePieceVocab:
       self.__dict__.pop('_tokenizer', None)
       return self.tokenize(strings).to_list()
 
-  def detokenize(self, rows: tf.RaggedTensor | Iterable[Iterable[int]]) -> list[str]:
+  def detokenize(self, rows: Iterable[Iterable[int]]) -> list[str]:
     """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
-    if hasattr(rows, 'to_list'):
-      rows = rows.to_list()
     return [self._line(row) for row in rows]
 
   def _line(self, row) -> str:
@@ -165,24 +163,24 @@ def check_size(vocab: Any, field: str, size: int, path: str) -> None:
     )
 
 
-def own_copy(path: str, own: str, begun: bool, read: Callable[[str], Any], field: str) -> str:
+def own_copy(path: str, own: str, resumed: bool, read: Callable[[str], Any], field: str) -> str:
   """Copies the vocabulary at `path` to `own`, the run's copy, and returns its path.
 
   Args:
     path: of the vocabulary; it may be the copy itself.
     own: path of the copy.
-    begun: whether the run was begun with its copy, which then must be there and equal the vocabulary.
+    resumed: whether the run has its copy from before, which then must be there and equal the vocabulary.
     read: reads a vocabulary from a path; raises UserError for other files.
     field: field of the configuration that names the vocabulary.
   """
   if os.path.abspath(path) == os.path.abspath(own):
     return own
   vocab = read(path)
-  if begun and not os.path.exists(own):
+  if resumed and not os.path.exists(own):
     raise UserError(
       f"{own}, the run's copy of {field}, is gone: restore it (cp {path} {own}, if that is the same file)"
     )
-  if begun and vocab.fingerprint != read(own).fingerprint:
+  if resumed and vocab.fingerprint != read(own).fingerprint:
     raise UserError(
       f'{field}={path} is not the vocabulary that the run in {os.path.dirname(os.path.dirname(own))} began with '
       f'({own}): leave it out, or choose another --logdir'

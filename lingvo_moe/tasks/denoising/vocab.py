@@ -47,14 +47,14 @@ class SentinelVocab:
     *before, rest = _SENTINEL.split(text)  # text, number, text, number, ..., text
     ids: list[int] = []
     for part, number in zip(before[::2], before[1::2], strict=True):
-      ids += [*self._encode(part, begins=not ids, ends=False), self._sentinel(number)]
-    return np.array([*ids, *self._encode(rest, begins=not ids, ends=True)], np.int32)
+      ids += [*self._encode(part, first=not ids, last=False), self._sentinel(number)]
+    return np.array([*ids, *self._encode(rest, first=not ids, last=True)], np.int32)
 
-  def _encode(self, text: str, begins: bool, ends: bool) -> list[int]:
+  def _encode(self, text: str, first: bool, last: bool) -> list[int]:
     """Ids of a part between sentinels, or of the first or last part."""
     if isinstance(self.text, Pieces):
-      text = text if begins else text.lstrip(' ')
-      text = text if ends else text.rstrip(' ')
+      text = text if first else text.lstrip(' ')
+      text = text if last else text.rstrip(' ')
     return self.text.encode(text).tolist() if text else []
 
   def _sentinel(self, number: str) -> int:

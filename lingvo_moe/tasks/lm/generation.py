@@ -21,7 +21,7 @@ from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
-from lingvo_moe.tasks.vocab import BOS, EOS, PAD
+from lingvo_moe.tasks.vocab import BOS
 
 _ROUND = 16  # lengths of padded prompts are multiples of it, so that few shapes are compiled
 
@@ -86,12 +86,10 @@ def generate(
     step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, lengths_B, cache)
     rows, length = sizes(batch['ids'])
     shared = {
+      **inference.SYMBOLS,
       'first_B': batch['last'],
       'max_steps': max_steps,
       'max_lengths_B': batch['limits'],
-      'bos_id': BOS,
-      'eos_id': EOS,
-      'pad_id': PAD,
       'keep': model.decoder.keep_positions,
       'prefix_BU': tf.cast(tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis], tf.float32),
     }

@@ -131,8 +131,8 @@ def left_out(
 def _hashes(side: TokenCache) -> np.ndarray:
   """A hash of the tokens of each line."""
   hashes = [np.zeros(0, np.uint64)]
-  for begin in range(0, len(side), _CHUNK):
-    tokens, lengths = side.gather(np.arange(begin, min(begin + _CHUNK, len(side))))
+  for start in range(0, len(side), _CHUNK):
+    tokens, lengths = side.gather(np.arange(start, min(start + _CHUNK, len(side))))
     starts = np.cumsum(lengths) - lengths
     places = np.arange(len(tokens)) - np.repeat(starts, lengths)
     sums = np.concatenate([[np.uint64(0)], np.cumsum(sampling.fold(tokens, places), dtype=np.uint64)])

@@ -178,16 +178,16 @@ def _side(
     tag: id that is put before each; None for no tags.
   """
   tags = int(tag is not None)
-  old = np.cumsum(lengths) - lengths
-  long = lengths + tags + 1
-  new = np.cumsum(long) - long
-  values = np.full(int(long.sum()), EOS, np.int32)
-  values[np.arange(len(ids)) + np.repeat(new - old + tags, lengths)] = ids
+  counts = lengths + tags + 1
+  first = np.cumsum(counts) - counts  # place of each example's first token, among those of all
+  first_id = np.cumsum(lengths) - lengths
+  tokens = np.full(int(counts.sum()), EOS, np.int32)
+  tokens[np.arange(len(ids)) + np.repeat(first - first_id + tags, lengths)] = ids
   if tag is not None:
-    values[new] = tag
-  positions = np.arange(len(values)) - np.repeat(new, long)
-  place = np.repeat(plan.row * plan.length + start, long) + positions
+    tokens[first] = tag
+  positions = np.arange(len(tokens)) - np.repeat(first, counts)
+  place = np.repeat(plan.row * plan.length + start, counts) + positions
   side = batches.Side(*(np.zeros((plan.rows, plan.length), np.int32) for _ in range(3)))
-  for array_BT, of_token in zip(side, (values, np.repeat(plan.segment, long), positions), strict=True):
-    array_BT.flat[place] = of_token
+  for array_BT, values in zip(side, (tokens, np.repeat(plan.segment, counts), positions), strict=True):
+    array_BT.flat[place] = values
   return side

@@ -115,9 +115,9 @@ class _PairsJob(task.HeldOutJob):
         values, truncated = self._compute(sets, tag, bar.update, unfinished)
         end = 0
         for s in sets:
-          begin, end = end, end + len(s.sources)
-          computed.results[s.name] = [of_lines[begin:end] for of_lines in values]
-          computed.truncated[s.name] = sum(begin <= i < end for i in truncated)
+          start, end = end, end + len(s.sources)
+          computed.results[s.name] = [of_lines[start:end] for of_lines in values]
+          computed.truncated[s.name] = sum(start <= i < end for i in truncated)
     return computed
 
   def _compute(

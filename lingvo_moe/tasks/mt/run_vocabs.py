@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lingvo_moe.core import files, json_files
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig
 
 
-def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
+def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   """Settles vocabularies and tags of a run; the configuration that is returned names the run's own vocabularies.
 
   A new vocabulary has as many pieces as were asked for, or as many as the corpus gives; one that is given has as many
@@ -28,13 +28,13 @@ def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
   Args:
     config: its source_vocab and target_vocab may be empty.
     folder: where the run keeps its vocabularies.
-    begun: whether the run was begun before; then its vocabularies cannot change.
+    resumed: whether the run goes on; then its vocabularies cannot change.
   """
   if config.tag_target is None:  # decoder and translate could not tell without the training corpus
     targets = {pair.target for pair in dev_lines.find_pairs(config, 'train')}
     config = dataclasses.replace(config, tag_target=config.tags(targets))
   given = _given(config)
-  if begun:
+  if resumed:
     given = {side: path or _found(side, folder) for side, path in given.items()}
   vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
   changes = {}
@@ -43,7 +43,7 @@ def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
     for name in names:
       if getattr(config, name) not in (None, vocab.normalization):
         _say_changed(config, name, vocab.normalization, vocab.path)
-    if given[side] and not begun and side != 'source':
+    if given[side] and not resumed and side != 'source':
       if warning := vocab_training.unwritten(vocab, dev_lines.find_pairs(config, 'train')):
         print(warning, file=sys.stderr)
     size_name = f'{"target" if side == "target" else "source"}_vocab_size'
@@ -51,15 +51,10 @@ def prepare(config: MtConfig, folder: str, begun: bool) -> MtConfig:
       _say_changed(config, size_name, vocab.size, vocab.path if given[side] else '')
     changes |= {**dict.fromkeys(names, vocab.normalization), size_name: vocab.size}
   copies = [
-    own_copy(vocab.path, _own(side, folder), begun, Vocab, 'target_vocab' if side == 'target' else 'source_vocab')
+    own_copy(vocab.path, _own(side, folder), resumed, Vocab, 'target_vocab' if side == 'target' else 'source_vocab')
     for side, vocab in vocabs.items()
   ]
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
-
-
-def with_files(config: MtConfig, rename: Callable[[str], str]) -> MtConfig:
-  """The configuration with other paths of its vocabularies."""
-  return dataclasses.replace(config, source_vocab=rename(config.source_vocab), target_vocab=rename(config.target_vocab))
 
 
 def load(config: DataConfig) -> tuple[Vocab, Vocab]:
@@ -81,7 +76,7 @@ def _own(side: str, folder: str) -> str:
 
 
 def _found(side: str, folder: str) -> str:
-  """Path of a vocabulary that a run was begun with; '' for one that was made for it."""
+  """Path of a vocabulary that a run was given; '' for one that was made for it."""
   return '' if _settings(os.path.join(folder, side)) is not None else _own(side, folder)
 
 
@@ -145,16 +140,13 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
       output,
       size,
       side=side,
-      temperature=config.temperature,
       weights=config.weights_of([pair.name for pair in pairs]),
-      max_sentences=config.vocab_sentences,
-      character_coverage=config.character_coverage,
       tags=config.tags({pair.target for pair in pairs}) and side != 'target',
       normalization=config.normalization(side),
-      seed=config.seed,
       overwrite=True,
       exact_size=False,
       quiet=quiet,
+      **{name: settings[name] for name in ('temperature', 'max_sentences', 'character_coverage', 'seed')},
     )
     made = {**settings, 'fingerprint': files.sha256(output + '.model')}
     files.write(output + '.json', json_files.dump(made, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -51,11 +52,12 @@ class TranslationTask(task.Task):
     pairs = [pair for split in ('train', 'dev') for pair in dev_lines.find_pairs(self.config, split)]
     return {f'{pair.split} of {pair.name}': [*pair.source_files, *pair.target_files] for pair in pairs}
 
-  def prepare(self, folder: str, begun: bool) -> MtConfig:
-    return run_vocabs.prepare(self.config, folder, begun)
+  def prepare(self, folder: str, resumed: bool) -> MtConfig:
+    return run_vocabs.prepare(self.config, folder, resumed)
 
   def with_files(self, rename: Callable[[str], str]) -> MtConfig:
-    return run_vocabs.with_files(self.config, rename)
+    paths = {name: rename(getattr(self.config, name)) for name in ('source_vocab', 'target_vocab')}
+    return dataclasses.replace(self.config, **paths)
 
   def _embeddings(self, other: task.Task) -> list[tuple[str, Vocab, Vocab | None]]:
     """Name, vocabulary, and vocabulary of the other run, of each embedding."""

@@ -105,9 +105,9 @@ class TextSearch:
       new = self._search(weights, ids_BT[own, :length], lengths_B[own])
       return start + rows, *(tf.concat(pair, axis=0) for pair in zip(found, new, strict=True))
 
-    begin = tf.constant(0), tf.zeros([0], tf.string), tf.zeros([0]), tf.zeros([0])
+    initial = tf.constant(0), tf.zeros([0], tf.string), tf.zeros([0]), tf.zeros([0])
     shapes = tf.TensorShape([]), *([tf.TensorShape([None])] * 3)
-    _, *found = tf.while_loop(lambda start, *_: start < nonempty, search_batch, begin, shapes, parallel_iterations=1)
+    _, *found = tf.while_loop(lambda start, *_: start < nonempty, search_batch, initial, shapes, parallel_iterations=1)
     return tuple(tf.concat([x, tf.zeros([tf.size(lengths_B) - nonempty], x.dtype)], axis=0) for x in found)
 
   def _search(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tqdm
 
-from lingvo_moe.core.errors import UserError, plural
+from lingvo_moe.core.errors import plural
 from lingvo_moe.corpora import parallel, sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
@@ -63,10 +63,6 @@ def train_vocab(
   Raises:
     UserError: the corpus is damaged, it cannot give a vocabulary of that size, or the output exists.
   """
-  if side not in NORMALIZATION:
-    raise UserError(f'side must be one of {", ".join(NORMALIZATION)}; saw {side!r}')
-  if max_sentences < 1:
-    raise UserError(f'max_sentences must be at least 1; saw {max_sentences}')
   sentencepiece_training.check_output(output, overwrite)
   targets = sorted({pair.target for pair in pairs})
   sizes = [

@@ -39,9 +39,9 @@ class TextGenerator(task.Translator):
   def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[Decoded]]:
     """Hypotheses of each text, given as ids."""
     rows = -(-_ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
-    for begin in range(0, len(texts), rows):
-      part = texts[begin : begin + rows]
-      hypotheses = self._search(self._batch(part, rows, first + begin))
+    for start in range(0, len(texts), rows):
+      part = texts[start : start + rows]
+      hypotheses = self._search(self._batch(part, rows, first + start))
       yield from (inference.decoded(hypotheses, row) for row in range(len(part)))
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:

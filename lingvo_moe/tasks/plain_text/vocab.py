@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -135,14 +135,14 @@ def _until_eos(ids: Sequence[int]) -> Iterable[int]:
       yield i
 
 
-def prepare(config: _Config, folder: str, begun: bool) -> _Config:
+def prepare(config: _Config, folder: str, resumed: bool) -> _Config:
   """Settles the vocabulary of a run and its size; the configuration that is returned names the run's own file."""
   path = config.vocab
   if config.vocab in ('char', 'pieces'):
-    path = _made(config, folder, begun)
+    path = _made(config, folder, resumed)
   elif config.vocab != 'byte':
     name = 'characters.json' if path.endswith('.json') else 'pieces.model'
-    path = own_copy(path, os.path.join(folder, name), begun, _read if begun else _read_new, 'vocab')
+    path = own_copy(path, os.path.join(folder, name), resumed, _read if resumed else _read_new, 'vocab')
   size = _read(path).size
   if config.vocab_size and size > config.vocab_size:
     raise UserError(
@@ -152,11 +152,6 @@ def prepare(config: _Config, folder: str, begun: bool) -> _Config:
   if config.vocab_size > size:
     print(f'vocab_size={config.vocab_size} is more than there are; this run has {size}', file=sys.stderr)
   return dataclasses.replace(config, vocab=path, vocab_size=size)
-
-
-def with_files(config: _Config, rename: Callable[[str], str]) -> _Config:
-  """The configuration with another path of its vocabulary; bytes have none."""
-  return config if config.vocab == 'byte' else dataclasses.replace(config, vocab=rename(config.vocab))
 
 
 def load(config: PlainTextConfig) -> TextVocab:
@@ -183,11 +178,11 @@ def _read_new(path: str) -> TextVocab:
   return vocab
 
 
-def _made(config: PlainTextConfig, folder: str, begun: bool) -> str:
-  """The vocabulary of characters or pieces in the folder; made, or made again if damaged, unless the run is begun."""
+def _made(config: PlainTextConfig, folder: str, resumed: bool) -> str:
+  """The vocabulary of characters or pieces in the folder; made, or made again if damaged, unless the run goes on."""
   path = os.path.join(folder, {'char': 'characters.json', 'pieces': 'pieces.model'}[config.vocab])
   with lock(folder):
-    if os.path.exists(path) and (begun or _is_whole(path)):
+    if os.path.exists(path) and (resumed or _is_whole(path)):
       return path
     paths = documents.find_files(config.data_dir, 'train')
     if config.vocab == 'char':

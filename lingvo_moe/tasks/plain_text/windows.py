@@ -103,8 +103,8 @@ class HeldOutInput(task.DevInput):
   def __iter__(self) -> Iterator[Batch]:
     own = self._rows // self._feed.process_count
     for number in range(len(self)):
-      begin = number * self._rows + self._feed.process_index * own
-      examples = self.examples[begin : begin + own]
+      start = number * self._rows + self._feed.process_index * own
+      examples = self.examples[start : start + own]
       files_BP = np.zeros([own, len(self.subsets)], np.int32)
       for row, (file, *_) in enumerate(examples):
         files_BP[row, file] = 1
