@@ -10,15 +10,15 @@ from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.gates.gate import is_gate_weight
 
 
-def count_per_token(specs: weights_lib.Nested, choices: float = 2) -> int:
+def count_per_token(specs: weights_lib.Nested, experts_per_token: float = 2) -> int:
   """Number of weights used to compute with one source token and one target token.
 
-  These are the whole encoder and decoder, with `choices` experts of each MoE layer; the whole output softmax, which is
-  the target embedding; and one row of an embedding that is not the output softmax too. Gates count whole.
+  These are the whole encoder and decoder, with `experts_per_token` experts of each MoE layer; the whole output softmax,
+  which is the target embedding; and one row of an embedding that is not the output softmax too. Gates count whole.
   """
   flat = weights_lib.flatten(specs)
   looked_up = ('source_embedding/', *(['target_embedding/'] if 'output_embedding/table' in flat else []))
-  return sum(_used_by_a_token(name, spec, choices, looked_up) for name, spec in flat.items())
+  return sum(_used_by_a_token(name, spec, experts_per_token, looked_up) for name, spec in flat.items())
 
 
 def count_experts(specs: weights_lib.Nested) -> int:
@@ -74,12 +74,12 @@ def _experts(spec: WeightSpec) -> int:
   return math.prod(size for size, letter in zip(spec.shape, spec.dims, strict=True) if letter in 'LE')
 
 
-def _used_by_a_token(name: str, spec: WeightSpec, choices: float, looked_up: tuple[str, ...]) -> int:
+def _used_by_a_token(name: str, spec: WeightSpec, experts_per_token: float, looked_up: tuple[str, ...]) -> int:
   if is_gate_weight(name.rpartition('/')[2]):
     return spec.size
   if experts := _experts(spec):
     layers = spec.shape[0] if spec.dims.startswith('L') else 1
-    return round(spec.size // experts * layers * choices)
+    return round(spec.size // experts * layers * experts_per_token)
   if name.startswith(looked_up):
     return spec.size // spec.shape[0]
   return spec.size

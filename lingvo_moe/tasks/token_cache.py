@@ -131,7 +131,7 @@ def _map(folder: str, name: str, dtype: str, size: int, meta: Mapping[str, Any])
 class Vocab(Protocol):
   """Vocabulary: turns text into ids."""
 
-  size: int
+  size: int  # number of ids, special ones included
   fingerprint: str  # of everything that the ids depend on
 
 

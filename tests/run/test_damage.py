@@ -301,12 +301,12 @@ def test_a_vocabulary_of_characters_is_made_again_unless_the_run_has_begun_with_
   for split in ('train', 'dev'):
     (tmp_path / f'{split}.txt').write_text('abcü\n', encoding='utf-8')
   folder = str(tmp_path / 'vocab')
-  made = task_of(config).prepare(folder, begun=False)
+  made = task_of(config).prepare(folder, resumed=False)
   path = pathlib.Path(made.vocab)
   good = path.read_bytes()
   for bad in (b'', b'[]', good.replace(b'b', b'd')):
     path.write_bytes(bad)
     with pytest.raises(UserError, match='characters.json is not .*: give one that the trainer wrote'):
-      task_of(config).prepare(folder, begun=True)
-    assert task_of(config).prepare(folder, begun=False) == made and path.read_bytes() == good
+      task_of(config).prepare(folder, resumed=True)
+    assert task_of(config).prepare(folder, resumed=False) == made and path.read_bytes() == good
     assert 'it is made again' in capsys.readouterr().err

@@ -17,7 +17,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
-from lingvo_moe.tasks import sentencepiece_training
+from lingvo_moe.tasks import sentencepiece_training, token_cache
 from lingvo_moe.tasks.vocab import EOS, SPECIAL, UNK, SentencePieceVocab, check_size, own_copy
 
 if TYPE_CHECKING:
@@ -34,16 +34,8 @@ _ASCENDING = json_files.Kind(
 )
 
 
-class TextVocab(Protocol):
-  """Text to ids and back; line breaks are symbols too.
-
-  Attributes:
-    size: number of ids, special ones included.
-    fingerprint: hash of what the ids depend on.
-  """
-
-  size: int
-  fingerprint: str
+class TextVocab(token_cache.Vocab, Protocol):
+  """Text to ids and back; line breaks are symbols too."""
 
   def encode(self, text: str) -> np.ndarray:
     """Ids (int32) of a text, without bos and eos."""

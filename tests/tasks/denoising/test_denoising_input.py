@@ -29,7 +29,7 @@ def config(tmp_path):
   config = DenoisingConfig(
     data_dir=str(tmp_path / 'data'), inputs_length=16, batch_tokens=64, num_groups=2, vocab='char', sentinels=4
   )
-  return vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)
+  return vocab_lib.prepare(config, str(tmp_path / 'vocab'), resumed=False)
 
 
 def train_input(config, feed=None):

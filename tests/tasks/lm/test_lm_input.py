@@ -31,7 +31,7 @@ def config(tmp_path):
   (tmp_path / 'data' / 'train-2.txt.gz').write_bytes(gzip.compress('Größe\n'.encode()))
   (tmp_path / 'data' / 'dev.txt').write_text(TEXT[:101])
   config = LmConfig(data_dir=str(tmp_path / 'data'), window=8, batch_tokens=32, num_groups=2, documents='line')
-  return vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)
+  return vocab_lib.prepare(config, str(tmp_path / 'vocab'), resumed=False)
 
 
 def train_input(config, feed=None):
@@ -48,7 +48,7 @@ def test_characters_are_those_of_the_training_text_and_others_unknown(config):
 def test_bytes_and_pieces_round_trip(tmp_path, config):
   assert Bytes().decode(Bytes().encode('Größe\n')) == 'Größe\n' and len(Bytes().encode('ö')) == 2
   pieces = vocab_lib.prepare(
-    dataclasses.replace(config, vocab='pieces', vocab_size=300), str(tmp_path / 'pieces'), begun=False
+    dataclasses.replace(config, vocab='pieces', vocab_size=300), str(tmp_path / 'pieces'), resumed=False
   )
   vocab = task_of(pieces).vocabs
   assert isinstance(vocab, Pieces) and pieces.vocab_size == vocab.size <= 300
@@ -163,7 +163,7 @@ def test_mistakes_are_answered(tmp_path, config):
   with pytest.raises(UserError, match='train-3.txt has none: remove it'):
     train_input(config)
   with pytest.raises(UserError, match='the text or .* gives .*: bind vocab_size ='):
-    vocab_lib.prepare(dataclasses.replace(config, vocab='char', vocab_size=5), str(tmp_path / 'v'), begun=False)
+    vocab_lib.prepare(dataclasses.replace(config, vocab='char', vocab_size=5), str(tmp_path / 'v'), resumed=False)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_text_of_no_characters_leaves_no_vocabulary(tmp_path):
   (tmp_path / 'train.txt').write_text('')
   config = LmConfig(data_dir=str(tmp_path), vocab='char', window=8)
   with pytest.raises(UserError, match=r'a corpus must have text; .*train\.txt has none'):
-    vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)
+    vocab_lib.prepare(config, str(tmp_path / 'vocab'), resumed=False)
   assert not (tmp_path / 'vocab' / 'characters.json').exists()
 
 
@@ -204,7 +204,7 @@ def test_pieces_are_learnt_from_a_line_of_any_length(tmp_path):
   (tmp_path / 'train.txt').write_text(f'{words} ' * 40)
   assert (tmp_path / 'train.txt').stat().st_size > 4192
   config = LmConfig(data_dir=str(tmp_path), vocab='pieces', vocab_size=330, window=8)
-  vocab = task_of(vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)).vocabs
+  vocab = task_of(vocab_lib.prepare(config, str(tmp_path / 'vocab'), resumed=False)).vocabs
   assert len(vocab.encode('balin goren')) < 11  # as many as without pieces
 
 
@@ -218,7 +218,7 @@ def test_pieces_without_one_for_a_line_break_are_refused(tmp_path):
   )
   config = LmConfig(data_dir=str(tmp_path), vocab=str(tmp_path / 'x.model'), window=8)
   with pytest.raises(UserError, match=r'need one for a line break, <0x0A>, which .*x\.model does not have'):
-    vocab_lib.prepare(config, str(tmp_path / 'vocab'), begun=False)
+    vocab_lib.prepare(config, str(tmp_path / 'vocab'), resumed=False)
 
 
 def test_prompts_fill_a_row_of_every_device(config):
