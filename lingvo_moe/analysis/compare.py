@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe.analysis import significance, translations
 from lingvo_moe.analysis.significance import METRICS, Difference
+from lingvo_moe.analysis.translations import Translations
 from lingvo_moe.core import files, log_directory, progress
 from lingvo_moe.core.errors import UserError, listed
 from lingvo_moe.core.log_directory import LogDirectory
@@ -26,7 +28,7 @@ class Decoded(NamedTuple):
 
   run: LogDirectory
   step: int
-  translations: dict[str, translations.Translations]
+  translations: dict[str, Translations]
   settings: dict[str, Any]  # of decoding
 
   def describe(self) -> dict[str, Any]:
@@ -39,22 +41,26 @@ class System:
 
   runs: tuple[Decoded, ...]
 
-  @property
-  def translations(self) -> dict[str, translations.Translations]:
+  @functools.cached_property
+  def translations(self) -> dict[str, Translations]:
     return {name: t for decoded in self.runs for name, t in decoded.translations.items()}
 
   def __str__(self) -> str:
     return ', '.join(f'{run.path} step {step} ({run.model})' for run, step, *_ in self.runs)
 
+  def translated_by(self, pair: str) -> dict[str, Any]:
+    """The run that has translated a pair."""
+    return next(run.describe() for run in self.runs if pair in run.translations)
 
-@dataclasses.dataclass(frozen=True)
-class PairResult:
-  """One pair of languages."""
-
-  direction: str
-  lines: int
-  tokenizer: str
-  differences: dict[str, Difference]  # by metric
+  def configured(self) -> dict[str, str]:
+    """Each field's value, or values where runs of the system differ."""
+    seen = collections.defaultdict(list)
+    for decoded in self.runs:
+      settings = {f'decoded with {k}': v for k, v in decoded.settings.items() if k not in _WEIGHTS_AND_TEXT}
+      for name, value in {**decoded.run.configured(), **settings}.items():
+        if repr(value) not in seen[name]:
+          seen[name].append(repr(value))
+    return {name: ' or '.join(values[:3]) + (' or ...' if len(values) > 3 else '') for name, values in seen.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,23 +68,30 @@ class Comparison:
   """Scores of two systems on the pairs that both have translated.
 
   Attributes:
-    pairs: by name.
+    baseline: one system.
+    system: the other.
+    pairs: differences by pair and metric.
     mean: of the scores over pairs, by metric.
     resampling: how lines of different pairs were matched for the interval of the mean.
-    left_out: pairs that only one of them has translated.
   """
 
-  pairs: dict[str, PairResult]
+  baseline: System
+  system: System
+  pairs: dict[str, dict[str, Difference]]
   mean: dict[str, Difference]
   resampling: str
-  left_out: list[str]
+
+  @property
+  def left_out(self) -> list[str]:
+    """Pairs that only one of them has translated."""
+    return sorted(self.system.translations.keys() ^ self.baseline.translations.keys())
 
   def gains(self, metric: str) -> dict[str, int]:
     """Pairs in which the system is better, worse and equal; significantly so where the pair's own interval excludes 0.
 
     p of a pair is no measure of it: sacreBLEU's is of the upper tail alone (see significance).
     """
-    differences = [result.differences[metric] for result in self.pairs.values()]
+    differences = [by_metric[metric] for by_metric in self.pairs.values()]
     return {
       'better': sum(d.difference > 0 for d in differences),
       'worse': sum(d.difference < 0 for d in differences),
@@ -86,6 +99,78 @@ class Comparison:
       'significantly_better': sum(d.low > 0 for d in differences),
       'significantly_worse': sum(d.high < 0 for d in differences),
     }
+
+  def configured(self) -> list[tuple[str, str, str]]:
+    """(field, baseline's value, system's) wherever configurations, vocabularies or settings of decoding differ."""
+    one, two = self.baseline.configured(), self.system.configured()
+    rows = [(name, one.get(name, _NONE), two.get(name, _NONE)) for name in one | two]
+    return [row for row in rows if row[1] != row[2]]
+
+  def notices(self) -> list[str]:
+    """Remarks on their BLEU; see scoring.notices."""
+    of = lambda t: (t.pair.target, t.references, t.lines)
+    texts = ({name: of(t) for name, t in side.translations.items()} for side in (self.baseline, self.system))
+    return list(dict.fromkeys(itertools.chain(*map(scoring.notices, texts))))
+
+  def records(self, split: str, metrics: Sequence[str]) -> list[dict]:
+    """A record of every pair, and one of the mean, ready for JSON."""
+    shown = [metric for metric in METRICS if metric in metrics]
+    pairs = [
+      {
+        'kind': 'pair',
+        'split': split,
+        'baseline': self.baseline.translated_by(name),
+        'system': self.system.translated_by(name),
+        'direction': self.baseline.translations[name].direction,
+        'pair': name,
+        'lines': len(self.baseline.translations[name].lines),
+        'tokenizer': self.baseline.translations[name].tokenizer,
+        'scores': {metric: differences[metric].to_json() for metric in shown},
+      }
+      for name, differences in self.pairs.items()
+    ]
+    directions = {pair['direction'] for pair in pairs}
+    mean = {
+      'kind': 'mean',
+      'split': split,
+      'baseline': [run.describe() for run in self.baseline.runs],
+      'system': [run.describe() for run in self.system.runs],
+      'direction': directions.pop() if len(directions) == 1 else 'several',
+      'pairs': len(self.pairs),
+      'resampling': self.resampling,
+      'scores': {metric: {**self.mean[metric].to_json(), **self.gains(metric)} for metric in shown},
+      'configured': {name: values for name, *values in self.configured()},
+    }
+    return [*pairs, mean]
+
+  def table(self, metrics: Sequence[str]) -> str:
+    """Every pair, the mean, and how many pairs gain."""
+    count = len(self.pairs)
+    mean = f'mean of {count}'
+    width = max(map(len, ('pair', mean, *self.pairs)))
+    row = lambda name, lines, cells: '   '.join([f'{name:{width}} {lines:>6}', *cells])
+    lines = [row('pair', 'lines', [f'{metric:>6} {"":>6} {"diff":>6} {"95%":^15} {"p":>6}' for metric in metrics])]
+    for name, differences in self.pairs.items():
+      lines.append(row(name, len(self.baseline.translations[name].lines), [str(differences[m]) for m in metrics]))
+    if count > 1:
+      lines += [row(mean, '', [str(self.mean[m]) for m in metrics]), f'mean: resampled {self.resampling}']
+    for metric in metrics:
+      gains = self.gains(metric)
+      lines.append(
+        f'{metric}: {gains["better"]} of {count} pairs gain ({gains["significantly_better"]} with an interval above '
+        f'0), {gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
+      )
+    if 'BLEU' in metrics:
+      lines.append(f'BLEU splits words by {self._tokenizers()}')
+    return '\n'.join(lines)
+
+  def _tokenizers(self) -> str:
+    """The commonest tokeniser, then those of single pairs."""
+    names = collections.defaultdict(list)
+    for name in self.pairs:
+      names[self.baseline.translations[name].tokenizer].append(name)
+    first, *others = sorted(names, key=lambda tokenizer: -len(names[tokenizer]))
+    return '; '.join([first, *(f'{tokenizer} for {", ".join(names[tokenizer])}' for tokenizer in others)])
 
 
 def read_system(text: str, split: str, data_dir: str | None = None) -> System:
@@ -140,110 +225,8 @@ def compare(
     counter = significance.LineCounts(one.references, one.tokenizer)
     counts = (one.counted(counter), two.counted(counter))
     counted.append(counts)
-    differences = significance.paired_bootstrap(*counts, samples, seed)
-    pairs[name] = PairResult(one.direction, len(one.lines), one.tokenizer, differences)
+    pairs[name] = significance.paired_bootstrap(*counts, samples, seed)
   sides = lambda t: {t.pair.source: t.sources, t.pair.target: t.references}
   ids, resampling = significance.sentence_ids([sides(theirs[name]) for name in common])
   mean = significance.mean_bootstrap(*zip(*counted), ids, samples, seed)
-  return Comparison(pairs, mean, resampling, sorted(ours.keys() ^ theirs.keys()))
-
-
-def notices(*systems: System) -> list[str]:
-  """Remarks on their BLEU; see scoring.notices."""
-  of = lambda t: (t.pair.target, t.references, t.lines)
-  remarks = (scoring.notices({name: of(t) for name, t in system.translations.items()}) for system in systems)
-  return list(dict.fromkeys(itertools.chain(*remarks)))
-
-
-def configured(baseline: System, system: System) -> list[tuple[str, str, str]]:
-  """(field, baseline's value, system's) wherever configurations, vocabularies or settings of decoding differ."""
-  one, two = _values(baseline), _values(system)
-  rows = [(name, one.get(name, _NONE), two.get(name, _NONE)) for name in one | two]
-  return [row for row in rows if row[1] != row[2]]
-
-
-def _values(system: System) -> dict[str, str]:
-  """Each field's value, or values where runs of the system differ."""
-  seen = collections.defaultdict(list)
-  for decoded in system.runs:
-    settings = {f'decoded with {k}': v for k, v in decoded.settings.items() if k not in _WEIGHTS_AND_TEXT}
-    for name, value in {**decoded.run.configured(), **settings}.items():
-      if repr(value) not in seen[name]:
-        seen[name].append(repr(value))
-  return {name: ' or '.join(values[:3]) + (' or ...' if len(values) > 3 else '') for name, values in seen.items()}
-
-
-def records(comparison: Comparison, baseline: System, system: System, split: str, metrics: Sequence[str]) -> list[dict]:
-  """A record of every pair, and one of the mean, ready for JSON."""
-
-  def scores(differences):
-    shown = {metric: differences[metric] for metric in METRICS if metric in metrics}
-    row = lambda d: dict(baseline=d.baseline, system=d.system, difference=d.difference, interval=[d.low, d.high], p=d.p)
-    return {metric: row(d) for metric, d in shown.items()}
-
-  translated_by = lambda side, name: next(run.describe() for run in side.runs if name in run.translations)
-  pairs = [
-    {
-      'kind': 'pair',
-      'split': split,
-      'baseline': translated_by(baseline, name),
-      'system': translated_by(system, name),
-      'direction': result.direction,
-      'pair': name,
-      'lines': result.lines,
-      'tokenizer': result.tokenizer,
-      'scores': scores(result.differences),
-    }
-    for name, result in comparison.pairs.items()
-  ]
-  directions = {result.direction for result in comparison.pairs.values()}
-  mean = {
-    'kind': 'mean',
-    'split': split,
-    'baseline': [run.describe() for run in baseline.runs],
-    'system': [run.describe() for run in system.runs],
-    'direction': directions.pop() if len(directions) == 1 else 'several',
-    'pairs': len(comparison.pairs),
-    'resampling': comparison.resampling,
-    'scores': {metric: {**d, **comparison.gains(metric)} for metric, d in scores(comparison.mean).items()},
-    'configured': {name: values for name, *values in configured(baseline, system)},
-  }
-  return [*pairs, mean]
-
-
-def table(comparison: Comparison, metrics: Sequence[str]) -> str:
-  """Every pair, the mean, and how many pairs gain."""
-  count = len(comparison.pairs)
-  mean = f'mean of {count}'
-  width = max(map(len, ('pair', mean, *comparison.pairs)))
-  heads = [f'{metric:>6} {"":>6} {"diff":>6} {"95%":^15} {"p":>6}' for metric in metrics]
-  row = lambda name, lines, differences: '   '.join(
-    [f'{name:{width}} {lines:>6}', *(_cells(differences[m]) for m in metrics)]
-  )
-  lines = ['   '.join([f'{"pair":{width}} {"lines":>6}', *heads])]
-  lines += [row(name, result.lines, result.differences) for name, result in comparison.pairs.items()]
-  if count > 1:
-    lines += [row(mean, '', comparison.mean), f'mean: resampled {comparison.resampling}']
-  for metric in metrics:
-    gains = comparison.gains(metric)
-    lines.append(
-      f'{metric}: {gains["better"]} of {count} pairs gain ({gains["significantly_better"]} with an interval above 0), '
-      f'{gains["worse"]} lose ({gains["significantly_worse"]} with one below)'
-    )
-  if 'BLEU' in metrics:
-    lines.append(f'BLEU splits words by {_tokenizers(comparison.pairs)}')
-  return '\n'.join(lines)
-
-
-def _cells(d: Difference) -> str:
-  interval = f'[{d.low:+.1f}, {d.high:+.1f}]'
-  return f'{d.baseline:6.1f} {d.system:6.1f} {d.difference:+6.2f} {interval:^15} {d.p:6.4f}'
-
-
-def _tokenizers(pairs: Mapping[str, PairResult]) -> str:
-  """The commonest tokeniser, then those of single pairs."""
-  names = collections.defaultdict(list)
-  for name, result in pairs.items():
-    names[result.tokenizer].append(name)
-  first, *others = sorted(names, key=lambda tokenizer: -len(names[tokenizer]))
-  return '; '.join([first, *(f'{tokenizer} for {", ".join(names[tokenizer])}' for tokenizer in others)])
+  return Comparison(baseline, system, pairs, mean, resampling)

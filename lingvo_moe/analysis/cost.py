@@ -78,9 +78,8 @@ class Report:
   mesh: str  # devices by axis
   weights: int  # number of weights, over all devices
   devices: int
-  batch_tokens: (
-    int  # source positions of a batch, and as many target positions, but for 'encode'; without an encoder all
-  )
+  # Source positions of a batch, and as many target positions, but for 'encode'; without an encoder all.
+  batch_tokens: int
   counted: str  # name of what batch_tokens counts, such as 'source tokens'
   rounds: int  # passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py)
   trace_seconds: float  # for TensorFlow and JAX
@@ -99,9 +98,7 @@ class Report:
   phases: dict[str, dict[str, Part]]  # by the names of PHASES, and in each by the names of PARTS
   placements: list[torus.PlacementCost]  # of the expert axis on the torus; empty without a chip
   step_seconds_roofline: float | None  # of all parts
-  step_seconds_compiler: (
-    float | None
-  )  # by the compiler's estimate of its instructions' cycles, and our collective seconds
+  step_seconds_compiler: float | None  # by the compiler's estimate of cycles, and our collective seconds
   round_seconds_roofline: float | None  # by which one more round in every MoE layer lengthens step_seconds_roofline
   round_seconds_compiler: float | None  # the same for step_seconds_compiler
   fits: bool  # whether the compiler accepts the program
@@ -233,41 +230,27 @@ class _Step:
   @functools.cached_property
   def costs(self) -> list[CollectiveCost]:
     """Costs of the collectives; those of one kind, size, layer and phase are added up."""
-    alike: dict[CollectiveCost, list] = {}
+    alike: dict[CollectiveCost, tuple[int, float]] = {}
     for collective in self.collectives:
+      kind, times, size = collective.kind, collective.times, collective.bytes
       groups, op_name = collective.groups_of(self.mesh.num_devices), collective.instruction.op_name
       axes = axes_of(groups, self.mesh)
       part = _collective_part(collective, axes)
-      key = CollectiveCost(
-        kind=collective.kind,
-        count=0,
-        bytes=collective.bytes,
-        axes=axes,
-        layer=_layer(collective),
-        part=part,
-        phase='update' if part == 'optimiser' else phase_of(op_name),
-        seconds=None,
-        asynchronous=collective.instruction.opcode.endswith('-start'),
-      )
-      total = alike.setdefault(key, [0, 0.0])
-      total[0] += collective.times
-      if self.chip:
-        devices, size = self.compiled.devices, collective.bytes
-        total[1] += collective.times * torus.seconds(collective.kind, size, groups, devices, self.chip)
-    return [
-      key._replace(count=count, seconds=seconds if self.chip else None) for key, (count, seconds) in alike.items()
-    ]
+      phase = 'update' if part == 'optimiser' else phase_of(op_name)
+      spent = times * torus.seconds(kind, size, groups, self.compiled.devices, self.chip) if self.chip else 0.0
+      asynchronous = collective.instruction.opcode.endswith('-start')
+      key = CollectiveCost(kind, 0, size, axes, _layer(collective), part, phase, None, asynchronous)
+      count, seconds = alike.get(key, (0, 0.0))
+      alike[key] = count + times, seconds + spent
+    return [key._replace(count=n, seconds=seconds if self.chip else None) for key, (n, seconds) in alike.items()]
 
   @functools.cached_property
   def phases(self) -> dict[str, dict[str, Part]]:
     """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
-    chip = self.chip
-    phases = {phase: {name: Part() for name in PARTS} for phase in PHASES}
-    if chip:
-      for part in (part for parts in phases.values() for part in parts.values()):
-        part.compute_seconds = part.collective_seconds = 0.0
-      for cost in self.costs:
-        phases[cost.phase][cost.part].collective_seconds += cost.seconds
+    chip, timed = self.chip, (0.0, 0.0) if self.chip else (None, None)
+    phases = {phase: {name: Part(0, 0, 0, *timed) for name in PARTS} for phase in PHASES}
+    for cost in self.costs if chip else ():
+      phases[cost.phase][cost.part].collective_seconds += cost.seconds
     for instruction, times in hlo_loops.executed(self.module, self.rounds):
       if instruction.collective:
         continue

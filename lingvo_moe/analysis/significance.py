@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
@@ -49,6 +49,14 @@ class Difference(NamedTuple):
   @property
   def difference(self) -> float:
     return self.system - self.baseline
+
+  def __str__(self) -> str:
+    interval = f'[{self.low:+.1f}, {self.high:+.1f}]'
+    return f'{self.baseline:6.1f} {self.system:6.1f} {self.difference:+6.2f} {interval:^15} {self.p:6.4f}'
+
+  def to_json(self) -> dict[str, Any]:
+    interval = [self.low, self.high]
+    return dict(baseline=self.baseline, system=self.system, difference=self.difference, interval=interval, p=self.p)
 
 
 class LineCounts:

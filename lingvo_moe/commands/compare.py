@@ -52,17 +52,15 @@ def main(argv):
   baseline, system = (compare.read_system(text, _SPLIT.value, _DATA_DIR.value) for text in argv[1:])
   comparison = compare.compare(baseline, system, _SAMPLES.value, _SEED.value)
   print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
-  print(compare.table(comparison, _METRIC.value))
-  for notice in compare.notices(baseline, system):
+  print(comparison.table(_METRIC.value))
+  for notice in comparison.notices():
     print(notice)
   if comparison.left_out:
     print(f'translated by one of them only, and left out: {", ".join(comparison.left_out)}')
-  print(
-    '\nwhat differs in the configurations' if (rows := compare.configured(baseline, system)) else '\nno value differs'
-  )
+  print('\nwhat differs in the configurations' if (rows := comparison.configured()) else '\nno value differs')
   for name, one, two in rows:
     print(f'  {name}: {one} | {two}')
   if _JSON.value:
     with open(_JSON.value, 'a', encoding='utf-8') as f:
-      for record in compare.records(comparison, baseline, system, _SPLIT.value, _METRIC.value):
+      for record in comparison.records(_SPLIT.value, _METRIC.value):
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
