@@ -78,11 +78,10 @@ def train(
   options: Options, runtime_options: RuntimeOptions = runtime_flags.LOCAL, signals: Signals | None = None
 ) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
-  from lingvo_moe.run import hooks as hooks_lib
   from lingvo_moe.run.advice import Advice
   from lingvo_moe.run.evaluation import Evaluation
   from lingvo_moe.run.signals import Signals, StopOnSignal, StoppedBySignal
-  from lingvo_moe.run.training import Diverged, steps
+  from lingvo_moe.run.training import Diverged, check_finite, steps
 
   signals = signals or Signals()
   machine_lib.set_threads(runtime_options, decoding=False, jit=options.jit_compile)
@@ -91,11 +90,10 @@ def train(
   advice = Advice(training)
   evaluation = Evaluation(training, signals)
   hooks = (
-    hooks_lib.check_finite,
-    hooks_lib.Log(training),
-    hooks_lib.LogRouting(training),
+    check_finite,
+    training.log_step,
     advice,
-    hooks_lib.Save(training),
+    training.save_step,
     evaluation,
     StopOnSignal(training, signals),
   )
@@ -217,7 +215,7 @@ def finish(training: Training) -> None:
   """Closes the log, prints the best dev loss, and marks the run as finished, for which decoders wait."""
   training.log.close()
   step, reason = training.runtime.step, training.reason_to_end()
-  best_step, best_loss = training.checkpoints.best() or (step, math.nan)
+  best_step, best_loss, *_ = training.checkpoints.best() or (step, math.nan)
   training.group.say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
   if training.group.is_leader:
     training.run.finish(step, reason)

@@ -339,7 +339,7 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   assert 'the dev text has changed: the best checkpoint, of step 8, is measured again' in said
   assert f'dev loss {again["dev_loss_of_best"]:.4f}, was {best:.4f}' in said
   assert last['step'] == 12 and last['dev_loss'] < again['dev_loss_of_best']
-  assert RunDir(str(logdir)).checkpoints().best() == (12, last['dev_loss'])
+  assert RunDir(str(logdir)).checkpoints().best()[:2] == (12, last['dev_loss'])
   assert '(max_steps)' in said
 
 

@@ -33,8 +33,8 @@ def examine(stored) -> dict:
   from lingvo_moe.run import checkpoint
 
   squares, largest, bad = 0.0, 0.0, 0
-  for begin, sizes in checkpoint.blocks(stored.shape, _PART_BYTES // stored.dtype.size):
-    x = np.asarray(stored[tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...], np.float64)
+  for index in checkpoint.blocks(stored.shape, _PART_BYTES // stored.dtype.size):
+    x = np.asarray(stored[index], np.float64)
     finite = np.isfinite(x)
     bad += int(x.size - finite.sum())
     x = np.where(finite, x, 0.0)

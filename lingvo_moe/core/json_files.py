@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -157,6 +158,32 @@ def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
           'restore the file from a copy, or remove the line'
         ) from None
       yield line.decode('utf-8').rstrip('\n') + '\n', value
+
+
+def keep_lines_up_to(path: str, step: int, note: Callable[[Mapping], None] = lambda line: None, **kinds: Kind) -> None:
+  """Drops later lines of a log, and a last one that a crash cut short.
+
+  At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
+
+  Args:
+    path: of the log.
+    step: the last one whose lines stay.
+    note: called with each line that stays.
+    **kinds: what the values of a line must be.
+
+  Raises:
+    UserError: another line is damaged.
+  """
+  if not files.exists(path):
+    return
+  if step == 0 and files.size(path):
+    print(f'there is no checkpoint, so step 1 is next; {path} is kept as {files.set_aside(path)}', file=sys.stderr)
+    return
+  with files.replacing(path) as new:
+    for line, values in lines(path, **kinds):
+      if values['step'] <= step:
+        new.write(line)
+        note(values)
 
 
 def _int64(digits: str) -> int:

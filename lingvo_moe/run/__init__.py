@@ -2,7 +2,7 @@
 
 directory      rundir.py; what it keeps of where a run began: corpus_record.py, environment.py
 training       warm_start.py, the first state; training.py, the steps; process_group.py, the processes; what follows a
-               step: hooks.py, evaluation.py, signals.py, advice.py
+               step: evaluation.py, signals.py, advice.py
 logs           reporting.py, with the dev loss; routing_log.py and TensorBoard's event file
 checkpoints    checkpoint.py, one of them; checkpoints.py, those of a run; averaging.py; pruning.py, of experts
 decoding       inference.py; results.py, files of results; unfinished.py, texts so far; loaded.py, from Python

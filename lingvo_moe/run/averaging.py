@@ -142,12 +142,9 @@ def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[
   yield Slice('step', (), (), np.asarray(step, np.int64))
   for name, (tensors, divisor) in sorted(terms.items()):
     shape, dtype = tensors[0].shape, tensors[0].dtype
-    for begin, sizes in checkpoint.blocks(shape, part_bytes // dtype.size):
-      index = tuple(slice(b, b + size) for b, size in zip(begin, sizes)) or ...
-      total = np.zeros(sizes, np.float64)
-      for tensor in tensors:
-        total += tensor[index]
-      yield Slice(name, shape, begin, (total / divisor).astype(dtype.as_numpy_dtype))
+    for index in checkpoint.blocks(shape, part_bytes // dtype.size):
+      mean = sum(tensor[index].astype(np.float64) for tensor in tensors) / divisor
+      yield Slice(name, shape, tuple(part.start for part in index), mean.astype(dtype.as_numpy_dtype))
 
 
 def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:

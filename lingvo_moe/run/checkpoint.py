@@ -35,11 +35,10 @@ class Stored:
   dtype: tf.DType
 
   def __getitem__(self, index) -> np.ndarray:
-    index = (index,) if not isinstance(index, tuple) else index
-    index = () if index == (...,) else index
-    ranges = [part.indices(size)[:2] for part, size in zip(index, self.shape)]
-    ranges += [(0, size) for size in self.shape[len(ranges) :]]
-    begin, sizes = tuple(a for a, _ in ranges), tuple(b - a for a, b in ranges)
+    index = () if index is ... else index if isinstance(index, tuple) else (index,)
+    whole = (slice(None),) * (len(self.shape) - len(index))
+    ranges = [part.indices(size)[:2] for part, size in zip((*index, *whole), self.shape, strict=True)]
+    begin, sizes = [start for start, _ in ranges], [stop - start for start, stop in ranges]
     try:
       slices = [slice_spec(self.shape, begin, sizes)]
       return tf.raw_ops.RestoreV2(
@@ -143,18 +142,14 @@ def merge(prefixes: Sequence[str], prefix: str) -> None:
   tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=prefixes, destination_prefix=prefix, delete_old_dirs=False)
 
 
-def blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-  """(begin, sizes) of blocks of at most `most` elements, at least a row of the last axis, that make up a tensor."""
+def blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
+  """Indices of blocks of at most `most` elements, at least a row of the last axis, that make up a tensor."""
   if math.prod(shape) <= most or len(shape) < 2:
-    yield (0,) * len(shape), shape
+    yield tuple(slice(0, size) for size in shape)
     return
-  row = math.prod(shape[1:])
-  rows = max(1, most // row)
-  for at in range(0, shape[0], rows):
-    if row <= most:
-      yield (at, *(0,) * (len(shape) - 1)), (min(rows, shape[0] - at), *shape[1:])
-    else:
-      yield from (((at, *begin), (1, *sizes)) for begin, sizes in blocks(shape[1:], most))
+  rows = max(1, most // math.prod(shape[1:]))
+  for start in range(0, shape[0], rows):
+    yield from ((slice(start, min(start + rows, shape[0])), *row) for row in blocks(shape[1:], most))
 
 
 def _reader(prefix: str):

@@ -34,12 +34,19 @@ _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
 _DEV_LOSS = 'dev_loss.json'
 _COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
+_KINDS = {  # of dev_loss.json
+  'dev_loss': json_files.NUMBER,
+  'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
+  'dev_text': json_files.optional(json_files.TEXT),
+  'text_changes': json_files.optional(json_files.INTEGER),
+}
 
 
 class Evaluation(NamedTuple):
   """Dev loss of a checkpoint.
 
   Attributes:
+    step: of the checkpoint.
     loss: cross-entropy.
     text: hash of the dev text; '' where an earlier version did not note it.
     changes: how often the run's dev text had changed before. Only losses of the latest text are compared.
@@ -47,6 +54,7 @@ class Evaluation(NamedTuple):
       them.
   """
 
+  step: int
   loss: float
   text: str = ''
   changes: int = 0
@@ -98,29 +106,24 @@ class Checkpoints:
   def latest(self) -> int | None:
     return max(self.steps(), default=None)
 
-  def best(self) -> tuple[int, float] | None:
-    """(step, dev loss) of the checkpoint with the lowest dev loss, the earliest of equals."""
-    best = self.best_evaluation()
-    return best and (best[0], best[1].loss)
-
-  def best_evaluation(self) -> tuple[int, Evaluation] | None:
-    """Best checkpoint as `best`, with the text that the loss was measured on."""
-    evaluated = [(step, evaluation) for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
-    changes = max((evaluation.changes for _, evaluation in evaluated), default=0)
-    comparable = [item for item in evaluated if item[1].changes == changes]
-    return min(comparable, key=lambda item: (item[1].loss, item[0]), default=None)
+  def best(self) -> Evaluation | None:
+    """Lowest dev loss on the latest dev text, the earliest of equals."""
+    evaluations = [evaluation for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
+    changes = max((evaluation.changes for evaluation in evaluations), default=0)
+    comparable = [evaluation for evaluation in evaluations if evaluation.changes == changes]
+    return min(comparable, key=lambda evaluation: (evaluation.loss, evaluation.step), default=None)
 
   def save(self, holder: Holder) -> str:
     """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix.
 
     A thread may do the second of its parts while training goes on; see Saver.
     """
-    if self.begin(holder):
+    if self.make_folder(holder):
       self.commit(holder, self.write(holder))
     return self.path(holder.step)
 
-  def begin(self, holder: Holder) -> bool:
-    """First part of `save`, by every process: makes a folder. False if the step is saved already."""
+  def make_folder(self, holder: Holder) -> bool:
+    """First part of `save`, by every process. False if the step is saved already."""
     if holder.agree(holder.step in self.steps()):
       return False
     if holder.process_index == 0:
@@ -146,21 +149,19 @@ class Checkpoints:
   def commit(self, holder: Holder, reason: str) -> None:
     """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
 
-    Args:
-      holder: as before.
-      reason: what `write` returned here.
-
-    Raises:
-      UserError: a process could not write its part.
+    `reason` is what `write` returned here; UserError where a process could not write its part.
     """
     step, is_leader = holder.step, holder.process_index == 0
     partial = self._partial(step)
     if not holder.agree(not reason):
       if is_leader:
         self.sweep()
+      left = 'there is no checkpoint before it, and the same command begins anew'
+      if (latest := self.latest()) is not None:
+        left = f'that of step {latest} is kept, and the same command goes on from it'
       raise UserError(
         f'the checkpoint of step {step} could not be written to {partial} ({reason or "by another process"}): '
-        f'make room there; {self._left()}'
+        f'make room there; {left}'
       )
     if is_leader:
       if holder.process_count > 1:
@@ -175,13 +176,6 @@ class Checkpoints:
         _fsync(self.directory)
       self._drop_old()
     holder.agree(True)
-
-  def _left(self) -> str:
-    """Remaining checkpoints to resume from, in words."""
-    step = self.latest()
-    if step is None:
-      return 'there is no checkpoint before it, and the same command begins anew'
-    return f'that of step {step} is kept, and the same command goes on from it'
 
   def fingerprint(self, step: int) -> str:
     """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
@@ -199,16 +193,15 @@ class Checkpoints:
       text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
     """
     changes, later = 0, ()
-    if (best_so_far := self.best_evaluation()) is not None:
-      best_step, best = best_so_far
+    if (best := self.best()) is not None:
       changes = best.changes + (text != best.text)
-      if text == best.text and best.later is not None and best_step < step and not dev_loss < best.loss:
+      if text == best.text and best.later is not None and best.step < step and not dev_loss < best.loss:
         # Into the best one's folder, since that checkpoint is always kept.
-        self._write_evaluation(best_step, best._replace(later=sorted({*best.later, step})))
-      if best_step == step and not best.text:
+        self._write_evaluation(best._replace(later=sorted({*best.later, step})))
+      if best.step == step and not best.text:
         later = best.later  # of an earlier version: patience counts on
     if math.isfinite(dev_loss):
-      self._write_evaluation(step, Evaluation(dev_loss, text, changes, later))
+      self._write_evaluation(Evaluation(step, dev_loss, text, changes, later))
     self._drop_old()
 
   def restore(
@@ -238,32 +231,24 @@ class Checkpoints:
     """Folder of a checkpoint that is being written or removed."""
     return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
-  def _write_evaluation(self, step: int, evaluation: Evaluation) -> None:
+  def _write_evaluation(self, evaluation: Evaluation) -> None:
     values = {'dev_loss': evaluation.loss, 'dev_text': evaluation.text, 'text_changes': evaluation.changes}
     values |= {} if evaluation.later is None else {'evaluated_after': [*evaluation.later]}
-    files.write(os.path.join(self._folder(step), _DEV_LOSS), json_files.dump(values))
+    files.write(os.path.join(self._folder(evaluation.step), _DEV_LOSS), json_files.dump(values))
 
   def evaluated_after_best(self) -> Sequence[int] | None:
     """Steps that were evaluated after the best one, so without gain; None: an earlier version did not note them."""
-    best = self.best_evaluation()
-    return best[1].later if best else []
+    best = self.best()
+    return best.later if best else []
 
   def evaluation(self, step: int) -> Evaluation | None:
     """Dev loss of a checkpoint; None where it was not evaluated."""
-    path = os.path.join(self._folder(step), _DEV_LOSS)
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'
-    kinds = {
-      'dev_loss': json_files.NUMBER,
-      'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
-      'dev_text': json_files.optional(json_files.TEXT),
-      'text_changes': json_files.optional(json_files.INTEGER),
-    }
-    try:
-      read = json_files.read(path, 'a dev loss', way_out, **kinds)
-    except FileNotFoundError:
+    read = json_files.read_if_any(os.path.join(self._folder(step), _DEV_LOSS), 'a dev loss', way_out, **_KINDS)
+    if read is None:
       return None
     text, changes = read.get('dev_text') or '', read.get('text_changes') or 0
-    return Evaluation(float(read['dev_loss']), text, changes, read.get('evaluated_after'))
+    return Evaluation(step, float(read['dev_loss']), text, changes, read.get('evaluated_after'))
 
   def sweep(self) -> None:
     """Removes what a crash left half written or half removed."""
@@ -276,13 +261,13 @@ class Checkpoints:
   def _drop_old(self):
     best = self.best()
     for step in self.steps()[: -self.keep]:
-      is_kept = (self.keep_every and step % self.keep_every == 0) or (best is not None and step == best[0])
-      if not is_kept:
-        if self._is_remote:  # first out of sight, so that no half of it is ever seen
-          files.remove(self._marker(step))
-        else:
-          os.rename(self._folder(step), self._partial(step))
-        files.rmtree(self._partial(step))
+      if (self.keep_every and step % self.keep_every == 0) or (best is not None and step == best.step):
+        continue
+      if self._is_remote:  # first out of sight, so that no half of it is ever seen
+        files.remove(self._marker(step))
+      else:
+        os.rename(self._folder(step), self._partial(step))
+      files.rmtree(self._partial(step))
 
 
 def _copy(holder: Holder) -> Holder:
@@ -311,7 +296,7 @@ class Saver:
     """Begins to save the current state, once the one before is saved."""
     self.wait()
     alone = self._holder.process_count == 1
-    if alone or self.checkpoints.begin(self._holder):
+    if alone or self.checkpoints.make_folder(self._holder):
       copy = _copy(self._holder)
       self._writing = copy, self._thread.submit(self.checkpoints.save if alone else self.checkpoints.write, copy)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import lingvo_moe
 from lingvo_moe.core import files, json_files, log_directory
-from lingvo_moe.run import reporting
 
 _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepiece', 'jax', 'jaxlib', 'libtpu')
 
@@ -33,7 +32,7 @@ def record(logdir: str, step: int, **facts: Any) -> None:
     **facts: what else is known, ready for JSON.
   """
   path = os.path.join(logdir, log_directory.ENVIRONMENT)
-  reporting.keep_lines_up_to(path, step)
+  json_files.keep_lines_up_to(path, step)
   facts_now = {'software': software(), 'machine': machine(), **facts}
   if _last(path) == json.loads(json.dumps(facts_now)):
     return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lingvo_moe.run import reporting, routing_log, warm_start
+from lingvo_moe.run import reporting, warm_start
 from lingvo_moe.run.signals import Signals, StoppedBySignal
 from lingvo_moe.run.training import Step, Training
 
@@ -44,31 +44,30 @@ class Evaluation:
     loss = self._logged(step, text)
     if loss is None:
       measured = self._measure(step)
-      if training.group.is_leader:
-        routing_log.write_dev(training.run.path, step, list(training.dev_input.subsets), measured.choices)
-      loss = training.log.evaluation(step, measured)
+      training.log.evaluation(step, measured)
+      loss = measured.mean
     self._note(step, loss, text)
 
   def _measure_best_again(self, step: int) -> None:
     """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
     training = self._training
     text = training.dev_input.content_hash
-    best_step, best = training.checkpoints.best_evaluation() or (step, None)
+    best = training.checkpoints.best()
     if best is None or best.text == text:
       return
-    loss = self._logged(best_step, text)
+    loss = self._logged(best.step, text)
     if loss is None:
-      if best_step != step:
-        warm_start.resume(training.runtime, training.checkpoints, best_step)
+      if best.step != step:
+        warm_start.resume(training.runtime, training.checkpoints, best.step)
       measured = self._measure(step)
-      if best_step != step:
+      if best.step != step:
         warm_start.resume(training.runtime, training.checkpoints, step)
-      training.log.best_again(step, best_step, measured)
+      training.log.best_again(step, best.step, measured)
       loss = measured.mean
-    self._note(best_step, loss, text)
+    self._note(best.step, loss, text)
     why = 'the dev text has changed' if best.text else 'an earlier version did not note the dev text of its losses'
     training.group.say(
-      f'{why}: the best checkpoint, of step {best_step}, is measured again, so that later ones are compared with it: '
+      f'{why}: the best checkpoint, of step {best.step}, is measured again, so that later ones are compared with it: '
       f'dev loss {loss:.4f}, was {best.loss:.4f}'
     )
 

@@ -48,7 +48,7 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, which: str = 
   """
   best = checkpoints.best() if step is None and which != 'last' else None
   if best is not None:
-    step = best[0]
+    step = best.step
   elif step is None and which == 'best':
     raise UserError(f'no checkpoint in {checkpoints.directory} was evaluated on dev: use --step=N, or leave --best out')
   elif step is None:
@@ -65,7 +65,7 @@ def describe_step(checkpoints: Checkpoints, step: int) -> str:
   """A checkpoint in words: 'step 600, the best by dev loss (1.234); the newest is of step 900'."""
   best, ranks = checkpoints.best(), {}
   if best is not None:
-    ranks[f'the best by dev loss ({best[1]:.4g})'] = best[0]
+    ranks[f'the best by dev loss ({best.loss:.4g})'] = best.step
   ranks['the newest'] = checkpoints.latest()
   own = [rank for rank, its_step in ranks.items() if its_step == step]
   others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]

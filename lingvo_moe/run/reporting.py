@@ -7,7 +7,6 @@ import datetime
 import errno
 import math
 import os
-import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +17,9 @@ import tensorflow as tf
 
 from lingvo_moe.core import errors, files, json_files, log_directory
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.run import routing_log
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.metrics import by_unit
+from lingvo_moe.tasks.metrics import by_unit, loads
 from lingvo_moe.tasks.task import DevInput, Task
 
 
@@ -64,19 +64,22 @@ class TrainLog:
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
   steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training
   (Task.token_counts) since the run began, over all restarts; time between them is not counted, nor are steps that
-  were lost. A checkpoint of a step that was not logged has a line of these alone.
+  were lost. A checkpoint of a step that was not logged has a line of these alone. Which experts are used is logged too;
+  see routing_log.py.
   """
 
   def __init__(self, logdir: str, task: Task, first_step: int):
     self._task = task
+    self._logdir = logdir
     self._path = os.path.join(logdir, log_directory.TRAIN_LOG)
     self._totals = dict.fromkeys(('seconds', *task.token_counts), 0.0)
     self._measured: dict[tuple[int, str], float] = {}
     kinds = {log_directory.so_far(name): json_files.optional(json_files.NUMBER) for name in self._totals}
-    keep_lines_up_to(self._path, first_step, self._note, **kinds)
-    self._begun = time.perf_counter() - self._totals['seconds']
+    json_files.keep_lines_up_to(self._path, first_step, self._note, **kinds)
+    self._started = time.perf_counter() - self._totals['seconds']
     self._file = files.append(self._path)
     self._events = EventFile(logdir)
+    self._routing = routing_log.RoutingLog(logdir, task.config.max_steps, first_step)
     self._progress = Progress(task.config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
     self._unlogged = False  # whether steps were made since the last line
@@ -103,15 +106,16 @@ class TrainLog:
       self._progress.show(loss=f'{values["loss"]:.3f}', **{'tokens/s': f'{pace["tokens_per_second"]:.0f}'})
       self._reset()
     self._progress.update()
+    self._routing.step(step, loads(metrics))
 
-  def evaluation(self, step: int, loss: DevLoss) -> float:
-    """Logs a dev cross-entropy and returns its mean; the pace of training does not count evaluating."""
+  def evaluation(self, step: int, loss: DevLoss) -> None:
+    """Logs a dev loss; the pace of training does not count evaluating."""
+    routing_log.write_dev(self._logdir, step, list(loss.by_subset), loss.choices)
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
     self._write(step, values, {log_directory.dev_loss_by(self._task.subset): loss.by_subset, 'dev_text': loss.text})
     self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
-    return loss.mean
 
   def best_again(self, step: int, best_step: int, loss: DevLoss) -> None:
     """Logs, at a step, the dev loss of an earlier one, the best, that was measured on other dev text before."""
@@ -142,7 +146,7 @@ class TrainLog:
     self._events.close()
 
   def _write(self, step, values, nested=None):
-    self._totals['seconds'] = time.perf_counter() - self._begun
+    self._totals['seconds'] = time.perf_counter() - self._started
     so_far = {log_directory.so_far(name): total for name, total in self._totals.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
     line = json_files.dump({'step': step, 'time': now, **so_far, **values, **(nested or {})})
@@ -172,10 +176,8 @@ class NoLog:
   """TrainLog of a process other than the leader: writes nothing."""
 
   waiting = staticmethod(contextlib.nullcontext)
-  step = best_again = measured = flush = say = end_progress = close = staticmethod(lambda *args, **kwargs: None)
-
-  def evaluation(self, step: int, loss: DevLoss) -> float:
-    return loss.mean
+  step = evaluation = best_again = measured = staticmethod(lambda *args, **kwargs: None)
+  flush = say = end_progress = close = staticmethod(lambda *args: None)
 
 
 class EventFile:
@@ -205,31 +207,3 @@ class EventFile:
       yield
     except tf.errors.OpError as e:
       raise OSError(errno.EIO, errors.reason(e), self._directory) from None
-
-
-def keep_lines_up_to(
-  path: str, step: int, note: Callable[[Mapping], None] = lambda line: None, **kinds: json_files.Kind
-) -> None:
-  """Drops later lines of a log, and a last one that a crash cut short.
-
-  At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
-
-  Args:
-    path: of the log.
-    step: the last one whose lines stay.
-    note: called with each line that stays.
-    **kinds: what the values of a line must be.
-
-  Raises:
-    UserError: another line is damaged.
-  """
-  if not files.exists(path):
-    return
-  if step == 0 and files.size(path):
-    print(f'there is no checkpoint, so step 1 is next; {path} is kept as {files.set_aside(path)}', file=sys.stderr)
-    return
-  with files.replacing(path) as new:
-    for line, values in json_files.lines(path, **kinds):
-      if values['step'] <= step:
-        new.write(line)
-        note(values)

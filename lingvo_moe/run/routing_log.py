@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.core import files, json_files, log_directory
-from lingvo_moe.run import reporting
 
 _LINES = 50  # of a whole run
 
@@ -33,7 +32,7 @@ class RoutingLog:
     self._every = max(1, -(-max_steps // _LINES))
     self._steps = 0
     self._choices: dict[str, np.ndarray] = {}
-    reporting.keep_lines_up_to(self._path, first_step)
+    json_files.keep_lines_up_to(self._path, first_step)
 
   def step(self, step: int, loads: Mapping[str, np.ndarray]) -> None:
     """Adds the loads of a step, [E] by layer, and writes a line where one is due."""

@@ -1,8 +1,17 @@
-"""A training run that is set up, and the stream of its steps."""
+"""Training run that is set up, the stream of its steps, and hooks, which the loop calls with every step.
+
+check_finite            ends a run that diverged
+Training.log_step       writes the log
+Advice                  says how long training takes (advice.py)
+Training.save_step      saves checkpoints
+Evaluation              computes the dev loss (evaluation.py)
+StopOnSignal            saves and stops after SIGTERM, SIGINT or SIGHUP (signals.py)
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
@@ -72,8 +81,7 @@ class Training:
     later = self.checkpoints.evaluated_after_best()
     if later is not None:
       return sum(step <= self.runtime.step for step in later)
-    best, _ = self.checkpoints.best()
-    return (self.runtime.step - best) // self.config.eval_every
+    return (self.runtime.step - self.checkpoints.best().step) // self.config.eval_every
 
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`.
@@ -87,6 +95,16 @@ class Training:
     self.saver.save()
     if wait:
       self.saver.wait()
+
+  def save_step(self, step: Step) -> None:
+    """Saves the state every save_every and every eval_every steps, in the background."""
+    if self.is_saved(step.number):
+      self.save()
+
+  def log_step(self, step: Step) -> None:
+    """Logs a step's scalars, every log_every steps."""
+    is_logged = step.number % self.config.log_every == 0 or step.number == self.config.max_steps
+    self.log.step(step.number, step.metrics, write=is_logged)
 
   def end(self, diverged: Diverged) -> UserError:
     """Marks the run as finished, as a decoder would wait for more; returns the error to raise."""
@@ -108,10 +126,6 @@ class Training:
     every = self.config.save_every
     return self.is_evaluated(step) or bool(every and step % every == 0)
 
-  def is_logged(self, step: int) -> bool:
-    """Whether a step's scalars are logged."""
-    return step % self.config.log_every == 0 or step == self.config.max_steps
-
 
 class Step(NamedTuple):
   """A training step that was made.
@@ -125,6 +139,13 @@ class Step(NamedTuple):
   number: int
   metrics: Mapping[str, Any]
   ends_call: bool
+
+
+def check_finite(step: Step) -> None:
+  """Raises Diverged when the loss or the gradient is not finite."""
+  loss, grad_norm = step.metrics['loss'], step.metrics['grad_norm']
+  if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    raise Diverged(step.number, f'loss={loss}, grad_norm={grad_norm}')
 
 
 def steps(training: Training, steps_per_loop: int = 1) -> Iterator[Step]:

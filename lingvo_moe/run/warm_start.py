@@ -36,13 +36,9 @@ def forget(run: RunDir) -> None:
 
 def noted(run: RunDir) -> str:
   """Text that `note` wrote; '' if none."""
-  way_out = 'give --init_from, or another --logdir'
-  try:
-    return json_files.read(
-      run.file(log_directory.INIT_FROM), 'what the trainer wrote', way_out, source=json_files.TEXT
-    )['source']
-  except FileNotFoundError:
-    return ''
+  path, way_out = run.file(log_directory.INIT_FROM), 'give --init_from, or another --logdir'
+  read = json_files.read_if_any(path, 'what the trainer wrote', way_out, source=json_files.TEXT)
+  return read['source'] if read else ''
 
 
 def restore_or_init(
@@ -223,7 +219,7 @@ def find(source: str) -> str:
     return os.path.join(source, 'state')
   checkpoints = RunDir(source).checkpoints()
   best = checkpoints.best()
-  step = best[0] if best else checkpoints.latest()
+  step = best.step if best else checkpoints.latest()
   if step is None:
     raise UserError(f'there is no checkpoint in {source}: give a log directory, or <logdir>/checkpoints/step_<N>')
   return checkpoints.path(step)

@@ -147,7 +147,7 @@ def _resume(place: pathlib.Path) -> Any:
     return (
       training.is_resumed,
       training.runtime.step,
-      best,
+      best and best[:2],
       digest.hexdigest(),
       totals,
       [b['pairs'].sum() for b in training.dev_input],

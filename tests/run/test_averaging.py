@@ -79,10 +79,10 @@ def test_blocks_are_small_and_make_up_the_whole():
   for shape in ((3, 4, 5), (7,), (), (6, 2), (1, 1, 9)):
     for most in (1, 4, 5, 11, 20, 59, 60, 100):
       filled = np.zeros(shape, int)
-      for begin, sizes in checkpoint.blocks(shape, most):
-        filled[tuple(slice(b, b + s) for b, s in zip(begin, sizes))] += 1
-        assert np.prod(sizes) <= max(most, shape[-1] if shape else 1)
-        assert all(b + s <= size for b, s, size in zip(begin, sizes, shape, strict=True))
+      for index in checkpoint.blocks(shape, most):
+        filled[index] += 1
+        assert filled[index].size <= max(most, shape[-1] if shape else 1)
+        assert all(part.stop <= size for part, size in zip(index, shape, strict=True))
       assert (filled == 1).all(), (shape, most)
 
 
@@ -98,7 +98,7 @@ def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run,
   out = RunDir(str(tmp_path / 'out'))
   averaging.average(run, [3, 4], out.path)
   assert sorted(str(path) for path in pathlib.Path(run.path).rglob('*')) == before
-  assert (run.checkpoints().latest(), run.checkpoints().best()) == (4, (1, 2.0))
+  assert (run.checkpoints().latest(), run.checkpoints().best()[:2]) == (4, (1, 2.0))
   assert sorted(os.listdir(out.path)) == ['averaged.json', 'checkpoints', 'config.json', 'finished.json', 'vocab']
   assert out.finished and out.checkpoints().steps() == [4] and out.checkpoints().best() is None
   assert json_files.parse(pathlib.Path(out.file('averaged.json')).read_text()) == {'steps': [3, 4], 'of': '../run'}

@@ -109,9 +109,9 @@ def test_the_newest_are_kept_and_the_best(tmp_path):
   kept = Checkpoints(str(tmp_path), keep=2)
   for step, dev_loss in ((1, 5.0), (2, 3.0), (3, None), (4, 4.0), (5, 3.5)):
     save(kept, state_at(step), dev_loss)
-  assert kept.steps() == [2, 4, 5] and kept.latest() == 5 and kept.best() == (2, 3.0)
+  assert kept.steps() == [2, 4, 5] and kept.latest() == 5 and kept.best()[:2] == (2, 3.0)
   save(kept, state_at(6), 2.0)
-  assert kept.steps() == [5, 6] and kept.best() == (6, 2.0)
+  assert kept.steps() == [5, 6] and kept.best()[:2] == (6, 2.0)
 
 
 def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
@@ -119,7 +119,7 @@ def test_of_equal_dev_losses_the_earliest_is_best_and_stays(tmp_path):
   kept = Checkpoints(str(tmp_path), keep=1)
   for step in range(8, 12):
     save(kept, state_at(step), 3.0 if step > 8 else 4.0)
-  assert kept.best() == (9, 3.0)
+  assert kept.best()[:2] == (9, 3.0)
   assert kept.steps() == [9, 11]
 
 
@@ -127,7 +127,7 @@ def test_saving_a_step_again_marks_it_best_without_writing_it_again(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(3))
   save(kept, state_at(3, value=50.0), 1.0)
-  assert kept.best() == (3, 1.0)
+  assert kept.best()[:2] == (3, 1.0)
   assert read_all(kept.restore(3, SHAPES))['decoder/layer_01/moe/wi'].max() == 4
 
 
@@ -146,10 +146,10 @@ def test_evaluations_after_the_best_are_counted_though_their_checkpoints_are_dro
     if dev_loss:
       kept.note_dev_loss(step, dev_loss)
       kept.note_dev_loss(step, dev_loss)  # once more, as after a crash
-  assert kept.steps() == [2, 6] and kept.best() == (2, 2.0) and kept.evaluated_after_best() == [4, 6]
+  assert kept.steps() == [2, 6] and kept.best()[:2] == (2, 2.0) and kept.evaluated_after_best() == [4, 6]
   kept.save(state_at(7))
   kept.note_dev_loss(7, 1.0)
-  assert kept.best() == (7, 1.0) and kept.evaluated_after_best() == []
+  assert kept.best()[:2] == (7, 1.0) and kept.evaluated_after_best() == []
   (tmp_path / 'step_00000007' / 'dev_loss.json').write_text('{"dev_loss": 1.0}')  # of an earlier version
   assert kept.evaluated_after_best() is None
 
@@ -166,12 +166,12 @@ def test_a_kill_while_a_dev_loss_is_noted_and_old_checkpoints_are_dropped_is_mad
       Checkpoints(str(tmp_path)).note_dev_loss(step, dev_loss, 'all')
 
   def look(number):
-    assert kept.best() in ((1, 2.0), (3, loss))
+    assert kept.best()[:2] in ((1, 2.0), (3, loss))
     kept.sweep()
     kept.note_dev_loss(3, loss, 'all')
     assert sorted(os.listdir(tmp_path)) == [f'step_{step:08d}' for step in left]
     assert {path.name for path in tmp_path.glob('*/*')} == {'dev_loss.json'}
-    assert kept.best() == ((1, 2.0) if loss > 2 else (3, loss))
+    assert kept.best()[:2] == ((1, 2.0) if loss > 2 else (3, loss))
     assert kept.evaluated_after_best() == ([2, 3] if loss > 2 else [])
     evaluate_two_of_three()
 
@@ -187,24 +187,24 @@ def test_losses_of_another_dev_text_are_not_compared(tmp_path):
   assert kept.steps() == [1, 3] and kept.evaluated_after_best() == [2, 3]
 
   kept.note_dev_loss(1, 5.0, 'few')  # the best again, on text of a higher loss
-  assert kept.best() == (1, 5.0) and kept.evaluated_after_best() == []
+  assert kept.best()[:2] == (1, 5.0) and kept.evaluated_after_best() == []
   kept.save(state_at(4))
   assert kept.steps() == [1, 4]
   kept.note_dev_loss(4, 5.1, 'few')
-  assert kept.best() == (1, 5.0) and kept.evaluated_after_best() == [4]
+  assert kept.best()[:2] == (1, 5.0) and kept.evaluated_after_best() == [4]
   kept.note_dev_loss(1, 3.0, 'all')  # the first text once more
   kept.save(state_at(5))
   kept.note_dev_loss(5, 2.9, 'all')
-  assert kept.best() == (5, 2.9) and kept.steps() == [5]
+  assert kept.best()[:2] == (5, 2.9) and kept.steps() == [5]
 
 
 def test_a_loss_of_an_earlier_version_is_measured_again_and_patience_counts_on(tmp_path):
   kept = Checkpoints(str(tmp_path))
   kept.save(state_at(1))
   (tmp_path / 'step_00000001' / 'dev_loss.json').write_text('{"dev_loss": 2.0, "evaluated_after": [2, 3]}')
-  assert kept.best_evaluation() == (1, Evaluation(2.0, '', 0, [2, 3]))
+  assert kept.best() == Evaluation(1, 2.0, '', 0, [2, 3])
   kept.note_dev_loss(1, 2.0, 'all')
-  assert kept.best_evaluation() == (1, Evaluation(2.0, 'all', 1, [2, 3]))
+  assert kept.best() == Evaluation(1, 2.0, 'all', 1, [2, 3])
 
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
@@ -214,7 +214,7 @@ def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   assert kept.best() is None
   save(kept, state_at(2), 4.0)
   save(kept, state_at(3), bad)
-  assert kept.best() == (2, 4.0)
+  assert kept.best()[:2] == (2, 4.0)
   assert kept.evaluated_after_best() == [3]  # patience counts it
 
 
@@ -267,7 +267,7 @@ def test_every_file_of_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, 
     parts = [Half(part.state, part.process_index, 2, pieces[part.process_index :: 2]) for part in parts]
   monkeypatch.setattr(os, 'fsync', noted)
   monkeypatch.setattr(os, 'rename', renamed)
-  kept.begin(parts[0])
+  kept.make_folder(parts[0])
   reasons = [kept.write(part) for part in parts]
   kept.commit(parts[0], reasons[0])
   assert kept.latest() == 3 and os.stat(tmp_path).st_ino in synced

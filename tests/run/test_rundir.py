@@ -10,10 +10,10 @@ import types
 import pytest
 
 from lingvo_moe import decoder
-from lingvo_moe.core import configuration
+from lingvo_moe.core import configuration, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
-from lingvo_moe.run import environment, reporting, results
+from lingvo_moe.run import environment, results
 from lingvo_moe.run.reporting import EventFile, TrainLog
 from lingvo_moe.run.routing_log import RoutingLog
 from lingvo_moe.run.rundir import RunDir
@@ -216,7 +216,7 @@ def test_logs_of_lost_checkpoints_are_all_kept(run, capsys):
   for number in range(3):
     with open(run.file('train.jsonl'), 'w') as f:
       f.write(f'{{"step": {number + 1}}}\n')
-    reporting.keep_lines_up_to(run.file('train.jsonl'), 0)
+    json_files.keep_lines_up_to(run.file('train.jsonl'), 0)
     assert 'train.jsonl is kept as ' in capsys.readouterr().err
   kept = sorted(name for name in os.listdir(run.path) if '.old' in name)
   assert kept == ['train.jsonl.old', 'train.jsonl.old.2', 'train.jsonl.old.3']

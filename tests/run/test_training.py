@@ -9,10 +9,9 @@ import pytest
 
 from lingvo_moe.core import json_files
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import hooks
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.run.training import Diverged, Step, Training
+from lingvo_moe.run.training import Diverged, Step, Training, check_finite
 from lingvo_moe.tasks.task import Task
 
 
@@ -64,6 +63,6 @@ def test_a_run_that_diverged_ends_for_decoders_too_and_names_its_last_checkpoint
 
 @pytest.mark.parametrize('loss, grad_norm', [(1.0, math.inf), (1.0, math.nan), (math.nan, 1.0), (-math.inf, 1.0)])
 def test_a_loss_or_a_gradient_that_is_not_finite_stops_the_run(loss, grad_norm):
-  hooks.check_finite(Step(6, {'loss': 1.0, 'grad_norm': 1e30}, True))
+  check_finite(Step(6, {'loss': 1.0, 'grad_norm': 1e30}, True))
   with pytest.raises(Diverged, match=f'at step 7 loss={loss}, grad_norm={grad_norm}'):
-    hooks.check_finite(Step(7, {'loss': loss, 'grad_norm': grad_norm}, True))
+    check_finite(Step(7, {'loss': loss, 'grad_norm': grad_norm}, True))
