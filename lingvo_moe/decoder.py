@@ -139,7 +139,7 @@ def _check_split(run: RunDir, config: TaskConfig, options: Options) -> None:
 
 def evaluate(results: Results, step: int, settings: Mapping[str, Any], group: ProcessGroup) -> dict:
   """Runs the job with the weights that its runtime holds; writes the results and returns their summary."""
-  group.on_leader(lambda: results.begin(step, settings))
+  group.on_leader(lambda: results.clear(step, settings))
   unfinished = results.unfinished(step, settings) if group.is_leader else {}
   names = group.on_leader(lambda: list(unfinished))
   if not group.is_leader:

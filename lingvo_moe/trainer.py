@@ -150,7 +150,7 @@ def set_up(options: Options, machine: Machine) -> Training:
 
 def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, TaskConfig]:
   """Model and configuration that the options ask for, or those of the run; checked as far as that needs no writing."""
-  from lingvo_moe.core import bindings, configuration, files
+  from lingvo_moe.core import bindings, configuration, fields, files
   from lingvo_moe.run import warm_start
   from lingvo_moe.runtime import local
   from lingvo_moe.tasks.task import task_of
@@ -168,7 +168,8 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
         'that lingvo-moe models lists'
       )
     name, base = run.load()
-    machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {run.may_change(base)}')
+    may_change = ', '.join(fields.may_change(type(base)))
+    machine.group.say(f'going on with {name} as {run.config_file} has it; --set may change {may_change}')
   overrides = {'data_dir': options.data_dir, 'max_steps': options.max_steps}
   overrides = {field: value for field, value in overrides.items() if value is not None}
   given = [*options.gin_bindings, *bindings.from_settings(name, options.set)]
@@ -192,12 +193,12 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
   """Begins or continues the run; returns its configuration, and the lock on its directory, which holds until closed."""
   from lingvo_moe.run import corpus_record, warm_start
 
-  with run.beginning() as lock:
-    is_begun = run.exists
-    config = run.prepare(name, config)
-    path, accept = run.file(log_directory.CORPUS), options.accept_changed_corpus
-    corpus_record.check(path, config, options.cache_of(run), is_begun, accept, group.say)
-    run.write_config(name, config)
+  with run.locked() as lock:
+    path, resumed = run.file(log_directory.CORPUS), run.exists
+    check_corpus = lambda config: corpus_record.check(
+      path, config, options.cache_of(run), resumed, options.accept_changed_corpus, group.say
+    )
+    config = run.begin(name, config, check_corpus)
     if options.init_from:
       warm_start.note(run, options.init_from)
     return config, lock

@@ -134,7 +134,9 @@ def makedirs(path: str) -> None:
 
 
 def remove(path: str) -> None:
-  remote_files.call('remove', path) if is_remote(path) else os.remove(path)
+  """Removes a file, if it is there."""
+  with contextlib.suppress(FileNotFoundError):
+    remote_files.call('remove', path) if is_remote(path) else os.remove(path)
 
 
 def set_aside(path: str) -> str:

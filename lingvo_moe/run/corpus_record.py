@@ -18,14 +18,16 @@ Record = Mapping[str, Mapping[str, str]]  # hashes by part and path
 _MOST_NAMED = 5
 
 
-def check(path: str, config: TaskConfig, cache_dir: str, begun: bool, accept: bool, say: Callable[[str], None]) -> None:
+def check(
+  path: str, config: TaskConfig, cache_dir: str, resumed: bool, accept: bool, say: Callable[[str], None]
+) -> None:
   """Compares the corpus with the record of a resumed run, then writes the record.
 
   Args:
     path: of the record.
     config: of the run.
     cache_dir: where hashes of files are kept, so that one that has not changed is not read again.
-    begun: whether the run was begun before; otherwise an older record is of another run.
+    resumed: whether the run was begun before; otherwise an older record is of another run.
     accept: whether to go on with a corpus that has changed.
     say: prints a line.
 
@@ -36,7 +38,7 @@ def check(path: str, config: TaskConfig, cache_dir: str, begun: bool, accept: bo
     return
   kind = json_files.by_name(json_files.by_name(json_files.TEXT))
   way_out = 'restore it from a copy, or remove it, and the corpus is taken as it is'
-  before = json_files.read_if_any(path, 'a record of a corpus', way_out, parts=kind) if begun else None
+  before = json_files.read_if_any(path, 'a record of a corpus', way_out, parts=kind) if resumed else None
   now = _record(parts, config.data_dir, cache_dir)
   if before is not None and before['parts'] == now:
     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
@@ -69,7 +68,7 @@ class Results:
     """Settings on which a step's files depend: those of the job, and the checkpoint's fingerprint."""
     return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
 
-  def begin(self, step: int, settings: Mapping[str, Any]) -> None:
+  def clear(self, step: int, settings: Mapping[str, Any]) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
 
     Texts of an interrupted job stay, unless `overwrite` is set.
@@ -93,7 +92,7 @@ class Results:
     paths = {os.path.join(folder, name) for name in (*stale, *(old.get('beside') or ()))} - {self._unfinished(step)}
     # The summary first: without it nothing counts.
     for path in [self._path(step), *sorted(paths), *([self._unfinished(step)] if self.overwrite else ())]:
-      _remove(path)
+      files.remove(path)
 
   def unfinished(self, step: int, settings: Mapping[str, Any]) -> UnfinishedTexts:
     """Texts of the job until they are written as results; prints a line if an interrupted job has left some."""
@@ -115,7 +114,7 @@ class Results:
     own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.other_files), 'hashes': hashes}
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
-    _remove(self._unfinished(step))
+    files.remove(self._unfinished(step))
     return summary
 
   def _make(self, folder: str) -> None:
@@ -168,8 +167,3 @@ class Results:
       path = os.path.join(self.folder(step), name)
       if files.isfile(path) and files.sha256(path) != written:
         raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
-
-
-def _remove(path: str) -> None:
-  with contextlib.suppress(FileNotFoundError):
-    files.remove(path)

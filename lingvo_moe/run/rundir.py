@@ -1,4 +1,4 @@
-"""Log directory of a run as jobs use it: locked, begun or continued, and loaded.
+"""Log directory of a run as jobs use it: locked, begun or resumed, and loaded.
 
 docs/log_directory.md lists the files in it, which are all that decoder and translate read.
 """
@@ -10,7 +10,7 @@ import dataclasses
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from lingvo_moe.core import configuration, fields, files, json_files, log_directory
@@ -85,8 +85,8 @@ class RunDir:
     return lock
 
   @contextlib.contextmanager
-  def beginning(self) -> Iterator[IO]:
-    """Locks the directory, for a run to begin or continue; removes a new directory whose run cannot begin."""
+  def locked(self) -> Iterator[IO]:
+    """Locks the directory, as `lock`, for a run to begin or resume; removes a new directory whose run cannot begin."""
     is_new = not files.exists(self.path)
     lock = self.lock()
     try:
@@ -97,18 +97,15 @@ class RunDir:
         self._remove_if_empty()
       raise
 
-  def begin(self, name: str, config: TaskConfig) -> TaskConfig:
-    """Begins or continues the run: `prepare`, then `write_config`."""
-    config = self.prepare(name, config)
-    self.write_config(name, config)
-    return config
-
-  def prepare(self, name: str, config: TaskConfig) -> TaskConfig:
-    """Checks a run that is to begin or continue with a configuration, and prepares the task's files.
+  def begin(
+    self, name: str, config: TaskConfig, check: Callable[[TaskConfig], None] = lambda config: None
+  ) -> TaskConfig:
+    """Begins or resumes a run with a configuration: prepares the task's files, and writes config.json.
 
     Args:
       name: of the model.
       config: as the flags ask for it.
+      check: called with the configuration before it is written; may refuse it.
 
     Returns:
       The configuration, which names the run's own files.
@@ -116,26 +113,27 @@ class RunDir:
     Raises:
       UserError: the run that is here is another, or one of its files is not what it was.
     """
-    begun = self.exists
-    if not begun and self.checkpoints().steps():
+    resumed = self.exists
+    if not resumed and self.checkpoints().steps():
       raise UserError(
         f'{self.path} has checkpoints and no config.json, which says what they were trained with: restore it from a '
         'copy, or choose another --logdir'
       )
     self._check_links()
-    if begun:
+    if resumed:
       old_name, _ = configuration.load(self.config_file)
       if old_name != name:
         raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
       self.check_files()
     self._fetch()
-    config = task_of(config).prepare(self.vocab_dir, begun)
-    if begun:
+    config = task_of(config).prepare(self.vocab_dir, resumed)
+    if resumed:
       self._check_same_values(config)
+    check(config)
+    self._write_config(name, config)
     return config
 
-  def write_config(self, name: str, config: TaskConfig) -> None:
-    """Writes config.json, by which the run has begun."""
+  def _write_config(self, name: str, config: TaskConfig) -> None:
     fingerprints = {}
 
     def relative(path):
@@ -189,11 +187,6 @@ class RunDir:
           'and move the log directory to where there is room (--cache_dir for the cache), or mount that in its place'
         )
 
-  @staticmethod
-  def may_change(config: TaskConfig) -> str:
-    """Names of the fields that a resumed run may change, with commas between."""
-    return ', '.join(fields.may_change(type(config)))
-
   def finish(self, step: int, reason: str) -> None:
     files.write(self.file(log_directory.FINISHED), json_files.dump({'step': step, 'reason': reason}))
 
@@ -243,11 +236,11 @@ class RunDir:
 
   def _check_same_values(self, config):
     _, old = configuration.load(self.config_file)
-    changed = configuration.differences(old, config, fields.may_change(type(config)))
-    if changed:
+    may_change = fields.may_change(type(config))
+    if changed := configuration.differences(old, config, may_change):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
-        f'{self.may_change(config)}; set it back, or choose another --logdir, which may begin with the weights of this '
+        f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
         f'run by --init_from={self.path}'
       )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -26,12 +25,6 @@ def note(run: RunDir, source: str) -> None:
   if run.checkpoints().steps():
     return
   files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(find(source))}))
-
-
-def forget(run: RunDir) -> None:
-  """Removes the note, of weights that cannot be taken."""
-  with contextlib.suppress(FileNotFoundError):
-    files.remove(run.file(log_directory.INIT_FROM))
 
 
 def noted(run: RunDir) -> str:
@@ -69,7 +62,7 @@ def restore_or_init(
       group.say(take_weights(runtime, source, task))
     except UserError:
       if init_from and group.is_leader:
-        forget(run)
+        files.remove(run.file(log_directory.INIT_FROM))
       raise
   return False
 

@@ -273,11 +273,11 @@ def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_check
   (tmp_path / 'out' / 'step_1').mkdir(parents=True)
   (tmp_path / 'out' / 'step_1' / 'mine.hyp').write_text('mine')
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
-  of('a').begin(1, of('a').settings(1))
+  of('a').clear(1, of('a').settings(1))
   of('a').write(1, of('a').settings(1), Outcome({'xx-en': ['one']}, {}, summary))
   with pytest.raises(UserError, match="holds results made with checkpoint='a', now 'b': give --overwrite"):
-    of('b').begin(1, of('b').settings(1))
-  dataclasses.replace(of('b'), overwrite=True).begin(1, of('b').settings(1))
+    of('b').clear(1, of('b').settings(1))
+  dataclasses.replace(of('b'), overwrite=True).clear(1, of('b').settings(1))
   assert os.listdir(tmp_path / 'out' / 'step_1') == ['mine.hyp']
 
 
@@ -291,7 +291,7 @@ def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
   (folder / 'step_1' / 'scores.json').write_bytes(text)
   with open(os.devnull, 'w') as null, contextlib.redirect_stderr(null):
     one_line(lambda: (summary := found.done(1)) and found.job.report(summary))
-    one_line(lambda: found.begin(1, found.settings(1)))
+    one_line(lambda: found.clear(1, found.settings(1)))
   one_line(lambda: LogDirectory(str(folder), 'm', {}).summary('test', 1))
   assert (folder / 'keep').exists()
 

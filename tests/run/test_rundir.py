@@ -102,10 +102,10 @@ def test_a_decoder_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_p
   job = types.SimpleNamespace(suffix='.hyp', summary_file='scores.json', settings={}, texts={})
 
   with pytest.raises(UserError, match='a link leads from .*step_6 to .*mine.*: remove it, or give --out=FOLDER'):
-    results.Results(run.file('decode', 'test'), job, run.checkpoints()).begin(6, {})
+    results.Results(run.file('decode', 'test'), job, run.checkpoints()).clear(6, {})
 
   assert not os.listdir(tmp_path / 'mine')
-  results.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).begin(6, {})
+  results.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).clear(6, {})
   assert os.listdir(tmp_path / 'mine') == ['step_6']
 
 
@@ -187,7 +187,7 @@ def test_a_first_run_that_cannot_begin_leaves_no_log_directory(tmp_path, error):
   os.mkdir(existing.path)
 
   for run in (new, existing):
-    with pytest.raises(type(error)), run.beginning():
+    with pytest.raises(type(error)), run.locked():
       run.begin(MODEL, Unready(error))
 
   assert not os.path.exists(new.path) and os.path.exists(existing.path)
