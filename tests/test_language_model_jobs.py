@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import pytest
 
@@ -105,11 +106,11 @@ def test_the_library_continues_prompts_as_translate_does(run):
   with pytest.raises(UserError, match='n_best must be at least 1, or None .*; saw 0'):
     model.generate(prompts, n_best=0)
   for call, message in (
-    (lambda: model.translate(['1 and']), 'holds a language model, which continues text: use generate'),
+    (lambda: model.translate(['1 and']), 'language model, which continues text: use generate'),
     (lambda: model.score([('a', 'b')]), 'this model scores no pairs: use the decoder with --score'),
     (lambda: model.routing(['a']), 'has no routing by sentence'),
   ):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f'^{re.escape(model.path)} holds .*{message}'):
       call()
 
 

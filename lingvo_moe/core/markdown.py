@@ -10,8 +10,3 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], names: int | No
   line = lambda cells: f'| {" | ".join(cells)} |'
   rules = ['---' if names is None or place < names else '--:' for place in range(len(columns))]
   return '\n'.join([line(columns), line(rules), *map(line, rows)])
-
-
-def image(name: str) -> str:
-  """Markdown image: the plot NAME.png in the folder of the page."""
-  return f'![{name}]({name}.png)'

@@ -6,8 +6,9 @@ run/loaded.py has a run's checkpoint in TensorFlow, engine/model.py an export wi
 from __future__ import annotations
 
 import abc
+import contextlib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, overload
 
 import numpy as np
@@ -146,7 +147,9 @@ class TextModel(abc.ABC):
       raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
     sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
     sources, targets = self._checked('sources', sources), self._checked('targets', targets)
-    scored = self.translator().score(sources, targets, self.choose_target(target))
+    translator, target = self.translator(), self.choose_target(target)
+    with self.named_in_refusals():
+      scored = translator.score(sources, targets, target)
     for i in scored.truncated:
       warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
@@ -191,6 +194,14 @@ class TextModel(abc.ABC):
   @property
   def over_the_length(self) -> str:
     return f'over max_length={self.max_length} tokens'
+
+  @contextlib.contextmanager
+  def named_in_refusals(self) -> Iterator[None]:
+    """Puts path and name of the model before what its task refuses, which does not know them."""
+    try:
+      yield
+    except UserError as e:
+      raise UserError(f'{self.path} holds a run of {self.model}: {e}') from None
 
   def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
     """Texts as a list, as an iterator gives them once only; UserError for what is no text."""

@@ -48,6 +48,7 @@ class LoadedRun(TextModel):
     self.checkpoint = inference.describe_step(run.checkpoints(), step)
     self._task = task_of(config)
     _ = self._task.vocabs  # refuses what does not fit, before the weights are read
+    self.max_length, self.continues_text = self._task.max_length, self._task.continues_text
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()
@@ -86,19 +87,12 @@ class LoadedRun(TextModel):
   def beam_size(self) -> int:
     return self.config.beam_size
 
-  @property
-  def max_length(self) -> int:
-    return self._task.max_length
-
-  @property
-  def continues_text(self) -> bool:
-    return self._task.continues_text
-
   def _once(self, key: tuple, make: Callable[[], T]) -> T:
     """Object for a key, made at the first call, once for all threads."""
     with self._making:
       if key not in self._made:
-        self._made[key] = make()
+        with self.named_in_refusals():
+          self._made[key] = make()
       return self._made[key]
 
 

@@ -133,7 +133,7 @@ class Specialization:
       values = 100 * shares[np.ix_(rows, columns)]
       plots.heat_map(axes, values, labels, groups, list(map(str, columns)), '% of the tokens of a language')
       axes.set_xlabel(f'{self._num_experts} experts of {layer}, those that serve similar languages side by side')
-    return [markdown.image('experts')]
+    return ['![experts](experts.png)']
 
   def _served_of(self, choices: specialization.LayerChoices) -> np.ndarray:
     """Tokens of each language that each expert serves, [P, E]."""

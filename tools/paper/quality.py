@@ -164,7 +164,7 @@ class Quality:
       by_seconds.set_xlabel('hours')
       by_tokens.set_ylabel('dev loss, nats a target token')
       by_tokens.legend()
-    return ['## Dev loss over tokens and time', markdown.image('curves')]
+    return ['## Dev loss over tokens and time', '![curves](curves.png)']
 
   def table2(self) -> list[str]:
     """Target tokens until the base's losses after a quarter, a half and all of its tokens are reached.
@@ -221,7 +221,7 @@ class Quality:
         axes.set_xlabel('hours of training')
         axes.set_ylabel(f'mean {self._metric}')
         axes.legend()
-      blocks.append(markdown.image('figure1'))
+      blocks.append('![figure1](figure1.png)')
     return blocks
 
   def figure6(self) -> list[str]:
@@ -253,7 +253,7 @@ class Quality:
     pairs = sorted(base, key=lambda pair: (-self._sizes[pair], pair))
     cell = lambda scores, pair: f'{scores[pair] - base[pair]:+.2f}' if pair in scores else '-'
     rows = [[p, str(self._sizes[p]), f'{base[p]:.2f}', *(cell(s, p) for s in others.values())] for p in pairs]
-    return [*blocks, markdown.image('figure6'), markdown.table(['pair', 'examples', self._base.name, *others], rows)]
+    return [*blocks, '![figure6](figure6.png)', markdown.table(['pair', 'examples', self._base.name, *others], rows)]
 
   def _compared(self) -> dict[str, Mapping[str, float]]:
     """Scores of the runs that have translations of the base's pairs; UserError if sizes are needed and not known."""
