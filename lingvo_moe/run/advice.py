@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from lingvo_moe.run.training import Step, Training
 
@@ -12,16 +11,10 @@ _STEPS, _FEW_STEPS, _SECONDS = 20, 3, 60.0  # an estimate needs _STEPS, or _FEW_
 
 
 class Advice:
-  """Advice on time: prints the steps of an epoch, then, as a hook, once how long an epoch takes.
+  """Advice on time: prints the steps of an epoch, if the input says it, then, as a hook, once how long one takes."""
 
-  Args:
-    training: see Training; its input may say how long an epoch is.
-    clock: returns seconds.
-  """
-
-  def __init__(self, training: Training, clock: Callable[[], float] = time.perf_counter):
+  def __init__(self, training: Training):
     self._training = training
-    self._clock = clock
     self._epoch = 0.0 if training.reason_to_end() else training.train_input.steps_per_epoch or 0.0
     self._calls = self._steps = 0
     self._seconds = 0.0
@@ -41,7 +34,7 @@ class Advice:
     """Counts a step and its time, without those that save or evaluate; says the estimate once there are enough."""
     if self._said or not step.ends_call:
       return
-    now, last = self._clock(), self._last
+    now, last = time.perf_counter(), self._last
     self._last = (step.number, now)
     self._calls += 1
     if last is None or self._calls <= _SKIPPED or self._training.is_saved(last[0]):

@@ -45,11 +45,11 @@ def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()
   return sorted(steps) or existing[-last:]
 
 
-def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART_BYTES) -> int:
+def average(run: RunDir, steps: Sequence[int], out: str) -> int:
   """Writes the mean of the weights of some checkpoints to the log directory `out`; returns the step they are under.
 
   Sums are float64 and rounded once, to each weight's own type. Memory holds one weight, as TensorFlow reads it, and a
-  few times `part_bytes` beside it. The directory appears whole or not at all.
+  few times _PART_BYTES beside it. The directory appears whole or not at all.
 
   Raises:
     UserError: `out` exists or cannot be written; a checkpoint is damaged, or not of the same model as the others.
@@ -58,11 +58,11 @@ def average(run: RunDir, steps: Sequence[int], out: str, part_bytes: int = _PART
   shapes = _common_shapes(prefixes)
   stored = [checkpoint.load(prefix, shapes) for prefix in prefixes.values()]
   terms = {name: _Terms([tensors[name] for tensors in stored], len(stored)) for name in shapes}
-  _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out, part_bytes)
+  _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out)
   return max(steps)
 
 
-def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PART_BYTES) -> None:
+def take_moving_average(run: RunDir, step: int, out: str) -> None:
   """Writes the exponential moving average that a checkpoint holds of its weights to the log directory `out`.
 
   A weight without an average, as one that was frozen, is taken as it is. See optim/moving_average.py.
@@ -86,7 +86,7 @@ def take_moving_average(run: RunDir, step: int, out: str, part_bytes: int = _PAR
   terms = {
     name: _Terms([stored[slot]], bias) if averaged(slot) else _Terms([stored[name]], 1) for slot, name in slots.items()
   }
-  _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out, part_bytes)
+  _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out)
 
 
 class _Terms(NamedTuple):
@@ -96,7 +96,7 @@ class _Terms(NamedTuple):
   divisor: float
 
 
-def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str, part_bytes: int) -> None:
+def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str) -> None:
   """Writes an average as the one checkpoint of a log directory, which appears whole or not at all."""
   new_folder.check(out, 'an average')
   if run.exists:
@@ -109,7 +109,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
     try:
-      _write(prefix, _means(step, terms, part_bytes), part_bytes)
+      _write(prefix, _means(step, terms))
     except tf.errors.OpError as e:
       raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
     written.finish(step, 'average')
@@ -137,18 +137,18 @@ def _weight_shapes(prefix: str) -> dict[str, tuple[int, ...]]:
   }
 
 
-def _means(step: int, terms: Mapping[str, _Terms], part_bytes: int) -> Iterator[Slice]:
-  """The checkpoint, in slices of at most part_bytes."""
+def _means(step: int, terms: Mapping[str, _Terms]) -> Iterator[Slice]:
+  """The checkpoint, in slices of at most _PART_BYTES."""
   yield Slice('step', (), (), np.asarray(step, np.int64))
   for name, (tensors, divisor) in sorted(terms.items()):
     shape, dtype = tensors[0].shape, tensors[0].dtype
-    for index in checkpoint.blocks(shape, part_bytes // dtype.size):
+    for index in checkpoint.blocks(shape, _PART_BYTES // dtype.size):
       mean = sum(tensor[index].astype(np.float64) for tensor in tensors) / divisor
       yield Slice(name, shape, tuple(part.start for part in index), mean.astype(dtype.as_numpy_dtype))
 
 
-def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
-  """Writes a bundle, never holding much more than part_bytes of it."""
+def _write(prefix: str, parts: Iterator[Slice]) -> None:
+  """Writes a bundle, never holding much more than _PART_BYTES of it."""
   bundles, held = [], []
 
   def flush():
@@ -158,7 +158,7 @@ def _write(prefix: str, parts: Iterator[Slice], part_bytes: int) -> None:
 
   for part in parts:
     # A bundle holds one slice of a tensor at most.
-    if held and (sum(p.value.nbytes for p in held) + part.value.nbytes > part_bytes or held[-1].name == part.name):
+    if held and (sum(p.value.nbytes for p in held) + part.value.nbytes > _PART_BYTES or held[-1].name == part.name):
       flush()
     held.append(part)
   flush()

@@ -236,11 +236,6 @@ class Checkpoints:
     values |= {} if evaluation.later is None else {'evaluated_after': [*evaluation.later]}
     files.write(os.path.join(self._folder(evaluation.step), _DEV_LOSS), json_files.dump(values))
 
-  def evaluated_after_best(self) -> Sequence[int] | None:
-    """Steps that were evaluated after the best one, so without gain; None: an earlier version did not note them."""
-    best = self.best()
-    return best.later if best else []
-
   def evaluation(self, step: int) -> Evaluation | None:
     """Dev loss of a checkpoint; None where it was not evaluated."""
     way_out = 'restore it from a copy, or remove it; the step then counts as not evaluated'

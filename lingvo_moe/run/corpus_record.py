@@ -26,7 +26,7 @@ def check(
   Args:
     path: of the record.
     config: of the run.
-    cache_dir: where hashes of files are kept, so that one that has not changed is not read again.
+    cache_dir: keeps hashes of files; see content_hashes.
     resumed: whether the run was begun before; otherwise an older record is of another run.
     accept: whether to go on with a corpus that has changed.
     say: prints a line.

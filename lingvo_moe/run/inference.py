@@ -14,15 +14,10 @@ from lingvo_moe.tasks.task import TaskConfig
 
 
 def load_config(run: RunDir, model: str | None = None, **overrides) -> TaskConfig:
-  """The configuration of a run, with the values that are not None in place of its own.
-
-  Args:
-    run: where.
-    model: the name it must have; None: any.
-    **overrides: fields; None leaves them.
+  """The configuration of a run, with the overrides that are not None in place of its own values.
 
   Raises:
-    UserError: there is no run, or it is one of another model, or it has no such field, or a value is out of its range.
+    UserError: there is no run, or it is not of `model`, or it has no such field, or a value is out of its range.
   """
   name, config = run.load()
   if model and model != name:
@@ -46,13 +41,12 @@ def choose_step(checkpoints: Checkpoints, step: int | None = None, which: str = 
     step: a step, or None.
     which: 'best': the lowest dev loss; 'last': the newest; 'best if evaluated': the newest where no dev loss is known.
   """
-  best = checkpoints.best() if step is None and which != 'last' else None
-  if best is not None:
-    step = best.step
-  elif step is None and which == 'best':
+  if step is not None:
+    return step
+  best = checkpoints.best() if which != 'last' else None
+  if best is None and which == 'best':
     raise UserError(f'no checkpoint in {checkpoints.directory} was evaluated on dev: use --step=N, or leave --best out')
-  elif step is None:
-    step = checkpoints.latest()
+  step = best.step if best else checkpoints.latest()
   if step is None:
     raise UserError(
       f'there is no checkpoint in {checkpoints.directory} yet: train first, or let the decoder wait '

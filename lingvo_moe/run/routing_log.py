@@ -20,10 +20,7 @@ _LINES = 50  # of a whole run
 class RoutingLog:
   """Sums of the choices of every expert, and the file they are written to.
 
-  Args:
-    logdir: of the run.
-    max_steps: where training ends.
-    first_step: updates made. Later lines of the file are dropped, since their steps are made again.
+  Lines of the file after `first_step` are dropped, since their steps are made again.
   """
 
   def __init__(self, logdir: str, max_steps: int, first_step: int):
@@ -49,14 +46,7 @@ class RoutingLog:
 
 
 def write_dev(logdir: str, step: int, subsets: Sequence[str], choices: Mapping[str, np.ndarray]) -> None:
-  """Writes dev_routing.json, if there are experts, in place of that of an earlier step.
-
-  Args:
-    logdir: of the run.
-    step: that was evaluated.
-    subsets: parts of the dev text.
-    choices: by layer, [P, E].
-  """
+  """Writes dev_routing.json, if there are experts, in place of that of an earlier step; choices are [P, E] by layer."""
   if not choices:
     return
   line = {'step': step, 'subsets': list(subsets), 'choices': _as_integers(choices)}

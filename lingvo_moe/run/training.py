@@ -34,31 +34,18 @@ class Diverged(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """A run that is set up: what the loop and its hooks work with.
-
-  Attributes:
-    task: of the run, prepared.
-    run: its log directory.
-    lock: keeps other trainers out of it; None in processes that do not lead.
-    runtime: holds the state, which is restored or initialised.
-    train_input: batches.
-    dev_input: batches of the dev loss.
-    saver: writes checkpoints.
-    log: of the leader process, from the restored step on.
-    group: the processes.
-    is_resumed: whether the state is of a checkpoint of the run.
-  """
+  """A run that is set up: what the loop and its hooks work with."""
 
   task: Task
   run: RunDir
-  lock: IO | None
-  runtime: Runtime
+  lock: IO | None  # keeps other trainers out of the log directory; None in processes that do not lead
+  runtime: Runtime  # holds the state, which is restored or initialised
   train_input: TrainInput
   dev_input: DevInput
   saver: Saver
-  log: TrainLog | NoLog
+  log: TrainLog | NoLog  # from the restored step on
   group: ProcessGroup
-  is_resumed: bool
+  is_resumed: bool  # whether the state is of a checkpoint of the run
 
   @property
   def checkpoints(self) -> Checkpoints:
@@ -78,10 +65,12 @@ class Training:
     return ''
 
   def _evaluations_without_gain(self) -> int:
-    later = self.checkpoints.evaluated_after_best()
-    if later is not None:
-      return sum(step <= self.runtime.step for step in later)
-    return (self.runtime.step - self.checkpoints.best().step) // self.config.eval_every
+    best = self.checkpoints.best()
+    if best is None:
+      return 0
+    if best.later is None:
+      return (self.runtime.step - best.step) // self.config.eval_every
+    return sum(step <= self.runtime.step for step in best.later)
 
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`.

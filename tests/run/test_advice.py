@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 
 import pytest
@@ -22,10 +23,17 @@ class FakeTraining:
     self.is_saved = lambda step: step % 10 == 0
 
 
-def after(training, seconds_of):
-  """What is said while steps take seconds_of(number)."""
+@pytest.fixture
+def now(monkeypatch):
+  """Clock, in seconds."""
   now = [0.0]
-  hook = advice.Advice(training, lambda: now[0])
+  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
+  return now
+
+
+def after(now, training, seconds_of):
+  """What is said while steps take seconds_of(number)."""
+  hook = advice.Advice(training)
   hook.say_epoch()
   for number in range(1, 101):
     now[0] += seconds_of(number)
@@ -33,9 +41,9 @@ def after(training, seconds_of):
   return training.said
 
 
-def test_an_epoch_then_once_how_long_it_takes():
+def test_an_epoch_then_once_how_long_it_takes(now):
   slow_at_first = lambda number: 60.0 if number <= 3 else 1000.0 if number % 10 == 1 else 0.5
-  assert after(FakeTraining(), slow_at_first) == [
+  assert after(now, FakeTraining(), slow_at_first) == [
     'an epoch, as many examples as the corpus has, is about 40 steps; max_steps=100 makes 2.5 epochs',
     # Steps 4 to 10, 12 to 20 and 22 to 25 are counted: 11 and 21 had to wait for what was saved.
     '2 steps a second here: an epoch takes about 20 seconds, and the 75 steps that are left about 38 seconds, '
@@ -43,22 +51,22 @@ def test_an_epoch_then_once_how_long_it_takes():
   ]
 
 
-def test_few_slow_steps_are_enough():
-  _, estimate = after(FakeTraining(), lambda number: 30.0)
+def test_few_slow_steps_are_enough(now):
+  _, estimate = after(now, FakeTraining(), lambda number: 30.0)
   assert estimate.startswith('0.0333 steps a second here: an epoch takes about 20 minutes, and the 94 steps')
 
 
-def test_an_input_without_an_end_has_no_epoch_and_a_run_that_is_done_no_advice():
-  (estimate,) = after(FakeTraining(steps_per_epoch=None), lambda number: 1.0)
+def test_an_input_without_an_end_has_no_epoch_and_a_run_that_is_done_no_advice(now):
+  (estimate,) = after(now, FakeTraining(steps_per_epoch=None), lambda number: 1.0)
   assert estimate.startswith('1 steps a second here: the 75 steps that are left about')
   training = FakeTraining(ended='max_steps')
   advice.Advice(training).say_epoch()
   assert not training.said
 
 
-def test_steps_of_one_call_are_timed_together():
-  training, now = FakeTraining(), [0.0]
-  hook = advice.Advice(training, lambda: now[0])
+def test_steps_of_one_call_are_timed_together(now):
+  training = FakeTraining()
+  hook = advice.Advice(training)
   for number in range(1, 101):
     now[0] += 5.0 * (number % 5 == 0)
     hook(Step(number, {}, ends_call=number % 5 == 0))

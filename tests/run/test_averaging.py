@@ -62,9 +62,10 @@ def read_all(prefix):
 
 
 @pytest.mark.parametrize('part_bytes', [16, 40, 100, 1 << 20])
-def test_it_is_numpys_mean_rounded_once_however_small_the_parts(run, tmp_path, part_bytes):
+def test_it_is_numpys_mean_rounded_once_however_small_the_parts(run, tmp_path, part_bytes, monkeypatch):
+  monkeypatch.setattr(averaging, '_PART_BYTES', part_bytes)
   out = RunDir(str(tmp_path / 'out'))
-  assert averaging.average(run, [1, 2, 4], out.path, part_bytes) == 4
+  assert averaging.average(run, [1, 2, 4], out.path) == 4
   found = read_all(out.checkpoints().path(4))
   assert found.keys() == {'step', *SHAPES} and found['step'] == 4
   for name in SHAPES:
