@@ -69,18 +69,14 @@ class CheckpointOptions(options.Options):
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the options' values, and `overrides` that are not None, in place of its own."""
-    from lingvo_moe.run import inference
-
     decoding = {name: getattr(self, name) for name in _DECODING}
-    return inference.load_config(run, self.model, **decoding, **overrides)
+    return run.load_config(self.model, **decoding, **overrides)
 
   def choose_step(self, run: RunDir) -> int:
     """The step of the checkpoint to use; UserError if there is none."""
-    from lingvo_moe.run import inference
-
     default = 'best if evaluated' if self.best_by_default else 'last'
     which = 'best' if self.best else self.checkpoint or default
-    return inference.choose_step(run.checkpoints(), self.step, which)
+    return run.checkpoints().choose(self.step, which)
 
 
 @dataclasses.dataclass(frozen=True)

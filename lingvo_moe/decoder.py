@@ -182,11 +182,9 @@ def steps(run: RunDir, options: Options, group: ProcessGroup) -> Iterator[int]:
 
 def load(runtime: Runtime, run: RunDir, step: int, options: Options, group: ProcessGroup) -> bool:
   """Loads a checkpoint; False where the trainer has dropped it meanwhile for newer ones."""
-  from lingvo_moe.run import inference
-
   checkpoints = run.checkpoints()
   try:
-    group.on_all(lambda: inference.load_weights(runtime, checkpoints, step))
+    group.on_all(lambda: checkpoints.load_weights(runtime, step))
     return True
   except ProcessLostError:
     raise

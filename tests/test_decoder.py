@@ -22,7 +22,7 @@ from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import inference, unfinished
+from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -109,9 +109,9 @@ def summary(run, step, name='scores.json'):
 
 
 def translator_of(run, step, **overrides):
-  config = inference.load_config(run, **overrides)
+  config = run.load_config(**overrides)
   runtime = LocalRuntime(config.program())
-  inference.load_weights(runtime, run.checkpoints(), step)
+  run.checkpoints().load_weights(runtime, step)
   return task_of(config).translator(runtime)
 
 
@@ -197,7 +197,7 @@ def test_what_is_done_is_shown_and_not_done_again(run, capsys, monkeypatch):
   decode(run, once=True, pairs='xx-en')
   first = capsys.readouterr().out
   with monkeypatch.context() as m:
-    m.setattr(inference, 'load_weights', lambda *a: 1 / 0)
+    m.setattr(Checkpoints, 'load_weights', lambda *a: 1 / 0)
     decode(run, once=True, pairs='xx-en')
   again = capsys.readouterr()
   assert again.out == first and '--overwrite makes it again' in again.err

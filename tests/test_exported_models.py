@@ -22,7 +22,6 @@ from lingvo_moe import decoder
 from lingvo_moe.commands import export
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import inference
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.mt.text_search import TextSearch
 from lingvo_moe.tasks.task import task_of
@@ -133,7 +132,7 @@ class TaggedVocab:
 
 
 def test_tokens_tags_and_cuts_are_those_of_the_translators_input(toy_run):
-  config = inference.load_config(toy_run)
+  config = toy_run.load_config()
   source, target = task_of(config).vocabs
   config, vocabs = dataclasses.replace(config, tag_target=True), (TaggedVocab(source), target)
   function = TextSearch(config, vocabs)
@@ -211,7 +210,7 @@ def log_probs(config, vocabs, weights, sources, targets) -> np.ndarray:
 
 def dense(toy_run, **overrides):
   """(configuration of a dense model, its vocabularies, weights), not trained but at random in every weight."""
-  config = inference.load_config(toy_run)
+  config = toy_run.load_config()
   values = {'encoder_layers': 2, 'decoder_layers': 2, 'num_heads': 2, 'head_dim': 8, **overrides}
   config = dataclasses.replace(config, num_experts=0, beam_size=1, **values)
   rng = np.random.default_rng(0)
@@ -241,7 +240,7 @@ def test_a_dense_run_is_decoded_equally_by_ctranslate2(tmp_path, monkeypatch):
   run = toy.make(tmp_path, num_experts=0)
   out = tmp_path / 'out'
   export.export(export.Options(run.path, out=str(out), format='ctranslate2'))
-  source, target = task_of(inference.load_config(run)).vocabs
+  source, target = task_of(run.load_config()).vocabs
   translator = ctranslate2.Translator(str(out), compute_type='float32')
   sources = [source.pieces(ids) for ids in source.encode(SENTENCES)]
   found = translator.translate_batch(sources, beam_size=4, length_penalty=0.8, patience=2)
@@ -260,7 +259,7 @@ def test_encoder_and_step_as_stablehlo_give_the_log_probabilities_of_a_translati
   jax = pytest.importorskip('jax')
   from lingvo_moe.runtime import stablehlo
 
-  config = dataclasses.replace(inference.load_config(toy_run), beam_size=2, max_length=24)
+  config = dataclasses.replace(toy_run.load_config(), beam_size=2, max_length=24)
   specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
   weights = {name: weight[...] for name, weight in toy_run.checkpoints().restore(toy.STEPS, specs).items()}
   stablehlo.save(str(tmp_path), task_of(config).decoding_steps(2), weights)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from lingvo_moe import translate
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
@@ -96,9 +95,9 @@ def expected(run, lines, **options):
 
 @functools.cache
 def _expected(run, lines, step=1, target=None, n_best=1, **overrides):
-  config = inference.load_config(run, **overrides)
+  config = run.load_config(**overrides)
   runtime = LocalRuntime(config.program())
-  inference.load_weights(runtime, run.checkpoints(), step)
+  run.checkpoints().load_weights(runtime, step)
   return task_of(config).translator(runtime, n_best=n_best).translate(lines, target).hypotheses
 
 

@@ -96,13 +96,11 @@ def export(options: Options) -> None:
   quiet.import_tensorflow()
   logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
   machine.set_threads(runtime_flags.LOCAL, decoding=True)
-  from lingvo_moe.run import inference
-
   run = options.run
   config = options.load_config(run)
   _check(run, config, options)
   step = options.choose_step(run)
-  print(f'using the checkpoint of {inference.describe_step(run.checkpoints(), step)}')
+  print(f'using the checkpoint of {run.checkpoints().describe(step)}')
   config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
   specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
   model = Model(config, step, {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()})

@@ -5,7 +5,7 @@ training       warm_start.py, the first state; training.py, the steps; process_g
                step: evaluation.py, signals.py, advice.py
 logs           reporting.py, with the dev loss; routing_log.py and TensorBoard's event file
 checkpoints    checkpoint.py, one of them; checkpoints.py, those of a run; averaging.py; pruning.py, of experts
-decoding       inference.py; results.py, files of results; unfinished.py, texts so far; loaded.py, from Python
+decoding       results.py, files of results; unfinished.py, texts so far; loaded.py, from Python
 
 Imports the protocol of tasks (tasks/task.py), no task by name, and runtimes; the jobs (trainer, decoder, translate)
 import it.

@@ -28,6 +28,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors, files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
+from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.runtime.slices import Slice
 
 _STATE = 'state'  # a checkpoint's prefix in its folder
@@ -112,6 +113,32 @@ class Checkpoints:
     changes = max((evaluation.changes for evaluation in evaluations), default=0)
     comparable = [evaluation for evaluation in evaluations if evaluation.changes == changes]
     return min(comparable, key=lambda evaluation: (evaluation.loss, evaluation.step), default=None)
+
+  def choose(self, step: int | None = None, which: str = 'last') -> int:
+    """The given step, or that of a checkpoint by its rank; UserError if there is none.
+
+    Ranks are 'best', the lowest dev loss; 'last'; and 'best if evaluated', the last where no dev loss is known.
+    """
+    if step is not None:
+      return step
+    best = self.best() if which != 'last' else None
+    if best is None and which == 'best':
+      raise UserError(f'no checkpoint in {self.directory} was evaluated on dev: use --step=N, or leave --best out')
+    step = best.step if best else self.latest()
+    if step is None:
+      raise UserError(
+        f'there is no checkpoint in {self.directory} yet: train first, or let the decoder wait for one, without --once'
+      )
+    return step
+
+  def describe(self, step: int) -> str:
+    """A checkpoint in words: 'step 600, the best by dev loss (1.234); the newest is of step 900'."""
+    best = self.best()
+    ranks = {f'the best by dev loss ({best.loss:.4g})': best.step} if best else {}
+    ranks['the newest'] = self.latest()
+    own = [rank for rank, its_step in ranks.items() if its_step == step]
+    others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
+    return '; '.join([', '.join([f'step {step}', *own]), *others])
 
   def save(self, holder: Holder) -> str:
     """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix.
@@ -209,6 +236,11 @@ class Checkpoints:
   ) -> dict[str, checkpoint.Stored | checkpoint.StoredLayers]:
     """The named tensors of a checkpoint, which must have the given shapes; they are read when they are sliced."""
     return checkpoint.load(self.existing(step), specs)
+
+  def load_weights(self, runtime: Runtime, step: int) -> None:
+    """Loads the weights of a checkpoint into a runtime, and not the optimizer slots."""
+    specs = {name: spec.shape for name, spec in runtime.program.weight_specs.items()}
+    runtime.load({'step': np.asarray(step), 'weights': self.restore(step, specs)})
 
   def existing(self, step: int) -> str:
     """The prefix of a checkpoint; UserError where there is none of that step."""

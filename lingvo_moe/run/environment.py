@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import datetime
 import importlib.metadata
@@ -32,13 +31,15 @@ def record(logdir: str, step: int, **facts: Any) -> None:
     **facts: what else is known, ready for JSON.
   """
   path = os.path.join(logdir, log_directory.ENVIRONMENT)
-  json_files.keep_lines_up_to(path, step)
-  facts_now = {'software': software(), 'machine': machine(), **facts}
-  if _last(path) == json.loads(json.dumps(facts_now)):
+  lines: list[Mapping[str, Any]] = []
+  json_files.keep_lines_up_to(path, step, lines.append)
+  facts = {'software': software(), 'machine': machine(), **facts}
+  last = {name: value for name, value in (lines or [{}])[-1].items() if name not in ('step', 'time')}
+  if last == json.loads(json.dumps(facts)):
     return
   now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')
   with files.append(path) as f:
-    f.write(json_files.dump({'step': step, 'time': now, **facts_now}))
+    f.write(json_files.dump({'step': step, 'time': now, **facts}))
 
 
 def software() -> dict[str, Any]:
@@ -85,9 +86,3 @@ def _processor() -> str:
       return next(line.partition(':')[2].strip() for line in f if line.startswith('model name'))
   except (OSError, StopIteration):
     return platform.processor() or platform.machine()
-
-
-def _last(path: str) -> Mapping[str, Any] | None:
-  """The last line, without step and time; None if there is none."""
-  last = collections.deque(json_files.lines(path), maxlen=1)
-  return {name: value for name, value in last[0][1].items() if name not in ('step', 'time')} if last else None

@@ -11,7 +11,6 @@ from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.text_model import TextModel, Translator
 from lingvo_moe.ops.cpu import threads
-from lingvo_moe.run import inference
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.runtime import Runtime
@@ -45,14 +44,14 @@ class LoadedRun(TextModel):
     self.model = run.load()[0]
     self.config = config
     self.step = step
-    self.checkpoint = inference.describe_step(run.checkpoints(), step)
+    self.checkpoint = run.checkpoints().describe(step)
     self._task = task_of(config)
     _ = self._task.vocabs  # refuses what does not fit, before the weights are read
     self.max_length, self.continues_text = self._task.max_length, self._task.continues_text
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()
-    inference.load_weights(runtime, run.checkpoints(), step)
+    run.checkpoints().load_weights(runtime, step)
 
   def __repr__(self) -> str:
     return f'LoadedRun({self.path!r}, {self.model}, {self.checkpoint})'
@@ -118,8 +117,8 @@ def load(
   if set_threads and backend != 'reference':
     threads.set_policy(decoding=True)
   run = RunDir(str(path), vocab_outside)
-  config = inference.load_config(run, **decoding)
-  step = inference.choose_step(run.checkpoints(), step, checkpoint or 'best if evaluated')
+  config = run.load_config(**decoding)
+  step = run.checkpoints().choose(step, checkpoint or 'best if evaluated')
   loaded = LoadedRun(run, config, LocalRuntime(config.program(), backend=backend), step)
   logging.getLogger('lingvo_moe').info('loaded %r', loaded)
   return loaded

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from lingvo_moe.core import configuration, fields, files, json_files, log_directory
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
@@ -154,6 +154,24 @@ class RunDir:
     config = task_of(config).with_files(self._own)
     self.check_files()
     return name, config
+
+  def load_config(self, model: str | None = None, **overrides) -> TaskConfig:
+    """The configuration of the run, with the overrides that are not None in place of its own values.
+
+    Raises:
+      UserError: there is no run, or it is not of `model`, or it has no such field, or a value is out of its range.
+    """
+    name, config = self.load()
+    if model and model != name:
+      raise UserError(
+        f'{self.path} holds a run of {name}, not of --model={model}: leave --model out, '
+        'or give the --logdir of the other run'
+      )
+    overrides = {field: value for field, value in overrides.items() if value is not None}
+    known = [field.name for field in dataclasses.fields(config)]
+    if unknown := next((field for field in overrides if field not in known), None):
+      raise UserError(f'{name} has no field {unknown!r}, so that --{unknown} has no meaning; {closest(unknown, known)}')
+    return dataclasses.replace(config, **overrides)
 
   def _own(self, path: str) -> str:
     """Full path of a file that the configuration names; a run of someone else must not make us read other files."""

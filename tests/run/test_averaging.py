@@ -18,7 +18,7 @@ from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration, json_files, registry
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging, checkpoint, inference, warm_start
+from lingvo_moe.run import averaging, checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.runtime.slices import WholeState
@@ -239,9 +239,9 @@ def test_as_typed_it_decodes_by_its_step_and_training_does_not_go_on_from_it(tra
   read = LogDirectory.read(out.path)
   assert read.averaged['steps'] == [1, 2] and read.decoded_steps('test') == [2]
   assert translations.read(read, 'test', 2)['xx-en'].counted().shape[0] == 3
-  config = inference.load_config(out)
+  config = out.load_config()
   runtime = LocalRuntime(config.program())
-  inference.load_weights(runtime, out.checkpoints(), 2)
+  out.checkpoints().load_weights(runtime, 2)
   for name, value in runtime.state()['weights'].items():
     a, b = (read_all(trained.checkpoints().path(step)) for step in (1, 2))
     np.testing.assert_array_equal(value, np.float32((np.float64(a[name]) + b[name]) / 2), err_msg=name)

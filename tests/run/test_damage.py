@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lingvo_moe.core import configuration, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging, environment, inference, loaded, results, warm_start
+from lingvo_moe.run import averaging, environment, loaded, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -137,7 +137,7 @@ def test_a_tensor_of_another_type_is_refused_by_name(begun, tmp_path, dtype):
   checkpoints.save(WholeState({**state, 'weights': {**state['weights'], name: other}}))
   config = copied.load()[1]
   takers = (
-    lambda: inference.load_weights(runtime, checkpoints, 1),  # decoder, translate, serve, load
+    lambda: checkpoints.load_weights(runtime, 1),  # decoder, translate, serve, load
     lambda: warm_start.resume(runtime, checkpoints, 1),  # trainer
     lambda: warm_start.take_weights(runtime, copied.path, task_of(config)),  # --init_from
     lambda: averaging.average(copied, [1], str(tmp_path / 'out')),
