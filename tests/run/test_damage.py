@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lingvo_moe.core import configuration, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging, environment, loaded, results, warm_start
+from lingvo_moe.run import averaging, loaded, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -239,7 +239,7 @@ def test_any_line_of_a_log_is_read_or_refused(tmp_path_factory, line, start, is_
   (folder / 'environment.jsonl').write_bytes(start + b'\n')
   one_line(lambda: log_directory.dev_loss_parts(str(folder), 'pair'))
   one_line(lambda: recording.new_records(LogDirectory.read(str(folder)), []))
-  one_line(lambda: environment._last(str(folder / 'environment.jsonl')))
+  one_line(lambda: json_files.keep_lines_up_to(str(folder / 'environment.jsonl'), 3))
   kind = json_files.optional(json_files.NUMBER)
   one_line(lambda: json_files.keep_lines_up_to(str(folder / 'train.jsonl'), 3, seconds_so_far=kind))
 
