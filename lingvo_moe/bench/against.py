@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,10 @@ def read(path: str) -> list[Record]:
   """Reads the measurements in a file; skips other lines."""
   try:
     with open(path, encoding='utf-8') as f:
-      records = [record for line in f if (record := _parsed(line))]
+      records = []
+      for line in f:
+        with contextlib.suppress(ValueError):
+          records.append(json_files.parse(line, **_KINDS))
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(f'--against={path} cannot be read: {e}') from None
   if not records:
@@ -55,10 +59,3 @@ def earlier(record: Record, others: Sequence[Record]) -> Figure | None:
   runs = [other for other in others if identity(other) == identity(record)]
   quiet = [run for run in runs if (run.get('other_cores') or 0) <= MAX_OTHER_CORES]
   return Figure(statistics.median(run['tokens_per_s'] for run in quiet or runs), not quiet) if runs else None
-
-
-def _parsed(line: str) -> Record | None:
-  try:
-    return json_files.parse(line, **_KINDS)
-  except ValueError:
-    return None

@@ -52,18 +52,13 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
   return timing
 
 
-def decode(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
-  """Times beam search over a full batch, to max_length; tokens_per_s counts output symbols of the best hypotheses."""
-  return _search(config, clock, make, task_of(config).random_batch())
+def decode(config: MtConfig, clock: Clock, make: MakeRuntime, rows: int | None = None) -> Timing:
+  """Times beam search to max_length over the first rows of a full batch, by default all.
 
-
-def latency(config: MtConfig, clock: Clock, make: MakeRuntime) -> Timing:
-  """Times beam search over one sentence of max_length tokens, to max_length: median_s is the latency of a sentence."""
-  return _search(config, clock, make, {name: value[:1] for name, value in task_of(config).random_batch().items()})
-
-
-def _search(config, clock, make, batch) -> Timing:
-  rows = len(batch['src_ids'])
+  Output symbols of the best hypotheses count as tokens. Of one row median_s is the latency of a sentence.
+  """
+  batch = {name: value[:rows] for name, value in task_of(config).random_batch().items() if name in SOURCE_KEYS}
+  rows, length = len(batch['src_ids']), config.max_length
   program = config.program()
   runtime = _ready(make, program)
   if rows % runtime.row_multiple:
@@ -71,21 +66,15 @@ def _search(config, clock, make, batch) -> Timing:
       f'the rows of a batch must be a multiple of the {runtime.row_multiple} parts that the mesh splits them into; '
       f'there {"is" if rows == 1 else "are"} {rows}: take another mesh, or none'
     )
-  search = runtime.function(
-    lambda weights, batch: inference.search(
-      program.model, program.theta(weights), batch, config, min_length=config.max_length
-    )
-  )
-  sources = {name: value for name, value in batch.items() if name in SOURCE_KEYS}
+  model, theta = program.model, program.theta
+  search = runtime.function(lambda w, batch: inference.search(model, theta(w), batch, config, min_length=length))
   steps = []
-  timing = clock.time(lambda: steps.append(search(sources).steps))
-  if steps[-1] != config.max_length:
-    raise UserError(
-      f'decoding must make {config.max_length} steps to be timed; it made {steps[-1]}: bind decode_ratio = 1.0'
-    )
+  timing = clock.time(lambda: steps.append(search(batch).steps))
+  if steps[-1] != length:
+    raise UserError(f'decoding must make {length} steps to be timed; it made {steps[-1]}: bind decode_ratio = 1.0')
   return {
     **timing,
-    'tokens_per_s': round(rows * config.max_length / timing['median_s'], 1),
+    'tokens_per_s': round(rows * length / timing['median_s'], 1),
     'flops': sum(flops.decode(config, rows).values()),
     'sentences': rows,
     'beam_size': config.beam_size,

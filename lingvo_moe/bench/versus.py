@@ -39,19 +39,16 @@ def compare(
   Raises:
     UserError: root is no git checkout; it has no such commit, or one without a benchmark; or one side failed.
   """
-  speeds = {'this': [], 'that': []}
+  speeds = []  # of this, that, this, that, ...
   with worktree(root, commit) as other:
     for number in range(rounds):
-      for side, path in (('this', root), ('that', other)):
-        progress(f'round {number + 1} of {rounds}: {"this checkout" if side == "this" else commit}')
-        speeds[side].append(_run(path, flags, 'this checkout' if side == 'this' else commit))
-  first = speeds['this'][0]
-  shared = [key for key in first if all(key in measured for side in speeds.values() for measured in side)]
+      for name, path in (('this checkout', root), (commit, other)):
+        progress(f'round {number + 1} of {rounds}: {name}')
+        speeds.append(_run(path, flags, name))
   compared = []
-  for key in shared:
-    this, that = ([measured[key] for measured in speeds[side]] for side in ('this', 'that'))
-    ratio = statistics.median(this) / statistics.median(that)
-    compared.append((dict(key), this, that, round(ratio, 4)))
+  for key in filter(lambda key: all(key in measured for measured in speeds), speeds[0]):
+    this, that = ([measured[key] for measured in side] for side in (speeds[::2], speeds[1::2]))
+    compared.append((dict(key), this, that, round(statistics.median(this) / statistics.median(that), 4)))
   return compared
 
 

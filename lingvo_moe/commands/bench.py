@@ -157,7 +157,7 @@ def _measure(config, what: str, runtime_options: RuntimeOptions) -> list[dict]:
   measures = {
     'train': lambda: [steps.train(config, clock, runtime, profile=_PROFILE.value)],
     'decode': lambda: [steps.decode(config, clock, runtime)],
-    'latency': lambda: [steps.latency(config, clock, runtime)],
+    'latency': lambda: [steps.decode(config, clock, runtime, rows=1)],
     'moe_layer': lambda: moe_layer.measure(config, clock, jit=_JIT.value),
     'rounds': lambda: moe_layer.measure_rounds(config, clock),
     'input': lambda: inputs.measure(config, clock, _DATA_DIR.value),

@@ -189,7 +189,7 @@ def test_no_gradient_of_a_layer_is_left_out():
 def test_decoding_that_cannot_reach_max_length_is_told():
   config = dataclasses.replace(TINY, decode_ratio=0.5)
   with pytest.raises(UserError, match='must make 16 steps to be timed; it made 8: bind decode_ratio = 1.0'):
-    steps.latency(config, ONCE, LocalRuntime)
+    steps.decode(config, ONCE, LocalRuntime, rows=1)
 
 
 def test_one_sentence_cannot_be_shared_by_devices():
@@ -197,7 +197,7 @@ def test_one_sentence_cannot_be_shared_by_devices():
     row_multiple = 2
 
   with pytest.raises(UserError, match='multiple of the 2 parts .* there is 1: take another mesh'):
-    steps.latency(TINY, ONCE, Shared)
+    steps.decode(TINY, ONCE, Shared, rows=1)
 
 
 def test_the_input_pipeline_is_timed_on_the_default_corpus(monkeypatch):
