@@ -9,8 +9,9 @@ as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lingvo_moe import xla_sharding
@@ -79,11 +80,13 @@ def layouts(devices: int, experts: bool, names: Sequence[str] = ()) -> list[Layo
   """
   if unknown := next((name for name in names if name not in NAMES), ''):
     raise UserError(f'there is no layout {unknown!r}; {closest(unknown, NAMES)}')
+  divisors = [n for n in range(2, devices + 1) if devices % n == 0]
   layouts = [
     Layout(name, Mesh(tuple(zip(axes, sizes, strict=True)), split_dense=name == 'ZeRO-3'))
     for name, axes in NAMES.items()
     if name in (names or NAMES) and (experts or 'expert' not in axes)
-    for sizes in _factorisations(devices, len(axes))
+    for sizes in itertools.product(divisors, repeat=len(axes))
+    if math.prod(sizes) == devices
   ]
   if not layouts:
     raise UserError(
@@ -91,15 +94,6 @@ def layouts(devices: int, experts: bool, names: Sequence[str] = ()) -> list[Layo
       'and experts are split only where a model has some'
     )
   return layouts
-
-
-def _factorisations(n: int, count: int) -> Iterator[tuple[int, ...]]:
-  """Ways to write n as a product of `count` numbers of at least 2, in order."""
-  if count == 1 and n > 1:
-    yield (n,)
-  for first in range(2, n // 2 + 1) if count > 1 else ():
-    if n % first == 0:
-      yield from ((first, *rest) for rest in _factorisations(n // first, count - 1))
 
 
 def choose(

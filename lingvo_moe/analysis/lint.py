@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+from unittest import mock
 
 import tensorflow as tf
 
@@ -148,8 +149,7 @@ def planted(plant: str) -> Iterator[None]:
   }
   with contextlib.ExitStack() as stack:
     for module, name, planted in changes.get(plant, ()):
-      stack.callback(setattr, module, name, getattr(module, name))
-      setattr(module, name, planted)
+      stack.enter_context(mock.patch.object(module, name, planted))
     yield
 
 

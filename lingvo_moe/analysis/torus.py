@@ -45,9 +45,8 @@ def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], ch
     chip: their generation.
   """
   coordinates = np.array([device.coords for device in devices])
-  if kind == 'collective-permute':
-    return max(_seconds(kind, size, pair, coordinates, chip) for pair in groups)
-  return _seconds(kind, size, groups[0], coordinates, chip)
+  different = groups if kind == 'collective-permute' else groups[:1]
+  return max(_seconds(kind, size, group, coordinates, chip) for group in different)
 
 
 def _seconds(kind: str, size: int, group: np.ndarray, coordinates: np.ndarray, chip: Chip) -> float:

@@ -37,7 +37,13 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
     temperature, and the number of pairs.
   """
   with tempfile.TemporaryDirectory() as folder:
-    config = _with_corpus(config, data_dir, folder)
+    if config.temperature == 1:
+      config = dataclasses.replace(config, temperature=_TEMPERATURE)
+    if not data_dir:
+      data_dir = os.path.join(folder, 'data')
+      cldr_corpus.make_corpus(data_dir, cldr_corpus.QUICKSTART_LANGUAGES)
+      config = dataclasses.replace(config, pairs='', split_files=())
+    config = dataclasses.replace(config, data_dir=data_dir)
     source, target = map(Vocab, ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True))
     with one_core():
       train_input = TrainInput(config, (source, target), os.path.join(folder, 'cache'), Feed(quiet=True))
@@ -70,16 +76,6 @@ def _pin(cores: set[int]) -> None:
   for thread in os.listdir('/proc/self/task'):
     with contextlib.suppress(ProcessLookupError):  # the thread has ended
       os.sched_setaffinity(int(thread), cores)
-
-
-def _with_corpus(config: MtConfig, data_dir: str, folder: str) -> MtConfig:
-  temperature = _TEMPERATURE if config.temperature == 1 else config.temperature
-  config = dataclasses.replace(config, temperature=temperature)
-  if data_dir:
-    return dataclasses.replace(config, data_dir=data_dir)
-  made = os.path.join(folder, 'data')
-  cldr_corpus.make_corpus(made, cldr_corpus.QUICKSTART_LANGUAGES)
-  return dataclasses.replace(config, data_dir=made, pairs='', split_files=())
 
 
 class _Stream:
