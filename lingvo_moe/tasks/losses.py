@@ -26,9 +26,9 @@ Totals = Mapping[str, tf.Tensor]  # 'target_tokens'; of each stack '<stack>_toke
 class TokenModel:
   """Base of models with a `target_embedding` and a loss over target tokens.
 
-  Weights and scores are float32 whatever `activation_dtype` is.
-  `report_decisions` adds to the metrics of a loss the decision of every gate on every token: 'decisions', {layer:
-  (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what losses are given too; see Task.subset.
+  Weights and scores are float32 whatever `activation_dtype` is. `report_decisions` adds to the metrics of a loss the
+  decision of every gate on every token: 'decisions', {layer: (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what
+  losses are given too; see Task.subset.
   """
 
   input_dropout: float = 0.0
@@ -49,7 +49,7 @@ class TokenModel:
     """Scores: log p of each token given those before it, float32 [B, T]; 0 where none counts."""
     x_BTM, _ = self._run(theta, batch, None)
     label_BT, real_BT = self._labels(batch)
-    xent_BT, _ = of_tokens(self._output(theta), x_BTM, label_BT)
+    xent_BT, _ = cross_entropy(self._output(theta), x_BTM, label_BT)
     return -xent_BT * real_BT
 
   def loss(
@@ -76,7 +76,7 @@ class TokenModel:
     target_tokens = tf.reduce_sum(real_BT)
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = 0.0 if key is None else self.label_smoothing
-    xent_BT, loss_BT = of_tokens(self._output(theta), x_BTM, label_BT, smoothing, self.z_loss_weight)
+    xent_BT, loss_BT = cross_entropy(self._output(theta), x_BTM, label_BT, smoothing, self.z_loss_weight)
     aux_loss = z_loss = tf.zeros([])
     if routing:
       stack = lambda name: name.partition('/')[0]
@@ -132,7 +132,7 @@ class TokenModel:
     return ops.map_sub_batches(embed, ids_BT, positions_BT, key)
 
 
-def of_tokens(
+def cross_entropy(
   logits: Logits,
   x_BTM: tf.Tensor,
   label_BT: tf.Tensor,

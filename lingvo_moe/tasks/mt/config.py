@@ -1,18 +1,139 @@
-"""Configuration of a translation model, its training and decoding: one frozen dataclass of values."""
+"""Configuration of a translation model, its data, training and decoding: frozen dataclasses of values."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_moe.core import fields
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
-from lingvo_moe.tasks.mt.data_config import DataConfig
-from lingvo_moe.tasks.transformer_config import TransformerConfig
+from lingvo_moe.tasks.mt import batching
+from lingvo_moe.tasks.sentencepiece_training import RULES
+from lingvo_moe.tasks.transformer_config import BatchConfig, TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(BatchConfig):
+  """Translation: corpus, vocabularies and batches."""
+
+  pairs: str = field('', "Names and globs of language pairs, 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
+  split_files: tuple[tuple[str, str], ...] = field(
+    (), 'File prefixes of the splits that are not named after themselves.', way_out="e.g. (('dev', 'val'),)"
+  )
+  dev_lines: int = field(
+    0, 'Lines of a pair without dev files that are taken from train for dev, and are not trained on.', at_least=0
+  )
+  source_vocab: str = field(
+    '', "SentencePiece .model of the source side; empty: trained into the run's folder.", may_change=True
+  )
+  target_vocab: str = field('', 'SentencePiece .model of the target side, likewise.', may_change=True)
+  source_vocab_size: int = field(8000, 'Pieces of the source vocabulary.', at_least=1)
+  target_vocab_size: int = field(8000, 'Pieces of the target vocabulary; unused if it is shared.', at_least=1)
+  shared_vocab: bool = field(False, 'One vocabulary of source_vocab_size pieces for both sides.')
+  character_coverage: float = field(
+    0.9995,
+    'Share of all characters that get pieces of their own; the others are spelt in bytes.',
+    at_least=0.98,
+    at_most=1,
+    way_out='0.9995 suits many scripts, 1 keeps every character',
+  )
+  source_normalization: str | None = field(
+    None,
+    "SentencePiece's rule for the text of a source vocabulary; None: nmt_nfkc, or that of the vocabulary given.",
+    choices=RULES,
+    settled=True,
+  )
+  target_normalization: str | None = field(
+    None,
+    'Rule of the target vocabulary, or of the shared one, which bounds what a model can write; None: identity, which '
+    'writes text as it is, or that of the vocabulary given.',
+    choices=RULES,
+    settled=True,
+  )
+  vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
+  tag_target: bool | None = field(
+    None,
+    'Whether a <2xx> symbol before the source names the target language; None: if there are several.',
+    settled=True,
+  )
+  temperature: float = field(
+    1.0,
+    'Temperature of the sampling of pairs; 5 is usual for many languages.',
+    above=0,
+    way_out='1 keeps the natural shares, larger ones level them',
+  )
+  weights: tuple[tuple[str, float], ...] = field(
+    (),
+    "Factors of pairs' shares in training, after the temperature, such as {'de-en': 3}; 1 for the others.",
+    way_out="e.g. {'de-en': 3}",
+  )
+  max_length: int = field(
+    128,
+    'Longest sentence, with eos and tag; longer pairs are left out of training, and counted.',
+    at_least=3,
+    way_out='a tag, a word and eos',
+  )
+  packing: bool = field(
+    False, 'Several pairs in rows of max_length, in place of one pair in a row of about its length.'
+  )
+  boundaries: tuple[int, ...] = field(
+    (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
+  )
+  window: int = field(
+    0,
+    'Examples that are shuffled and batched together; 0: at least 16384, more for large batches.',
+    at_least=0,
+    at_most=2**25,
+  )
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    if self.boundaries and (
+      self.boundaries[0] < 1
+      or list(self.boundaries) != sorted(set(self.boundaries))
+      or self.boundaries[-1] != self.max_length
+    ):
+      fields.refuse(self, 'boundaries', f'ascending integers that end with max_length={self.max_length}')
+    if not all(weight > 0 for _, weight in self.weights):
+      fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
+    if len(dict(self.weights)) < len(self.weights):
+      fields.refuse(self, 'weights', 'one number for each pair')
+    self._check_rows_fit(self.max_length, 'max_length')
+
+  def batcher(self, *, training: bool = True) -> batching.Batcher:
+    """Batcher of windows; evaluation never packs."""
+    tokens = self.batch_tokens if training else self.eval_batch_tokens or self.batch_tokens
+    boundaries = self.boundaries or batching.default_boundaries(self.max_length)
+    return batching.Batcher(tokens, boundaries, self.num_groups, self.packing and training)
+
+  @property
+  def window_size(self) -> int:
+    """Examples in a window: enough for many batches, as each window ends with a partial one."""
+    return self.window or max(16384, 2 * self.batch_tokens)
+
+  def weights_of(self, pairs: Sequence[str]) -> list[float]:
+    """The weight of each pair of the training corpus; empty if none is given. UserError for a weight of another."""
+    if unknown := sorted(set(dict(self.weights)) - set(pairs)):
+      raise UserError(
+        f'weights are of pairs that are trained on; saw {unknown[0]!r}; {closest(unknown[0], pairs)}: rename it, or '
+        'leave it out'
+      )
+    return [dict(self.weights).get(pair, 1.0) for pair in pairs] if self.weights else []
+
+  def normalization(self, side: str) -> str | None:
+    """The rule that is asked for the vocabulary of a side: 'source', 'target' or 'shared'."""
+    return self.source_normalization if side == 'source' else self.target_normalization
+
+  def tags(self, targets: set[str]) -> bool:
+    """Whether sources have tags, given the target languages."""
+    return len(targets) > 1 if self.tag_target is None else self.tag_target
 
 
 @dataclasses.dataclass(frozen=True)

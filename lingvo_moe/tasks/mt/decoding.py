@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from lingvo_moe.core.errors import UserError, closest
-from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import text
-from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.vocab import Vocab
@@ -142,54 +136,3 @@ class SentenceTranslator(task.Translator):
     found = inference.decoded(hypotheses, row)
     texts = self._vocabs[1].detokenize([h.ids for h in found])
     return [task.Hypothesis(text, h.score, h.log_prob) for text, h in zip(texts, found, strict=True)]
-
-
-def decoding_steps(config: MtConfig, rows: int) -> task.DecodingSteps:
-  """Encoder and one step of decoding, each for static shapes, for a program that searches by itself.
-
-  They are for `rows` sentences, beam_size hypotheses each, and max_length steps.
-  """
-  config = config.for_inference()
-  program = config.program()
-  model = program.model
-  width, steps = config.beam_size, config.max_length
-
-  def encode(weights: Theta, source: task.Batch) -> StackCache:
-    theta = program.theta(weights)
-    return model.init_cache(theta, model.encode(theta, source)[0], steps * width)
-
-  def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
-    time = inputs['time']
-    now = Now(time, time * width, inputs['mask'])
-    return model.decode_step(program.theta(weights), inputs['ids'], now, inputs['src_segments'], cache)
-
-  tokens = np.zeros([rows, steps], np.int32)
-  inputs = {
-    'ids': np.zeros([rows, width], np.int32),
-    'time': np.zeros([], np.int32),
-    'mask': np.zeros([rows, width, steps * width], np.float32),
-    'src_segments': tokens,
-  }
-  return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
-
-
-def choose_target(config: MtConfig, source_vocab: Vocab, requested: str | None) -> str | None:
-  """Target language whose tag a sentence gets, given the one requested; None: no tag.
-
-  Raises:
-    UserError: a model of several languages needs a target language; others take none.
-  """
-  if not config.tag_target:
-    if requested:
-      raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
-    return None
-  languages = source_vocab.tags()
-  if not requested and len(languages) == 1:
-    return languages[0]
-  if not requested:
-    raise UserError(
-      f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
-    )
-  if requested not in languages:
-    raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
-  return requested

@@ -23,7 +23,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, sampling, text
 
 if TYPE_CHECKING:
-  from lingvo_moe.tasks.mt.data_config import DataConfig
+  from lingvo_moe.tasks.mt.config import DataConfig
   from lingvo_moe.tasks.token_cache import TokenCache
 
 _CHUNK = 1 << 16  # lines that are compared at a time

@@ -14,7 +14,7 @@ from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.vocab import EOS, Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time

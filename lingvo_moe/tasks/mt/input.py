@@ -26,7 +26,7 @@ from lingvo_moe.corpora.sampling import Sampler, shuffled
 from lingvo_moe.tasks import batches, task
 from lingvo_moe.tasks.batches import Batch
 from lingvo_moe.tasks.mt.batching import BatchPlan
-from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.task import Feed
 from lingvo_moe.tasks.vocab import EOS, Vocab

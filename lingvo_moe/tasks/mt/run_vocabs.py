@@ -6,17 +6,14 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.tasks.mt import dev_lines, vocab_training
-from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
-
-if TYPE_CHECKING:
-  from lingvo_moe.tasks.mt.config import MtConfig
 
 
 def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:

@@ -8,10 +8,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_moe.core.errors import UserError
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
+from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, shapes
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, shapes
 from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
@@ -102,7 +108,21 @@ class TranslationTask(task.Task):
     return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)
 
   def choose_target(self, asked: str | None) -> str | None:
-    return decoding.choose_target(self.config, self.vocabs[0], asked)
+    """Target language whose tag a sentence gets; None: no tag."""
+    if not self.config.tag_target:
+      if asked:
+        raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
+      return None
+    languages = self.vocabs[0].tags()
+    if not asked and len(languages) == 1:
+      return languages[0]
+    if not asked:
+      raise UserError(
+        f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
+      )
+    if asked not in languages:
+      raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
+    return asked
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
@@ -127,7 +147,29 @@ class TranslationTask(task.Task):
     return TextSearch(self.config, self.vocabs)
 
   def decoding_steps(self, rows: int) -> task.DecodingSteps:
-    return decoding.decoding_steps(self.config, rows)
+    """For beam_size hypotheses of each line, and max_length steps."""
+    config = self.config.for_inference()
+    program = config.program()
+    model = program.model
+    width, steps = config.beam_size, config.max_length
+
+    def encode(weights: Theta, source: task.Batch) -> StackCache:
+      theta = program.theta(weights)
+      return model.init_cache(theta, model.encode(theta, source)[0], steps * width)
+
+    def decode_step(weights: Theta, inputs: task.Batch, cache: StackCache) -> tuple[tf.Tensor, StackCache]:
+      time = inputs['time']
+      now = Now(time, time * width, inputs['mask'])
+      return model.decode_step(program.theta(weights), inputs['ids'], now, inputs['src_segments'], cache)
+
+    tokens = np.zeros([rows, steps], np.int32)
+    inputs = {
+      'ids': np.zeros([rows, width], np.int32),
+      'time': np.zeros([], np.int32),
+      'mask': np.zeros([rows, width, steps * width], np.float32),
+      'src_segments': tokens,
+    }
+    return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     return random_batch.random_batch(self.config, seed, full)

@@ -20,7 +20,7 @@ from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
-from lingvo_moe.tasks.task import Hypothesis
+from lingvo_moe.tasks.task import Hypothesis, task_of
 from lingvo_moe.tasks.vocab import Vocab
 
 pytestmark = pytest.mark.usefixtures('one_trace')
@@ -373,17 +373,24 @@ def test_a_cut_side_is_told(translator):
   assert scored.target_tokens[0] == CONFIG.max_length
 
 
+def task_with(config, vocab):
+  task = task_of(config)
+  task.vocabs = vocab, vocab
+  return task
+
+
 def test_the_target_language_is_asked_for_where_there_are_several(config, vocab):
   assert vocab.tags() == ['de', 'fr']
-  assert decoding.choose_target(config, vocab, 'fr') == 'fr'
+  task = task_with(config, vocab)
+  assert task.choose_target('fr') == 'fr'
   with pytest.raises(UserError, match=r'several languages and must be told which: --target=, one of de, fr'):
-    decoding.choose_target(config, vocab, None)
+    task.choose_target(None)
   with pytest.raises(UserError, match=r"does not translate into 'dee'; closest: de"):
-    decoding.choose_target(config, vocab, 'dee')
+    task.choose_target('dee')
 
 
 def test_a_model_of_one_language_takes_no_tag(config, vocab):
-  untagged = dataclasses.replace(config, tag_target=False)
-  assert decoding.choose_target(untagged, vocab, None) is None
+  task = task_with(dataclasses.replace(config, tag_target=False), vocab)
+  assert task.choose_target(None) is None
   with pytest.raises(UserError, match='one target language and takes no tag; saw --target=de: leave it out'):
-    decoding.choose_target(untagged, vocab, 'de')
+    task.choose_target('de')

@@ -21,7 +21,7 @@ from lingvo_moe.corpora import parallel, text
 from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.mt import cache, dev_lines, run_vocabs, text_search
 from lingvo_moe.tasks.mt import input as mt_input
-from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.mt.input import HeldOutInput, TextInput, TrainInput
 from lingvo_moe.tasks.mt.vocab_training import train_vocab

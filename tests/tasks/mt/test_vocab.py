@@ -23,8 +23,7 @@ from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import sentencepiece_training
 from lingvo_moe.tasks import vocab as vocab_lib
 from lingvo_moe.tasks.mt import run_vocabs
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.data_config import DataConfig
+from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.mt.run_vocabs import ensure_vocabs
 from lingvo_moe.tasks.mt.vocab_training import train_vocab
 from lingvo_moe.tasks.vocab import Vocab
