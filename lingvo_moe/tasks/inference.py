@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -103,9 +104,9 @@ def programs(batch: task.Batch, dev_batch: task.Batch, config: AnswerConfig) -> 
   sources = {name: batch[name] for name in SOURCE_KEYS}
   return {
     'eval': task.InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
-    'score': task.InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
+    'score': task.InferenceProgram(EncoderDecoder.score, batch),
     'encode': task.InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
-    'decode': task.InferenceProgram(lambda model, theta, batch: search(model, theta, batch, config), sources),
+    'decode': task.InferenceProgram(functools.partial(search, config=config), sources),
   }
 
 
@@ -113,6 +114,4 @@ def probe(batch: task.Batch, config: AnswerConfig) -> task.InferenceProgram:
   """Beam search for the first sources of a batch, with all hypotheses."""
   rows = config.num_groups  # a multiple of the parts into which any mesh splits rows
   sources = {name: batch[name][:rows] for name in SOURCE_KEYS}
-  return task.InferenceProgram(
-    lambda model, theta, batch: search(model, theta, batch, config, config.beam_size), sources
-  )
+  return task.InferenceProgram(functools.partial(search, config=config, n_best=config.beam_size), sources)

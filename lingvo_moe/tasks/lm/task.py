@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -103,5 +104,5 @@ class LanguageTask(plain_text.PlainTextTask):
 
 
 def _search(config: LanguageConfig, batch: task.Batch) -> task.InferenceProgram:
-  search = lambda model, theta, batch: generation.generate(model, theta, batch, config, config.beam_size)
+  search = functools.partial(generation.generate, config=config, n_best=config.beam_size)
   return task.InferenceProgram(search, batch)

@@ -82,7 +82,8 @@ class TrainInput(task.TrainInput):
     sampling = config.temperature, config.seed, config.window_size, *weights
     key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *sampling))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    self._counts = _BatchCounts(os.path.join(cache_dir, f'batches-{digest}.json'))
+    self._ends_file = os.path.join(cache_dir, f'batches-{digest}.json')
+    self._starts = [0, *_read_ends(self._ends_file)]  # first step of each window, and of the next one
 
   @property
   def steps_per_epoch(self) -> float:
@@ -97,11 +98,16 @@ class TrainInput(task.TrainInput):
     return self._examples.batch(plan, window.pair, window.line)
 
   def _locate(self, step: int) -> tuple[_Window, int]:
+    """Window of a step, and the number of its batch in the window."""
     with self._lock:
-      while step >= self._counts.total:
-        self._counts.append(len(self._window(len(self._counts)).plans))
-      number, first = self._counts.locate(step)
-      return self._window(number), step - first
+      while step >= self._starts[-1]:
+        windows = len(self._starts)
+        self._starts.append(self._starts[-1] + len(self._window(windows - 1).plans))
+        if windows % _SAVE_EVERY == 0:
+          with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
+            files.write(self._ends_file, json_files.dump({'ends': self._starts[1:]}))
+      number = bisect.bisect_right(self._starts, step) - 1
+      return self._window(number), step - self._starts[number]
 
   def _window_of(self, number: int) -> _Window:
     pair, line = self._sampler.window(number)
@@ -110,37 +116,13 @@ class TrainInput(task.TrainInput):
     return _Window(pair, line, [plans[i] for i in order])
 
 
-class _BatchCounts:
-  """Number of batches of each window, to find the window of a step; saved in a file.
-
-  The file only saves time: the counts are a pure function of the values whose hash is in its name.
-  """
-
-  def __init__(self, path: str):
-    self._path = path
-    try:
-      ends = json_files.list_of(json_files.INTEGER)
-      self._ends: list[int] = json_files.read(path, 'a list of counts', 'windows are counted again', ends=ends)['ends']
-    except (OSError, UserError):
-      self._ends = []
-
-  def __len__(self) -> int:
-    return len(self._ends)
-
-  @property
-  def total(self) -> int:
-    return self._ends[-1] if self._ends else 0
-
-  def append(self, count: int) -> None:
-    self._ends.append(self.total + count)
-    if len(self._ends) % _SAVE_EVERY == 0:
-      with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
-        files.write(self._path, json_files.dump({'ends': self._ends}))
-
-  def locate(self, step: int) -> tuple[int, int]:
-    """Window of a step, and the first step of that window."""
-    window = bisect.bisect_right(self._ends, step)
-    return window, self._ends[window - 1] if window else 0
+def _read_ends(path: str) -> list[int]:
+  """The steps at which windows end, from a file of an earlier start that saves counting their batches."""
+  try:
+    ends = json_files.list_of(json_files.INTEGER)
+    return json_files.read(path, 'a list of counts', 'windows are counted again', ends=ends)['ends']
+  except (OSError, UserError):
+    return []
 
 
 class HeldOutInput(task.DevInput):

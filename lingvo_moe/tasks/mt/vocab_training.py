@@ -44,17 +44,16 @@ def train_vocab(
   Args:
     pairs: pairs to read, normally of the train split.
     output: path without '.model'.
-    vocab_size: number of pieces, including the 4 special ids, 256 bytes and the tags.
+    vocab_size: number of pieces, tags included; this, character_coverage and exact_size are those of
+      sentencepiece_training.train.
     side: 'source', 'target' or 'shared' (both sides of every pair).
     temperature: temperature of the sampling over pairs. A pair whose share exceeds its lines repeats them.
     weights: factor of each pair's share; none: all alike.
     max_sentences: most lines of either side to use.
-    character_coverage: share of all characters that get pieces; the others are written as bytes.
     tags: True to add the symbols `<2xx>` of the target languages; None to add them if there are several.
     normalization: one of SentencePiece's rules (sentencepiece_training.RULES); None: as NORMALIZATION has it.
     seed: seed of the choice of lines.
     overwrite: True to replace existing files.
-    exact_size: True to raise an error if the corpus gives fewer pieces; False to accept a smaller vocabulary.
     quiet: True for no progress bar.
 
   Returns:
