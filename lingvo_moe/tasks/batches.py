@@ -26,11 +26,11 @@ class Side(NamedTuple):
   segments_BT: np.ndarray
   positions_BT: np.ndarray
 
-  def source(self) -> Batch:
+  def as_source(self) -> Batch:
     """Source arrays; see SOURCE_KEYS."""
     return dict(zip(SOURCE_KEYS, self, strict=True))
 
-  def target(self) -> Batch:
+  def as_target(self) -> Batch:
     """Target arrays, see TARGET_KEYS; the inputs of the decoder are bos and all but the last label of a segment."""
     before_BT = np.where(self.positions_BT > 0, np.roll(self.ids_BT, 1, axis=1), np.int32(BOS))
     return dict(zip(TARGET_KEYS, (before_BT * (self.segments_BT > 0), *self), strict=True))
@@ -45,6 +45,6 @@ def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> Side:
   return Side(ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT)
 
 
-def shapes(rows: int, length: int) -> np.ndarray:
+def zeros(rows: int, length: int) -> np.ndarray:
   """Zeros, int32 [rows, length], that take no memory."""
   return np.broadcast_to(np.zeros([], np.int32), [rows, length])

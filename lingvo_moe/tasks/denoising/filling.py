@@ -34,7 +34,7 @@ class Filler(TextGenerator):
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     del first
     length = -(-max(map(len, texts)) // _ROUND) * _ROUND
-    return padded(texts, rows, length).source()
+    return padded(texts, rows, length).as_source()
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Texts with their sentinels filled in; one without any stays as it is."""

@@ -50,7 +50,7 @@ class TrainInput(task.TrainInput):
     mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', numbers))
     inputs, targets = spans.corrupt(ids_BT, mask_BT, self._first_sentinel)
     source = padded(inputs, len(inputs), config.inputs_length)
-    return source.source() | padded(targets, *targets.shape).target()
+    return source.as_source() | padded(targets, *targets.shape).as_target()
 
 
 class HeldOutInput(windows.HeldOutInput):
@@ -84,7 +84,7 @@ class HeldOutInput(windows.HeldOutInput):
   def arrays(self, examples: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int) -> Batch:
     source = padded([inputs for _, inputs, _ in examples], rows, self._config.inputs_length)
     target = padded([targets for *_, targets in examples], rows, self._config.lengths.targets)
-    return source.source() | target.target()
+    return source.as_source() | target.as_target()
 
 
 def _examples(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.tasks import inference, metrics, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, padded, shapes
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, padded, zeros
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.filling import Filler
 from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
@@ -79,12 +79,12 @@ class DenoisingTask(plain_text.PlainTextTask):
     some = lambda most: [one(most if full else rng.integers(1, most + 1)) for _ in range(rows)]
     inputs, targets = self.config.inputs_length, self.config.lengths.targets
     source = padded(some(inputs), rows, inputs)
-    return source.source() | padded(some(targets), rows, targets).target()
+    return source.as_source() | padded(some(targets), rows, targets).as_target()
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
     rows = self.config.rows_of_batch(training)
     length = lambda key: self.config.inputs_length if key in SOURCE_KEYS else self.config.lengths.targets
-    return {key: shapes(rows, length(key)) for key in BATCH_KEYS}
+    return {key: zeros(rows, length(key)) for key in BATCH_KEYS}
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)

@@ -16,7 +16,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import shapes
+from lingvo_moe.tasks.batches import zeros
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.generation import TextGenerator
@@ -61,7 +61,7 @@ def _padded(length: int, width: int) -> int:
 
 def prompt_shapes(config: LanguageConfig, width: int) -> dict[str, np.ndarray]:
   """Batch with the shapes of one of prompts as long as a window, to be continued `width` times each."""
-  ids_BT = shapes(config.rows_of_batch(training=False), _padded(config.window, width))
+  ids_BT = zeros(config.rows_of_batch(training=False), _padded(config.window, width))
   return {'ids': ids_BT, **dict.fromkeys(('last', 'lengths', 'limits', 'numbers'), ids_BT[:, 0])}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.tasks import metrics, task
-from lingvo_moe.tasks.batches import shapes
+from lingvo_moe.tasks.batches import zeros
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.generation import Continuer
@@ -83,7 +83,7 @@ class LanguageTask(plain_text.PlainTextTask):
     return {'inputs': inputs_BT, 'labels': labels_BT, 'segments': segments_BT}
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
-    return dict.fromkeys(BATCH_KEYS, shapes(self.config.rows_of_batch(training), self.config.window))
+    return dict.fromkeys(BATCH_KEYS, zeros(self.config.rows_of_batch(training), self.config.window))
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     shapes, width = self.batch_shapes(training=False), self.config.beam_size

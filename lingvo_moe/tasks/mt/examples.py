@@ -149,7 +149,7 @@ class Examples:
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
     source, target = (self._gather(side, pair, line) for side in (0, 1))
     source = _side(plan, plan.source_start, *source, None if self._tags is None else self._tags[pair])
-    return source.source() | _side(plan, plan.target_start, *target).target()
+    return source.as_source() | _side(plan, plan.target_start, *target).as_target()
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]

@@ -234,4 +234,4 @@ class TextInput:
       index_B = np.full(rows, -1, np.int64)
       index_B[: len(plan.example)] = plan.example
       source, *targets = [batches.padded([side[i] for i in plan.example], rows, plan.length) for side in self._sides]
-      yield index_B, source.source() | (targets[0].target() if targets else {})
+      yield index_B, source.as_source() | (targets[0].as_target() if targets else {})

@@ -17,7 +17,7 @@ from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.tasks import inference, task
-from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, shapes
+from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
 from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
@@ -175,13 +175,13 @@ class TranslationTask(task.Task):
     return random_batch.random_batch(self.config, seed, full)
 
   def batch_shapes(self, training: bool = True) -> task.Batch:
-    zeros_BT = shapes(self.config.batcher(training=training).rows(self.max_length), self.max_length)
+    zeros_BT = zeros(self.config.batcher(training=training).rows(self.max_length), self.max_length)
     return dict.fromkeys(BATCH_KEYS, zeros_BT)
 
   def inference_programs(self) -> dict[str, task.InferenceProgram]:
     batch = self.batch_shapes(training=False)
     rows = len(batch['src_ids'])
-    by_pair = {**batch, 'pairs': shapes(rows, _PAIRS)}
+    by_pair = {**batch, 'pairs': zeros(rows, _PAIRS)}
     return inference.programs(batch, by_pair, self.config)
 
   def probe_search(self) -> task.InferenceProgram:

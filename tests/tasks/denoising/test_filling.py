@@ -53,7 +53,7 @@ BACKENDS = {'cpu': cpu.backend(training=False), 'xla': xla.BACKEND, 'reference':
 
 
 def search(config=CONFIG, theta=THETA, sources=SOURCES, kind='cpu', n_best=3):
-  batch = padded(sources, len(sources) + 1, 16).source()
+  batch = padded(sources, len(sources) + 1, 16).as_source()
 
   def run(theta, batch):
     with backend.use(BACKENDS[kind]):
@@ -74,7 +74,7 @@ def test_answers_have_the_log_probabilities_of_the_full_pass():
     for w, length in enumerate(found.lengths_BW[row]):
       ids = found.ids_BWT[row, w, :length]
       assert 1 <= length <= CONFIG.lengths.targets and EOS not in ids[:-1]
-      batch = padded([source], 1, 16).source() | padded([ids], 1, length).target()
+      batch = padded([source], 1, 16).as_source() | padded([ids], 1, length).as_target()
       np.testing.assert_allclose(found.log_probs_BW[row, w], MODEL.score(THETA, batch)[0], rtol=1e-3, atol=1e-3)
 
 
