@@ -53,11 +53,6 @@ def loads(metrics: Mapping[str, Any]) -> dict[str, Any]:
   return {layer: stats.tokens_E for layer, stats in metrics.get('routing', {}).items()}
 
 
-def perplexities(nats: float, tokens: float, words: float, bytes: float) -> dict[str, float]:
-  """Cross-entropy of a text in nats a token, perplexity a token and a word, and bits a byte, from its nats in all."""
-  return {**perplexity(nats, tokens), **by_unit(nats, words, bytes)}
-
-
 def by_unit(nats: float, words: float, bytes: float) -> dict[str, float]:
   """Perplexity a word and bits a byte of a text, which do not depend on its vocabulary."""
   return {

@@ -224,7 +224,7 @@ class SentenceRouting(NamedTuple):
   """Routing of a sentence and its translation."""
 
   source: list[str]  # pieces that the encoder reads: a tag if the model has tags, the sentence, and the end
-  target: list[str]  # pieces that the decoder reads: the beginning, and the translation
+  target: list[str]  # pieces that the decoder reads: bos, and the translation
   layers: dict[str, LayerRouting]  # 'encoder/layer_01' over the source, 'decoder/layer_01' over the target
 
 

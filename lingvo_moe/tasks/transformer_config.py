@@ -33,6 +33,12 @@ from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.losses import TokenModel
 
+_SCHEDULES = {
+  'inverse_sqrt': schedule.InverseSquareRoot,
+  'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
+  'constant': lambda learning_rate, warmup_steps: schedule.Constant(learning_rate),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
@@ -172,7 +178,7 @@ class ModelConfig(BatchConfig):
     'inverse_sqrt',
     'Learning rate at step t. inverse_sqrt: learning_rate / sqrt(max(t, warmup_steps)); warmup_inverse_sqrt: linear to '
     'learning_rate at warmup_steps, then falling as 1 / sqrt(t).',
-    choices=('inverse_sqrt', 'warmup_inverse_sqrt', 'constant'),
+    choices=tuple(_SCHEDULES),
   )
   learning_rate: float = field(1.0, 'Factor of the schedule.', above=0)
   warmup_steps: int = field(10_000, 'Steps before the schedule falls.', at_least=1)
@@ -311,16 +317,10 @@ class ModelConfig(BatchConfig):
 
   def program(self) -> Program:
     """The model and how it learns."""
-    if self.schedule == 'inverse_sqrt':
-      rates = schedule.InverseSquareRoot(self.learning_rate, self.warmup_steps)
-    elif self.schedule == 'warmup_inverse_sqrt':
-      rates = schedule.WarmupInverseSquareRoot(self.learning_rate, self.warmup_steps)
-    else:
-      rates = schedule.Constant(self.learning_rate)
     return Program(
       self.model(),
       self._optimizer(),
-      rates,
+      _SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
       clip_norm=self.clip_norm,
       seed=self.seed,
       num_groups=self.num_groups,

@@ -21,9 +21,7 @@ class Filler(TextGenerator):
   """Fills in spans with the current weights of a runtime.
 
   Args:
-    config: configuration of the run.
-    vocab: its vocabulary.
-    runner: a runtime.
+    config, vocab, runner: as of TextGenerator.
     n_best: hypotheses of each text.
   """
 

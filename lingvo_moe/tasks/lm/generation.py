@@ -120,9 +120,7 @@ class Continuer(TextGenerator):
   lines from one call to the next.
 
   Args:
-    config: configuration of the run.
-    vocab: its vocabulary.
-    runner: a runtime.
+    config, vocab, runner: as of TextGenerator.
     n_best: continuations of each prompt.
   """
 

@@ -46,9 +46,9 @@ class PerplexityJob(plain_text.PerplexityJob):
 
   def _numbers(self, file: int | None, nats: float, tokens: float) -> dict[str, Any]:
     if file is None:
-      return metrics.perplexities(nats, tokens, **self._input.units)
+      return {**metrics.perplexity(nats, tokens), **metrics.by_unit(nats, **self._input.units)}
     words, size, count = self._input.files[file]
-    return {'documents': count, **metrics.perplexities(nats, tokens, words=words, bytes=size)}
+    return {'documents': count, **metrics.perplexity(nats, tokens), **metrics.by_unit(nats, words, size)}
 
   def _make_samples(self) -> list[dict[str, Any]]:
     prompt = self._config.prompt
