@@ -120,6 +120,8 @@ def compare(reference: Observation, other: Observation) -> Row:
       flips, margin = _flips(a['decisions'], b['decisions'])
   finite, theirs = np.isfinite(reference.scores), np.isfinite(other.scores)
   both = finite & theirs
+  length = max(reference.ids.shape[-1], other.ids.shape[-1])  # with dynamic shapes only as long as the batch needs
+  padded = lambda ids_BWT: np.pad(ids_BWT, [(0, 0), (0, 0), (0, length - ids_BWT.shape[-1])])
   return Row(
     loss=loss,
     gradients=largest['grads'][0],
@@ -127,7 +129,7 @@ def compare(reference: Observation, other: Observation) -> Row:
     slots=largest['slots'][0],
     flips=flips,
     flip_margin=margin,
-    same_ids=np.array_equal(*_same_length(reference.ids, other.ids)) and np.array_equal(finite, theirs),
+    same_ids=np.array_equal(padded(reference.ids), padded(other.ids)) and np.array_equal(finite, theirs),
     scores=_difference(reference.scores[both], other.scores[both], 1.0),
     collectives=other.collectives,
     worst=max(largest.values())[1],
@@ -203,10 +205,3 @@ def _flips(reference: Mapping, other: Mapping) -> tuple[int, float]:
       margin = max(margin, float(margin_GS[g][changed_GS[g]].min()))
       seen_groups.add(g)
   return count, margin
-
-
-def _same_length(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Pads both to the longer T: with dynamic shapes T is only as long as the batch needs."""
-  length = max(a.shape[-1], b.shape[-1])
-  pad = lambda x: np.pad(x, [(0, 0), (0, 0), (0, length - x.shape[-1])])
-  return pad(a), pad(b)

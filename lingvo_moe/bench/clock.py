@@ -76,5 +76,4 @@ def _cpu() -> tuple[float, float, float]:
   with open('/proc/stat', encoding='ascii') as f:
     fields = [int(x) for x in f.readline().split()[1:]]
   busy = (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf('SC_CLK_TCK')
-  times = os.times()
-  return busy, times.user + times.system, time.perf_counter()
+  return busy, time.process_time(), time.perf_counter()

@@ -23,28 +23,28 @@ _COLUMNS = 60  # of a heat map over time
 _CELLS = 600  # of a table, at most
 _FEW = 32  # experts with a column each in a table
 
+_NO_LOADS = (
+  'has no routing.jsonl: it was trained by a version that did not keep the load of each expert. What the log has of '
+  'its layers is shown.'
+)
+_NO_DEV_ROUTING = (
+  'has no dev_routing.json, which an evaluation of the dev loss leaves, so it does not say which experts serve which '
+  'languages.'
+)
+
 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Every MoE layer, or a sentence on why there is none."""
   routed = [record for record in records if record.layers]
   parts = [figures.absent(_why_dense(record)) for record in records if not record.layers]
-  parts += figures.absences(
-    '{} has no routing.jsonl: it was trained by a version that did not keep the load of each expert. '
-    'What the log has of its layers is shown.',
-    [record for record in routed if not record.run.loads],
-  )
-  parts += figures.absences(
-    '{} has no dev_routing.json, which an evaluation of the dev loss leaves, so it does not say which '
-    'experts serve which languages.',
-    [record for record in routed if not record.run.dev_routing],
-  )
+  parts += [figures.absent(f'{record.name} {_NO_LOADS}') for record in routed if not record.run.loads]
+  parts += [figures.absent(f'{record.name} {_NO_DEV_ROUTING}') for record in routed if not record.run.dev_routing]
   layers = list(dict.fromkeys(layer for record in routed for layer in record.layers))
   if any(record.run.loads or record.run.dev_routing for record in routed):
     parts.append(_scale())
   points = max(24, min(training.POINTS, 1200 // max(1, len(layers))))
   for layer in layers:
-    parts.append(tag('h3', layer))
-    parts.append(_layer(layer, [record for record in routed if layer in record.layers], points))
+    parts += [tag('h3', layer), _layer(layer, [record for record in routed if layer in record.layers], points)]
   return join(parts)
 
 
@@ -69,15 +69,15 @@ def _why_dense(record: RunRecord) -> str:
 
 def _scale() -> Markup:
   """Scale of colours of heat maps."""
-  square = lambda i: tag(
-    'svg', tag('rect', width=16, height=10, class_=f'l{i}'), viewBox='0 0 16 10', aria_hidden='true'
-  )
   about = (
     'Colours of heat maps are loads in multiples of a fair share, which is 1 for an expert with as many choices as the '
     'mean of its layer. Choices are those of tokens that found a slot.'
   )
-  squares = [tag('li', square(i), ' ', name) for i, name in enumerate(_LEVELS)]
-  return join([tag('p', about), tag('ul', *squares, class_='legend')])
+  names = []
+  for i, name in enumerate(_LEVELS):
+    square = tag('rect', width=16, height=10, class_=f'l{i}')
+    names.append(tag('li', tag('svg', square, viewBox='0 0 16 10', aria_hidden='true'), ' ', name))
+  return join([tag('p', about), tag('ul', *names, class_='legend')])
 
 
 def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
@@ -88,15 +88,11 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
   if any(line.get(key('second_skipped')) for record in records for line in record.steps):
     drops[key('second_skipped')] = 'second skipped'
   drops_note = 'Choices of each rank a token; skipped ones at random, dropped ones for want of room.'
-  entropy_note = 'Nats a token; the logarithm of the number of experts if all are equally likely.'
+  entropy, largest = {key('entropy'): 'nats'}, {key('largest_load'): 'multiples of the mean'}
   quantities = (
     ('Choices without a slot', drops, drops_note),
-    ('Entropy of the gate', {key('entropy'): 'nats'}, entropy_note),
-    (
-      'Largest load',
-      {key('largest_load'): 'multiples of the mean'},
-      'Load of the fullest expert in multiples of the mean load.',
-    ),
+    ('Entropy of the gate', entropy, 'Nats a token; the logarithm of the number of experts if all are equally likely.'),
+    ('Largest load', largest, 'Load of the fullest expert in multiples of the mean load.'),
   )
   dead = [_dead(record, layer) for record in records]
   return figures.grid(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.report import svg
 from lingvo_moe.report.markup import Markup, join, tag
-from lingvo_moe.report.reading import RunRecord
 from lingvo_moe.report.series import text
 from lingvo_moe.report.svg import Curve
 
@@ -21,10 +20,7 @@ def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], name: str) -> Mark
     name: of the table, for screen readers.
   """
   columns = tag('tr', *(tag('th', cell, scope='col') for cell in head))
-  body = (
-    tag('tr', tag('th', _cell(row[0]), scope='row'), *(_data(cell) for cell in row[1:]))  # a row
-    for row in rows
-  )
+  body = (tag('tr', tag('th', _cell(first), scope='row'), *map(_data, others)) for first, *others in rows)
   whole = tag('table', tag('thead', columns), tag('tbody', *body))
   return tag('div', whole, class_='scroll', tabindex=0, role='region', aria_label=name)
 
@@ -88,11 +84,9 @@ def _tables(title: str, shown: Sequence[Curve], x_name: str) -> Markup:
   for xs, of_xs in groups.items():
     head, columns = [x_name], []
     for curve in of_xs:
-      head.append(curve.name)
-      columns.append(curve.series.ys)
-      if curve.series.thinned:
-        head += ['least', 'largest']
-        columns += [curve.series.low, curve.series.high]
+      spread = curve.series.thinned
+      head += [curve.name, 'least', 'largest'] if spread else [curve.name]
+      columns += [curve.series.ys, curve.series.low, curve.series.high] if spread else [curve.series.ys]
     made.append(table(head, list(zip(xs, *columns, strict=True)), f'{title}: {", ".join(c.name for c in of_xs)}'))
   return join(made)
 
@@ -105,8 +99,3 @@ def grid(*figures: Markup | None) -> Markup:
 def absent(why: str) -> Markup:
   """The sentence in place of what a run does not have."""
   return tag('p', why, class_='absent')
-
-
-def absences(why: str, records: Iterable[RunRecord]) -> list[Markup]:
-  """Sentences on what each run lacks; {} in the sentence is the run's name."""
-  return [absent(why.replace('{}', record.name)) for record in records]

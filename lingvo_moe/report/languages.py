@@ -22,7 +22,7 @@ _BOUNDS = {'best_bleu': 'BLEU at most', 'best_chrf': 'chrF at most'}  # by what 
 def section(records: Sequence[RunRecord]) -> Markup:
   """Scores of all languages, or sentences on why there are none."""
   scored = [record for record in records if record.scores]
-  parts = [_perplexity(r) if r.perplexities else figures.absent(_why_no_scores(r)) for r in records if r not in scored]
+  parts = [_perplexity(record) for record in records if record not in scored]
   return join([*parts, figures.grid(_scores(scored) if scored else None, _dev_loss(records))])
 
 
@@ -70,7 +70,7 @@ def _scores(records: Sequence[RunRecord]) -> Markup:
     note += ' The target vocabulary cannot write all references: a perfect model gets the BLEU and chrF at most.'
   if other := [name for name in names if differ_in_text(records, name)]:
     note += f' Of different text, so not to be compared: {", ".join(other)}.'
-  picture = svg.dots(names, drawn, 0, 100, 'score', label)
+  picture = svg.dots(names, drawn, 100, 'score', label)
   return figures.figure(title, picture, table, note, figures.legend(drawn, True))
 
 
@@ -99,13 +99,16 @@ def _dev_loss(records: Sequence[RunRecord]) -> Markup | None:
   table = figures.table(['part', *(curve.name for curve in drawn)], rows, 'Dev loss by part')
   steps = ', '.join(f'{record.name} at step {step}' for record, step, _ in parts)
   label = f'Dev loss of {len(names)} parts of the text, from 0 to {text(largest)}, {by}: {steps}'
-  picture = svg.dots(names, drawn, 0, largest, 'nats a target token', label)
+  picture = svg.dots(names, drawn, largest, 'nats a target token', label)
   note = f'Last evaluation, {by}: {steps}.'
   return figures.figure('Dev loss by part of the text', picture, table, note, figures.legend(drawn, True))
 
 
 def _perplexity(record: RunRecord) -> Markup:
-  step, summary = record.perplexities
+  """Perplexity of a language model, or a sentence on why there are no scores."""
+  if not (newest := record.run.perplexities(record.split)):
+    return figures.absent(_why_no_scores(record))
+  step, summary = newest
   keys = {
     'tokens': 'tokens',
     'cross_entropy': 'nats a token',

@@ -120,11 +120,6 @@ class RunRecord:
       return {}, f'{self.name}: {e}.'
 
   @functools.cached_property
-  def perplexities(self) -> tuple[int, dict[str, Any]] | None:
-    """(step, summary) of the newest evaluation of a language model; None where there is none."""
-    return self.run.perplexities(self.split)
-
-  @functools.cached_property
   def sizes(self) -> tuple[dict[str, int], str]:
     """(size of each pair's training text, unit of it); ({}, '') where it is not known."""
     for environment in reversed(self.run.environments):

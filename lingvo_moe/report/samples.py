@@ -24,7 +24,7 @@ def section(records: Sequence[RunRecord]) -> Markup:
 
 def _texts(record: RunRecord) -> list[Markup]:
   """Texts of a language model, or a sentence on why there are none."""
-  _, summary = record.perplexities or (0, {})
+  _, summary = record.run.perplexities(record.split) or (0, {})
   if not summary.get('samples'):
     return [figures.absent(f'{record.name} has no samples: none were decoded of {record.split}.')]
   settings = summary.get('settings')

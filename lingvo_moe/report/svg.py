@@ -75,22 +75,21 @@ def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = Fa
   return _picture(height, label, drawn)
 
 
-def dots(names: Sequence[str], rows: Sequence[Curve], low: float, high: float, x_name: str, label: str) -> Markup:
+def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, label: str) -> Markup:
   """Dots of several quantities on a line for every name.
 
   Args:
     names: of the lines, from the top.
     rows: quantities; xs of a series are numbers of lines, ys its values. `dash` chooses the shape.
-    low: least value of the axis.
-    high: largest.
+    high: largest value of the axis, which begins at 0.
     x_name: what the axis has.
     label: what a screen reader says.
   """
   left, step = _NAMES, 17
   bottom, right = _TOP + step * len(names), WIDTH - _RIGHT
-  at = lambda value: left + (min(max(value, low), high) - low) / (high - low) * (right - left)
+  at = lambda value: left + min(max(value, 0), high) / high * (right - left)
   drawn = []
-  for x in series_lib.ticks(low, high):
+  for x in series_lib.ticks(0, high):
     drawn.append(tag('path', class_='rule', d=f'M{at(x):.1f} {_TOP}V{bottom}'))
     drawn.append(tag('text', series_lib.tick_text(x), x=f'{at(x):.1f}', y=bottom + 14, class_='mid'))
   drawn.append(tag('text', x_name, x=(left + right) // 2, y=bottom + 30, class_='mid'))

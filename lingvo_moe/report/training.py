@@ -45,32 +45,23 @@ def section(records: Sequence[RunRecord]) -> Markup:
   logged = [record for record in records if record.steps]
   timed = [record for record in records if any(line['trained'] is not None for line in record.log)]
   sentences = [figures.absent(_why_no_log(record)) for record in records if record not in logged]
-  sentences += figures.absences(
-    '{} has no dev loss yet: it is computed every eval_every steps.', [r for r in logged if not r.evaluations]
-  )
-  sentences += figures.absences(
-    '{} was trained by a version that did not log the time, so it is not in plots over time.',
-    [record for record in logged if record not in timed],
-  )
+  no_dev_loss = 'has no dev loss yet: it is computed every eval_every steps.'
+  no_time = 'was trained by a version that did not log the time, so it is not in plots over time.'
+  sentences += [figures.absent(f'{record.name} {no_dev_loss}') for record in logged if not record.evaluations]
+  sentences += [figures.absent(f'{record.name} {no_time}') for record in logged if record not in timed]
   if any(len(record.steps) > POINTS for record in records):
     about = 'Points of a curve are means of several logged steps; a band reaches from the least to the largest of them.'
     sentences.append(tag('p', about))
   seconds, unit = _time_unit(records)
   time = lambda line: None if line['trained'] is None else line['trained'] / seconds
   over_time = f'{unit} of training', 'Time of evaluations and between restarts is not counted.'
-  return join(
-    [
-      *sentences,
-      figures.grid(
-        figures.curves('Loss', _losses(records), 'step', 'Cross-entropy in nats a target token.'),
-        figures.curves('Loss over time', _losses(timed, time), *over_time),
-        *(
-          figures.curves(title, curves_of(records, {key: name}), 'step', note, from_zero=True)
-          for title, key, name, note in _QUANTITIES
-        ),
-      ),
-    ]
-  )
+  plots = [
+    figures.curves('Loss', _losses(records), 'step', 'Cross-entropy in nats a target token.'),
+    figures.curves('Loss over time', _losses(timed, time), *over_time),
+  ]
+  for title, key, name, note in _QUANTITIES:
+    plots.append(figures.curves(title, curves_of(records, {key: name}), 'step', note, from_zero=True))
+  return join([*sentences, figures.grid(*plots)])
 
 
 def _why_no_log(record: RunRecord) -> str:
