@@ -242,7 +242,7 @@ def test_chunks_of_slots_have_all_to_alls_that_do_not_wait_for_each_other(way, c
   module = module_of(moe, 'expert:4')
   for forward in (True, False):
     exchanges = [i for i in module.entry.instructions if i.collective == 'all-to-all' and _is_forward(i) == forward]
-    waits_for = [sum(other.name in _ancestors(module.entry, i) for other in exchanges) for i in exchanges]
+    waits_for = [sum(other in _ancestors(i) for other in exchanges) for i in exchanges]
     # The one to the experts waits for none, and the one back for that of its own chunk.
     assert sorted(waits_for) == [0] * chunks + [1] * chunks
 
@@ -251,14 +251,14 @@ def _is_forward(instruction):
   return 'gradient_tape' not in instruction.op_name
 
 
-def _ancestors(computation, instruction):
-  """Names of the instructions on which one depends."""
+def _ancestors(instruction):
+  """Instructions on which one depends."""
   found, left = set(), list(instruction.operands)
   while left:
-    name = left.pop()
-    if name not in found:
-      found.add(name)
-      left += computation.by_name[name].operands
+    operand = left.pop()
+    if operand not in found:
+      found.add(operand)
+      left += operand.operands
   return found
 
 
