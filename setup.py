@@ -16,6 +16,7 @@ PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_p
 
 JAX = '>=0.10.2,<0.11'
 CTRANSLATE2 = ['ctranslate2>=4.5,<5']
+LITERT = ['ai-edge-litert>=2.3,<3']
 SERVE = ['aiohttp>=3.11,<4', 'prometheus-client>=0.20']
 
 setup(
@@ -55,6 +56,8 @@ setup(
     'serve': SERVE,
     # lingvo-moe export --format=ctranslate2.
     'ctranslate2': CTRANSLATE2,
+    # what lingvo-moe export --format=litert writes runs by it, without TensorFlow.
+    'litert': LITERT,
     # TensorFlow writes event files without it; it shows them.
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
@@ -77,6 +80,7 @@ setup(
       'setuptools>=64',
       'wheel',
       *CTRANSLATE2,
+      *LITERT,
       *SERVE,
       f'jax{JAX}',
       f'jax[tpu]{JAX}; platform_system == "Linux" and platform_machine == "x86_64"',

@@ -7,7 +7,7 @@ import typing
 from lingvo_moe.core import quiet
 
 if typing.TYPE_CHECKING:  # the import of this package is quick; that of TensorFlow takes seconds
-  from lingvo_moe.run.loaded import LoadedRun
+  from lingvo_moe.core.text_model import TextModel
 
 __version__ = '0.1.0'  # setup.py reads it
 
@@ -23,8 +23,10 @@ def load(
   set_threads: bool = True,
   vocab_outside: bool = False,
   **decoding: typing.Any,
-) -> LoadedRun:
-  """Loads a run for use from Python; imports TensorFlow, without its messages.
+) -> TextModel:
+  """Loads a run, or an export for the engine, for use from Python.
+
+  A run imports TensorFlow, without its messages; an export (lingvo-moe export --format=litert) does not.
 
   >>> run = lingvo_moe.load('runs/mine')
   >>> run.translate(['Ein Hund läuft.', 'Zwei Hunde schlafen.'])
@@ -34,7 +36,7 @@ def load(
   ('A dog is running.', True)
 
   Args:
-    path: log directory of the run.
+    path: log directory of the run, or folder of the export.
     step: step of the checkpoint; None: as `checkpoint` says.
     checkpoint: 'best': the one with the lowest dev loss; 'last': the newest; None: the best, or the newest where none
       was evaluated. `step` and `checkpoint` of the result say which it is.
@@ -47,6 +49,12 @@ def load(
   Raises:
     lingvo_moe.core.errors.UserError: there is no such run or checkpoint, or a value is out of its range.
   """
+  from lingvo_moe.engine import manifest
+
+  if manifest.is_export(path):
+    from lingvo_moe.engine import model
+
+    return model.load(path, step=step, checkpoint=checkpoint, **decoding)
   quiet.import_tensorflow()
   from lingvo_moe.run import loaded
 

@@ -10,6 +10,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
 if TYPE_CHECKING:
+  from lingvo_moe.core.text_model import TextModel
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.tasks.task import TaskConfig
 
@@ -66,6 +67,17 @@ class CheckpointOptions(options.Options):
     from lingvo_moe.run.rundir import RunDir
 
     return RunDir(self.logdir, self.vocab_outside)
+
+  def load_export(self) -> TextModel | None:
+    """The export for the engine that --logdir names; None where it is a log directory. Imports no TensorFlow."""
+    from lingvo_moe.engine import manifest
+
+    if not manifest.is_export(self.logdir):
+      return None
+    from lingvo_moe.engine import model
+
+    chosen = {name: getattr(self, name) for name in ('model', 'step', 'checkpoint', *_DECODING)}
+    return model.load(self.logdir, **chosen, best=self.best or None)
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the options' values, and `overrides` that are not None, in place of its own."""

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lingvo_moe import app, checkpoint_flags, runtime_flags, translate
-from lingvo_moe.core import errors, quiet
+from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.run.loaded import LoadedRun
+  from lingvo_moe.core.text_model import TextModel
 
 _EXTRA = ('aiohttp', 'prometheus_client')
 
@@ -72,7 +72,6 @@ def serve(options: Options) -> int:
   bound = server.bind(options.host, options.port)  # first, as loading takes seconds
   loopback = origins.is_loopback(bound.getsockname()[0])
   allowed = origins.Origins(options.cors, options.allowed_hosts, loopback)
-  quiet.import_tensorflow()
   from lingvo_moe.serving.http_app import HttpApp
 
   run = load(options)
@@ -91,10 +90,10 @@ def serve(options: Options) -> int:
   say(f'ended after --drain_seconds={options.drain_seconds:g} with requests that were not answered')
   if sys.stdout is not None:
     sys.stdout.flush()
-  os._exit(1)  # the thread of the batch is still in TensorFlow, which crashes where Python ends around it
+  os._exit(1)  # the thread of the batch still computes, and TensorFlow crashes where Python ends around it
 
 
-def load(options: Options) -> LoadedRun:
+def load(options: Options) -> TextModel:
   """The run, which has translated once, so that the first request need not wait for what is then compiled."""
   run, _ = translate.load(options, runtime_flags.LOCAL)
   if run.continues_text:

@@ -3,7 +3,8 @@
   echo 'Guten Morgen.' | lingvo-moe translate RUN
 
 RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev loss is used, and printed; --step=N and
---checkpoint=last select another one.
+--checkpoint=last select another one. RUN may also be what lingvo-moe export --format=litert wrote, which needs no
+TensorFlow.
 
 Lines that have arrived are translated together, at most 1000: a line that comes alone is answered at once, and a file
 is fast. --batch_lines=N waits for N lines, or for the end. An empty line gives an empty line. With --n_best=N, every
@@ -27,15 +28,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
+from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
+from lingvo_moe.run import process_group
 from lingvo_moe.runtime_flags import RuntimeOptions
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.run.loaded import LoadedRun
+  from lingvo_moe.core.text_model import Answers, TextModel
   from lingvo_moe.run.process_group import ProcessGroup
-  from lingvo_moe.tasks.task import Answers
 
 _MOST_LINES = 1000  # of those that have arrived
 _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up after 30 minutes
@@ -54,7 +56,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   )
 
 
-@app.command(Options, RuntimeOptions, run_flag='logdir')
+@app.command(Options, RuntimeOptions, tensorflow=False, run_flag='logdir')
 def main(options: Options, runtime_options: RuntimeOptions) -> None:
   if sys.stdin is None:
     raise UserError('what is to be translated comes from standard input, which is closed: give it a file or a pipe')
@@ -84,8 +86,13 @@ def translate(
 
 def load(
   options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions
-) -> tuple[LoadedRun, ProcessGroup]:
-  """The run that the options choose, with its weights, and the processes; UserError where it does not translate."""
+) -> tuple[TextModel, ProcessGroup]:
+  """The run or export that the options choose, and the processes; UserError where it does not translate."""
+  if exported := options.load_export():
+    if runtime_options != runtime_flags.LOCAL:
+      raise UserError(f'{options.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
+    return exported, process_group.ALONE
+  quiet.import_tensorflow()
   from lingvo_moe.run.loaded import LoadedRun
 
   machine.set_threads(runtime_options, decoding=True)

@@ -16,6 +16,7 @@ PACKAGE = ROOT / 'lingvo_moe'
 # above it.
 ORDER = (
   'core',
+  'engine',
   'xla_sharding',
   'ops',
   'layers',

@@ -6,6 +6,8 @@ dev loss is used, and printed; --step=N and --checkpoint=last select another one
   --format=saved_model   from strings to strings, with tokenisation and beam search in the graph; needs tensorflow and
                          tensorflow_text
   --format=ctranslate2   a dense model for CTranslate2, from pieces to pieces
+  --format=litert        for lingvo-moe translate, serve and lingvo_moe.load without TensorFlow; --weights=float32 keeps
+                         weights as they are, and takes four times the memory of int8
 
 --keep_experts removes the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
 BLEU before and after. --stablehlo_rows=8 adds encoder and decoding step for 8 sentences as StableHLO, for JAX alone.
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
 
-FORMATS = ('saved_model', 'ctranslate2')
+FORMATS = ('saved_model', 'ctranslate2', 'litert')
+WEIGHTS = ('int8', 'float32')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
 
   out: str | None = flag(None, 'The folder to write, unless it is the second argument. It must not exist.')
   format: str = flag('saved_model', 'Form of the model.', one_of=FORMATS)
+  weights: str | None = flag(None, 'With --format=litert: type of the matrices; default: int8.', one_of=WEIGHTS)
   languages: Sequence[str] = flag((), 'With --keep_experts: languages whose most used experts are kept; default: all.')
   keep_experts: float | None = flag(None, 'Share of the experts of each MoE layer that is kept; default: all.')
   data_dir: str | None = flag(None, "With --keep_experts: folder of the corpus; default: the run's.")
@@ -67,7 +71,9 @@ class Options(checkpoint_flags.BestCheckpointOptions):
         '--data_dir, --split and --max_sentences say on what text experts are chosen: add --keep_experts, such as '
         '--keep_experts=0.5, or leave them out'
       )
-    if self.format == 'ctranslate2' and self.stablehlo_rows:
+    if self.weights and self.format != 'litert':
+      raise UserError(f'--weights is for --format=litert; saw --format={self.format}: leave one of them out')
+    if self.format != 'saved_model' and self.stablehlo_rows:
       raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
 
 
@@ -140,6 +146,8 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.tasks.mt import ctranslate2_model
 
     ctranslate2_model.require(config)
+  if options.format == 'litert':
+    task_of(config).engine_parts()
   if options.stablehlo_rows:
     from lingvo_moe.runtime import lowering  # noqa: F401  # needs an extra, and says which
 
@@ -150,6 +158,14 @@ def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
     from lingvo_moe.tasks.mt import ctranslate2_model
 
     return ctranslate2_model.save(folder, model.config, task.vocabs, model.weights)
+  if options.format == 'litert':
+    from lingvo_moe.runtime import litert
+
+    checkpoint = run.checkpoints().describe(model.step)
+    about = {'model': run.load()[0], 'step': model.step, 'checkpoint': checkpoint}
+    return litert.save(
+      folder, model.config.program(), task.engine_parts(), model.weights, about, options.weights or 'int8'
+    )
   from lingvo_moe.runtime import saved_model
 
   about = {'model': run.load()[0], 'step': model.step}

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, overload
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, closest
 
 
 class Hypothesis(NamedTuple):
@@ -224,3 +224,37 @@ def _shaped(answers: Answers, n_best: int | None, scores: bool) -> list:
   """Hypotheses of each sentence as translate and generate return them."""
   shaped = [[h if scores else h.text for h in hypotheses] for hypotheses in answers.hypotheses]
   return [best for best, *_ in shaped] if n_best is None else shaped
+
+
+def check_n_best(n_best: int, beam_size: int) -> None:
+  """Raises UserError where a beam has fewer hypotheses."""
+  if n_best > beam_size:
+    raise UserError(
+      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
+      '--beam_size'
+    )
+
+
+def choose_target(languages: Sequence[str] | None, requested: str | None) -> str | None:
+  """Target language whose tag a sentence gets, given the one requested; None: no tag.
+
+  Args:
+    languages: those with a tag; None: the model takes no tag.
+    requested: a language, or None.
+
+  Raises:
+    UserError: a model of several languages needs a target language; others take none.
+  """
+  if languages is None:
+    if requested:
+      raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
+    return None
+  if not requested and len(languages) == 1:
+    return languages[0]
+  if not requested:
+    raise UserError(
+      f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
+    )
+  if requested not in languages:
+    raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
+  return requested

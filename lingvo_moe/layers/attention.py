@@ -27,8 +27,8 @@ _MASKED = -1e9
 
 def segment_mask(query_segments_BT: tf.Tensor, key_segments_BU: tf.Tensor) -> tf.Tensor:
   """Mask of segments, booleans [B, T, U]: T may attend to U of the same segment; segment 0 is padding."""
-  keys_B1U = key_segments_BU[:, tf.newaxis, :]
-  return (query_segments_BT[:, :, tf.newaxis] == keys_B1U) & (keys_B1U > 0)
+  keys_B1U = tf.expand_dims(key_segments_BU, 1)
+  return (tf.expand_dims(query_segments_BT, 2) == keys_B1U) & (keys_B1U > 0)
 
 
 def causal_mask(length: Size) -> tf.Tensor:
@@ -154,7 +154,7 @@ class Attention:
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
       q_BnTK = shard(self._rotated(q_BnTK, positions_BT), f'{n}TK')
-    scores_BnTU = shard(tf.einsum(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
+    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     scores_BnTU = tf.cast(scores_BnTU, tf.float32)
     if self.logit_cap:
@@ -166,7 +166,7 @@ class Attention:
       scores_BnTU += tf.cast(relative_bnTU, tf.float32)
     probs_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
     probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = shard(tf.einsum(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
+    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
     y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
     with tf.name_scope('projection'):
       return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')

@@ -46,7 +46,7 @@ class Dispatcher(Protocol):
 
 def make(name: str, routing: Routing) -> Dispatcher:
   """Dispatcher by name; 'auto' is the one that the backend in force names."""
-  return DISPATCHERS[backend.current().dispatcher if name == 'auto' else name](routing)
+  return _OF_BACKENDS[backend.current().dispatcher if name == 'auto' else name](routing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,4 +172,18 @@ class GroupedDispatcher:
     return ops.Places(row_GSR, choice_X, None, None), by_expert.offsets
 
 
+@dataclasses.dataclass(frozen=True)
+class WholeDispatcher:
+  """Dispatch of every token to every expert, in order: choice r of the routing is of expert r, at weight 0 of none."""
+
+  routing: Routing
+
+  def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+    return tf.broadcast_to(x_GSM[tf.newaxis], [self.routing.num_experts, *sizes(x_GSM)])
+
+  def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
+    return tf.einsum('GSE,EGSM->GSM', self.routing.weight_GSR, y_EGCM)
+
+
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher, 'grouped': GroupedDispatcher}
+_OF_BACKENDS = {**DISPATCHERS, 'whole': WholeDispatcher}

@@ -41,5 +41,5 @@ def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
   num_timescales = (model_dim + 1) // 2
   log_step = math.log(10_000.0) / max(1, num_timescales - 1)
   rates = tf.exp(tf.range(num_timescales, dtype=tf.float32) * -log_step)
-  angles = tf.cast(positions_BT, tf.float32)[..., tf.newaxis] * rates
+  angles = tf.expand_dims(tf.cast(positions_BT, tf.float32), -1) * rates
   return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)[..., :model_dim]

@@ -184,7 +184,7 @@ class Stack(abc.ABC):
     # symbols, such as those of sentences that have stopped, all would queue for the same experts.
     memory_mask_B1U, empty_B1 = None, tf.constant([[False]])
     if self.cross_attention:
-      memory_mask_B1U = (memory_segments_BU > 0)[:, tf.newaxis, :]
+      memory_mask_B1U = tf.expand_dims(memory_segments_BU > 0, 1)
       empty_B1 = tf.reduce_all(memory_segments_BU == 0, axis=1, keepdims=True)
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
     paddings_BW = tf.cast(empty_BW, tf.float32)

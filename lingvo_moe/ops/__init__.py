@@ -13,6 +13,7 @@ from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 
 linear = operation(reference.linear)
 product = operation(reference.product)
+attention_product = operation(reference.attention_product)
 layer_norm = operation(reference.layer_norm)
 lstm = operation(reference.lstm)
 lstm_cell = operation(reference.lstm_cell)

@@ -32,6 +32,14 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.einsum(equation, x, weight)
 
 
+def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tensor:
+  """Einsum of queries with keys, '...K,BNUK->...U', or of attention weights with values, '...U,BNUK->...K'.
+
+  Keys and values are tensors, or what write_cache of the same backend returned.
+  """
+  return tf.einsum(equation, x, cache)
+
+
 def layer_norm(x_BTM: tf.Tensor, scale_M: tf.Tensor, bias_M: tf.Tensor, epsilon: float) -> tf.Tensor:
   """Layer normalisation (Ba et al., 2016): mean 0 and variance 1 over the last axis, then scale and bias; float32."""
   centred_BTM = x_BTM - tf.reduce_mean(x_BTM, axis=-1, keepdims=True)

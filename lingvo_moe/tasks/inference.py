@@ -48,15 +48,6 @@ def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
   return found
 
 
-def check_n_best(n_best: int, beam_size: int) -> None:
-  """Raises UserError where a beam has fewer hypotheses."""
-  if n_best > beam_size:
-    raise UserError(
-      f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
-      '--beam_size'
-    )
-
-
 def search(
   model: EncoderDecoder,
   theta: Theta,

@@ -256,6 +256,21 @@ class DecodingSteps(NamedTuple):
   inputs: Batch
 
 
+class Graph(NamedTuple):
+  """Function of a model as a graph that the engine runs."""
+
+  function: Callable[[Any, Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]  # (nested weights, inputs) -> outputs
+  inputs: Mapping[str, tf.TensorSpec]  # by name; 'ids' is one of them
+
+
+class EngineParts(NamedTuple):
+  """All that the engine needs of a model besides its weights; see lingvo_moe/engine."""
+
+  graphs: Mapping[str, Graph]  # by name
+  files: Mapping[str, bytes]  # by name, such as vocabularies
+  settings: Mapping[str, Any]  # values for the manifest
+
+
 class Task:
   """Task of a configuration. What a subclass leaves out is refused, or has the answer of a task without it.
 
@@ -371,6 +386,10 @@ class Task:
 
   def decoding_steps(self, rows: int) -> DecodingSteps:
     """Encoder and decoding step for so many lines, for weights of config.program()."""
+    self._refuse('is not exported: only models of translation are')
+
+  def engine_parts(self) -> EngineParts:
+    """The model for the engine, with weights of config.program(); UserError where the engine cannot compute it."""
     self._refuse('is not exported: only models of translation are')
 
   # Measurement without text: lingvo-moe cost, lint, parity and bench

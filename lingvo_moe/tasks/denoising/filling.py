@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_moe.core import text_model
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import padded
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
@@ -26,7 +27,7 @@ class Filler(TextGenerator):
   """
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
-    inference.check_n_best(n_best, config.beam_size)
+    text_model.check_n_best(n_best, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(inference.search, n_best=n_best))
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import prng
+from lingvo_moe.core import prng, text_model
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
@@ -128,7 +128,7 @@ class Continuer(TextGenerator):
     if config.search == 'greedy' and n_best > 1:
       raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
     if config.search == 'beam':
-      inference.check_n_best(n_best, config.beam_size)
+      text_model.check_n_best(n_best, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(generate, n_best=n_best))
     self._width = width_of(config, n_best)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from lingvo_moe.core import text_model
 from lingvo_moe.corpora import text
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
@@ -35,7 +36,7 @@ class SentenceTranslator(task.Translator):
   def __init__(
     self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
-    inference.check_n_best(n_best, config.beam_size)
+    text_model.check_n_best(n_best, config.beam_size)
     tokens = batch_tokens or default_batch_tokens(config)
     self._config = config.for_inference(runner.row_multiple, config.max_length, tokens)
     self._vocabs = vocabs

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core import text_model
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
-from lingvo_moe.tasks.mt import decoding, dev_lines, random_batch, run_vocabs
+from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.vocab import Vocab
@@ -109,20 +110,7 @@ class TranslationTask(task.Task):
 
   def choose_target(self, asked: str | None) -> str | None:
     """Target language whose tag a sentence gets; None: no tag."""
-    if not self.config.tag_target:
-      if asked:
-        raise UserError(f'this model has one target language and takes no tag; saw --target={asked}: leave it out')
-      return None
-    languages = self.vocabs[0].tags()
-    if not asked and len(languages) == 1:
-      return languages[0]
-    if not asked:
-      raise UserError(
-        f'this model translates into several languages and must be told which: --target=, one of {", ".join(languages)}'
-      )
-    if asked not in languages:
-      raise UserError(f'this model does not translate into {asked!r}; {closest(asked, languages)}')
-    return asked
+    return text_model.choose_target(self.vocabs[0].tags() if self.config.tag_target else None, asked)
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
@@ -170,6 +158,18 @@ class TranslationTask(task.Task):
       'src_segments': tokens,
     }
     return task.DecodingSteps(encode, decode_step, dict.fromkeys(SOURCE_KEYS, tokens), inputs)
+
+  def engine_parts(self) -> task.EngineParts:
+    config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
+    graphs.require(config)
+    source, target = self.vocabs
+    names = 'beam_size', 'length_norm_alpha', 'max_length', 'decode_ratio', 'decode_extra', 'num_experts'
+    settings = {name: getattr(config, name) for name in names}
+    settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
+    tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
+    settings |= {'tags': tags, 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
+    files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
+    return task.EngineParts(graphs.make(config), files, settings)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     return random_batch.random_batch(self.config, seed, full)

@@ -1,0 +1,140 @@
+"""Beam of hypotheses in NumPy: ranks continuations, keeps the best, and says when a row has stopped.
+
+The algorithm and its ties are those of search/beam_search.py, which describes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.engine.vocab import BOS, EOS, PAD
+
+NEG_INF = np.float32(-np.inf)
+
+
+class NextSymbols(NamedTuple):
+  """Scores of the next symbol of each hypothesis, as the decoder gives them."""
+
+  best_BWJ: np.ndarray  # the largest logits: 2 W or more besides pad, bos and eos
+  symbols_BWJ: np.ndarray  # their symbols
+  eos_BW: np.ndarray  # logit of eos
+  log_z_BW: np.ndarray  # logarithm of the sum of exp of all logits
+
+
+@dataclasses.dataclass
+class Beam:
+  """Live and finished hypotheses of some rows. Fields with a row axis are arrays, so that rows can be taken.
+
+  Attributes:
+    max_lengths_B: the largest |Y| of each row, counting eos; 0 in a row without a source.
+    last_BW: last symbol of each live hypothesis.
+    ids_BWT: symbols so far of each live hypothesis.
+    log_probs_BW: -inf where there is no live hypothesis.
+    found_ids_BWT, found_lengths_BW, found_log_probs_BW, scores_BW: finished hypotheses, best first; W = n_best.
+  """
+
+  max_lengths_B: np.ndarray
+  last_BW: np.ndarray
+  ids_BWT: np.ndarray
+  log_probs_BW: np.ndarray
+  found_ids_BWT: np.ndarray
+  found_lengths_BW: np.ndarray
+  found_log_probs_BW: np.ndarray
+  scores_BW: np.ndarray
+
+  @classmethod
+  def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int) -> Beam:
+    """One live hypothesis, bos alone, in each row whose max_length is not 0."""
+    rows, most = len(max_lengths_B), int(max_lengths_B.max(initial=0))
+    log_probs_BW = np.full([rows, width], NEG_INF)
+    log_probs_BW[max_lengths_B > 0, 0] = 0
+    return cls(
+      max_lengths_B=max_lengths_B,
+      last_BW=np.full([rows, width], BOS, np.int32),
+      ids_BWT=np.full([rows, width, most], PAD, np.int32),
+      log_probs_BW=log_probs_BW,
+      found_ids_BWT=np.full([rows, n_best, most], PAD, np.int32),
+      found_lengths_BW=np.zeros([rows, n_best], np.int32),
+      found_log_probs_BW=np.full([rows, n_best], NEG_INF),
+      scores_BW=np.full([rows, n_best], NEG_INF),
+    )
+
+  @property
+  def live_BW(self) -> np.ndarray:
+    """Whether there is a live hypothesis."""
+    return self.log_probs_BW > NEG_INF
+
+  def take(self, rows: np.ndarray) -> Beam:
+    """The beam of some of the rows."""
+    return Beam(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
+
+  def advance(self, next_symbols: NextSymbols, time: int, alpha: float) -> np.ndarray:
+    """Continues the hypotheses by one symbol; returns the parent of each live one.
+
+    Args:
+      next_symbols: of each hypothesis.
+      time: number of steps made before.
+      alpha: GNMT's length normalisation.
+    """
+    length, width = time + 1, self.last_BW.shape[1]
+    log_probs_BJ, symbols_BJ, parents_BJ = self._continue(next_symbols, length)
+    ends_BJ = symbols_BJ == EOS
+    self._finish(np.where(ends_BJ, log_probs_BJ, NEG_INF), parents_BJ, length, alpha)
+    chosen_BW = _best(np.where(ends_BJ, NEG_INF, log_probs_BJ), width)
+    self.log_probs_BW = _at(np.where(ends_BJ, NEG_INF, log_probs_BJ), chosen_BW)
+    parents_BW, self.last_BW = _at(parents_BJ, chosen_BW), _at(symbols_BJ, chosen_BW)
+    self.ids_BWT = _at(self.ids_BWT, parents_BW)
+    self.ids_BWT[:, :, time] = self.last_BW
+    # A row stops when no live hypothesis can enter the n best: its log-probability can only fall, and no length penalty
+    # is larger than that of the longest.
+    best_attainable_B = self.log_probs_BW.max(axis=1) / length_penalty(self.max_lengths_B, alpha)
+    self.log_probs_BW[best_attainable_B <= self.scores_BW[:, -1]] = NEG_INF
+    return parents_BW
+
+  def _continue(self, next_symbols, length):
+    """The 2 W best continuations of each row: log-probabilities, symbols and parents."""
+    best_BWJ, symbols_BWJ, eos_BW, log_z_BW = next_symbols
+    must_end_B11 = (length >= self.max_lengths_B)[:, np.newaxis, np.newaxis]
+    barred_BWJ = (symbols_BWJ == PAD) | (symbols_BWJ == BOS) | (symbols_BWJ == EOS) | must_end_B11
+    logits_BWJ = np.concatenate([eos_BW[..., np.newaxis], np.where(barred_BWJ, NEG_INF, best_BWJ)], axis=2)
+    symbols_BWJ = np.concatenate([np.full_like(symbols_BWJ[..., :1], EOS), symbols_BWJ], axis=2)
+    log_probs_BWJ = np.minimum(logits_BWJ - log_z_BW[..., np.newaxis], 0)  # rounding must not raise a log-probability
+    live_BW1 = self.log_probs_BW[..., np.newaxis]
+    log_probs_BWJ = np.where(live_BW1 > NEG_INF, live_BW1 + log_probs_BWJ, NEG_INF)
+    rows, width, per_row = log_probs_BWJ.shape
+    chosen_BJ = _best(log_probs_BWJ.reshape(rows, -1), 2 * width)
+    take = lambda x_BWJ: _at(x_BWJ.reshape(rows, -1), chosen_BJ)
+    return take(log_probs_BWJ), take(symbols_BWJ), chosen_BJ // per_row
+
+  def _finish(self, ended_BJ, parents_BJ, length, alpha):
+    """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
+    n_best = self.scores_BW.shape[1]
+    log_probs_BJ = np.concatenate([self.found_log_probs_BW, ended_BJ], axis=1)
+    scores_BJ = np.concatenate([self.scores_BW, ended_BJ / length_penalty(length, alpha)], axis=1)
+    lengths_BJ = np.concatenate([self.found_lengths_BW, np.full_like(parents_BJ, length, dtype=np.int32)], axis=1)
+    ended_ids_BWT = self.ids_BWT.copy()
+    ended_ids_BWT[:, :, length - 1] = EOS
+    ids_BJT = np.concatenate([self.found_ids_BWT, ended_ids_BWT], axis=1)
+    source_BJ = np.concatenate([np.broadcast_to(np.arange(n_best), self.scores_BW.shape), n_best + parents_BJ], axis=1)
+    chosen_BW = _best(scores_BJ, n_best)
+    self.scores_BW, self.found_log_probs_BW = _at(scores_BJ, chosen_BW), _at(log_probs_BJ, chosen_BW)
+    self.found_lengths_BW = _at(lengths_BJ, chosen_BW)
+    self.found_ids_BWT = _at(ids_BJT, _at(source_BJ, chosen_BW))
+
+
+def length_penalty(length: int | np.ndarray, alpha: float) -> np.ndarray:
+  """Length penalty ((5 + |Y|) / 6) ** alpha, which divides a log-probability (GNMT, arXiv:1609.08144, eq. 14)."""
+  return np.power((np.float32(5) + np.asarray(length, np.float32)) / np.float32(6), np.float32(alpha))
+
+
+def _best(values_BJ: np.ndarray, count: int) -> np.ndarray:
+  """Indices of the largest values of each row, largest first; of equal ones the first."""
+  return np.argsort(-values_BJ, axis=1, kind='stable')[:, :count]
+
+
+def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:
+  """Values at these indices of axis 1."""
+  return np.take_along_axis(values_BJ, index_BW.reshape(*index_BW.shape, *[1] * (values_BJ.ndim - 2)), axis=1)

@@ -1,0 +1,71 @@
+"""LiteRT graph: a function of arrays whose sizes may change between calls, with one copy of its weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.core import errors
+from lingvo_moe.core.errors import UserError
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+class Graph:
+  """Graph of a .tflite file, run by XNNPACK. Inputs are written into its own buffers, and results read from them.
+
+  `input` and `output` return views that are valid until the next `resize` or `run`, which refuse to work while one of
+  them is held. Resizing takes about a millisecond; weights stay packed as they are.
+
+  Args:
+    path: of the file.
+    threads: number of threads.
+
+  Attributes:
+    inputs, outputs: names.
+    shapes: shapes of the inputs by name; -1 is a size that `resize` gives.
+  """
+
+  def __init__(self, path: str, threads: int) -> None:
+    try:
+      from ai_edge_litert.interpreter import Interpreter
+    except ImportError as e:
+      raise errors.not_installed('an export for the engine needs ai-edge-litert', e, 'litert') from None
+    try:
+      self._interpreter = Interpreter(path, num_threads=threads)
+      signature = self._interpreter.get_signature_runner()
+    except (ValueError, RuntimeError) as e:
+      raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
+    inputs, outputs = signature.get_input_details(), signature.get_output_details()
+    self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
+    self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
+    self._shapes: dict[str, tuple[int, ...]] = {}
+    self.inputs, self.outputs = list(inputs), list(outputs)
+
+  def resize(self, shapes: Shapes) -> bool:
+    """Gives inputs their shapes; returns whether any changed, so that all inputs are to be written again."""
+    shapes = {name: tuple(shape) for name, shape in shapes.items()}
+    if shapes == self._shapes:
+      return False
+    for name, shape in shapes.items():
+      self._interpreter.resize_tensor_input(self._index[name], shape)
+    self._interpreter.allocate_tensors()
+    self._shapes = shapes
+    return True
+
+  def input(self, name: str) -> np.ndarray:
+    """View of an input's buffer."""
+    return self._interpreter.tensor(self._index[name])()
+
+  output = input
+
+  def run(self) -> None:
+    """Computes the outputs of the inputs."""
+    self._interpreter.invoke()
+
+
+def available_threads() -> int:
+  """Number of cores that this process may use."""
+  return len(os.sched_getaffinity(0))

@@ -1,0 +1,91 @@
+"""Beam search and scoring with the decoder's graph, step by step. Finished rows leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lingvo_moe.engine.beam import Beam, NextSymbols
+from lingvo_moe.engine.flat_cache import FlatCache
+from lingvo_moe.engine.graph import Graph
+from lingvo_moe.engine.vocab import BOS, EOS, PAD
+
+_OUTPUTS = ('best', 'symbols', 'logits', 'log_z')
+_RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
+
+
+def encode(encoder: Graph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S]."""
+  ids_BS = padded(sources)
+  encoder.resize({'ids': ids_BS.shape})
+  encoder.input('ids')[...] = ids_BS
+  encoder.run()
+  return {
+    **{name: encoder.output(name).copy() for name in encoder.outputs},
+    'segments': (ids_BS != PAD).astype(np.int32),
+  }
+
+
+def search(
+  decoder: Graph, memory: Mapping[str, np.ndarray], max_lengths_B: np.ndarray, width: int, alpha: float, n_best: int
+) -> Beam:
+  """Beam search for the n_best translations of each row, which the beam that is returned has found.
+
+  Args:
+    decoder: graph of a step.
+    memory: from `encode`.
+    max_lengths_B: the largest |Y| of each row, counting eos, at least 1.
+    width: W, the live hypotheses of a row.
+    alpha: length normalisation.
+    n_best: number of translations, at most W.
+  """
+  beam = Beam.begin(max_lengths_B, width, n_best)
+  found, numbers, time = Beam.begin(max_lengths_B, width, n_best), np.arange(len(max_lengths_B)), 0
+  cache = FlatCache(decoder, memory, width)
+
+  def note_results():
+    for name in _RESULTS:
+      getattr(found, name)[numbers] = getattr(beam, name)
+
+  while beam.live_BW.any():
+    if cache.is_full:
+      note_results()
+      rows = np.flatnonzero(beam.live_BW.any(axis=1))
+      cache.keep(rows, beam.live_BW)
+      beam, numbers = beam.take(rows), numbers[rows]
+    cache.run(beam.last_BW, time, beam.live_BW)
+    best_BWJ, symbols_BWJ, logits_BWV, log_z_BW = (decoder.output(name) for name in _OUTPUTS)
+    next_symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW)
+    cache.follow(beam.advance(next_symbols, time, alpha))
+    del best_BWJ, symbols_BWJ, logits_BWV, log_z_BW, next_symbols  # views, of which none may be held by the next step
+    time += 1
+  note_results()
+  return found
+
+
+def score(decoder: Graph, memory: Mapping[str, np.ndarray], targets: Sequence[Sequence[int]], width: int) -> np.ndarray:
+  """Log-probabilities of targets, each with its end, float64 [B]: the first hypothesis of each row is led along one."""
+  labels_BT = padded(targets)
+  lengths_B, numbers = np.array(list(map(len, targets))), np.arange(len(targets))
+  log_probs_B = np.zeros(len(targets))
+  cache = FlatCache(decoder, memory, width)
+  for time in range(labels_BT.shape[1]):
+    live_BW = (time < lengths_B[numbers])[:, np.newaxis] & (np.arange(width) == 0)
+    if cache.is_full:
+      rows = np.flatnonzero(live_BW[:, 0])
+      cache.keep(rows, live_BW)
+      numbers, live_BW = numbers[rows], live_BW[rows]
+    last_B = labels_BT[numbers, time - 1] if time else np.full(len(numbers), BOS)
+    cache.run(np.repeat(last_B[:, np.newaxis], width, axis=1), time, live_BW)
+    logit_B = decoder.output('logits')[np.arange(len(numbers)), 0, labels_BT[numbers, time]]
+    log_probs_B[numbers] += (logit_B - decoder.output('log_z')[:, 0]) * live_BW[:, 0]
+  return log_probs_B
+
+
+def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+  """Rows of ids as an int32 array, padded at their ends."""
+  ids_BT = np.full([len(rows), max(map(len, rows))], PAD, np.int32)
+  for i, row in enumerate(rows):
+    ids_BT[i, : len(row)] = row
+  return ids_BT

@@ -1,0 +1,39 @@
+"""SentencePiece vocabulary of an export: text to ids, and ids to text. Special ids are those of every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.visible_text import is_empty
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+class Vocab:
+  """Vocabulary in a SentencePiece .model file, in which tags of languages are control symbols."""
+
+  def __init__(self, path: str) -> None:
+    self._processor = sentencepiece.SentencePieceProcessor()
+    try:
+      self._processor.Load(path)
+    except (RuntimeError, OSError):
+      raise UserError(f'{path} is not a SentencePiece model: export the run again') from None
+    self._size = self._processor.get_piece_size()
+
+  def encode(self, lines: Sequence[str]) -> list[list[int]]:
+    """Ids of each line, without an end; none of a line of which nothing can be seen."""
+    return self._processor.encode(['' if is_empty(line) else line.removeprefix('\ufeff') for line in lines])
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Text of ids up to the end; pad, bos and ids beyond the vocabulary are skipped."""
+    kept = []
+    for i in map(int, ids):
+      if i == EOS:
+        break
+      if i not in (PAD, BOS) and i < self._size:
+        kept.append(i)
+    # Byte pieces can form a line break.
+    return self._processor.decode(kept).replace('\n', ' ').replace('\r', ' ')

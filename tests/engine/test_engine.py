@@ -1,0 +1,147 @@
+"""The engine gives what the run gives, without TensorFlow; lines do not depend on each other."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import toy_run as toy
+from ai_edge_litert.interpreter import Interpreter
+
+import lingvo_moe
+from lingvo_moe.commands import export
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.engine import manifest
+
+pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
+
+SENTENCES = [source for source, _ in toy.sentences()]
+LINES = [*SENTENCES[:3], '', 'Eine Katze\ufeff singt\x00.', '   ', '日本', 'Hund ' * 60, *SENTENCES[12:15]]
+
+
+def lines_of(count):
+  rng = random.Random(0)
+  return [' '.join(rng.choices(SENTENCES, k=rng.randint(1, 3))) for _ in range(count)]
+
+
+@pytest.fixture(scope='module')
+def folders(toy_run, tmp_path_factory):
+  made = {}
+  for weights in ('float32', 'int8'):
+    made[weights] = tmp_path_factory.mktemp('exported') / weights
+    export.export(export.Options(toy_run.path, out=str(made[weights]), format='litert', weights=weights))
+  return made
+
+
+@pytest.fixture(scope='module', params=['float32', 'int8'])
+def model(request, folders):
+  return lingvo_moe.load(str(folders[request.param]))
+
+
+@pytest.fixture(scope='module')
+def exact(folders):
+  return lingvo_moe.load(str(folders['float32']))
+
+
+@pytest.fixture(scope='module')
+def run(toy_run):
+  return lingvo_moe.load(toy_run.path)
+
+
+def assert_same(found, expected, tolerance):
+  for ours, theirs in zip(found, expected, strict=True):
+    assert [h.text for h in ours] == [h.text for h in theirs]
+    numbers = lambda hypotheses: [(h.score, h.log_prob) for h in hypotheses]
+    np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=tolerance)
+
+
+def test_float32_gives_the_symbols_and_scores_of_the_run(run, exact):
+  for n_best in (1, 4):
+    lines = LINES + lines_of(200)
+    found, expected = (m.translate(lines, n_best=n_best, scores=True) for m in (exact, run))
+    assert_same(found, expected, 2e-5)
+  assert len({h.text for (h,) in exact.translate(lines, n_best=1, scores=True)}) > 30
+
+
+def test_references_are_scored_as_by_the_run(run, exact, model):
+  pairs = [('Hund ' * 60, 'A dog is running.'), ('', ''), ('', 'A dog'), *toy.sentences(), ('Ein Hund', 'cat ' * 9)]
+  expected = run.score(pairs)
+  for m, tolerance in ((exact, 1e-4), (model, 1.0)):
+    found = m.score(pairs)
+    assert [s.tokens for s in found] == [s.tokens for s in expected]
+    np.testing.assert_allclose([s.log_prob for s in found], [s.log_prob for s in expected], atol=tolerance)
+
+
+def test_a_translation_depends_on_its_line_alone(model):
+  lines = lines_of(60)
+  together = model.translate(lines, n_best=4, scores=True)
+  order = random.Random(1).sample(range(60), 60)
+  shuffled = model.translate([lines[i] for i in order], n_best=4, scores=True)
+  assert_same(shuffled, [together[i] for i in order], 2e-5)
+  assert_same([model.translate([line], n_best=4, scores=True)[0] for line in lines[:20]], together[:20], 2e-5)
+
+
+def test_int8_translates_as_float32(folders, exact):
+  lines = lines_of(100)
+  found = lingvo_moe.load(str(folders['int8'])).translate(lines, scores=True)
+  expected = exact.translate(lines, scores=True)
+  assert sum(ours.text == theirs.text for ours, theirs in zip(found, expected)) >= 90  # of text unlike its training's
+
+
+def test_weights_are_int8_but_those_of_gates_and_norms(folders):
+  kinds = {}
+  interpreter = Interpreter(str(folders['int8'] / 'decoder.tflite'))
+  for tensor in interpreter.get_tensor_details():
+    kinds.setdefault(tuple(map(int, tensor['shape'])), set()).add(tensor['dtype'])
+  assert kinds[32, 4] == {np.float32}  # the gate
+  assert np.int8 in kinds[286, 32]  # the output softmax
+  assert kinds[4, 32, 64] == {np.int8}  # the experts
+  assert kinds[32,] == {np.float32}
+
+
+def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
+  about = json.loads((folders['float32'] / 'manifest.json').read_text())
+  assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 1)
+  assert sorted(about['files']) == sorted({p.name for p in folders['float32'].iterdir()} - {'manifest.json'})
+  assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
+  assert (folders['float32'] / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
+
+
+def damage(folder, name, change):
+  path = folder / name
+  contents = path.read_bytes()
+  changed = change(contents)
+  path.unlink() if changed is None else path.write_bytes(changed)
+
+
+@pytest.mark.parametrize(
+  'name, change, message',
+  [
+    ('decoder.tflite', lambda b: b[:-8] + b'\1' + b[-7:], r'decoder.tflite was changed since it was exported'),
+    ('source.model', lambda b: None, r'source.model, which manifest.json names, is missing: copy the whole folder'),
+    ('manifest.json', lambda b: b.replace(b'"version": 1', b'"version": 9'), 'it was changed since it was written'),
+    ('manifest.json', lambda b: b'{', 'is not JSON'),
+    ('manifest.json', lambda b: b'{"version": 1}', 'is not the manifest of an export'),
+    ('manifest.json', lambda b: b'{"version": 9, "format": "lingvo_moe engine"}', 'has version 9, .* reads up to 1'),
+  ],
+)
+def test_a_damaged_export_is_refused_in_one_line(folders, tmp_path, name, change, message):
+  shutil.copytree(folders['int8'], tmp_path / 'out')
+  damage(tmp_path / 'out', name, change)
+  with pytest.raises(UserError, match=message) as e:
+    lingvo_moe.load(str(tmp_path / 'out'))
+  assert '\n' not in str(e.value)
+
+
+def test_what_an_export_has_fixed_cannot_be_chosen(folders):
+  path = str(folders['int8'])
+  with pytest.raises(UserError, match=r'\(beam_size=4\); saw beam_size=2 for'):
+    lingvo_moe.load(path, beam_size=2)
+  with pytest.raises(UserError, match='step=1 for .*: leave it out, or export the run again'):
+    lingvo_moe.load(path, step=1)
+  assert lingvo_moe.load(path, beam_size=4, length_norm_alpha=0).translate(SENTENCES[:1])
+  with pytest.raises(UserError, match='a beam of 4 has no 5 hypotheses'):
+    lingvo_moe.load(path).translate(SENTENCES[:1], n_best=5)

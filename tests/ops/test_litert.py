@@ -1,0 +1,51 @@
+"""LiteRT backend: its forms give the values of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_moe import ops
+from lingvo_moe.layers.gates.top2 import Top2
+from lingvo_moe.layers.moe import MoE
+from lingvo_moe.ops import backend, litert, reference
+
+rng = np.random.default_rng(0)
+normal = lambda *shape: tf.constant(rng.normal(size=shape), tf.float32)
+
+
+@pytest.mark.parametrize(
+  'equation, shape', [('BTM,VM->BTV', [7, 4]), ('GSM,ME->GSE', [4, 7]), ('EGC,ECM->EGM', [2, 4, 3])]
+)
+def test_a_product_is_that_of_the_reference(equation, shape):
+  x, weight = normal(2, 3, 4), normal(*shape)
+  np.testing.assert_allclose(
+    litert.product(equation, x, weight), reference.product(equation, x, weight), rtol=1e-5, atol=1e-6
+  )
+
+
+def test_attention_over_a_written_cache_is_that_over_one_that_holds_the_new_positions():
+  q, buffer, new = normal(2, 3, 2, 5), normal(2, 3, 4, 5), normal(2, 3, 2, 5)
+  whole = tf.concat([buffer, new], axis=2)
+  with backend.use(litert.BACKEND):
+    cache = ops.write_cache(buffer, new, tf.constant(0))
+    scores = ops.attention_product('BNTK,BNUK->BNTU', q, cache)
+    values = ops.attention_product('BNTU,BNUK->BNTK', scores, cache)
+  expected = reference.attention_product('BNTK,BNUK->BNTU', q, whole)
+  np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    values, reference.attention_product('BNTU,BNUK->BNTK', expected, whole), rtol=1e-5, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('expert', ['relu', 'swiglu', 'deep'])
+def test_experts_computed_for_all_tokens_give_the_output_of_those_that_were_chosen(expert):
+  layer = MoE(4, 6, 5, gate=Top2(), expert=expert)
+  theta = {name: normal(*spec.shape) for name, spec in layer.weights().items()}
+  x_BTM, paddings_BT = normal(3, 4, 4), tf.constant([[0.0] * 4, [0, 0, 1, 1], [1] * 4])
+  expected, _ = layer(theta, x_BTM, paddings_BT)
+  with backend.use(litert.BACKEND):
+    found, _ = layer(theta, x_BTM, paddings_BT)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  assert not np.any(found[2])
