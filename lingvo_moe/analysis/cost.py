@@ -213,76 +213,60 @@ def analyze(
   }
 
 
-@dataclasses.dataclass(frozen=True)
 class _Step:
   """Costs of a compiled step, whose MoE layers make so many rounds; without a chip there are no seconds."""
 
-  module: Module
-  compiled: Compiled
-  mesh: Mesh
-  chip: Chip | None
-  rounds: int
+  def __init__(self, module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None, rounds: int):
+    self.collectives = hlo_collectives.collectives(module, rounds)
+    self.costs = _collective_costs(self.collectives, compiled, mesh, chip)
+    self.phases = _phases(module, self.costs, chip, rounds)
+    self.parts = {name: functools.reduce(operator.add, (of[name] for of in self.phases.values())) for name in PARTS}
+    parts, cycles = self.parts.values(), sum(part.cycles for part in self.parts.values())
+    communication = sum(cost.seconds for cost in self.costs) if chip else None
+    # Seconds of the step, with its collectives: at least, and at the compiler's estimate of cycles.
+    self.roofline = sum(part.compute_seconds for part in parts) + communication if chip else None
+    self.estimated = cycles / chip.clock + communication if chip and chip.clock and cycles else None
 
-  @functools.cached_property
-  def collectives(self) -> list[Collective]:
-    return hlo_collectives.collectives(self.module, self.rounds)
 
-  @functools.cached_property
-  def costs(self) -> list[CollectiveCost]:
-    """Costs of the collectives; those of one kind, size, layer and phase are added up."""
-    alike: dict[CollectiveCost, tuple[int, float]] = {}
-    for collective in self.collectives:
-      kind, times, size = collective.kind, collective.times, collective.bytes
-      groups, op_name = collective.groups_of(self.mesh.num_devices), collective.instruction.op_name
-      axes = axes_of(groups, self.mesh)
-      part = _collective_part(collective, axes)
-      phase = 'update' if part == 'optimiser' else phase_of(op_name)
-      spent = times * torus.seconds(kind, size, groups, self.compiled.devices, self.chip) if self.chip else 0.0
-      asynchronous = collective.instruction.opcode.endswith('-start')
-      key = CollectiveCost(kind, 0, size, axes, _layer(collective), part, phase, None, asynchronous)
-      count, seconds = alike.get(key, (0, 0.0))
-      alike[key] = count + times, seconds + spent
-    return [key._replace(count=n, seconds=seconds if self.chip else None) for key, (n, seconds) in alike.items()]
+def _collective_costs(
+  collectives: Sequence[Collective], compiled: Compiled, mesh: Mesh, chip: Chip | None
+) -> list[CollectiveCost]:
+  """Costs of the collectives; those of one kind, size, layer and phase are added up."""
+  alike: dict[CollectiveCost, tuple[int, float]] = {}
+  for collective in collectives:
+    kind, times, size = collective.kind, collective.times, collective.bytes
+    groups, op_name = collective.groups_of(mesh.num_devices), collective.instruction.op_name
+    axes = axes_of(groups, mesh)
+    part = _collective_part(collective, axes)
+    phase = 'update' if part == 'optimiser' else phase_of(op_name)
+    asynchronous = collective.instruction.opcode.endswith('-start')
+    key = CollectiveCost(kind, 0, size, axes, _layer(collective), part, phase, None, asynchronous)
+    count, seconds = alike.get(key, (0, 0.0))
+    spent = times * torus.seconds(kind, size, groups, compiled.devices, chip) if chip else 0.0
+    alike[key] = count + times, seconds + spent
+  return [key._replace(count=n, seconds=seconds if chip else None) for key, (n, seconds) in alike.items()]
 
-  @functools.cached_property
-  def phases(self) -> dict[str, dict[str, Part]]:
-    """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
-    chip, timed = self.chip, (0.0, 0.0) if self.chip else (None, None)
-    phases = {phase: {name: Part(0, 0, 0, *timed) for name in PARTS} for phase in PHASES}
-    for cost in self.costs if chip else ():
-      phases[cost.phase][cost.part].collective_seconds += cost.seconds
-    for instruction, times in hlo_loops.executed(self.module, self.rounds):
-      if instruction.collective:
-        continue
-      op_name, flops, moved = hlo.op_name(instruction), hlo.flops(instruction), hlo.traffic(instruction)
-      phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
-      part = phases[phase][part_of(op_name)]
-      part.flops += times * flops
-      part.bytes += times * moved
-      part.cycles += times * instruction.estimated_cycles
-      if chip:
-        part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
-    return phases
 
-  @functools.cached_property
-  def parts(self) -> dict[str, Part]:
-    """Costs by part, summed over phases."""
-    return {name: functools.reduce(operator.add, (self.phases[phase][name] for phase in PHASES)) for name in PARTS}
-
-  @property
-  def roofline(self) -> float | None:
-    """Least seconds of the step, with its collectives."""
-    return sum(p.compute_seconds for p in self.parts.values()) + self._communication if self.chip else None
-
-  @property
-  def estimated(self) -> float | None:
-    """Seconds of the step at the compiler's estimate of cycles, with its collectives."""
-    cycles = sum(part.cycles for part in self.parts.values())
-    return cycles / self.chip.clock + self._communication if self.chip and self.chip.clock and cycles else None
-
-  @property
-  def _communication(self) -> float:
-    return sum(cost.seconds for cost in self.costs)
+def _phases(
+  module: Module, collectives: Sequence[CollectiveCost], chip: Chip | None, rounds: int
+) -> dict[str, dict[str, Part]]:
+  """Costs by phase and part. What the compiler rematerialises by itself has instructions named '...remat...'."""
+  timed = (0.0, 0.0) if chip else (None, None)
+  phases = {phase: {name: Part(0, 0, 0, *timed) for name in PARTS} for phase in PHASES}
+  for cost in collectives if chip else ():
+    phases[cost.phase][cost.part].collective_seconds += cost.seconds
+  for instruction, times in hlo_loops.executed(module, rounds):
+    if instruction.collective:
+      continue
+    op_name, flops, moved = hlo.op_name(instruction), hlo.flops(instruction), hlo.traffic(instruction)
+    phase = 'rematerialisation' if '.remat' in instruction.name else phase_of(op_name)
+    part = phases[phase][part_of(op_name)]
+    part.flops += times * flops
+    part.bytes += times * moved
+    part.cycles += times * instruction.estimated_cycles
+    if chip:
+      part.compute_seconds += times * max(flops / chip.flops, moved / chip.hbm_bandwidth)
+  return phases
 
 
 def _moe_all_to_alls(collectives: Sequence[Collective]) -> int:

@@ -35,7 +35,8 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
   """
   task = task_of(config)
   batch = task.random_batch()
-  runtime = _ready(make, config.program())
+  runtime = make(config.program())
+  runtime.init()
   metrics = []
   timing = clock.time(lambda: metrics.append(runtime.train_step(batch)))
   tokens = sum(float(metrics[-1][name]) for name in task.token_counts)
@@ -60,7 +61,8 @@ def decode(config: MtConfig, clock: Clock, make: MakeRuntime, rows: int | None =
   batch = {name: value[:rows] for name, value in task_of(config).random_batch().items() if name in SOURCE_KEYS}
   rows, length = len(batch['src_ids']), config.max_length
   program = config.program()
-  runtime = _ready(make, program)
+  runtime = make(program)
+  runtime.init()
   if rows % runtime.row_multiple:
     raise UserError(
       f'the rows of a batch must be a multiple of the {runtime.row_multiple} parts that the mesh splits them into; '
@@ -79,9 +81,3 @@ def decode(config: MtConfig, clock: Clock, make: MakeRuntime, rows: int | None =
     'sentences': rows,
     'beam_size': config.beam_size,
   }
-
-
-def _ready(make: MakeRuntime, program: Program) -> Runtime:
-  runtime = make(program)
-  runtime.init()
-  return runtime
