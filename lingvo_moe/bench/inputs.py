@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import tempfile
@@ -47,14 +49,24 @@ def measure(config: MtConfig, clock: Clock, data_dir: str = '') -> list[Timing]:
     source, target = map(Vocab, ensure_vocabs(config, os.path.join(folder, 'vocab'), quiet=True))
     with one_core():
       train_input = TrainInput(config, (source, target), os.path.join(folder, 'cache'), Feed(quiet=True))
-      stream = _Stream(train_input, config.window_size)
-      timing = clock.time(stream.read_window)
+      examples = [int(train_input.batch(step)['src_segments'].max(axis=1).sum()) for step in range(_SAMPLE)]
+      batches = math.ceil(config.window_size * _SAMPLE / sum(examples))  # of a window
+      stream, counts = iter(train_input.dataset()), collections.Counter()
+
+      def read_window():
+        counts['windows'] += 1
+        for batch in itertools.islice(stream, batches):
+          for segments_BT in (batch[name].numpy() for name in ('src_segments', 'tgt_segments')):
+            counts['tokens'] += int((segments_BT > 0).sum())
+            counts['positions'] += segments_BT.size
+
+      timing = clock.time(read_window)
   return [
     {
       **timing,
-      'tokens_per_s': round(stream.tokens / stream.windows / timing['median_s'], 1),
-      'batches_per_s': round(stream.batches / timing['median_s'], 1),
-      'padding': round(1 - stream.tokens / stream.positions, 4),
+      'tokens_per_s': round(counts['tokens'] / counts['windows'] / timing['median_s'], 1),
+      'batches_per_s': round(batches / timing['median_s'], 1),
+      'padding': round(1 - counts['tokens'] / counts['positions'], 4),
       'temperature': config.temperature,
       'pairs': len(train_input.shares),
     }
@@ -76,22 +88,3 @@ def _pin(cores: set[int]) -> None:
   for thread in os.listdir('/proc/self/task'):
     with contextlib.suppress(ProcessLookupError):  # the thread has ended
       os.sched_setaffinity(int(thread), cores)
-
-
-class _Stream:
-  """Stream of the trainer's batches, read by windows, with counts of windows, tokens and positions."""
-
-  def __init__(self, train_input: TrainInput, window_size: int):
-    examples = [int(train_input.batch(step)['src_segments'].max(axis=1).sum()) for step in range(_SAMPLE)]
-    self.batches = math.ceil(window_size * _SAMPLE / sum(examples))  # per window
-    self.windows = self.tokens = self.positions = 0
-    self._stream = iter(train_input.dataset())
-
-  def read_window(self) -> None:
-    self.windows += 1
-    for _ in range(self.batches):
-      batch = next(self._stream)
-      for name in ('src_segments', 'tgt_segments'):
-        segments_BT = batch[name].numpy()
-        self.tokens += int((segments_BT > 0).sum())
-        self.positions += segments_BT.size

@@ -18,6 +18,7 @@ from lingvo_moe.report.series import Series
 WIDTH = 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
 _NAMES = 84  # room for names at the left of a plot
+_SHAPES = ('marks', 0, 'h0'), ('diamonds', 4.5, 'l4.5 4.5 -4.5 4.5 -4.5 -4.5z')  # of dots: class, top, path from there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +64,10 @@ def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = Fa
     drawn.append(tag('text', series_lib.tick_text(x), x=f'{at_x(x):.1f}', y=bottom + 14, class_='mid'))
   drawn.append(tag('text', x_name, x=(_LEFT + right) // 2, y=height - 4, class_='mid'))
   for curve in shown:
-    points = [(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.ys)]
+    xs, *bounds = curve.series
+    points, low, high = ([(at_x(x), at_y(y)) for x, y in zip(xs, ys)] for ys in bounds)
     if curve.series.thinned and len(points) > 1:
-      band = [(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.high)]
-      band += reversed([(at_x(x), at_y(y)) for x, y in zip(curve.series.xs, curve.series.low)])
-      drawn.append(tag('path', class_=f'band c{curve.colour}', d=_polyline(band) + 'z'))
+      drawn.append(tag('path', class_=f'band c{curve.colour}', d=_polyline(high + low[::-1]) + 'z'))
     if len(points) > 1:
       drawn.append(tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d=_polyline(points)))
     if curve.marks or len(points) == 1:
@@ -88,21 +88,19 @@ def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, 
   left, step = _NAMES, 17
   bottom, right = _TOP + step * len(names), WIDTH - _RIGHT
   at = lambda value: left + min(max(value, 0), high) / high * (right - left)
+  at_row = lambda row: _TOP + step * (row + 0.5)
   drawn = []
   for x in series_lib.ticks(0, high):
     drawn.append(tag('path', class_='rule', d=f'M{at(x):.1f} {_TOP}V{bottom}'))
     drawn.append(tag('text', series_lib.tick_text(x), x=f'{at(x):.1f}', y=bottom + 14, class_='mid'))
   drawn.append(tag('text', x_name, x=(left + right) // 2, y=bottom + 30, class_='mid'))
   for row, name in enumerate(names):
-    y = _TOP + step * row + step / 2
-    drawn.append(tag('text', text.shortened(name, 11), x=left - 6, y=f'{y + 4:.1f}', class_='end'))
+    drawn.append(tag('text', text.shortened(name, 11), x=left - 6, y=f'{at_row(row) + 4:.1f}', class_='end'))
   for curve in rows:
-    shape = ('M{0:.1f} {1:.1f}h0', 'M{0:.1f} {2:.1f}l4.5 4.5 -4.5 4.5 -4.5 -4.5z')[curve.dash % 2]
-    paths = []
-    for row, value in zip(curve.series.xs, curve.series.ys):
-      y = _TOP + step * row + step / 2
-      paths.append(shape.format(at(value), y, y - 4.5))
-    drawn.append(tag('path', class_=f'{("marks", "diamonds")[curve.dash % 2]} c{curve.colour}', d=''.join(paths)))
+    kind, rise, shape = _SHAPES[curve.dash % 2]
+    points = ((at(value), at_row(row) - rise) for row, value in zip(curve.series.xs, curve.series.ys))
+    shapes = ''.join(f'M{x:.1f} {y:.1f}{shape}' for x, y in points)
+    drawn.append(tag('path', class_=f'{kind} c{curve.colour}', d=shapes))
   return _picture(bottom + 36, label, drawn)
 
 
