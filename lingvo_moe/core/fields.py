@@ -26,29 +26,17 @@ _LARGEST_FLOAT = 3.4028234e38  # of float32
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """Rules and meaning of a field.
+  """Rules and meaning of a field."""
 
-  Attributes:
-    meaning: one or more sentences, with units.
-    at_least: smallest value.
-    above: exclusive lower limit.
-    at_most: largest value; of an integer without it 2^31 - 1.
-    below: exclusive upper limit.
-    choices: all values there are.
-    way_out: advice that ends the error about a value out of range.
-    may_change: whether a run that goes on in its log directory may have another value than it began with.
-    settled: whether a run puts a value in the place of None when it begins; one of an earlier version still has None.
-  """
-
-  meaning: str
+  meaning: str  # one or more sentences, with units
   at_least: float | None = None
   above: float | None = None
-  at_most: float | None = None
+  at_most: float | None = None  # of an integer without it 2^31 - 1
   below: float | None = None
-  choices: Collection[str] = ()
-  way_out: str = ''
-  may_change: bool = False
-  settled: bool = False
+  choices: Collection[str] = ()  # all values there are
+  way_out: str = ''  # advice that ends the error about a value out of range
+  may_change: bool = False  # whether a run that goes on in its log directory may have another value
+  settled: bool = False  # whether a run puts a value in the place of None; one of an earlier version still has None
 
   @property
   def rule(self) -> str:

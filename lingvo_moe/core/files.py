@@ -64,10 +64,7 @@ def scheme(path: str | os.PathLike) -> str:
 def check_scheme(what: str, path: str | os.PathLike, schemes: Collection[str] = ()) -> None:
   """Raises UserError for a path such as s3://bucket/run, for which Python would make a folder 's3:' here.
 
-  Args:
-    what: whose path it is, for the message.
-    path: as given.
-    schemes: those that are known, without '://'.
+  `what` says whose path it is, for the message; `schemes` are known, without '://'.
   """
   if scheme(path) not in ('', *schemes):
     known = ', '.join(f'{name}://' for name in sorted(schemes)) or 'no scheme'

@@ -163,16 +163,8 @@ def lines(path: str, **kinds: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
 def keep_lines_up_to(path: str, step: int, note: Callable[[Mapping], None] = lambda line: None, **kinds: Kind) -> None:
   """Drops later lines of a log, and a last one that a crash cut short.
 
-  At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone.
-
-  Args:
-    path: of the log.
-    step: the last one whose lines stay.
-    note: called with each line that stays.
-    **kinds: what the values of a line must be.
-
-  Raises:
-    UserError: another line is damaged.
+  At step 0 the whole log becomes PATH.old, or PATH.old.2 and so on: it is of a run whose checkpoints are gone. `note`
+  is called with each line that stays. UserError where another line than the last is damaged.
   """
   if not files.exists(path):
     return

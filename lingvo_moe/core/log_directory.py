@@ -133,19 +133,12 @@ class Loads(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogDirectory:
-  """Run that a log directory holds.
-
-  Attributes:
-    path: of the directory.
-    model: the registered name.
-    values: the resolved configuration, as JSON has it.
-    averaged: of an average of checkpoints, its steps and the path of the run they are of; else None.
-  """
+  """Run that a log directory holds."""
 
   path: str
-  model: str
-  values: Mapping[str, Any]
-  averaged: Mapping[str, Any] | None = None
+  model: str  # the registered name
+  values: Mapping[str, Any]  # the resolved configuration, as JSON has it
+  averaged: Mapping[str, Any] | None = None  # of an average of checkpoints: its steps, and the path of their run
 
   @classmethod
   def read(cls, path: str) -> LogDirectory:

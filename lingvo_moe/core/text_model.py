@@ -201,7 +201,7 @@ class TextModel(abc.ABC):
     try:
       yield
     except UserError as e:
-      raise UserError(f'{self.path} holds a run of {self.model}: {e}') from None
+      raise type(e)(f'{self.path} holds a run of {self.model}: {e}') from None
 
   def _checked(self, name: str, texts: Iterable[str]) -> list[str]:
     """Texts as a list, as an iterator gives them once only; UserError for what is no text."""

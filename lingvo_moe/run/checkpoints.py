@@ -44,22 +44,13 @@ _KINDS = {  # of dev_loss.json
 
 
 class Evaluation(NamedTuple):
-  """Dev loss of a checkpoint.
+  """Dev loss of a checkpoint."""
 
-  Attributes:
-    step: of the checkpoint.
-    loss: cross-entropy.
-    text: hash of the dev text; '' where an earlier version did not note it.
-    changes: how often the run's dev text had changed before. Only losses of the latest text are compared.
-    later: steps that were evaluated since on that text, if this is the best; None: an earlier version did not note
-      them.
-  """
-
-  step: int
-  loss: float
-  text: str = ''
-  changes: int = 0
-  later: Sequence[int] | None = ()
+  step: int  # of the checkpoint
+  loss: float  # cross-entropy
+  text: str = ''  # hash of the dev text; '' where an earlier version did not note it
+  changes: int = 0  # how often the dev text had changed before; only losses of the latest text are compared
+  later: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
 
 
 class Holder(Protocol):
@@ -78,17 +69,11 @@ class Holder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-  """Checkpoints of a run: saves, finds, restores and drops them.
+  """Checkpoints of a run: saves, finds, restores and drops them."""
 
-  Attributes:
-    directory: where they are.
-    keep: how many of the newest to keep beside the best.
-    keep_every: checkpoints of steps that are multiples of it are kept as well; 0: none.
-  """
-
-  directory: str
-  keep: int = 3
-  keep_every: int = 0
+  directory: str  # where they are
+  keep: int = 3  # how many of the newest to keep beside the best
+  keep_every: int = 0  # checkpoints of steps that are multiples of it are kept as well; 0: none
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""

@@ -14,15 +14,10 @@ T = TypeVar('T')
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroup:
-  """Processes of a run. The leader alone reads and writes the log directory, and prints.
+  """Processes of a run. The leader alone reads and writes the log directory, and prints."""
 
-  Attributes:
-    count: number of processes.
-    index: number of this one; 0 leads. On a TPU pod it may be another than --process_id.
-  """
-
-  count: int = 1
-  index: int = 0
+  count: int = 1  # number of processes
+  index: int = 0  # number of this one; 0 leads. On a TPU pod it may be another than --process_id
 
   @property
   def is_leader(self) -> bool:

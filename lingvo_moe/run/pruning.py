@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,11 @@ from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.layers.gates.gate import is_gate_weight
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-  """Experts that are kept of a MoE layer.
+class Kept(NamedTuple):
+  """Experts that are kept of a MoE layer."""
 
-  Attributes:
-    experts: their numbers, ascending.
-    share: their share of all choices of experts on the text that was routed.
-  """
-
-  experts: list[int]
-  share: float
+  experts: list[int]  # their numbers, ascending
+  share: float  # of all choices of experts on the text that was routed
 
 
 def choose_pairs(pairs: Sequence[tuple[str, str]], languages: Sequence[str]) -> list[tuple[str, str]]:

@@ -34,20 +34,13 @@ class Results:
 
   The summary is written last and holds the settings of the job and the checkpoint's fingerprint. Where there is one,
   the files next to it are complete and belong to these settings. Before, <summary>.unfinished.jsonl has what is done.
-
-  Attributes:
-    root: where the folders are.
-    job: what is computed; it names the files and says what they depend on.
-    checkpoints: of the run; a step's files also depend on its checkpoint.
-    overwrite: whether files made with other settings may be replaced.
-    given: whether a user named the root, where results of other runs and other files may be.
   """
 
-  root: str
-  job: HeldOutJob
-  checkpoints: Checkpoints
-  overwrite: bool = False
-  given: bool = False
+  root: str  # where the folders are
+  job: HeldOutJob  # what is computed; it names the files and says what they depend on
+  checkpoints: Checkpoints  # of the run; a step's files also depend on its checkpoint
+  overwrite: bool = False  # whether files made with other settings may be replaced
+  given: bool = False  # whether a user named the root, where results of other runs and other files may be
 
   def folder(self, step: int) -> str:
     return log_directory.step_dir(self.root, step)

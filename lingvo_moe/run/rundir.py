@@ -24,14 +24,10 @@ class RunDir:
   """Paths of a log directory, which may be remote (core/files.py).
 
   What must be local, the task's own files and caches, then lies in a local copy (`local`).
-
-  Attributes:
-    path: of the directory.
-    vocab_outside: whether its configuration may name vocabularies outside of it.
   """
 
   path: str
-  vocab_outside: bool = False
+  vocab_outside: bool = False  # whether its configuration may name vocabularies outside of it
 
   def __post_init__(self):
     files.check_scheme('a log directory', self.path, files.SCHEMES)

@@ -117,17 +117,11 @@ class Training:
 
 
 class Step(NamedTuple):
-  """A training step that was made.
+  """A training step that was made."""
 
-  Attributes:
-    number: updates made with it, from 1.
-    metrics: the task's, 'grad_norm' and 'learning_rate'.
-    ends_call: whether it was the last of one call of the runtime, so that the runtime's state is that of this step.
-  """
-
-  number: int
-  metrics: Mapping[str, Any]
-  ends_call: bool
+  number: int  # updates made with it, from 1
+  metrics: Mapping[str, Any]  # the task's, 'grad_norm' and 'learning_rate'
+  ends_call: bool  # whether it was the last of one call of the runtime, whose state is then that of this step
 
 
 def check_finite(step: Step) -> None:
