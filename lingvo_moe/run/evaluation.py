@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 from lingvo_moe.run import reporting, warm_start
 from lingvo_moe.run.signals import Signals, StoppedBySignal
@@ -39,44 +39,35 @@ class Evaluation:
 
   def _evaluate(self, step: int) -> None:
     """Computes and notes the dev loss of the runtime's state."""
-    training = self._training
-    text = training.dev_input.content_hash
-    loss = self._logged(step, text)
-    if loss is None:
+
+    def measure():
       measured = self._measure(step)
-      training.log.evaluation(step, measured)
-      loss = measured.mean
-    self._note(step, loss, text)
+      self._training.log.evaluation(step, measured)
+      return measured.mean
+
+    self._note(step, measure)
 
   def _measure_best_again(self, step: int) -> None:
     """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
-    training = self._training
-    text = training.dev_input.content_hash
-    best = training.checkpoints.best()
-    if best is None or best.text == text:
+    training, best = self._training, self._training.checkpoints.best()
+    if best is None or best.text == training.dev_input.content_hash:
       return
-    loss = self._logged(best.step, text)
-    if loss is None:
+
+    def measure():
       if best.step != step:
         warm_start.resume(training.runtime, training.checkpoints, best.step)
       measured = self._measure(step)
       if best.step != step:
         warm_start.resume(training.runtime, training.checkpoints, step)
       training.log.best_again(step, best.step, measured)
-      loss = measured.mean
-    self._note(best.step, loss, text)
+      return measured.mean
+
+    loss = self._note(best.step, measure)
     why = 'the dev text has changed' if best.text else 'an earlier version did not note the dev text of its losses'
     training.group.say(
       f'{why}: the best checkpoint, of step {best.step}, is measured again, so that later ones are compared with it: '
       f'dev loss {loss:.4f}, was {best.loss:.4f}'
     )
-
-  def _logged(self, step: int, text: str) -> float | None:
-    """Dev loss that was logged before a crash kept it from being noted beside its checkpoint."""
-    # The leader process alone reads the log; in others the value is not used.
-    is_leader, logged = self._training.group.is_leader, self._training.log.measured(step, text)
-    is_logged = self._training.runtime.agree(not is_leader or logged is not None)
-    return (logged if is_leader else math.nan) if is_logged else None
 
   def _measure(self, step: int) -> reporting.DevLoss:
     """Computes the dev loss of the runtime's state; `step` is the one to go on from where a signal comes first."""
@@ -89,7 +80,13 @@ class Evaluation:
       raise StoppedBySignal(signals.received, step)
     return measured
 
-  def _note(self, step: int, loss: float, text: str) -> None:
-    if self._training.group.is_leader:
-      self._training.checkpoints.note_dev_loss(step, loss, text)
-    self._training.runtime.agree(True)  # so that every process sees the dev loss that was noted
+  def _note(self, step: int, measure: Callable[[], float]) -> float:
+    """Notes the dev loss of a checkpoint: the one logged, where a crash kept it from being noted, else as measured."""
+    training = self._training
+    text = training.dev_input.content_hash
+    logged = training.log.measured(step, text)
+    loss = logged if training.runtime.agree(logged is not None) else measure()
+    if training.group.is_leader:
+      training.checkpoints.note_dev_loss(step, loss, text)
+    training.runtime.agree(True)  # so that every process sees the dev loss that was noted
+    return loss

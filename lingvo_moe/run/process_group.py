@@ -32,13 +32,12 @@ class ProcessGroup:
       return f()
     from lingvo_moe.runtime import processes
 
-    value, error = None, None
     try:
-      value = f()
+      value, error = f(), None
     except ProcessLostError:
       raise  # the processes that are left cannot be reached
     except Exception as e:
-      error = e
+      value, error = None, e
     failed = [number for number, bad in enumerate(processes.gather(error is not None)) if bad]
     if not failed:
       return value

@@ -176,8 +176,9 @@ class NoLog:
   """TrainLog of a process other than the leader: writes nothing."""
 
   waiting = staticmethod(contextlib.nullcontext)
-  step = evaluation = best_again = measured = staticmethod(lambda *args, **kwargs: None)
+  step = evaluation = best_again = staticmethod(lambda *args, **kwargs: None)
   flush = say = end_progress = close = staticmethod(lambda *args: None)
+  measured = staticmethod(lambda step, text: math.nan)  # not None: whether a loss was logged, the leader says
 
 
 class EventFile:

@@ -209,8 +209,7 @@ class RunDir:
     """Removes the mark of a finished run, for which decoders end; puts it back where what is done within fails."""
     path = self.file(log_directory.FINISHED)
     mark = files.read(path) if self.finished else None
-    if mark is not None:
-      files.remove(path)
+    files.remove(path)
     try:
       yield
     except BaseException:
