@@ -109,7 +109,20 @@ class _Lives:
     self._named: dict[Instruction, list[_Value]] = {}
     self._forward: set[Instruction] = set()
     for time, instruction in enumerate(computation.instructions):
-      self._visit(time, instruction)
+      used = [value for operand in instruction.operands for value in self._named[operand]]
+      # XLA adds instructions without a name: theirs is that of the first named operand.
+      op_name = instruction.op_name or next((v.instruction.op_name for v in used if v.instruction.op_name), '')
+      is_backward = phase_of(op_name) in ('backward', 'rematerialisation')
+      if op_name and not is_backward:
+        self._forward.add(instruction)
+      for value in used:
+        if value in self.spans:
+          self.spans[value] = self.spans[value][0], time
+        if is_backward:
+          self._backward_end[value] = time
+      self._named[instruction] = self._values(instruction)
+      if instruction.opcode not in ('parameter', 'constant'):
+        self.spans |= {v: (time, time) for v in self._named[instruction] if v.instruction is instruction}
     for value in self._named[computation.root]:
       self.spans.pop(value, None)
 
@@ -125,22 +138,6 @@ class _Lives:
     """Peak bytes of the values computed forward that are still needed backward."""
     kept = {v: end for v, end in self._backward_end.items() if v in self.spans and v.instruction in self._forward}
     return max(self.sizes({v: (self.spans[v][0], end) for v, end in kept.items()}))
-
-  def _visit(self, time: int, instruction: Instruction) -> None:
-    used = [value for operand in instruction.operands for value in self._named[operand]]
-    # XLA adds instructions without a name: theirs is that of the first named operand.
-    op_name = instruction.op_name or next((v.instruction.op_name for v in used if v.instruction.op_name), '')
-    is_backward = phase_of(op_name) in ('backward', 'rematerialisation')
-    if op_name and not is_backward:
-      self._forward.add(instruction)
-    for value in used:
-      if value in self.spans:
-        self.spans[value] = self.spans[value][0], time
-      if is_backward:
-        self._backward_end[value] = time
-    self._named[instruction] = self._values(instruction)
-    if instruction.opcode not in ('parameter', 'constant'):
-      self.spans |= {v: (time, time) for v in self._named[instruction] if v.instruction is instruction}
 
   def _values(self, instruction: Instruction) -> list[_Value]:
     """Arrays of an instruction: its own, or an operand's if it only names it, passes it on or updates it in place."""

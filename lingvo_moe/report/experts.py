@@ -105,11 +105,10 @@ def _layer(layer: str, records: Sequence[RunRecord], points: int) -> Markup:
 
 def _dead(record: RunRecord, layer: str) -> Curve:
   loads = [load for load in record.run.loads if layer in load.choices]
-  points, begin = [], 0
-  for end in (i + 1 for i in chosen(len(loads), _COLUMNS)):  # each point is of all records since the point before
+  points, ends = [], [i + 1 for i in chosen(len(loads), _COLUMNS)]
+  for begin, end in zip([0, *ends], ends):  # each point is of all records since the point before
     by_expert = zip(*(load.choices[layer] for load in loads[begin:end]))
     points.append((loads[end - 1].step, sum(not any(n > 0 for n in choices) for choices in by_expert)))
-    begin = end
   return Curve(record.label('dead', sole=True), thinned(points), record.place, record.place)
 
 
