@@ -14,7 +14,7 @@ import collections
 import contextlib
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,38 +66,38 @@ def _find(config: DataConfig, split: str) -> list[parallel.Pair]:
   return parallel.find_pairs(config.data_dir, config.pairs, split, config.split_files)
 
 
-def taken(config: DataConfig) -> set[str]:
-  """Names of the pairs whose dev text is taken from train."""
-  return {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else set()
+def choose(config: DataConfig, pairs: Sequence[parallel.Pair], sizes: Iterable[int]) -> dict[int, np.ndarray]:
+  """Numbers of the lines of train that are dev text, ascending, by the number of their pair; none of pairs with dev.
+
+  Args:
+    config: its dev_lines and seed say how many, and which.
+    pairs: of train or dev, from find_pairs.
+    sizes: number of lines of each.
+  """
+  taken = {pair.name for pair in find_pairs(config, 'dev') if pair.split == 'train'} if config.dev_lines else ()
+  if not taken:
+    return {}
+  folders_with = collections.Counter(itertools.chain(*parallel.pair_folders(config.data_dir)))
+  return {
+    number: _choose(config, pair, size, folders_with)
+    for number, (pair, size) in enumerate(zip(pairs, sizes, strict=True))
+    if pair.name in taken
+  }
 
 
-class Chooser:
-  """Choice of the lines of train that are dev text."""
-
-  def __init__(self, config: DataConfig):
-    self._seed, self._dev_lines = config.seed, config.dev_lines
-    self._folders_with = collections.Counter(itertools.chain(*parallel.pair_folders(config.data_dir)))
-
-  def numbers(self, pair: parallel.Pair, size: int) -> np.ndarray:
-    """Numbers of the lines that are chosen of a pair's `size` lines of train, ascending."""
-    if self._dev_lines * 2 > size:
-      raise UserError(
-        f'dev_lines must leave half of the lines to train on; saw dev_lines={self._dev_lines}, and {pair.name} has '
-        f'{size} lines: use at most {size // 2}'
-      )
-    _, files = min(pair.sides, key=lambda side: (-self._folders_with[side[0]], side[0]))
-    checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(files)), np.uint64, size)
-    places = sampling.fold(self._seed, 'dev_lines', checksums)
-    _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
-    repeated = np.ones(size, bool)
-    repeated[first] = False
-    return np.sort(np.concatenate([first, np.flatnonzero(repeated)])[: self._dev_lines])
-
-  def read(self, pair: parallel.Pair) -> tuple[list[str], list[str]]:
-    """(source lines, target lines) of dev."""
-    chosen = set(self.numbers(pair, parallel.count_lines(pair)).tolist())
-    pick = lambda files: [line for number, line in enumerate(text.lines(files)) if number in chosen]
-    return pick(pair.source_files), pick(pair.target_files)
+def _choose(config: DataConfig, pair: parallel.Pair, size: int, folders_with: Mapping[str, int]) -> np.ndarray:
+  if config.dev_lines * 2 > size:
+    raise UserError(
+      f'dev_lines must leave half of the lines to train on; saw dev_lines={config.dev_lines}, and {pair.name} has '
+      f'{size} lines: use at most {size // 2}'
+    )
+  _, files = min(pair.sides, key=lambda side: (-folders_with[side[0]], side[0]))
+  checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(files)), np.uint64, size)
+  places = sampling.fold(config.seed, 'dev_lines', checksums)
+  _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
+  repeated = np.ones(size, bool)
+  repeated[first] = False
+  return np.sort(np.concatenate([first, np.flatnonzero(repeated)])[: config.dev_lines])
 
 
 def left_out(
@@ -169,7 +169,10 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:
   """Yields (pair, source lines, target lines) of every pair of a held-out set."""
   pairs = find_pairs(config, split)
-  of_train = split == 'dev' and any(pair.split == 'train' for pair in pairs)
-  chooser = Chooser(config) if of_train else None
-  for pair in pairs:
-    yield pair, *(chooser.read(pair) if chooser and pair.split == 'train' else parallel.read_pair(pair))
+  chosen = choose(config, pairs, map(parallel.count_lines, pairs)) if split == 'dev' else {}
+  for number, pair in enumerate(pairs):
+    if number in chosen:
+      lines = set(chosen[number].tolist())
+      yield pair, *([line for i, line in enumerate(text.lines(files)) if i in lines] for _, files in pair.sides)
+    else:
+      yield pair, *parallel.read_pair(pair)

@@ -90,13 +90,8 @@ class Examples:
     self._tags = tag_ids(config, self.pairs, source_vocab)
     self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
-    taken = dev_lines.taken(config) if split in ('train', 'dev') else set()
-    chooser = dev_lines.Chooser(config) if taken else None
-    chosen = {
-      number: chooser.numbers(pair, len(self._caches[number][0]))
-      for number, pair in enumerate(self.pairs)
-      if pair.name in taken
-    }
+    sizes = [len(source) for source, _ in self._caches]
+    chosen = dev_lines.choose(config, self.pairs, sizes) if split in ('train', 'dev') else {}
     if split == 'train' and chosen:
       keys = cache.open_keys(self.pairs, cache_dir, quiet=quiet)
       self._left_out = dev_lines.left_out(self._caches, keys, chosen, shared_vocab=source_vocab is target_vocab)
@@ -107,8 +102,8 @@ class Examples:
     self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
     key = repr((folders, self._tags is not None, self._max_length))
-    if taken:
-      key += repr(('by key', config.dev_lines, config.seed, sorted(taken)))
+    if chosen:
+      key += repr(('by key', config.dev_lines, config.seed, [self.pairs[number].name for number in chosen]))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
   def _scan(self, pair: int) -> PairStats:

@@ -377,7 +377,7 @@ def test_dev_from_train_is_the_same_text_as_for_the_decoder_and_must_leave_half(
   config, cache_dir, sources, targets = without_dev
   config = dataclasses.replace(config, dev_lines=12)
   [(pair, *read)] = dev_lines.read_pairs(config, 'dev')
-  chosen = dev_lines.Chooser(config).numbers(pair, 120)
+  chosen = dev_lines.choose(config, [pair], [120])[0]
   assert read == [[sources[i] for i in chosen], [targets[i] for i in chosen]] and len(chosen) == 12
   assert len(set(read[0])) == 12  # of equal lines, one
   [(_, *whole)] = dev_lines.read_pairs(config, 'train')  # of which a user asks the score
