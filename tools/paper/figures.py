@@ -15,7 +15,7 @@ import numpy as np
 
 from lingvo_moe.analysis import torus
 from lingvo_moe.analysis.parts import PHASES
-from lingvo_moe.core.markdown import image, table
+from lingvo_moe.core.markdown import table
 from lingvo_moe.runtime.chips import Topology
 from lingvo_moe.tasks import sizes
 from lingvo_moe.xla_sharding import Mesh
@@ -88,7 +88,7 @@ class Figures:
           for key, grow in grows.items()
         ],
       ),
-      image('figure9'),
+      plots.image('figure9'),
     ]
 
   def table4(self) -> list[str]:
@@ -131,7 +131,7 @@ class Figures:
       *against('cores', by_devices),
       '### Against depth',
       *against('layers', by_depth),
-      image('compile'),
+      plots.image('compile'),
     ]
 
   def figure8(self) -> list[str]:
@@ -177,7 +177,7 @@ class Figures:
       "columns have the share of the step, at the compiler's estimate, that recomputes values for backward; the "
       "paper's is of the cycles.",
       _table(columns, compiled),
-      *([image('figure7')] if compiled else []),
+      *([plots.image('figure7')] if compiled else []),
     ]
 
   def table1(self) -> list[str]:
@@ -243,7 +243,7 @@ class Figures:
       'and nothing for MoE(2048E, 60L). Core-years are those of as many steps as the paper took: its steps a second '
       'times its days, about a trillion tokens; 300,000 for T(96L).',
       _table(columns, pairs),
-      image('table3'),
+      plots.image('table3'),
     ]
 
   def newer(self) -> list[str]:

@@ -101,3 +101,8 @@ def plain_log(axes, ticks: Sequence[float]) -> None:
   axes.set_yscale('log')
   axes.set_yticks(ticks, [f'{tick:g}' for tick in ticks])
   axes.minorticks_off()
+
+
+def image(name: str) -> str:
+  """Markdown image: the plot NAME.png in the folder of the page."""
+  return f'![{name}]({name}.png)'

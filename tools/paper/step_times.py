@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lingvo_moe.analysis.parts import PHASES
-from lingvo_moe.core.markdown import image, table
+from lingvo_moe.core.markdown import table
 from paper import claims, plots
 from paper.claims import Case
 from paper.report_cache import configured
@@ -118,7 +118,7 @@ def blocks(case: Case, compiled: Sequence[tuple[int, Mapping[str, Any]]], path: 
         ],
       ),
     ]
-  return [*blocks, image('figure8')]
+  return [*blocks, plots.image('figure8')]
 
 
 def sums(parts: Mapping[str, Sequence[float]]) -> list[float]:
