@@ -28,7 +28,7 @@ from lingvo_moe.options import flag
 if TYPE_CHECKING:
   from lingvo_moe.core.text_model import TextModel
 
-_EXTRA = ('aiohttp', 'prometheus_client')
+_EXTRA = ('aiohttp', 'babel', 'prometheus_client')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -10,10 +11,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 
 import pytest
+import toy_run as toy
 
-from lingvo_moe.commands import main
+import lingvo_moe
+from lingvo_moe.commands import export, main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ('lingvo_moe', 'params', 'tests', 'tools')
@@ -129,3 +133,69 @@ def test_dockerfile_is_clean_and_takes_what_a_wheel_needs():
     pytest.skip('hadolint is not installed here')
   done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True)
   assert done.returncode == 0, done.stdout
+
+
+def _needed(names, found) -> dict[str, metadata.Distribution]:
+  """Distributions of these names and all that they need, by name."""
+  for requirement in names:
+    name = re.match(r'[\w.-]+', requirement)[0]
+    if 'extra ==' not in requirement and 'Windows' not in requirement and name not in found:
+      found[name] = metadata.distribution(name)
+      _needed(found[name].requires or [], found)
+  return found
+
+
+@pytest.fixture(scope='module')
+def small(wheel, toy_run, tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+  """(Python of an environment with this package and what an export's requirements.txt names alone, the export)."""
+  folder = tmp_path_factory.mktemp('small')
+  export.export(export.Options(toy_run.path, out=str(folder / 'out'), format='litert', weights='float32'))
+  subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder / 'env'], check=True)
+  (site,) = (folder / 'env').glob('lib/python3*/site-packages')
+  wheel.extractall(site)
+  requirements = (folder / 'out' / 'requirements.txt').read_text().splitlines()
+  for distribution in _needed(requirements, {}).values():
+    for file in distribution.files:
+      path = pathlib.Path(distribution.locate_file(file))
+      if '..' not in file.parts and '__pycache__' not in file.parts and path.is_file():
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, site / file) if path.stat().st_dev == site.stat().st_dev else shutil.copy(path, site / file)
+  return folder / 'env' / 'bin' / 'python', folder / 'out'
+
+
+def test_an_export_translates_in_an_environment_under_150_megabytes_without_tensorflow(small, toy_run):
+  python, out = small
+  files = [path for path in python.parent.parent.rglob('*') if path.is_file() and not path.is_symlink()]
+  assert 100e6 < sum(path.stat().st_size for path in files) < 150e6
+  lines = [source for source, _ in toy.sentences()]
+  command = [python, '-m', 'lingvo_moe.commands.main', 'translate', out]
+  done = subprocess.run(command, input='\n'.join(lines) + '\n', capture_output=True, text=True, env={'HOME': '/'})
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.splitlines() == ['using the checkpoint of ' + lingvo_moe.load(str(out)).checkpoint]
+  assert done.stdout.splitlines() == lingvo_moe.load(toy_run.path).translate(lines)
+
+
+def test_a_log_directory_needs_tensorflow_and_the_message_says_so(small, toy_run):
+  command = [small[0], '-m', 'lingvo_moe.commands.main', 'translate', toy_run.path]
+  done = subprocess.run(command, capture_output=True, text=True, env={'HOME': '/'})
+  assert done.returncode == 1
+  assert done.stderr.count('\n') == 1 and 'a log directory needs TensorFlow, which is not installed' in done.stderr
+
+
+USES = """
+import json, sys
+import lingvo_moe
+model = lingvo_moe.load(sys.argv[1])
+model.score([('Ein Hund', 'A dog')])
+from lingvo_moe import serve, translate
+from lingvo_moe.serving import http_app
+serve.load(serve.Options(sys.argv[1]))
+heavy = {'tensorflow', 'tensorflow_text', 'jax', 'gin', 'sacrebleu'}
+print(json.dumps(sorted(heavy & {name.partition('.')[0] for name in sys.modules})))
+"""
+
+
+def test_an_export_is_loaded_and_served_without_the_import_of_tensorflow_or_jax(small):
+  done = subprocess.run([sys.executable, '-c', USES, small[1]], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout) == []

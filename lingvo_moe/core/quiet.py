@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -14,6 +15,9 @@ import re
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
+
+from lingvo_moe.core.errors import UserError
 
 _KNOWN = re.compile(
   rb'WARNING: All log messages before absl::InitializeLog\(\)|[IW]\d{4} [\d:. ]+\d+ +\S+:\d+\] |'
@@ -31,7 +35,15 @@ def install() -> None:
 def import_tensorflow() -> None:
   """Imports TensorFlow, quietly."""
   install()
-  importlib.import_module('tensorflow')
+  try:
+    importlib.import_module('tensorflow')
+  except ModuleNotFoundError as e:
+    if e.name != 'tensorflow':
+      raise
+    raise UserError(
+      'a log directory needs TensorFlow, which is not installed: pip install tensorflow tensorflow-text, or give what '
+      'lingvo-moe export --format=litert wrote'
+    ) from None
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -48,22 +60,30 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _load(loader: importlib.abc.Loader, module: types.ModuleType) -> None:
-  """Loads a module with stderr held back; prints what is no message of its start-up, or everything if it fails."""
+  """Loads a module; prints what is no message of its start-up, or everything if it fails."""
   del loader.exec_module  # which leaves that of its class
+  with without_messages(_KNOWN):
+    loader.exec_module(module)
+
+
+@contextlib.contextmanager
+def without_messages(known: re.Pattern[bytes]) -> Iterator[None]:
+  """Holds back what native code writes to stderr in the block; prints the lines that do not match, or all on errors."""
   try:
     stderr = os.dup(2)
   except OSError:  # there is none
-    return loader.exec_module(module)
+    yield
+    return
   with tempfile.TemporaryFile() as printed:
     sys.stderr.flush()
     os.dup2(printed.fileno(), 2)
     failed = True
     try:
-      loader.exec_module(module)
+      yield
       failed = False
     finally:
       sys.stderr.flush()
       os.dup2(stderr, 2)
       printed.seek(0)
-      os.write(stderr, b''.join(line for line in printed if failed or not _KNOWN.match(line)))
+      os.write(stderr, b''.join(line for line in printed if failed or not known.match(line)))
       os.close(stderr)

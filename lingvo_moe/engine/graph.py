@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import errors
+from lingvo_moe.core import errors, quiet
 from lingvo_moe.core.errors import UserError
+
+_MESSAGES = re.compile(rb'INFO: ')  # of the runtime
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -17,7 +20,7 @@ class Graph:
   """Graph of a .tflite file, run by XNNPACK. Inputs are written into its own buffers, and results read from them.
 
   `input` and `output` return views that are valid until the next `resize` or `run`, which refuse to work while one of
-  them is held. Resizing takes about a millisecond; weights stay packed as they are.
+  them is held. Resizing takes milliseconds; weights stay packed as they are.
 
   Args:
     path: of the file.
@@ -34,7 +37,9 @@ class Graph:
     except ImportError as e:
       raise errors.not_installed('an export for the engine needs ai-edge-litert', e, 'litert') from None
     try:
-      self._interpreter = Interpreter(path, num_threads=threads)
+      with quiet.without_messages(_MESSAGES):
+        self._interpreter = Interpreter(path, num_threads=threads)
+        self._interpreter.allocate_tensors()
       signature = self._interpreter.get_signature_runner()
     except (ValueError, RuntimeError) as e:
       raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
