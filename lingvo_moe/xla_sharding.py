@@ -69,9 +69,7 @@ class Mesh:
   # Sizes of the physical grid in whose order devices are numbered, last axis fastest; () if that is the mesh.
   topology: tuple[int, ...] = ()
   placement: tuple[tuple[int, ...], ...] = ()  # for each mesh axis, the topology axes that it spans, slowest first
-  split_dense: bool = (
-    False  # splits weights that devices share: each stores a part (WEIGHTS_SPLIT), and gathers it for use
-  )
+  split_dense: bool = False  # each device stores a part of the weights that all share, and gathers it (WEIGHTS_SPLIT)
   storage: Mesh | None = None  # mesh of the same devices by which weights are stored between steps; None: this one
 
   def __post_init__(self):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import tensorflow as tf
+from whole_state import WholeState
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import translations
@@ -26,7 +27,6 @@ from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.task import task_of
 

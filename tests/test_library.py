@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import shared_traces
 import toy_run as toy
+from whole_state import WholeState
 
 import lingvo_moe
 from lingvo_moe import translate
@@ -25,7 +26,6 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import loaded as loaded_lib
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')

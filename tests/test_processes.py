@@ -18,13 +18,13 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from whole_state import WholeState
 
 from lingvo_moe import decoder, translate
 from lingvo_moe.commands import launch as launcher
 from lingvo_moe.core import configuration
 from lingvo_moe.run import unfinished
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime.slices import WholeState
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINDINGS = (

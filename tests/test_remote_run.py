@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 import tensorflow as tf
+from whole_state import WholeState
 
 from lingvo_moe import decoder, trainer, translate
 from lingvo_moe.analysis import compare
@@ -23,7 +24,6 @@ from lingvo_moe.report import page, reading
 from lingvo_moe.run import unfinished
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.plain_text import windows
 from lingvo_moe.tasks.plain_text.vocab import Bytes
 

@@ -12,13 +12,13 @@ import sys
 
 import pytest
 import tensorflow as tf
+from whole_state import WholeState
 
 from lingvo_moe import translate
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.task import task_of
 
 pytestmark = pytest.mark.usefixtures('one_trace')

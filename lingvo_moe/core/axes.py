@@ -15,7 +15,7 @@ AXES = {
   'T': 'positions of a row',
   'U': 'positions attended to',
   'W': 'hypotheses of a beam',
-  'J': 'candidates among which the best are chosen',
+  'J': 'alternatives side by side, never split: candidates, buckets of distances, gates of an LSTM, features of a gate',
   'N': 'attention heads',
   'K': 'features of a head',
   'Q': 'query heads that share a key/value head, where there are several (grouped-query attention)',

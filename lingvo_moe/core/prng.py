@@ -43,8 +43,10 @@ def _mix_int(x: int) -> int:
   return x ^ (x >> 16)
 
 
-def fold(key: int | tf.Tensor, data: str | int | tf.Tensor) -> int | tf.Tensor:
-  """Derives a key from a key and a name, a Python int or an integer tensor (a step, a layer number)."""
+def fold(key: int | tf.Tensor | None, data: str | int | tf.Tensor) -> int | tf.Tensor | None:
+  """Derives a key from a key and a name, a Python int or an integer tensor (a step, a layer number); None from None."""
+  if key is None:
+    return None
   if isinstance(data, str):
     data = zlib.crc32(data.encode())
   if isinstance(data, int):

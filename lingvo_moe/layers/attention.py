@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -11,14 +12,23 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
-from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.relative_position import RelativePositions, offsets_of_owned, offsets_of_rows
-from lingvo_moe.layers.rotary import rotate
+from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned, offsets_of_rows, rotate
 from lingvo_moe.xla_sharding import shard
 
 # Keys and values of flat positions, 'keys' and 'values': [B, N, U, K], or [L, B, N, U, K] those of the layers of a
 # scanned stack.
 Cache = dict[str, tf.Tensor]
+
+
+class Now(NamedTuple):
+  """Position of a decoding step in the flat key/value cache; see search/flat_sequence.py."""
+
+  time: tf.Tensor  # int32 scalar; number of steps made before
+  start: tf.Tensor  # int32 scalar; hypothesis w writes flat position start + w
+  mask_BWU: tf.Tensor  # float32 0/1; positions of each hypothesis, including the one written now
+  live_BW: tf.Tensor | None = None  # whether there is a hypothesis: others are sent to no expert; None: all there are
+  position_BW: tf.Tensor | None = None  # int32; of the symbol in its sequence, for rotary positions; None: time
+
 
 # Added to a masked score. Finite, so that a row with nothing to attend to stays finite; its exp is 0 beside any score
 # that is not masked, so masked positions do not change the result.
@@ -51,7 +61,7 @@ class Attention:
     head_dim: K.
     dropout: dropout of the attention weights.
     num_kv_heads: key/value heads, N, a divisor of num_heads; 0: as many.
-    rotary_base: base of rotary positions of queries and keys, for self-attention; 0: none. See rotary.py.
+    rotary_base: base of rotary positions of queries and keys, for self-attention; 0: none. See positions.py.
     bias: whether there are biases.
     logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit.
     relative: relative position bias, for self-attention; None: none.
@@ -113,21 +123,18 @@ class Attention:
       specs['relative'] = WeightSpec((buckets, *heads), f'J{letters}', glorot_uniform(buckets, self.num_heads))
     return specs
 
-  def keys_values(
-    self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None
-  ) -> tuple[tf.Tensor, tf.Tensor]:
+  def keys_values(self, theta: Theta, x_BUM: tf.Tensor, positions_BU: tf.Tensor | None = None) -> Cache:
     """Keys and values [B, N, U, K]; positions, for rotary ones, are 0, 1, ... by default."""
     with tf.name_scope('projection'):
       keys_BNUK = _heads_first(ops.linear(x_BUM, theta['wk']))
       values_BNUK = _heads_first(ops.linear(x_BUM, theta['wv'], theta.get('bv')))
-      return shard(self._rotated(keys_BNUK, positions_BU), 'BNUK'), shard(values_BNUK, 'BNUK')
+      return {'keys': shard(self._rotated(keys_BNUK, positions_BU), 'BNUK'), 'values': shard(values_BNUK, 'BNUK')}
 
   def attend(
     self,
     theta: Theta,
     x_BTM: tf.Tensor,
-    keys_BNUK: tf.Tensor,
-    values_BNUK: tf.Tensor,
+    memory: Cache,
     mask_BTU: tf.Tensor,
     key: tf.Tensor | None = None,
     positions_BT: tf.Tensor | None = None,
@@ -138,7 +145,7 @@ class Attention:
     Args:
       theta: this layer's weights.
       x_BTM: positions that attend, from which queries are computed.
-      keys_BNUK, values_BNUK: from `keys_values`.
+      memory: keys and values to attend to.
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
       positions_BT: positions of x, for rotary ones; 0, 1, ... by default.
@@ -154,7 +161,7 @@ class Attention:
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
       q_BnTK = shard(self._rotated(q_BnTK, positions_BT), f'{n}TK')
-    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
+    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, memory['keys']), f'{n}TU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     scores_BnTU = tf.cast(scores_BnTU, tf.float32)
     if self.logit_cap:
@@ -166,7 +173,7 @@ class Attention:
       scores_BnTU += tf.cast(relative_bnTU, tf.float32)
     probs_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
     probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, values_BNUK), f'{n}TK')
+    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
     y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
     with tf.name_scope('projection'):
       return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
@@ -179,25 +186,18 @@ class Attention:
     return rotate(x_BnTK, positions_BT, self.rotary_base)
 
   def __call__(
-    self,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    memory_BUM: tf.Tensor,
-    mask_BTU: tf.Tensor,
-    key: tf.Tensor | None = None,
+    self, theta: Theta, x_BTM: tf.Tensor, memory_BUM: tf.Tensor, mask_BTU: tf.Tensor, key: tf.Tensor | None = None
   ) -> tf.Tensor:
     """Attends from x to memory (x itself for self-attention); see `attend`."""
-    return self.attend(theta, x_BTM, *self.keys_values(theta, memory_BUM), mask_BTU, key)
+    return self.attend(theta, x_BTM, self.keys_values(theta, memory_BUM), mask_BTU, key)
 
   def empty_cache(
     self, batch_size: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
   ) -> Cache:
     """Cache of zeros for the keys and values of `num_positions` flat positions; `layers`: of a scanned stack."""
     shape = [batch_size, self.kv_heads, num_positions, self.head_dim]
-    if layers is None:
-      zeros = shard(tf.zeros(shape, dtype), 'BNUK')
-    else:
-      zeros = shard(tf.zeros([layers, *shape], dtype), 'LBNUK')
+    stacked, letters = ([], 'BNUK') if layers is None else ([layers], 'LBNUK')
+    zeros = shard(tf.zeros([*stacked, *shape], dtype), letters)
     return {'keys': zeros, 'values': zeros}
 
   def keep_positions(self, cache: Cache, positions_BU: tf.Tensor) -> Cache:
@@ -230,18 +230,14 @@ class Attention:
       ([B, W, M], the cache with the step's positions written).
     """
     positions_BW = tf.reshape(now.time, [1, 1]) if now.position_BW is None else now.position_BW
-    new = dict(zip(('keys', 'values'), self.keys_values(theta, x_BWM, positions_BW), strict=True))
-    if layer is None:
-      cache = {name: ops.write_cache(cache[name], x_BNWK, now.start) for name, x_BNWK in new.items()}
-    else:
-      written = {name: ops.write_stacked_cache(cache[name], x_BNWK, layer, now.start) for name, x_BNWK in new.items()}
-      cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in written.items()}
-    own = of_layer(cache, layer)
+    new = self.keys_values(theta, x_BWM, positions_BW)
+    at = () if layer is None else (layer,)
+    cache = {name: ops.write_cache(cache[name], x_BNWK, now.start, *at) for name, x_BNWK in new.items()}
+    if layer is not None:
+      cache = {name: shard(buffer_LBNUK, 'LBNUK') for name, buffer_LBNUK in cache.items()}
     offsets_BWU = offsets_of_owned(now.mask_BWU) if self.relative else None
-    y_BWM = self.attend(
-      theta, x_BWM, own['keys'], own['values'], now.mask_BWU, positions_BT=positions_BW, offsets_BTU=offsets_BWU
-    )
-    return y_BWM, cache
+    own = of_layer(cache, layer)
+    return self.attend(theta, x_BWM, own, now.mask_BWU, None, positions_BW, offsets_BWU), cache
 
 
 def of_layer(cache: Cache, layer: tf.Tensor | None) -> Cache:

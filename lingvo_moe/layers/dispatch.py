@@ -9,10 +9,11 @@ A MoE layer calls only `dispatch` and `combine`. All dispatchers give equal resu
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -34,12 +35,17 @@ class GroupedRows(NamedTuple):
 Dispatched = tf.Tensor | GroupedRows  # x_EGCM: slots of every expert; or rows grouped by expert
 
 
-class Dispatcher(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Dispatcher(abc.ABC):
   """Transport of tokens to their experts, and of the experts' outputs back."""
 
+  routing: Routing
+
+  @abc.abstractmethod
   def dispatch(self, x_GSM: tf.Tensor) -> Dispatched:
     """Tokens of each expert; empty slots hold zeros."""
 
+  @abc.abstractmethod
   def combine(self, y: Dispatched) -> tf.Tensor:
     """Weighted sum y_GSM of the experts' outputs for each token; zeros where it was dropped."""
 
@@ -49,15 +55,12 @@ def make(name: str, routing: Routing) -> Dispatcher:
   return _OF_BACKENDS[backend.current().dispatcher if name == 'auto' else name](routing)
 
 
-@dataclasses.dataclass(frozen=True)
-class EinsumDispatcher:
+class EinsumDispatcher(Dispatcher):
   """Dispatch by one-hot masks and einsums: Algorithm 2 of GShard.
 
   The masks span the flat slot axis X = E * C, not [E, C]: TPUs pad a last axis to 128, and a capacity of 2 or 4
   would grow the masks 32 times or more.
   """
-
-  routing: Routing
 
   def _mask_GSX(self, weight_GSR: tf.Tensor) -> tf.Tensor:
     """Weights of each token at its slots."""
@@ -88,16 +91,13 @@ class EinsumDispatcher:
     return tf.einsum('GSX,GXM->GSM', tf.cast(self._mask_GSX(r.weight_GSR), y_EGCM.dtype), y_GXM)
 
 
-@dataclasses.dataclass(frozen=True)
-class GatherDispatcher:
+class GatherDispatcher(Dispatcher):
   """Dispatch by gathers: copies rows by index into the slots of the experts, and back.
 
   There is an index of each choice's slot and one of each slot's choice, so the gradient of a gather by one is a gather
   by the other. On a mesh it works in manual regions (section 3.2 of GShard): each device copies the rows of its own
   groups, and only copied rows are communicated.
   """
-
-  routing: Routing
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     x_EGCM = self._by_device(GatherDispatcher._dispatch, (x_GSM, 'GSM'), returns='EGCM')
@@ -141,16 +141,13 @@ class GatherDispatcher:
     return ops.Places(row_GSR, tf.maximum(choice_X, 0), kept_GSR, choice_X >= 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupedDispatcher:
+class GroupedDispatcher(Dispatcher):
   """Dropless dispatch: choices sorted by expert, so that each expert gets as many rows as tokens chose it.
 
   The cost is proportional to the number of choices, however unevenly they are distributed. One more row belongs to no
   expert; its output is zeros, for choices of weight 0. The number of rows of an expert is known only when the program
   runs, so this dispatcher works neither under XLA nor on a mesh.
   """
-
-  routing: Routing
 
   def dispatch(self, x_GSM: tf.Tensor) -> GroupedRows:
     places, expert_offsets = self._places

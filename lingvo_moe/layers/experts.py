@@ -55,14 +55,10 @@ class Experts(abc.ABC):
 
 
 def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
-  """Outputs of experts in the form of their input: slots or grouped rows.
+  """Outputs of experts for the tokens of each, in the form of their input: slots or grouped rows.
 
-  Args:
-    experts: the experts.
-    theta: their weights.
-    x: tokens of each expert.
-    keys: random keys of the tokens as prng.as_bytes, dispatched as x is; None: no dropout. An expert then drops the
-      same features of a token whatever slot or row it comes in.
+  `keys` are the random keys of the tokens as prng.as_bytes, dispatched as x is, so that an expert drops the same
+  features of a token whatever slot or row it comes in; None: no dropout.
   """
   if isinstance(x, GroupedRows):
     if keys is None:

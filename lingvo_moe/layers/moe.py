@@ -30,7 +30,7 @@ class MoE:
   In training a token competes for slots with the other tokens of its group: `num_groups` divides the rows of the
   batch, and a group is whole rows. At inference (no random key) nothing is dropped or skipped, so the output for
   a token depends on that token alone, and groups and dispatchers change only the cost. Where shapes are static, a
-  layer that drops nothing serves the queues of its experts in rounds of a fixed number of slots (ops.sum_over_rounds).
+  layer that drops nothing empties the queues of its experts in rounds of a fixed number of slots (ops.sum_over_rounds).
   If experts choose tokens, a group at inference is one row.
 
   Attributes:
@@ -106,16 +106,17 @@ class MoE:
     Raises:
       ValueError: in training, B is static and num_groups does not divide it.
     """
-    groups = self._groups(sizes(x_BTM)[0], training=key is not None)
-    grouped = lambda x_BT: _grouped(x_BT, groups)
-    keys = lambda key: None if key is None else grouped(prng.bits(key, sizes(x_BTM)[:2]))
+    rows, length = sizes(x_BTM)[:2]
+    groups = self._groups(rows, training=key is not None)
+    grouped = lambda x_BT: tf.reshape(x_BT, [groups, rows // groups * length, *x_BT.shape[2:]])  # [G, S, ...]
+    keys = lambda key: None if key is None else grouped(prng.bits(key, [rows, length]))
     x_GSM = shard(grouped(x_BTM), 'GSM')
     with tf.name_scope('gating'):
       capacity = None if key is None else self._capacity(x_GSM, self.capacity_factor)
       routing = self.gate(theta, tf.cast(x_GSM, tf.float32), grouped(paddings_BT), keys(key), capacity)
-    keys_GS = keys(prng.fold(key, 'experts')) if key is not None and self.expert_dropout else None
+    keys_GS = keys(prng.fold(key, 'experts')) if self.expert_dropout else None
 
-    def serve(x_GSM, theta, routing):
+    def through_experts(x_GSM, theta, routing):
       dispatcher = dispatch.make(self.dispatch, routing)
       with tf.name_scope('dispatch'):
         tokens = dispatcher.dispatch(x_GSM)
@@ -127,14 +128,14 @@ class MoE:
     experts = {name: theta[name] for name in self.experts.weights()}
     if capacity is None and not routing.every_expert:
       slots = self._capacity(x_GSM, self.round_capacity_factor)
-      y_GSM, rounds = ops.sum_over_rounds(serve, x_GSM, experts, routing, slots)
+      y_GSM, rounds = ops.sum_over_rounds(through_experts, x_GSM, experts, routing, slots)
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
     else:
       chunks = routing.chunks(1 if key is None else self.capacity_chunks)
-      y_GSM = tf.add_n([serve(x_GSM, experts, chunk) for chunk in chunks])
+      y_GSM = tf.add_n([through_experts(x_GSM, experts, chunk) for chunk in chunks])
     y_BTM = self._masked(shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), key)
     if self.shared:
-      y_BTM += self.shared(theta['shared'], x_BTM, None if key is None else prng.fold(key, 'shared'))
+      y_BTM += self.shared(theta['shared'], x_BTM, prng.fold(key, 'shared'))
     return y_BTM, routing
 
   def _masked(self, y_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
@@ -161,9 +162,3 @@ class MoE:
         'batch a multiple of it, or lower num_groups'
       )
     return self.num_groups if training or divides else 1
-
-
-def _grouped(x_BT: tf.Tensor, groups: Size) -> tf.Tensor:
-  """Reshapes [B, T, ...] to [G, S, ...]; a group is whole rows."""
-  rows, length = sizes(x_BT)[:2]
-  return tf.reshape(x_BT, [groups, rows // groups * length, *x_BT.shape[2:]])

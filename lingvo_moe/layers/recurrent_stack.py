@@ -14,9 +14,9 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.lstm import Lstm, LstmState
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.xla_sharding import shard
@@ -57,17 +57,7 @@ class RecurrentStack:
   def __call__(
     self, theta: Theta, x_BTM: tf.Tensor, segments_BT: tf.Tensor, *, key: tf.Tensor | None = None
   ) -> tuple[tf.Tensor, dict[str, Routed]]:
-    """Runs over whole rows.
-
-    Args:
-      theta: the stack's weights.
-      x_BTM: embedded input.
-      segments_BT: segment of the row that a position belongs to; 0 is padding.
-      key: random key, or one for each row, in training; None at inference.
-
-    Returns:
-      ([B, T, M], {layer name: Routed} of the experts).
-    """
+    """Runs over whole rows: ([B, T, M], {layer name: Routed} of the experts). See Stack.__call__."""
     begins_BT = tf.pad(segments_BT[:, 1:] != segments_BT[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     x_BTM = self._recurrent(_FIRST, theta, x_BTM, begins_BT, key)[0]
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
@@ -77,9 +67,9 @@ class RecurrentStack:
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> RecurrentCache:
     """Cache of T flat positions after reading the first symbols of each row; see Stack.read. `window` has no effect."""
     begins_BT = tf.broadcast_to(tf.range(sizes(x_BTM)[1])[tf.newaxis] == 0, sizes(x_BTM)[:2])
-    x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT, None)
-    x_BTM, _ = self._middle(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32), None)
-    _, second = self._recurrent(_SECOND, theta, x_BTM, begins_BT, None)
+    x_BTM, first = self._recurrent(_FIRST, theta, x_BTM, begins_BT)
+    x_BTM, _ = self._middle(theta, x_BTM, 1.0 - tf.cast(real_BT, tf.float32))
+    _, second = self._recurrent(_SECOND, theta, x_BTM, begins_BT)
     return {_FIRST: _positions(first), _SECOND: _positions(second)}
 
   def extend(
@@ -100,21 +90,18 @@ class RecurrentStack:
       with tf.name_scope(f'{name}/lstm'):
         own = weights_lib.cast(theta[name]['lstm'], self.lstm.weights(), x_BWM.dtype)
         state = self.lstm.step(own, x_BWM, _state_at(cache[name], last_BW))
-        new = _positions(state)
-        cache[name] = {part: ops.write_cache(cache[name][part], new[part], now.start) for part in new}
+        cache[name] = {part: ops.write_cache(cache[name][part], x, now.start) for part, x in _positions(state).items()}
         return x_BWM + state.output_BTM
 
     x_BWM = recur(_FIRST, x_BWM)
-    x_BWM, _ = self._middle(theta, x_BWM, paddings_BW, None)
+    x_BWM, _ = self._middle(theta, x_BWM, paddings_BW)
     return recur(_SECOND, x_BWM), cache
 
   def keep_positions(self, cache: RecurrentCache, positions_BU: tf.Tensor) -> RecurrentCache:
     """Cache gathered at these flat positions; see flat_sequence.loop."""
     return tf.nest.map_structure(lambda buffer: tf.gather(buffer, positions_BU, axis=2, batch_dims=1), cache)
 
-  def _recurrent(
-    self, name: str, theta: Theta, x_BTM: tf.Tensor, begins_BT: tf.Tensor, key: tf.Tensor | None
-  ) -> tuple[tf.Tensor, LstmState]:
+  def _recurrent(self, name, theta, x_BTM, begins_BT, key=None):
     """Runs an LSTM over whole rows, in sub-batches: (its input plus its output, its states)."""
 
     def run(x_BTM, begins_BT, key):
@@ -125,23 +112,21 @@ class RecurrentStack:
     with tf.name_scope(f'{name}/lstm'):
       return ops.map_sub_batches(run, x_BTM, begins_BT, key)
 
-  def _middle(
-    self, theta: Theta, x_BTM: tf.Tensor, paddings_BT: tf.Tensor, key: tf.Tensor | None
-  ) -> tuple[tf.Tensor, dict[str, Routed]]:
+  def _middle(self, theta, x_BTM, paddings_BT, key=None):
     """Runs the layer between the LSTMs on all positions at once: ([B, T, M], {layer name: Routed} of experts)."""
     own = weights_lib.cast(theta[_MIDDLE], self.weights()[_MIDDLE], x_BTM.dtype)
-    key = None if key is None else prng.fold(key, _MIDDLE)
+    key = prng.fold(key, _MIDDLE)
     if self.moe is None:
       with tf.name_scope(f'{_MIDDLE}/ffn'):
-        y_BTM = self.ffn(own['ffn'], x_BTM, None if key is None else prng.fold(key, 'ffn'))
+        y_BTM = self.ffn(own['ffn'], x_BTM, prng.fold(key, 'ffn'))
         return x_BTM + self._dropout(tf.sigmoid(y_BTM), key, 'residual'), {}
     with tf.name_scope(f'{_MIDDLE}/moe'):
-      y_BTM, routing = self.moe(own['moe'], x_BTM, paddings_BT, None if key is None else prng.fold(key, 'gate'))
+      y_BTM, routing = self.moe(own['moe'], x_BTM, paddings_BT, prng.fold(key, 'gate'))
       x_BTM += self._dropout(tf.sigmoid(y_BTM), key, 'residual')
     return shard(x_BTM, 'BTM'), {_MIDDLE: routing.routed}
 
   def _dropout(self, y_BTM: tf.Tensor, key: tf.Tensor | None, name: str) -> tf.Tensor:
-    return prng.dropout(y_BTM, self.residual_dropout, None if key is None else prng.fold(key, name))
+    return prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, name))
 
 
 def _positions(state: LstmState) -> dict[str, tf.Tensor]:

@@ -52,7 +52,7 @@ class ScannedStack(Stack):
           with tf.name_scope('weights'):
             own = {n: xla_sharding.gather(w, specs[n].dims) for n, w in own.items()}
           own = weights_lib.unflatten(own)[name]
-          own_key = None if key is None else prng.fold(key, number * self.period + place)
+          own_key = prng.fold(key, number * self.period + place)
           of_memory = (*(memory or [None]), memory_mask_BTU)
           x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
         routed |= {name: routing.routed} if layer.is_moe else {}

@@ -1,22 +1,24 @@
-"""Stack: layers in order, every k-th with experts; what UnrolledStack and ScannedStack have in common."""
+"""Stack: layers in order, every k-th with experts, unrolled; scanned_stack.py has the form in one loop."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 
 import tensorflow as tf
 
 from lingvo_moe import ops
+from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers.attention import Attention, causal_mask, segment_mask
+from lingvo_moe.layers.attention import Attention, Now, causal_mask, segment_mask
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
+from lingvo_moe.layers.remat import rematerialised
 from lingvo_moe.layers.transformer import Layer, LayerCache
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
@@ -128,8 +130,7 @@ class Stack(abc.ABC):
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
     own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
-    memory = self._memory(theta, memory_BUM)
-    return {name: {**own[name], 'memory': memory[name]} for name in self.traced}
+    return {name: {**own[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
 
   @abc.abstractmethod
   def _memory(self, theta, memory_BUM):
@@ -137,16 +138,13 @@ class Stack(abc.ABC):
 
   def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
     """Cache of the layers by name, for a stack without cross-attention."""
-    return {n: layer.empty_cache(rows, num_positions, dtype, self.num_blocks) for n, layer in self.traced.items()}
+    own = lambda: self.attention.empty_cache(rows, num_positions, dtype, self.num_blocks)
+    return {name: {'self': own()} for name in self.traced}
 
   def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> StackCache:
-    """Cache of T flat positions after reading the first symbols of each row, without cross-attention.
+    """Cache of T flat positions after reading the first embedded symbols of each row, without cross-attention.
 
-    Args:
-      theta: the stack's weights.
-      x_BTM: embedded symbols.
-      real_BT: False at padding, which is last in its row.
-      window: number of positions that a symbol may attend to, itself included.
+    real_BT is False at padding, which is last in its row. A symbol may attend to `window` positions, itself included.
     """
     rows, length = sizes(x_BTM)[:2]
     ago_TU = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
@@ -155,8 +153,9 @@ class Stack(abc.ABC):
     return self.extend(theta, x_BTM, now, None, self.empty_cache(rows, length, x_BTM.dtype))[1]
 
   def keep_positions(self, cache: StackCache, positions_BU: tf.Tensor) -> StackCache:
-    """Cache gathered at these flat positions; see flat_sequence.loop."""
-    return {name: layer.keep_positions(cache[name], positions_BU) for name, layer in self.traced.items()}
+    """Cache gathered at these flat positions, with the encoder output's unchanged; see flat_sequence.loop."""
+    kept = lambda own: self.attention.keep_positions(own, positions_BU)
+    return {name: {**of_layer, 'self': kept(of_layer['self'])} for name, of_layer in cache.items()}
 
   def extend(
     self,
@@ -206,3 +205,34 @@ class Stack(abc.ABC):
       norm_type=self.norm_type,
       post_norm=self.post_norm,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class UnrolledStack(Stack):
+  """Stack whose program grows with its depth; see Stack."""
+
+  def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
+    all_routed = {}
+    for number, (name, layer) in enumerate(self.layers.items()):
+      own_key = prng.fold(key, number)
+
+      def run(theta, x_BTM, memory_BUM=None, name=name, layer=layer, key=own_key):
+        x_BTM, routing = layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
+        return x_BTM, {name: routing.routed} if layer.is_moe else {}
+
+      if self.remat == 'block' and key is not None:
+        run = functools.partial(rematerialised, run)
+      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
+        x_BTM, routed = run(theta[name], x_BTM, *([memory_BUM] if self.cross_attention else []))
+      all_routed |= routed
+    return x_BTM, all_routed
+
+  def _memory(self, theta, memory_BUM):
+    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
+
+  def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
+    cache = dict(cache)
+    for name, layer in self.layers.items():
+      with tf.name_scope(name):
+        x_BWM, cache[name] = layer.extend(theta[name], x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
+    return x_BWM, cache

@@ -9,12 +9,10 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers.attention import Attention, Cache, of_layer
+from lingvo_moe.layers.attention import Attention, Cache, Now, of_layer
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routing
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
 from lingvo_moe.layers.remat import rematerialised
@@ -82,19 +80,13 @@ class Layer:
     theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)
 
     def rows(x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key):
-      own = theta['attention']
-      with tf.name_scope('attention'):
-        h_BTM = self.norm(own['norm'], x_BTM)
-        y_BTM = self._attend(self.attention, own, h_BTM, h_BTM, mask_BTT, _fold(key, 'attention'))
-        x_BTM = self._add(x_BTM, own, y_BTM, key, 'attention')
+      attend = lambda own, h_BTM, key: self._attend(self.attention, own, h_BTM, h_BTM, mask_BTT, key)
+      x_BTM = self._branch('attention', theta, x_BTM, attend, key)
       if self.cross_attention:
-        own = theta['cross_attention']
-        with tf.name_scope('cross_attention'):
-          h_BTM = self.norm(own['norm'], x_BTM)
-          to_memory, own_key = self.attention.of_memory, _fold(key, 'cross_attention')
-          y_BTM = self._attend(to_memory, own, h_BTM, memory_BUM, memory_mask_BTU, own_key)
-          x_BTM = self._add(x_BTM, own, y_BTM, key, 'cross_attention')
-      return x_BTM if self.is_moe else self._feed_forward(theta, x_BTM, key)
+        to_memory = self.attention.of_memory
+        attend = lambda own, h_BTM, key: self._attend(to_memory, own, h_BTM, memory_BUM, memory_mask_BTU, key)
+        x_BTM = self._branch('cross_attention', theta, x_BTM, attend, key)
+      return x_BTM if self.is_moe else self._branch('ffn', theta, x_BTM, self.ffn, key)
 
     x_BTM = ops.map_sub_batches(rows, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU, key)
     if not self.is_moe:
@@ -102,25 +94,14 @@ class Layer:
     with tf.name_scope('moe'):
       own = theta['moe']
       h_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(own['norm'], x_BTM), x_BTM)
-      y_BTM, routing = self.ffn(own, h_BTM, paddings_BT, _fold(key, 'gate'))
+      y_BTM, routing = self.ffn(own, h_BTM, paddings_BT, prng.fold(key, 'gate'))
       add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
       return ops.map_sub_batches(add, x_BTM, y_BTM, key), routing
-
-  def empty_cache(
-    self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32, layers: int | None = None
-  ) -> LayerCache:
-    """Cache of a layer without cross-attention, or of the equal `layers` of a scanned stack."""
-    return {'self': self.attention.empty_cache(rows, num_positions, dtype, layers)}
 
   def memory_cache(self, theta: Theta, memory_BUM: tf.Tensor) -> Cache:
     """Keys and values of the encoder output."""
     own = weights_lib.cast(theta['cross_attention'], self.weights()['cross_attention'], memory_BUM.dtype)
-    keys, values = self.attention.of_memory.keys_values(own, memory_BUM)
-    return {'keys': keys, 'values': values}
-
-  def keep_positions(self, cache: LayerCache, positions_BU: tf.Tensor) -> LayerCache:
-    """Cache gathered at these flat positions, with its memory unchanged."""
-    return {**cache, 'self': self.attention.keep_positions(cache['self'], positions_BU)}
+    return self.attention.of_memory.keys_values(own, memory_BUM)
 
   def extend(
     self,
@@ -132,65 +113,41 @@ class Layer:
     cache: LayerCache,
     number: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, LayerCache]:
-    """Decoding step of W hypotheses a row, at inference.
+    """Decoding step of W hypotheses a row, at inference: ([B, W, M], the cache with the step's keys and values).
 
-    Args:
-      theta: the layer's weights, which are cast to the type of x unless their spec says float32.
-      x_BWM: input.
-      now: positions to write, and positions of each hypothesis; see Attention.extend.
-      memory_mask_B1U: where the encoder output may be attended to; None without cross-attention.
-      paddings_BW: 1.0 where there is no hypothesis.
-      cache: of this layer, from its stack or the step before.
-      number: number of this layer on axis L of a scanned stack's cache; None: the cache of this layer alone.
-
-    Returns:
-      ([B, W, M], the cache with the step's keys and values).
+    Arguments are those of `__call__` and of Stack.extend, for this layer. The layer has this number on axis L of a
+    scanned stack's cache; None: the cache of this layer alone.
     """
     theta = weights_lib.cast(theta, self.weights(), x_BWM.dtype)
-    own = theta['attention']
-    with tf.name_scope('attention'):
-      h_BWM = self.norm(own['norm'], x_BWM)
-      y_BWM, self_cache = self.attention.extend(own, h_BWM, now, cache['self'], number)
-      x_BWM = self._add(x_BWM, own, y_BWM, None, 'attention')
-    if self.cross_attention:
-      own, memory = theta['cross_attention'], of_layer(cache['memory'], number)
-      with tf.name_scope('cross_attention'):
-        h_BWM = self.norm(own['norm'], x_BWM)
-        y_BWM = self.attention.of_memory.attend(own, h_BWM, memory['keys'], memory['values'], memory_mask_B1U)
-        x_BWM = self._add(x_BWM, own, y_BWM, None, 'cross_attention')
-    cache = {**cache, 'self': self_cache}
-    if not self.is_moe:
-      return self._feed_forward(theta, x_BWM, None), cache
-    own = theta['moe']
-    with tf.name_scope('moe'):
-      y_BWM, _ = self.ffn(own, self.norm(own['norm'], x_BWM), paddings_BW)
-      return self._add(x_BWM, own, y_BWM, None, 'moe'), cache
+    cache = dict(cache)
 
-  def _attend(
-    self,
-    attention: Attention,
-    theta: Theta,
-    x_BTM: tf.Tensor,
-    memory_BUM: tf.Tensor,
-    mask_BTU: tf.Tensor,
-    key: tf.Tensor | None,
-  ) -> tf.Tensor:
+    def attend_self(own, h_BWM, key):
+      y_BWM, cache['self'] = self.attention.extend(own, h_BWM, now, cache['self'], number)
+      return y_BWM
+
+    x_BWM = self._branch('attention', theta, x_BWM, attend_self)
+    if self.cross_attention:
+      memory, to_memory = of_layer(cache['memory'], number), self.attention.of_memory
+      attend = lambda own, h_BWM, key: to_memory.attend(own, h_BWM, memory, memory_mask_B1U)
+      x_BWM = self._branch('cross_attention', theta, x_BWM, attend)
+    if not self.is_moe:
+      return self._branch('ffn', theta, x_BWM, self.ffn), cache
+    return self._branch('moe', theta, x_BWM, lambda own, h_BWM, key: self.ffn(own, h_BWM, paddings_BW)[0]), cache
+
+  def _attend(self, attention, theta, x_BTM, memory_BUM, mask_BTU, key):
     attend = lambda theta, x, memory: attention(theta, x, memory, mask_BTU, key)
     if self.remat_attention and key is not None:
       return rematerialised(attend, theta, x_BTM, memory_BUM)
     return attend(theta, x_BTM, memory_BUM)
 
-  def _feed_forward(self, theta: Theta, x_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
-    own = theta['ffn']
-    with tf.name_scope('ffn'):
-      y_BTM = self.ffn(own, self.norm(own['norm'], x_BTM), _fold(key, 'ffn'))
-      return self._add(x_BTM, own, y_BTM, key, 'ffn')
+  def _branch(self, name, theta, x_BTM, function, key=None):
+    """Residual branch x + dropout(f(norm(x))); f is a function of the weights of the branch, a tensor and a key."""
+    own = theta[name]
+    with tf.name_scope(name):
+      y_BTM = function(own, self.norm(own['norm'], x_BTM), prng.fold(key, name))
+      return self._add(x_BTM, own, y_BTM, key, name)
 
   def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
     """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
     y_BTM = self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
-    return x_BTM + prng.dropout(y_BTM, self.residual_dropout, _fold(key, f'{branch}/residual'))
-
-
-def _fold(key: tf.Tensor | None, name: str) -> tf.Tensor | None:
-  return None if key is None else prng.fold(key, name)
+    return x_BTM + prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual'))

@@ -16,9 +16,7 @@ from lingvo_moe.ops.reference import lstm_cell
 from lingvo_moe.xla_sharding import shard
 
 
-def lstm(
-  z_BTJH: tf.Tensor, begins_BT: tf.Tensor, weight_MJH: tf.Tensor, projection_HM: tf.Tensor | None = None
-) -> tuple[tf.Tensor, tf.Tensor]:
+def lstm(z_BTJH, begins_BT, weight_MJH, projection_HM=None):
   """LSTM as reference.lstm: a loop over positions forward, and one backward for the gradient."""
   keep_TB1 = tf.cast(~tf.transpose(begins_BT), z_BTJH.dtype)[..., tf.newaxis]
   length, rows = sizes(begins_BT)[1], sizes(begins_BT)[0]

@@ -117,17 +117,17 @@ def queue_positions(expert_GSR: tf.Tensor, taken_GSR: tf.Tensor, num_experts: in
 
 
 def sum_over_rounds(
-  serve: Callable[[tf.Tensor, Any, Any], tf.Tensor],
+  function: Callable[[tf.Tensor, Any, Any], tf.Tensor],
   x_GSM: tf.Tensor,
   theta: Any,
   routing: Any,
   slots: Size,
   width: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sum of serve(x_GSM, theta, round) over rounds of a routing: here one round, with room for the longest queue.
+  """Sum of function(x_GSM, theta, round) over rounds of a routing: here one round, with room for the longest queue.
 
   Args:
-    serve: function that returns y_GSM, a sum over the choices of weight above 0.
+    function: returns y_GSM, a sum over the choices of weight above 0.
     x_GSM: tokens.
     theta: nested weights of the experts.
     routing: NamedTuple with `weight_GSR`, `capacity` (the number of choices in the longest queue, at least 1) and
@@ -138,7 +138,7 @@ def sum_over_rounds(
   Returns:
     (y_GSM summed over rounds, number of rounds as float32).
   """
-  return serve(x_GSM, theta, routing), tf.ones([])
+  return function(x_GSM, theta, routing), tf.ones([])
 
 
 class Places(NamedTuple):
@@ -184,16 +184,13 @@ def grouped_ffn(
   return tf.concat([*y, tf.zeros_like(x_XM[-1:])], axis=0)
 
 
-def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Key or value cache after writing x at positions start, start + 1, ... of U."""
+def write_cache(buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: tf.Tensor | None = None) -> tf.Tensor:
+  """Key or value cache [B, N, U, K], or a layer of [L, B, N, U, K], after writing x at start, start + 1, ... of U."""
+  if layer is not None:
+    written_BNUK = write_cache(buffer[layer], x_BNWK, start)
+    return tf.tensor_scatter_nd_update(buffer, [[layer]], written_BNUK[tf.newaxis])
   end = start + tf.shape(x_BNWK)[2]
-  return tf.concat([buffer_BNUK[:, :, :start], x_BNWK, buffer_BNUK[:, :, end:]], axis=2)
-
-
-def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Key or value cache of L layers after writing x at positions start, start + 1, ... of one layer."""
-  written_BNUK = write_cache(buffer_LBNUK[layer], x_BNWK, start)
-  return tf.tensor_scatter_nd_update(buffer_LBNUK, [[layer]], written_BNUK[tf.newaxis])
+  return tf.concat([buffer[:, :, :start], x_BNWK, buffer[:, :, end:]], axis=2)
 
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:

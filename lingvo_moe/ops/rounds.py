@@ -1,4 +1,4 @@
-"""Rounds: choices of experts served without drops under static shapes, a fixed number of slots at a time.
+"""Rounds: no choice of an expert is dropped under static shapes, and a fixed number of slots is computed at a time.
 
 The longest queue of an expert is known only when the program runs, but XLA needs the sizes of tensors while it
 compiles. A loop takes the choices of a queue C at a time, until none waits. Memory is that of one round, and the cost
@@ -8,23 +8,13 @@ every expert and group, E / 2 times as many as there are choices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import tensorflow as tf
 
 from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 
 
-def sum_over_rounds(
-  serve: Callable[[tf.Tensor, Any, Any], tf.Tensor],
-  x_GSM: tf.Tensor,
-  theta: Any,
-  routing: Any,
-  slots: int,
-  width: int | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:
+def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
   """Sum over rounds of `slots` choices of each queue, in a loop; see reference.sum_over_rounds.
 
   The number of rounds is that of the longest queue on any device, so all devices run as many. The gradient is a second
@@ -34,15 +24,15 @@ def sum_over_rounds(
   rounds = (routing.capacity + slots - 1) // slots
   scope = '/'.join(filter(None, [tf.get_current_name_scope(), 'rounds']))
 
-  def serve_round(number, *flat):
+  def one_round(number, *flat):
     weight_GSR, x_GSM, theta = tf.nest.pack_sequence_as(inputs, flat)
-    return serve(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
+    return function(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
 
   @tf.custom_gradient
   def run(*args):
     def grad(dy_GSM):
       def backward(number, *sums):
-        grads = pull_back(lambda *args: serve_round(number, *args), args, [dy_GSM])
+        grads = pull_back(lambda *args: one_round(number, *args), args, [dy_GSM])
         return [total + tf.cast(g, total.dtype) for total, g in zip(sums, grads, strict=True)]
 
       sums = counted(rounds, backward, *(_zeros(a, tf.float32) for a in args), scope=scope)
@@ -52,8 +42,8 @@ def sum_over_rounds(
     zeros_GSM = _zeros(x_GSM, x_GSM.dtype)
     if width is not None:
       zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
-    serve_more = lambda number, y_GSM: [y_GSM + serve_round(number, *args)]
-    return counted(rounds, serve_more, zeros_GSM, scope=scope)[0], grad
+    add_round = lambda number, y_GSM: [y_GSM + one_round(number, *args)]
+    return counted(rounds, add_round, zeros_GSM, scope=scope)[0], grad
 
   return run(*tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import recurrence
 from lingvo_moe.ops.custom_gradient import custom_gradient
 from lingvo_moe.ops.reference import Places
 
@@ -40,9 +41,7 @@ def sum_to_features(x: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.BiasAddGrad(out_backprop=x)
 
 
-def softmax_cross_entropy(
-  logits_BTV: tf.Tensor, label_BT: tf.Tensor, smoothing: float = 0.0, z_weight: float = 0.0, sparse: bool = False
-) -> tuple[tf.Tensor, tf.Tensor]:
+def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0, sparse=False):
   """Cross-entropy; its vjp is softmax times (1 + 2 z_weight log Z), less the target.
 
   The derived gradient takes three more passes over [B, T, V], the largest tensor of a step. With `sparse` the target is
@@ -86,8 +85,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   """Einsum; its gradient for the weight is one einsum with the weight's axes in their order.
 
   The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as
-    the
-  arithmetic.
+  the arithmetic.
   """
 
   @custom_gradient
@@ -174,9 +172,8 @@ def _weighted_sum(x_XM, row_GSR, weight_GSR, einsum):
   # One choice at a time: an einsum of a row and a number for each token takes 4 to 5 times as long.
   rows = _rows_by_rank(x_XM, row_GSR)
   if weight_GSR is not None:
-    rows = [
-      rows_GSM * w_GS[..., tf.newaxis] for rows_GSM, w_GS in zip(rows, tf.unstack(weight_GSR, num=len(rows), axis=-1))
-    ]
+    weights = tf.unstack(weight_GSR, num=len(rows), axis=-1)
+    rows = [rows_GSM * weight_GS[..., tf.newaxis] for rows_GSM, weight_GS in zip(rows, weights)]
   return tf.add_n(rows)
 
 
@@ -193,3 +190,14 @@ def _rows_by_rank(x_XM, row_GSR):
 
 def _flat(x_GSM):
   return tf.reshape(x_GSM, [-1, x_GSM.shape[-1]])
+
+
+# What every backend but the reference takes, unless it has a form of its own.
+OVERRIDES = {
+  'combine_rows': combine_rows,
+  'dispatch_rows': dispatch_rows,
+  'layer_norm': layer_norm,
+  'lstm': recurrence.lstm,
+  'product': product,
+  'softmax_cross_entropy': softmax_cross_entropy,
+}

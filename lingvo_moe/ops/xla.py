@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_moe import xla_sharding
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.ops import recurrence, vjp
+from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.rounds import sum_over_rounds
 
@@ -24,18 +24,18 @@ def grouped_ffn(*args: Any) -> tf.Tensor:
   )
 
 
-def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Elementwise select by position, which XLA fuses and partitions. U and start must be multiples of W."""
-  rows, num_heads, num_positions, head_dim = sizes(buffer_BNUK)
+def write_cache(buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: tf.Tensor | None = None) -> tf.Tensor:
+  """Elementwise select by position, which XLA fuses and partitions. U and start must be multiples of W.
+
+  Of one layer of several, a dynamic-update-slice of the new positions alone, which XLA makes in place inside a loop.
+  """
+  if layer is not None:
+    return xla_sharding.update_slice(buffer, x_BNWK[tf.newaxis], [layer, 0, 0, start, 0])
+  rows, num_heads, num_positions, head_dim = sizes(buffer)
   width = x_BNWK.shape[2]
-  buffer_BNTWK = tf.reshape(buffer_BNUK, [rows, num_heads, num_positions // width, width, head_dim])
+  buffer_BNTWK = tf.reshape(buffer, [rows, num_heads, num_positions // width, width, head_dim])
   at_T11 = (tf.range(0, num_positions, width) == start)[:, tf.newaxis, tf.newaxis]
-  return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer_BNUK))
-
-
-def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Dynamic-update-slice of the new positions alone, which XLA makes in place inside a loop."""
-  return xla_sharding.update_slice(buffer_LBNUK, x_BNWK[tf.newaxis], [layer, 0, 0, start, 0])
+  return tf.reshape(tf.where(at_T11, x_BNWK[:, :, tf.newaxis], buffer_BNTWK), sizes(buffer))
 
 
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
@@ -44,17 +44,13 @@ def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
 
 
 OVERRIDES: dict[str, Callable] = {
+  **vjp.OVERRIDES,
   'combine_rows': functools.partial(vjp.combine_rows, einsum=True),
   'dispatch_rows': functools.partial(vjp.dispatch_rows, einsum=True),
   'grouped_ffn': grouped_ffn,
-  'layer_norm': vjp.layer_norm,
   'loop_bound': loop_bound,
-  'lstm': recurrence.lstm,
-  'product': vjp.product,
   'sum_over_rounds': sum_over_rounds,
-  'softmax_cross_entropy': vjp.softmax_cross_entropy,
   'write_cache': write_cache,
-  'write_stacked_cache': write_stacked_cache,
 }
 
 BACKEND = Backend('xla', OVERRIDES, dispatcher='gather', open_shapes=False)

@@ -45,9 +45,7 @@ class Adafactor(Optimizer):
     first, second = spec.factored
     return {'row': zeros(spec, drop=second), 'column': zeros(spec, drop=first)}
 
-  def update(
-    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> Update:
+  def update(self, grad, slots, weight, spec, step, rate) -> Update:
     return self.step(grad, weight, self.measure(grad, slots, weight, spec, step), spec, rate)
 
   def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
@@ -86,7 +84,7 @@ class Adafactor(Optimizer):
 
 
 def _over_root(grad: tf.Tensor, slots: Slots, spec: WeightSpec) -> tf.Tensor:
-  """grad / sqrt(v), with the second moment v from the slots."""
+  """grad / sqrt(v), with the second moment v from the optimizer slots."""
   if not spec.factored:
     return grad * tf.math.rsqrt(slots['moment'])
   first, second = (spec.dims.index(letter) for letter in spec.factored)

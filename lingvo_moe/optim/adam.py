@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.optimizer import Optimizer, Slots, Update, zeros
+from lingvo_moe.optim.optimizer import Optimizer, Update, zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +21,7 @@ class Adam(Optimizer):
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     return {'mean': zeros(spec), 'moment': zeros(spec)}
 
-  def update(
-    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> Update:
+  def update(self, grad, slots, weight, spec, step, rate) -> Update:
     t = tf.cast(step, tf.float32) + 1.0
     grad = tf.cast(grad, tf.float32)
     square = tf.square(grad)

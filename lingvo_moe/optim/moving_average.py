@@ -7,17 +7,17 @@ import dataclasses
 import tensorflow as tf
 
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.optim.optimizer import Optimizer, Slots, Update, zeros
+from lingvo_moe.optim.optimizer import Optimizer, Update, zeros
 
 SLOT = 'average'
 
 
 @dataclasses.dataclass(frozen=True)
 class WithMovingAverage(Optimizer):
-  """An optimizer that also keeps, in the slot `average` of each weight w_t, decay * average + (1 - decay) * w_t.
+  """An optimizer that also keeps decay * average + (1 - decay) * w_t of each weight w_t, in its slot `average`.
 
-  The slot begins at 0, so after t updates the average of w_1 to w_t is the slot divided by `bias(decay, t)`. Training
-  does not read it. As a slot it is split over devices, saved and restored as all are.
+  It begins at 0, so after t updates the average of w_1 to w_t is that optimizer slot divided by `bias(decay, t)`.
+  Training does not read it. It is split over devices, saved and restored as all optimizer slots are.
 
   Attributes:
     inner: optimizer that makes the updates.
@@ -30,9 +30,7 @@ class WithMovingAverage(Optimizer):
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     return {**self.inner.slots(spec), SLOT: zeros(spec)}
 
-  def update(
-    self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor, rate: tf.Tensor
-  ) -> Update:
+  def update(self, grad, slots, weight, spec, step, rate) -> Update:
     own = {name: slots[name] for name in self.inner.slots(spec)}
     updated = self.inner.update(grad, own, weight, spec, step, rate)
     # In this form, as decay and 1 - decay in float32 do not sum to 1, which scales the average of many steps.
@@ -41,5 +39,5 @@ class WithMovingAverage(Optimizer):
 
 
 def bias(decay: float, updates: int) -> float:
-  """Sum of the weights of w_1 to w_t in the slot after t updates."""
+  """Sum of the weights of w_1 to w_t in the optimizer slot after t updates."""
   return 1.0 - decay**updates

@@ -1,4 +1,4 @@
-"""Optimizers as pure functions of (gradient, optimizer slots, weight). Slots are float32."""
+"""Optimizers as pure functions of (gradient, optimizer slots, weight). Optimizer slots are float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Slots = Mapping[str, tf.Tensor]
 
 
 class Update(NamedTuple):
-  """Weight and slots after an update."""
+  """Weight and optimizer slots after an update."""
 
   weight: tf.Tensor
   slots: Slots
@@ -48,6 +48,6 @@ def clip_by_global_norm(grads: Mapping[str, tf.Tensor], limit: float) -> tuple[d
 
 
 def zeros(spec: WeightSpec, drop: str = '') -> WeightSpec:
-  """Slot of zeros with the axes of a weight, except those in `drop`."""
+  """Optimizer slot of zeros with the axes of a weight, except those in `drop`."""
   kept = [(size, letter) for size, letter in zip(spec.shape, spec.dims, strict=True) if letter not in drop]
   return WeightSpec(tuple(s for s, _ in kept), ''.join(d for _, d in kept), Constant(0.0))

@@ -16,7 +16,7 @@ from lingvo_moe.ops.backend import REFERENCE, Backend
 from lingvo_moe.optim.cpu.in_place import InPlaceUpdates
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Batch, Function, Runtime
-from lingvo_moe.runtime.slices import Slice, WholeState
+from lingvo_moe.runtime.slices import Slice, named_slots
 
 
 def to_numpy(metrics) -> dict:
@@ -81,7 +81,9 @@ class LocalRuntime(Runtime):
     return self._weights
 
   def slices(self) -> Iterator[Slice]:
-    return WholeState(self.state()).slices()
+    state = self.state()
+    for name, value in {'step': state['step'], **state['weights'], **named_slots(state['slots'])}.items():
+      yield Slice(name, tuple(value.shape), (0,) * len(value.shape), value)
 
   def not_finite(self) -> str | None:
     return next((n for n, w in self._weights.items() if not bool(tf.reduce_all(tf.math.is_finite(w)))), None)

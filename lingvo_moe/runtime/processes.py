@@ -29,7 +29,6 @@ except ImportError as e:
 
 _INITIALIZE_SECONDS = 120  # of JAX, when all processes are there
 _HEARTBEAT_SECONDS = 60  # a process that is silent for so long counts as lost
-_GIVEN = ('coordinator_address', 'num_processes', 'process_id')
 _SHUTDOWN_SECONDS = 20  # to wait for the other processes at the end
 
 
@@ -57,10 +56,10 @@ class Processes:
     rendezvous.meet(self.coordinator, self.count, self.index, self.seconds, lambda text: print(text, file=sys.stderr))
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
     jax.config.update('jax_enable_preemption_service', False)  # it would take SIGTERM from us
-    given = {} if self.detected else dict(zip(_GIVEN, (self.coordinator, self.count, self.index), strict=True))
+    given = {'coordinator_address': self.coordinator, 'num_processes': self.count, 'process_id': self.index}
     try:
       jax.distributed.initialize(
-        **given,
+        **({} if self.detected else given),
         initialization_timeout=_INITIALIZE_SECONDS,
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,

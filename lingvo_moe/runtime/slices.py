@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,27 +23,6 @@ class Slice(NamedTuple):
   def slice_spec(self) -> str:
     """Slice in the notation of TensorFlow's SaveV2, such as '8 3 4,4:0,3'; '' for the whole tensor."""
     return slice_spec(self.shape, self.begin, tuple(self.value.shape))
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeState:
-  """State held whole by one process: {'step', 'weights', 'slots'} of tensors (see program.py)."""
-
-  state: Mapping
-  process_index: int = 0
-  process_count: int = 1
-
-  @property
-  def step(self) -> int:
-    return int(self.state['step'])
-
-  def slices(self) -> Iterator[Slice]:
-    step = {'step': tf.cast(self.state['step'], tf.int64)}
-    for name, value in {**step, **self.state['weights'], **named_slots(self.state['slots'])}.items():
-      yield Slice(name, tuple(value.shape), (0,) * len(value.shape), value)
-
-  def agree(self, flag: bool) -> bool:
-    return flag
 
 
 def named_slots(slots: Mapping[str, Any]) -> dict[str, Any]:

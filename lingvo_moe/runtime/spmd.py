@@ -113,8 +113,8 @@ class SpmdRuntime(Runtime):
     self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
     self._current: dict[str, Any] = {}  # state, shared by the runtimes of `under`
-    self._train = self._compiled(program.train_step, donate=(0,), out=lambda: (self._lowering.shardings, None))
-    self._eval = self._compiled(program.eval_step, out=lambda: self._whole)
+    self._train = _Compiled(program.train_step, mesh, lambda: (self._lowering.shardings, None), donate=(0,))
+    self._eval = _Compiled(program.eval_step, mesh, lambda: self._whole)
     finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
     self._finite = jax.jit(finite, out_shardings=self._whole)
 
@@ -181,7 +181,7 @@ class SpmdRuntime(Runtime):
       return jax.device_get(self._eval(self._current['weights'], fed))
 
   def function(self, f: Callable[[dict, dict], Any]) -> Function:
-    compiled = self._compiled(f, out=lambda: self._whole)
+    compiled = _Compiled(f, self.mesh, lambda: self._whole)
 
     def call(batch):
       with processes_lib.loss_reported():
@@ -206,9 +206,6 @@ class SpmdRuntime(Runtime):
 
     key = lambda name, spec: weights_lib.initial_key(self.program.seed, name, spec).numpy()
     return {n: maker(spec, self._lowering.stored(n, spec))(key(n, spec)) for n, spec in specs.items()}
-
-  def _compiled(self, f, out, donate=()):
-    return _Compiled(lowering.traced(f, self.mesh), out, donate)
 
   def _place_batch(self, batch: Batch, part: int, parts: int) -> Arrays:
     """Places a batch on the devices; this process has part number `part` of the `parts` parts of its rows."""
@@ -245,13 +242,11 @@ class SpmdRuntime(Runtime):
 class _Compiled:
   """Function of (state or weights, batch), compiled for each shape of batch; process 0 prints how long that took."""
 
-  def __init__(self, f: Callable, out: Callable[[], Any], donate: tuple[int, ...]):
-    self._f, self._out, self._donate = f, out, donate
+  def __init__(self, f: Callable, mesh: Mesh, out: Callable[[], Any], donate: tuple[int, ...] = ()):
+    self._jitted = functools.cache(
+      lambda: jax.jit(lowering.traced(f, mesh), out_shardings=out(), donate_argnums=donate)
+    )
     self._programs: dict[tuple, jax.stages.Compiled] = {}
-
-  @functools.cached_property
-  def jitted(self):
-    return jax.jit(self._f, out_shardings=self._out(), donate_argnums=self._donate)
 
   def __call__(self, state, batch):
     return self.program(state, batch)(state, batch)
@@ -262,7 +257,7 @@ class _Compiled:
     if shapes not in self._programs:
       begun = time.perf_counter()
       with lowering.first_line_only():
-        self._programs[shapes] = self.jitted.lower(state, batch).compile()
+        self._programs[shapes] = self._jitted().lower(state, batch).compile()
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun

@@ -42,9 +42,7 @@ class Cores(NamedTuple):
   """Cores of an initialized TPU."""
 
   strategy: tf.distribute.Strategy  # runs a function on all cores, as one replica
-  devices: Sequence[
-    str
-  ]  # TensorFlow's name of the core at each position of the mesh, the last axis of the mesh fastest
+  devices: Sequence[str]  # TensorFlow's name of the core at each position of the mesh, its last axis fastest
 
 
 def connect(name: str, mesh: Mesh) -> Cores:
@@ -117,23 +115,19 @@ class Sliced:
     self.shape, self.dtype = spec.shape, spec.dtype
     self._sharding = _listed(sharding)
     self._tiles = list(_tiles(self.shape, self._sharding, len(devices)))
-    self._variables = {}
+    variables = {}
     for index, cores in self._tiles:
       sizes = [part.stop - part.start for part in index]
       for core in cores:
         with tf.device(devices[core]):
-          self._variables[core] = tf.Variable(tf.zeros(sizes, spec.dtype), trainable=False, name=f'{name}/core_{core}')
+          variables[core] = tf.Variable(tf.zeros(sizes, spec.dtype), trainable=False, name=f'{name}/core_{core}')
+    self.variables = [variables[core] for core in range(len(devices))]
     self._latest: tf.Tensor | None = None  # handle
-
-  @property
-  def variables(self) -> list[tf.Variable]:
-    """Variables in the order of logical cores."""
-    return [self._variables[core] for core in range(len(self._variables))]
 
   def parts(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
     """Yields (index, value) of each part, without copies."""
     for index, cores in self._tiles:
-      yield index, self._variables[cores[0]].numpy()
+      yield index, self.variables[cores[0]].numpy()
 
   def __getitem__(self, index) -> np.ndarray:
     whole = np.zeros(self.shape, self.dtype.as_numpy_dtype)
@@ -149,7 +143,7 @@ class Sliced:
     for index, cores in self._tiles if value is not self else ():
       part = np.asarray(value[index])
       for core in cores:
-        self._variables[core].assign(tf.cast(part, self.dtype))
+        self.variables[core].assign(tf.cast(part, self.dtype))
 
   def value(self) -> tf.Tensor:
     """Reads the whole tensor, in a step."""
@@ -169,7 +163,7 @@ class Sliced:
     """
     if self._latest is None or self._latest.graph is not tf.compat.v1.get_default_graph():
       # Inputs are in the order of tiles, copies of a tile next to each other; without tiles, in the order of cores.
-      inputs = [self._variables[core].handle for _, cores in self._tiles for core in cores]
+      inputs = [self.variables[core].handle for _, cores in self._tiles for core in cores]
       tiles = list(self._sharding.tile_assignment_dimensions)
       with tf.control_dependencies(None):
         parts = tf.raw_ops.TPUPartitionedInputV2(inputs=inputs, partition_dims=tiles, is_packed=False)

@@ -91,30 +91,26 @@ def beam_search(
 
   The algorithm, for each sentence independently:
   1. The beam begins with one live hypothesis, bos, of log-probability 0.
-  2. A step ranks all continuations of the live hypotheses by one symbol, by log-probability, and
-     takes the 2 W best (as tensor2tensor does). Pad and bos are not among them, though the softmax
-     counts them; nor is eos before min_length - 1 symbols. A hypothesis of max_length - 1 symbols
-     can only be continued by eos.
+  2. A step ranks all continuations of the live hypotheses by one symbol, by log-probability, and takes the 2 W best (as
+     tensor2tensor does). Pad and bos are not among them, though the softmax counts them; nor is eos before min_length -
+     1 symbols. A hypothesis of max_length - 1 symbols can only be continued by eos.
   3. Of the 2 W, the continuations that end in eos are finished: they are scored and join those
      finished so far, of which the n_best by score are kept.
   4. Of the others, the W best are the live hypotheses of the next step.
-  5. The sentence stops when no live hypothesis is left; with `early_stop`, also when none can enter
-     the n_best any more: the largest live log-probability, divided by the penalty of max_length (it
-     can only fall, and no penalty is larger), does not exceed the n_best-th score so far. So early
-     stopping saves steps and never changes the result.
+  5. The sentence stops when no live hypothesis is left; with `early_stop`, also when none can enter the n_best any
+     more: the largest live log-probability, divided by the penalty of max_length (it can only fall, and no penalty is
+     larger), does not exceed the n_best-th score so far. So early stopping saves steps and never changes the result.
   Ties go to the hypothesis that finished earlier, then to the better parent, to eos, to the smaller symbol.
 
-  The loop ends when every sentence has stopped, or at max_steps. The result of a sentence does not
-  depend on the others of its batch, which may keep the loop running. With W = 1 the result scores
-  no less than greedy search's.
+  The loop ends when every sentence has stopped, or at max_steps. The result of a sentence does not depend on the others
+  of its batch, which may keep the loop running. With W = 1 the result scores no less than greedy search's.
 
   With static shapes (Python ints throughout) and without `keep` the whole search lowers to XLA.
 
   Args:
-    step_fn: (ids_BW, now, cache) -> (logits_BWV, cache). Takes the last symbol of each live
-      hypothesis (bos at time 0), writes its keys and values at flat positions now.start to
-      now.start + W - 1, and attends where now.mask_BWU is 1, the symbol's own position included.
-      Its input has rows without a live hypothesis too, whose logits are ignored.
+    step_fn: (ids_BW, now, cache) -> (logits_BWV, cache). Takes the last symbol of each live hypothesis (bos at time 0),
+      writes its keys and values at flat positions now.start to now.start + W - 1, and attends where now.mask_BWU is 1,
+      the symbol's own position included. Its input has rows without a live hypothesis too, whose logits are ignored.
     cache: any nest of tensors, whose shapes step_fn keeps, with max_steps * W flat positions, or
       with one if `keep` is given.
     batch_size: B.
@@ -163,15 +159,18 @@ def beam_search(
       live = live._replace(log_probs_BW=tf.where(stops_B1, NEG_INF, live.log_probs_BW))
     return parents_BW, (live, finished), cache
 
-  ids_1T = tf.fill([1, max_steps], pad_id)
-  first = bos_id if first_B is None else first_B[:, tf.newaxis]
-  begin = (
-    _first_live(ids_1T, batch_size, beam_size, first, max_lengths_B),
-    _none_finished(ids_1T, batch_size, n_best),
+  padding = lambda width: tf.tile(tf.fill([1, 1, max_steps], pad_id), [batch_size, width, 1])
+  first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
+  live = _Live(  # the first symbol alone, in each sentence whose max_length is not 0
+    last_BW=tf.broadcast_to(bos_id if first_B is None else first_B[:, tf.newaxis], [batch_size, beam_size]),
+    ids_BWT=padding(beam_size),
+    log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
   )
+  scores_BW = tf.fill([batch_size, n_best], NEG_INF)
+  finished = _Finished(padding(n_best), tf.zeros([batch_size, n_best], tf.int32), scores_BW, scores_BW)
   steps, (_, finished) = flat_sequence.loop(
     step,
-    begin,
+    (live, finished),
     cache,
     alive=lambda live, _: live.log_probs_BW > NEG_INF,
     batch_size=batch_size,
@@ -200,22 +199,6 @@ def _check(beam_size, n_best, alpha, vocab_size, **specials):
   for name, symbol in specials.items():
     if not 0 <= symbol < vocab_size:
       raise UserError(f'{name}_id={symbol} is not in a vocabulary of {vocab_size} symbols: use 0 to {vocab_size - 1}')
-
-
-def _first_live(ids_1T, batch_size, beam_size, first, max_lengths_B):
-  """Live hypotheses of the first step: the first symbol alone, in each sentence whose max_length is not 0."""
-  first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
-  return _Live(
-    last_BW=tf.broadcast_to(first, [batch_size, beam_size]),
-    ids_BWT=tf.tile(ids_1T[tf.newaxis], [batch_size, beam_size, 1]),
-    log_probs_BW=tf.where(first_1W & (max_lengths_B > 0)[:, tf.newaxis], 0.0, NEG_INF),
-  )
-
-
-def _none_finished(ids_1T, batch_size, n_best):
-  scores_BW = tf.fill([batch_size, n_best], NEG_INF)
-  lengths_BW = tf.zeros([batch_size, n_best], tf.int32)
-  return _Finished(tf.tile(ids_1T[tf.newaxis], [batch_size, n_best, 1]), lengths_BW, scores_BW, scores_BW)
 
 
 def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):

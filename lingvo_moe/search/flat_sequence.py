@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.ops import backend
 
 # The least number of steps that there is room for after positions were dropped. The number of positions is a multiple
@@ -34,10 +34,7 @@ Keep = Callable[[Any, tf.Tensor], Any]  # (cache, positions_BU) -> a cache of th
 def first_room(max_steps: Size, beam_size: int, prefix: Size = 0) -> Size:
   """Positions of the cache when a loop begins: where it grows as needed those of a prefix, at least one; else all.
 
-  Args:
-    max_steps: the most steps of the loop.
-    beam_size: W.
-    prefix: number of positions that are taken before, P; under static shapes a multiple of W.
+  `prefix` is the number of positions that are taken before, P; under static shapes a multiple of W. See `loop`.
   """
   if backend.current().open_shapes:
     return tf.maximum(prefix, 1) if tf.is_tensor(prefix) else max(prefix, 1)
@@ -112,7 +109,8 @@ def loop(
   time, start, mask_BWU, state, _ = tf.nest.map_structure(lambda _: None, begin)
   mask_BWU = tf.TensorSpec([*begin[2].shape[:2], None])
   longer = keep(cache, tf.zeros([batch_size, num_positions + 1], tf.int32))
-  specs = time, start, mask_BWU, state, tf.nest.map_structure(_common_spec, cache, longer)
+  common = lambda x, y: tf.TensorSpec([n if n == m else None for n, m in zip(x.shape, y.shape, strict=True)], x.dtype)
+  specs = time, start, mask_BWU, state, tf.nest.map_structure(common, cache, longer)
   steps, _, _, state, _ = tf.while_loop(unfinished, make_steps, begin, shape_invariants=specs)
   return steps, state
 
@@ -130,8 +128,3 @@ def _used(mask_BWU: tf.Tensor, block: int) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
   _, positions_BU = tf.math.top_k(used_BU, most)  # ties go to the earlier one
   mask_BWU = tf.gather(mask_BWU, positions_BU, axis=2, batch_dims=1)
   return most, tf.pad(positions_BU, [[0, 0], [0, room]]), tf.pad(mask_BWU, [[0, 0], [0, 0], [0, room]])
-
-
-def _common_spec(x: tf.Tensor, y: tf.Tensor) -> tf.TensorSpec:
-  """TensorSpec of both tensors, with size None where they differ."""
-  return tf.TensorSpec([n if n == m else None for n, m in zip(x.shape, y.shape, strict=True)], x.dtype)

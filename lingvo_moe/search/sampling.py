@@ -80,16 +80,11 @@ def sample(
   """Draws W continuations a row; a sample ends with eos, or without it at max_lengths_B symbols.
 
   Args:
-    step_fn: as in beam_search.
-    cache: as in beam_search, after the prefix.
+    step_fn, cache, max_steps, bos_id, eos_id, pad_id, keep, prefix_BU: as in beam_search.
     sampler: choice of the next symbol. Pad and bos are never drawn.
     first_B: input of the first step, such as bos or the last symbol of a prompt.
     key_BW: random key of each sample.
-    max_steps: the most steps to run.
     max_lengths_B: most symbols of a sample, counting eos; 0: none.
-    bos_id, eos_id, pad_id: special symbols.
-    keep: as in beam_search.
-    prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
 
   Returns:
     Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are

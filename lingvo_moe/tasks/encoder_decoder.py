@@ -10,8 +10,8 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
 from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.stack import Stack, StackCache
 from lingvo_moe.tasks import losses
 from lingvo_moe.tasks.losses import Batch, Routings, Totals

@@ -23,8 +23,7 @@ from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import Stack
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack, UnrolledStack
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam

@@ -11,13 +11,12 @@ from random_theta import theta_of
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
-from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.relative_position import RelativePositions
+from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import UnrolledStack
 from lingvo_moe.ops import backend, xla
 
 STACK = UnrolledStack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.attention import Attention, causal_mask, segment_mask
-from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.attention import Attention, Now, causal_mask, segment_mask
 from lingvo_moe.ops import backend, cpu, xla
 
 LAYER = Attention(model_dim=6, num_heads=2, head_dim=4)

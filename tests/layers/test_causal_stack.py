@@ -9,12 +9,11 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import UnrolledStack
 
 STACK = UnrolledStack(
   2,

@@ -8,9 +8,8 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.attention import Attention, causal_mask
-from lingvo_moe.layers.incremental import Now
-from lingvo_moe.layers.relative_position import RelativePositions, offsets_of_owned
+from lingvo_moe.layers.attention import Attention, Now, causal_mask
+from lingvo_moe.layers.positions import RelativePositions, offsets_of_owned
 from lingvo_moe.layers.transformer import Layer
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from lingvo_moe.layers.rotary import rotate
+from lingvo_moe.layers.positions import rotate
 
 
 def test_one_pair_turns_by_its_position_in_radians():

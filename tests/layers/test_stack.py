@@ -11,16 +11,15 @@ import tensorflow as tf
 from random_theta import theta_of
 
 from lingvo_moe.core import prng, weights
-from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import gate_weight
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import UnrolledStack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 

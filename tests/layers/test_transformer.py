@@ -15,8 +15,8 @@ from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
+from lingvo_moe.layers.stack import UnrolledStack
 from lingvo_moe.layers.transformer import Layer
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
 
 ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)

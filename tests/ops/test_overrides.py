@@ -110,8 +110,8 @@ CASES = {
     lambda buffer, x: ops.write_cache(buffer, x, tf.constant(4)),
     [floats(2, 3, 8, 4), floats(2, 3, 2, 4)],
   ),
-  'write_stacked_cache': (
-    lambda buffer, x: ops.write_stacked_cache(buffer, x, tf.constant(1), tf.constant(4)),
+  'write_cache, of a layer': (
+    lambda buffer, x: ops.write_cache(buffer, x, tf.constant(4), tf.constant(1)),
     [floats(3, 2, 3, 8, 4), floats(2, 3, 2, 4)],
   ),
   'mean_square': (lambda x: [ops.mean_square(x, axes) for axes in ([0], [1], [1, 2], [0, 1, 2])], [floats(3, 16, 5)]),
@@ -157,7 +157,7 @@ def of_reference(name, gradients):
 def test_an_override_gives_the_values_and_gradients_of_the_reference(of, name):
   if (of, name.split(',')[0]) == ('xla', 'grouped_ffn'):
     pytest.skip('refused: see below')
-  gradients = name.split(',')[0] not in ('write_cache', 'write_stacked_cache', 'mean_square', 'queue_positions')
+  gradients = name.split(',')[0] not in ('write_cache', 'mean_square', 'queue_positions')
   if of == 'xla' and 'GroupedDispatcher' in name:
     pytest.skip('rows grouped by expert are not for XLA')
   got = values_and_gradients(name, BACKENDS[of], gradients=gradients, compiled=of in COMPILED)
@@ -234,7 +234,7 @@ def test_a_step_writes_its_own_positions_of_its_own_layer_and_no_others(dtype, h
   before = tf.cast(tf.random.stateless_normal([4, 2, 3, 10, head_dim], [1, 0]), dtype)
   x = tf.cast(tf.random.stateless_normal([2, 3, 4, head_dim], [2, 0]), dtype)
   specs = [tf.TensorSpec([4, None, 3, None, head_dim], dtype), tf.TensorSpec([None, 3, None, head_dim], dtype)]
-  write = tf.function(cache.write_stacked_cache, input_signature=[*specs, *[tf.TensorSpec([], tf.int32)] * 2])
+  write = tf.function(cache.write_cache, input_signature=[*specs, *[tf.TensorSpec([], tf.int32)] * 2])
   of_layer = tf.concat([before[2, :, :, :5], x, before[2, :, :, 9:]], axis=2)
   after = tf.concat([before[:2], of_layer[tf.newaxis], before[3:]], axis=0)
-  np.testing.assert_array_equal(write(before, x, 2, 5), after)
+  np.testing.assert_array_equal(write(before, x, 5, 2), after)

@@ -16,7 +16,7 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import UnrolledStack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.tasks.batches import BATCH_KEYS

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
+from whole_state import WholeState
 
 from lingvo_moe import decoder
 from lingvo_moe.analysis import translations
@@ -21,7 +22,6 @@ from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.run import averaging, checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytestmark = pytest.mark.usefixtures('one_trace')

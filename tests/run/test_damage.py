@@ -15,6 +15,7 @@ import reversed_corpus
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from whole_state import WholeState
 
 from lingvo_moe.core import configuration, json_files, log_directory
 from lingvo_moe.core.errors import UserError
@@ -23,7 +24,6 @@ from lingvo_moe.run import averaging, loaded, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.task import Outcome, task_of
 from paper import recording

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
+from whole_state import WholeState
 
 from lingvo_moe.run import checkpoint, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime.slices import WholeState
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.task import Task, task_of
 

@@ -42,11 +42,11 @@ class ExpertChoice(gate.LinearGate):
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)
     tokens_G = tf.cast(tf.reduce_sum(real_GS, axis=1), tf.int32)
     taken_GSE = largest(gates_GSE, real_GS, gate.expert_capacity(tokens_G, num_experts, self.capacity_factor))
-    unserved = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
-    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(dropped_R=unserved[tf.newaxis])
+    unchosen = tf.reduce_sum(real_GS * tf.cast(~tf.reduce_any(taken_GSE, axis=-1), tf.float32))
+    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(dropped_R=unchosen[tf.newaxis])
     margin_GS = _margin(gates_GSE, taken_GSE, real_GS)
     capacity = gate.expert_capacity(size, num_experts, self.capacity_factor)
-    return gate.routing_of_every_expert(gates_GSE, tf.cast(taken_GSE, tf.float32), capacity, stats, margin_GS)
+    return gate.route_to_every_expert(gates_GSE, tf.cast(taken_GSE, tf.float32), capacity, stats, margin_GS)
 
 
 def largest(values_GSE: tf.Tensor, real_GS: tf.Tensor, k_G: tf.Tensor) -> tf.Tensor:

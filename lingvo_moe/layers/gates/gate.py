@@ -10,7 +10,6 @@ import math
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core import fields
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
@@ -149,7 +148,7 @@ def real_tokens(paddings_GS: tf.Tensor) -> tf.Tensor:
   return 1.0 - tf.cast(paddings_GS, tf.float32)
 
 
-def routing(
+def route(
   expert_GSR: tf.Tensor,
   weight_GSR: tf.Tensor,
   taken_GSR: tf.Tensor,
@@ -158,29 +157,26 @@ def routing(
   stats: RoutingStats,
   margin_GS: tf.Tensor,
 ) -> Routing:
-  """Routing of choices in the order of their ranks: gives each a slot while its expert has one, and counts drops.
+  """Routes choices in the order of their ranks: gives each a slot while its expert has one, and counts drops.
 
   GShard, Algorithm 1, lines 5-11 and 21-22: every first choice takes the next position in the queue of its expert, even
   beyond the capacity, and second choices queue behind all first choices of their group. Groups do not interact, so with
   G sharded no communication is needed.
 
   Args:
-    expert_GSR: chosen experts.
+    expert_GSR, num_experts, capacity, margin_GS: see Routing; a capacity of None gives the longest queue room.
     weight_GSR: weights of the experts' outputs before drops; they are not rescaled after.
     taken_GSR: 1.0 where a choice is taken; 0.0 where it is skipped, and at padding.
-    num_experts: E.
-    capacity: see Gate.
     stats: statistics, of which those of slots are filled in here.
-    margin_GS: see Routing.
   """
   with tf.name_scope('cumsum'):
-    slot_GSR, served_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
+    slot_GSR, length_GE = ops.queue_positions(expert_GSR, taken_GSR > 0, num_experts)
   kept_GSR = taken_GSR
   if capacity is not None:
     kept_GSR *= tf.cast(slot_GSR < capacity, tf.float32)
-    served_GE = tf.minimum(served_GE, capacity)
+    length_GE = tf.minimum(length_GE, capacity)
   else:
-    capacity = tf.maximum(1, tf.reduce_max(served_GE))
+    capacity = tf.maximum(1, tf.reduce_max(length_GE))
   count_R = lambda x_GSR: tf.reduce_sum(x_GSR, axis=[0, 1])
   taken_R = count_R(taken_GSR)
   return Routing(
@@ -193,20 +189,20 @@ def routing(
     stats=stats._replace(
       dropped_R=taken_R - count_R(kept_GSR),
       skipped=tf.reduce_sum(stats.tokens - taken_R),
-      tokens_E=tf.reduce_sum(tf.cast(served_GE, tf.float32), axis=0),
+      tokens_E=tf.reduce_sum(tf.cast(length_GE, tf.float32), axis=0),
     ),
   )
 
 
-def routing_of_every_expert(
+routing = route  # its name until 0.1
+
+
+def route_to_every_expert(
   gates_GSE: tf.Tensor, taken_GSE: tf.Tensor, capacity: Size, stats: RoutingStats, margin_GS: tf.Tensor
 ) -> Routing:
-  """Routing whose choice r is of expert r, for gates by which no queue is longer than the capacity.
+  """Routes choice r of each token to expert r, for gates by which no queue is longer than the capacity; see `route`.
 
-  Args:
-    gates_GSE: weights of the experts' outputs.
-    taken_GSE: 1.0 where an expert serves a token.
-    capacity, stats, margin_GS: as in `routing`.
+  A token visits the experts where taken_GSE is 1.0; their outputs have the weights gates_GSE.
   """
   num_experts = gates_GSE.shape[-1]
   return Routing(
@@ -267,9 +263,3 @@ def margin(values_GSE: tf.Tensor, expert_GSR: tf.Tensor) -> tf.Tensor:
       others_GSE = tf.where(chosen(rank), -math.inf, others_GSE)
     gaps.append(value_GSR[..., -1] - tf.reduce_max(others_GSE, axis=-1))
   return tf.reduce_min(tf.stack(gaps, axis=-1), axis=-1) if gaps else tf.ones(sizes(expert_GSR)[:2])
-
-
-def check_choices(gate: Gate, num_experts: int) -> None:
-  """Refuses more choices of a token than there are experts."""
-  if gate.choices > num_experts:
-    fields.refuse(gate, 'choices', f'at most num_experts={num_experts}', 'add experts, or choose fewer')

@@ -92,16 +92,11 @@ class Hierarchical(gate.Gate):
     first_load_E = tf.reduce_sum(first.load_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
     load *= (first_load_E / tf.maximum(visits, 1.0))[:, tf.newaxis]
     stats = gate.statistics(logits_GSE, tf.nn.softmax(logits_GSE), real_GS)
-    loss = squared_variation(importance) + squared_variation(load)
-    return gate.routing(
-      tf.concat(chosen, axis=-1),
-      tf.concat(weights, axis=-1),
-      tf.stack([real_GS] * self.choices**2, axis=-1),
-      num_experts,
-      capacity,
-      stats._replace(aux_loss=stats.groups * loss),
-      tf.reduce_min(tf.stack(margins, axis=-1), axis=-1),
-    )
+    stats = stats._replace(aux_loss=stats.groups * (squared_variation(importance) + squared_variation(load)))
+    expert_GSR, weight_GSR = tf.concat(chosen, axis=-1), tf.concat(weights, axis=-1)
+    taken_GSR = tf.stack([real_GS] * self.choices**2, axis=-1)
+    margin_GS = tf.reduce_min(tf.stack(margins, axis=-1), axis=-1)
+    return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
 
   def _second_logits(self, theta, x_GSM, group_GS, real_GS, training):
     """Logits of the second gate of each token's group, and raw noise in training: ([G, S, J], the same or None)."""
@@ -111,7 +106,7 @@ class Hierarchical(gate.Gate):
     group_GS1, real_GS1 = group_GS[..., tf.newaxis], real_GS[..., tf.newaxis]
     slot_GS1, length_GE = ops.queue_positions(group_GS1, real_GS1 > 0, self.groups_of_experts)
 
-    def serve(x_GSM, theta, routing):
+    def through_gates(x_GSM, theta, routing):
       dispatcher = dispatch.make(self.dispatch, routing)
       return dispatcher.combine(experts.apply(second, theta, dispatcher.dispatch(x_GSM)))
 
@@ -119,5 +114,5 @@ class Hierarchical(gate.Gate):
     longest = tf.maximum(1, tf.reduce_max(length_GE))
     routing = Routing(group_GS1, slot_GS1, real_GS1, self.groups_of_experts, longest, stats=None)
     slots = gate.expert_capacity(sizes(x_GSM)[1], self.groups_of_experts, 2.0)
-    y_GSJ, _ = ops.sum_over_rounds(serve, x_GSM, weights, routing, slots, width=len(names) * within)
+    y_GSJ, _ = ops.sum_over_rounds(through_gates, x_GSM, weights, routing, slots, width=len(names) * within)
     return (y_GSJ[..., :within], y_GSJ[..., within:]) if training else (y_GSJ, None)

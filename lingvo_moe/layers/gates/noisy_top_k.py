@@ -57,15 +57,10 @@ class NoisyTopK(gate.Gate):
     sum_E = lambda x_GSE: tf.reduce_sum(x_GSE * real_GS[..., tf.newaxis], axis=[0, 1])
     stats = gate.statistics(logits_GSE, tf.nn.softmax(logits_GSE), real_GS)
     loss = squared_variation(sum_E(noisy.gates_GSE)) + squared_variation(sum_E(noisy.load_GSE))
-    return gate.routing(
-      noisy.expert_GSR,
-      noisy.weight_GSR,
-      tf.stack([real_GS] * self.choices, axis=-1),
-      logits_GSE.shape[-1],
-      capacity,
-      stats._replace(aux_loss=stats.groups * loss),
-      noisy.margin_GS,
-    )
+    taken_GSR = tf.stack([real_GS] * self.choices, axis=-1)
+    stats = stats._replace(aux_loss=stats.groups * loss)
+    num_experts = logits_GSE.shape[-1]
+    return gate.route(noisy.expert_GSR, noisy.weight_GSR, taken_GSR, num_experts, capacity, stats, noisy.margin_GS)
 
 
 def check_kept(noisy: gate.Gate, name: str) -> None:

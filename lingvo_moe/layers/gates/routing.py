@@ -15,13 +15,13 @@ class RoutingStats(NamedTuple):
   aux_loss: tf.Tensor  # the gate's balance loss of each group, summed; for top-2 1.0 a group at perfect balance
   groups: tf.Tensor  # groups that hold a token
   tokens: tf.Tensor  # tokens that are not padding
-  # Choices of each rank without room; [1] where choices have no rank: tokens that no expert serves.
+  # Choices of each rank without room; [1] where choices have no rank: tokens that visit no expert.
   dropped_R: tf.Tensor
   skipped: tf.Tensor  # choices skipped at random
   tokens_E: tf.Tensor  # choices with a slot, of each expert
   entropy: tf.Tensor  # of the softmax of the gate, summed over tokens, in nats; log(E) a token if uniform
   z_loss: tf.Tensor  # router z-loss: square of log sum exp of the logits, summed over tokens
-  # Passes over the experts, summed over micro-batches: 1, or under XLA as many rounds as serve every choice.
+  # Passes over the experts, summed over micro-batches: 1, or under XLA the rounds that it takes to drop no choice.
   rounds: tf.Tensor
 
 

@@ -28,4 +28,4 @@ class SoftMixture(gate.LinearGate):
     taken_GSE = tf.broadcast_to(real_GS[..., tf.newaxis], sizes(gates_GSE))
     stats = gate.statistics(logits_GSE, gates_GSE, real_GS)
     margin_GS = tf.ones_like(real_GS)  # nothing is decided
-    return gate.routing_of_every_expert(gates_GSE, taken_GSE, sizes(x_GSM)[1], stats, margin_GS)
+    return gate.route_to_every_expert(gates_GSE, taken_GSE, sizes(x_GSM)[1], stats, margin_GS)

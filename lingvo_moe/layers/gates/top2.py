@@ -79,12 +79,6 @@ def top2_gating(
     margin_GS = tf.minimum(margin_GS, tf.abs(2.0 * gate2_GS - noise_GS))
   # Line 13 counts first choices alone.
   aux_loss = gate.balance_loss(gates_GSE, expert_GSR[..., :1], real_GS)
-  return gate.routing(
-    expert_GSR,
-    tf.stack([gate1_GS, gate2_GS], axis=-1),
-    tf.stack([real_GS, taken2_GS], axis=-1),
-    num_experts,
-    capacity,
-    gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss),
-    margin_GS,
-  )
+  weight_GSR, taken_GSR = tf.stack([gate1_GS, gate2_GS], axis=-1), tf.stack([real_GS, taken2_GS], axis=-1)
+  stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss)
+  return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)

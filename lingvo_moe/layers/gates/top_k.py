@@ -26,7 +26,8 @@ class TopK(gate.LinearGate):
   normalised: ClassVar[bool] = True
 
   def check(self, num_experts: int) -> None:
-    gate.check_choices(self, num_experts)
+    if self.choices > num_experts:
+      fields.refuse(self, 'choices', f'at most num_experts={num_experts}', 'add experts, or choose fewer')
     super().check(num_experts)
     if self.normalised and self.choices == 1:
       way_out = "its one weight would be 1, without a gradient: use gate='switch'"
@@ -49,15 +50,9 @@ class TopK(gate.LinearGate):
     if self.normalised:
       weight_GSR /= tf.reduce_sum(weight_GSR, axis=-1, keepdims=True)
     aux_loss = gate.balance_loss(gates_GSE, expert_GSR, real_GS)
-    return gate.routing(
-      expert_GSR,
-      weight_GSR,
-      tf.stack([real_GS] * self.choices, axis=-1),
-      num_experts,
-      capacity,
-      gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss),
-      gate.margin(gates_GSE, expert_GSR),
-    )
+    stats = gate.statistics(logits_GSE, gates_GSE, real_GS)._replace(aux_loss=aux_loss)
+    taken_GSR, margin_GS = tf.stack([real_GS] * self.choices, axis=-1), gate.margin(gates_GSE, expert_GSR)
+    return gate.route(expert_GSR, weight_GSR, taken_GSR, num_experts, capacity, stats, margin_GS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_moe.ops import recurrence, vjp
+from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import cache, grouped_ffn, linear, mean_square, queue, sub_batches, threads
 
 OVERRIDES = {
-  'combine_rows': vjp.combine_rows,
-  'dispatch_rows': vjp.dispatch_rows,
+  **vjp.OVERRIDES,
   'grouped_ffn': grouped_ffn.grouped_ffn,
-  'layer_norm': vjp.layer_norm,
   'linear': linear.linear,
-  'lstm': recurrence.lstm,
   'map_rows': sub_batches.map_rows,
   'map_sub_batches': sub_batches.map_sub_batches,
   'mean_square': mean_square.mean_square,
@@ -22,7 +19,6 @@ OVERRIDES = {
   'queue_positions': queue.queue_positions,
   'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
   'write_cache': cache.write_cache,
-  'write_stacked_cache': cache.write_stacked_cache,
 }
 
 
@@ -49,7 +45,6 @@ SAVED = Backend(
     'linear': linear.linear,
     'queue_positions': queue.queue_positions,
     'write_cache': cache.write_cache,
-    'write_stacked_cache': cache.write_stacked_cache,
   },
   dispatcher='grouped',
 )

@@ -5,18 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Strided-slice update, in place inside a loop; tensor_scatter_nd_update copies the whole buffer at every step."""
-  return _write(buffer_BNUK, x_BNWK, tf.constant(0), start)
-
-
-def write_stacked_cache(buffer_LBNUK: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Strided-slice update of one layer, in place inside a loop."""
-  return _write(buffer_LBNUK, x_BNWK, layer, start)
-
-
-def _write(buffer: tf.Tensor, x_BNWK: tf.Tensor, layer: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-  """Buffer [B, N, U, K] of one layer or [L, B, N, U, K] of all, with x written at these positions of a layer.
+def write_cache(buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: tf.Tensor | int = 0) -> tf.Tensor:
+  """Strided-slice update, in place inside a loop; tensor_scatter_nd_update copies the whole buffer at every step.
 
   The kernel copies element by element, so where the head size allows it 16 bytes are passed as one element.
   """

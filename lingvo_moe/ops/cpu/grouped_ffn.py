@@ -26,13 +26,7 @@ _MAX_UNROLLED = 128
 _MAX_MULTIPLIED = 64
 
 
-def grouped_ffn(
-  x_XM: tf.Tensor,
-  expert_offsets: tf.Tensor,
-  wi_EMH: tf.Tensor,
-  wo_EHM: tf.Tensor,
-  keep_XH: tf.Tensor | None = None,
-) -> tf.Tensor:
+def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
   """Grouped feed-forward with a vjp, which is zeros for the last row of x whatever the gradient of its result is."""
   num_experts, model_dim, hidden_dim = wi_EMH.shape
   experts = Unrolled(expert_offsets) if num_experts <= _MAX_UNROLLED else Looped(expert_offsets)
@@ -70,9 +64,7 @@ def _masked(h: tf.Tensor, keep: tf.Tensor | None = None) -> tf.Tensor:
   return h if keep is None else h * keep
 
 
-def grouped_ffn_forward(
-  x_XM: tf.Tensor, expert_offsets: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, keep_XH: None = None
-) -> tf.Tensor:
+def grouped_ffn_forward(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
   """Grouped feed-forward at inference, without dropout: a loop over the experts with rows, few in a decoding step."""
   expert = lambda wi, wo, x: [tf.matmul(tf.nn.relu(tf.matmul(x, wi)), wo)]
   return Looped(expert_offsets).each(expert, [x_XM.shape[-1]], [wi_EMH, wo_EHM], [x_XM])[0]

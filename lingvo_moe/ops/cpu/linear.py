@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -13,19 +12,12 @@ from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.custom_gradient import custom_gradient
 
 
-def linear(
-  x: tf.Tensor,
-  weight: tf.Tensor,
-  bias: tf.Tensor | None = None,
-  activation: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
-  inputs: int = 1,
-) -> tf.Tensor:
+def linear(x, weight, bias=None, activation=tf.identity, inputs=1):
   """Matmul of two matrices with bias_add, which TensorFlow fuses with a ReLU into one kernel.
 
   The gradient of the bias is then BiasAddGrad, which takes a tenth of the time of a sum over axes. In bfloat16 the bias
   is added: BiasAddGrad would sum in bfloat16, in which 256 + 1 is 256. XLA keeps the einsum of the reference: it would
-    copy a
-  matrix that is reshaped.
+  copy a matrix that is reshaped.
   """
   inner, outer = weight.shape[:inputs], weight.shape[inputs:]
   batch_sizes = sizes(x)[: x.shape.rank - inputs]

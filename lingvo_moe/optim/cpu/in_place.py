@@ -48,21 +48,18 @@ class InPlaceUpdates:
     rate: tf.Tensor,
     clip_norm: float = 0.0,
   ) -> tf.Tensor:
-    """Updates weights and slots; returns the global norm of the gradients before clipping.
+    """Updates weights and optimizer slots by gradients, and returns the global norm of these before clipping.
 
-    Args:
-      grads: gradients by name of the weight.
-      variables: see Variables.
-      specs: specifications of the weights by name.
-      step: number of updates made before.
-      rate: learning rate.
-      clip_norm: largest global norm; 0: no limit.
+    Gradients and specifications are by name of the weight; step and rate are as in Optimizer.update, and clip_norm is
+    the largest global norm, 0 for no limit.
     """
     grads = {name: g if isinstance(g, FactoredGradient) else tf.convert_to_tensor(g) for name, g in grads.items()}
     norm = None
     if clip_norm:
-      scale, norm = clip_scale([_with_same_norm(grad) for grad in grads.values()], clip_norm)
-      grads = {name: _scaled(grad, scale) for name, grad in grads.items()}
+      factored = lambda grad: isinstance(grad, FactoredGradient)
+      scale, norm = clip_scale([grad.norm() if factored(grad) else grad for grad in grads.values()], clip_norm)
+      scaled = lambda grad: grad.scaled(scale) if factored(grad) else grad * tf.cast(scale, grad.dtype)
+      grads = {name: scaled(grad) for name, grad in grads.items()}
     slots = {
       name: {slot: variables['slots'][f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
       for name, spec in specs.items()
@@ -111,7 +108,7 @@ class InPlaceUpdates:
 
   @functools.cached_property
   def _for_xla(self) -> Optimizer:
-    return MatrixByMatrix.of(self.optimizer) if isinstance(self.optimizer, Adafactor) else self.optimizer
+    return MatrixByMatrix(**vars(self.optimizer)) if isinstance(self.optimizer, Adafactor) else self.optimizer
 
   @functools.cached_property
   def _compiled(self) -> Callable[[WeightSpec], Callable[..., tf.Tensor]]:
@@ -136,14 +133,6 @@ class InPlaceUpdates:
       return update
 
     return compiled
-
-
-def _with_same_norm(grad: Gradient) -> tf.Tensor:
-  return grad.norm() if isinstance(grad, FactoredGradient) else grad
-
-
-def _scaled(grad: Gradient, scale: tf.Tensor) -> Gradient:
-  return grad.scaled(scale) if isinstance(grad, FactoredGradient) else grad * tf.cast(scale, grad.dtype)
 
 
 def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:

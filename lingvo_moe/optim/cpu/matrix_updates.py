@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -15,17 +14,13 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import WeightSpec
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.optim.adafactor import Adafactor, Measured
-from lingvo_moe.optim.optimizer import Slots, Update
+from lingvo_moe.optim.optimizer import Update
 
 
 class MatrixByMatrix(Adafactor):
   """Adafactor with updates equal to rounding; matrices are the last two axes of a weight, if those are factored."""
 
-  @classmethod
-  def of(cls, optimizer: Adafactor) -> MatrixByMatrix:
-    return cls(**vars(optimizer))
-
-  def measure(self, grad: tf.Tensor, slots: Slots, weight: tf.Tensor, spec: WeightSpec, step: tf.Tensor) -> Measured:
+  def measure(self, grad, slots, weight, spec, step) -> Measured:
     batch_axes = len(spec.dims) - 2
     if not batch_axes or spec.dims[batch_axes:] != spec.factored:
       return super().measure(grad, slots, weight, spec, step)
@@ -39,15 +34,7 @@ class MatrixByMatrix(Adafactor):
     """Whether a weight belongs to experts, [E, M, H], with its last two axes factored."""
     return spec.dims[:-2] == 'E' and spec.dims[-2:] == spec.factored
 
-  def update_factored(
-    self,
-    grad: FactoredGradient,
-    slots: Slots,
-    weight: tf.Tensor,
-    spec: WeightSpec,
-    step: tf.Tensor,
-    rate: tf.Tensor,
-  ) -> Update:
+  def update_factored(self, grad: FactoredGradient, slots, weight, spec, step, rate) -> Update:
     """Update of experts' weights [E, M, H] by a product computed twice within the cache and never written to memory."""
     product = lambda i: FactoredGradient(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
@@ -62,14 +49,7 @@ class MatrixByMatrix(Adafactor):
     weight = tf.while_loop(lambda i, _: i < spec.shape[0], step_one, (0, weight))[1]
     return Update(weight, of_all.slots, float(spec.size) * tf.reduce_mean(of_all.grad))
 
-  def _measure_each(
-    self,
-    grad: Callable[[tf.Tensor], tf.Tensor],
-    slots: Slots,
-    weight: tf.Tensor,
-    spec: WeightSpec,
-    step: tf.Tensor,
-  ) -> Measured:
+  def _measure_each(self, grad, slots, weight, spec, step) -> Measured:
     """Statistics of each matrix, stacked on a first axis; grad(i) is [1, M, H]."""
     one, measure = _matrix(spec), super().measure
 

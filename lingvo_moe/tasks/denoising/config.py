@@ -12,7 +12,7 @@ from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.relative_position import RelativePositions
+from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig

@@ -11,8 +11,8 @@ import tensorflow as tf
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses

@@ -13,7 +13,7 @@ import tensorflow as tf
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.tasks.batches import SOURCE_KEYS
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.task import Graph

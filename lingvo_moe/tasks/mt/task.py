@@ -15,7 +15,7 @@ from lingvo_moe.core import text_model
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
-from lingvo_moe.layers.incremental import Now
+from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.stack import StackCache
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros

@@ -87,7 +87,7 @@ class Nearest(gating.LinearGate):
     stats = gating.statistics(logits_GSE, gates_GSE, real_GS1[..., 0])
     weight_GS1 = gating.at_choices(gates_GSE, expert_GS1)
     margin_GS = gating.margin(gates_GSE, expert_GS1)
-    return gating.routing(expert_GS1, weight_GS1, real_GS1, gates_GSE.shape[-1], capacity, stats, margin_GS)
+    return gating.route(expert_GS1, weight_GS1, real_GS1, gates_GSE.shape[-1], capacity, stats, margin_GS)
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ from random_theta import theta_of
 
 from lingvo_moe.core import prng, registry, weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.layers.attention import Attention
+from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.incremental import Now
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.unrolled_stack import UnrolledStack
+from lingvo_moe.layers.stack import UnrolledStack
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 
