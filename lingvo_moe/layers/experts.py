@@ -39,6 +39,22 @@ class Experts(abc.ABC):
       keys_EGC: random key of each slot, for dropout; None: no dropout.
     """
 
+  def apply(self, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
+    """Outputs for the tokens of each expert, in the form of these: slots or grouped rows.
+
+    `keys` are the random keys of the tokens as prng.as_bytes, dispatched as x is, so that an expert drops the same
+    features of a token whatever slot or row it comes in; None: no dropout.
+    """
+    if isinstance(x, GroupedRows):
+      if keys is None:
+        return self.rows(theta, x)
+      expert_X = tf.searchsorted(keys.expert_offsets[1:], tf.range(sizes(keys.x_XM)[0]), side='right')
+      return self.rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
+    if keys is None:
+      return self(theta, x)
+    expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]
+    return self(theta, x, prng.fold(prng.from_bytes(keys), expert_E11))
+
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: here each expert is called by itself, its rows in slots of one group."""
     num_experts = x.expert_offsets.shape[0] - 1
@@ -52,23 +68,6 @@ class Experts(abc.ABC):
       own = {name: weight[e] for name, weight in weights.items()}
       y.append(self(own, in_slots(x_CM), None if keys is None else in_slots(keys[e]))[0, 0])
     return x._replace(x_XM=tf.concat([*y, tf.zeros([1, y[0].shape[-1]], y[0].dtype)], axis=0))
-
-
-def apply(experts: Experts, theta: Theta, x: Dispatched, keys: Dispatched | None = None) -> Dispatched:
-  """Outputs of experts for the tokens of each, in the form of their input: slots or grouped rows.
-
-  `keys` are the random keys of the tokens as prng.as_bytes, dispatched as x is, so that an expert drops the same
-  features of a token whatever slot or row it comes in; None: no dropout.
-  """
-  if isinstance(x, GroupedRows):
-    if keys is None:
-      return experts.rows(theta, x)
-    expert_X = tf.searchsorted(keys.expert_offsets[1:], tf.range(sizes(keys.x_XM)[0]), side='right')
-    return experts.rows(theta, x, prng.fold(prng.from_bytes(keys.x_XM), expert_X))
-  if keys is None:
-    return experts(theta, x)
-  expert_E11 = tf.range(sizes(x)[0])[:, tf.newaxis, tf.newaxis]
-  return experts(theta, x, prng.fold(prng.from_bytes(keys), expert_E11))
 
 
 @dataclasses.dataclass(frozen=True)

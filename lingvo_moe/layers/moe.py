@@ -12,7 +12,6 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers import dispatch
-from lingvo_moe.layers import experts as experts_lib
 from lingvo_moe.layers.experts import EXPERTS, Experts
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates.gate import Gate
@@ -121,7 +120,7 @@ class MoE:
       with tf.name_scope('dispatch'):
         tokens = dispatcher.dispatch(x_GSM)
         token_keys = None if keys_GS is None else dispatcher.dispatch(prng.as_bytes(keys_GS))
-      outputs = experts_lib.apply(self.experts, theta, tokens, token_keys)
+      outputs = self.experts.apply(theta, tokens, token_keys)
       with tf.name_scope('combine'):
         return shard(dispatcher.combine(outputs), 'GSM')
 

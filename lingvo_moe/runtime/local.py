@@ -76,10 +76,6 @@ class LocalRuntime(Runtime):
   def state(self) -> dict:
     return self._read(self._variables())
 
-  def weights(self) -> dict[str, tf.Variable]:
-    """Variables of the weights by name, for reading only."""
-    return self._weights
-
   def slices(self) -> Iterator[Slice]:
     state = self.state()
     for name, value in {'step': state['step'], **state['weights'], **named_slots(state['slots'])}.items():

@@ -184,10 +184,10 @@ def test_evaluation_changes_nothing_and_metrics_are_numpy(run):
 def test_a_second_state_replaces_the_first():
   runtime = LocalRuntime(PROGRAM)
   runtime.init()
-  variables = runtime.weights()
+  variables = runtime._weights
   state = runtime.state()
   runtime.load({**state, 'step': np.int64(9), 'weights': {n: w + 1 for n, w in state['weights'].items()}})
-  assert runtime.step == 9 and runtime.weights() is variables
+  assert runtime.step == 9 and runtime._weights is variables
   np.testing.assert_array_equal(variables['layer_00/moe/wi'], state['weights']['layer_00/moe/wi'] + 1)
 
 

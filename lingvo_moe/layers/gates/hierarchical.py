@@ -10,7 +10,7 @@ from lingvo_moe import ops
 from lingvo_moe.core import fields, prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Constant, Specs, WeightSpec
-from lingvo_moe.layers import dispatch, experts
+from lingvo_moe.layers import dispatch
 from lingvo_moe.layers.experts import LinearExperts
 from lingvo_moe.layers.gates import gate
 from lingvo_moe.layers.gates.noisy_top_k import check_kept, noisy_top_k, squared_variation
@@ -108,7 +108,7 @@ class Hierarchical(gate.Gate):
 
     def through_gates(x_GSM, theta, routing):
       dispatcher = dispatch.make(self.dispatch, routing)
-      return dispatcher.combine(experts.apply(second, theta, dispatcher.dispatch(x_GSM)))
+      return dispatcher.combine(second.apply(theta, dispatcher.dispatch(x_GSM)))
 
     weights = {name: tf.cast(theta[name], tf.float32) for name in names}
     longest = tf.maximum(1, tf.reduce_max(length_GE))
