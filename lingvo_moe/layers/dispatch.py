@@ -169,11 +169,8 @@ class GroupedDispatcher(Dispatcher):
     return ops.Places(row_GSR, choice_X, None, None), by_expert.offsets
 
 
-@dataclasses.dataclass(frozen=True)
-class WholeDispatcher:
+class WholeDispatcher(Dispatcher):
   """Dispatch of every token to every expert, in order: choice r of the routing is of expert r, at weight 0 of none."""
-
-  routing: Routing
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
     return tf.broadcast_to(x_GSM[tf.newaxis], [self.routing.num_experts, *sizes(x_GSM)])

@@ -6,13 +6,12 @@ keys and values 39 ms. A product with a constant matrix is FULLY_CONNECTED, whos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import Size, sizes
-from lingvo_moe.ops import vjp
+from lingvo_moe.core.shapes import sizes
+from lingvo_moe.ops import reference, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import linear
 
@@ -24,10 +23,11 @@ class WrittenCache(NamedTuple):
   new_BNWK: tf.Tensor
 
 
-def write_cache(buffer_BNUK: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor) -> WrittenCache:
+def write_cache(
+  buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: tf.Tensor | None = None
+) -> tf.Tensor | WrittenCache:
   """Cache and new positions side by side, so that nothing is copied. The new positions come last, whatever start is."""
-  del start
-  return WrittenCache(buffer_BNUK, x_BNWK)
+  return WrittenCache(buffer, x_BNWK) if layer is None else reference.write_cache(buffer, x_BNWK, start, layer)
 
 
 def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor | WrittenCache) -> tf.Tensor:
@@ -50,14 +50,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.reshape(y, [*sizes(x)[:-1], weight.shape[0 if outwards else 1]])
 
 
-def sum_over_experts(
-  serve: Callable[[tf.Tensor, Any, Any], tf.Tensor],
-  x_GSM: tf.Tensor,
-  theta: Any,
-  routing: Any,
-  slots: Size,
-  width: int | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:
+def sum_over_experts(function, x_GSM, theta, routing, slots, width=None):
   """Sum over all experts, each computed for all tokens, with weight 0 where it was not chosen.
 
   See reference.sum_over_rounds. A step has few tokens, so that an expert's time is that of reading its weights.
@@ -65,7 +58,7 @@ def sum_over_experts(
   del slots, width
   chosen_GSRE = tf.one_hot(routing.expert_GSR, routing.num_experts)
   weight_GSE = tf.reduce_sum(routing.weight_GSR[..., tf.newaxis] * chosen_GSRE, axis=2)
-  return serve(x_GSM, theta, routing._replace(weight_GSR=weight_GSE)), tf.ones([])
+  return function(x_GSM, theta, routing._replace(weight_GSR=weight_GSE)), tf.ones([])
 
 
 BACKEND = Backend(
