@@ -13,7 +13,7 @@ import tensorflow as tf
 from lingvo_moe.analysis import hlo
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Batch, task_of
+from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.transformer_config import ModelConfig
 
 # Difference of gate probabilities below which rounding may send a token to another expert.
@@ -88,7 +88,9 @@ def observe(config: ModelConfig, runtime_of: Callable[[Program], Runtime], steps
   hypotheses, initial = search(probe.batch)
   observed = []
   for step in range(steps):
-    metrics = runtime.train_step(_fed(task_of(config).random_batch(seed=step, full=False), runtime))
+    batch = task_of(config).random_batch(seed=step, full=False)
+    rows = len(next(iter(batch.values()))) // runtime.feed_count  # that this process feeds
+    metrics = runtime.train_step({name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()})
     if 'weights' not in metrics:  # the local runtime updates variables in place, without Program.train_step
       state = runtime.state()
       metrics |= {kind: {name: x.numpy() for name, x in state[kind].items()} for kind in ('weights', 'slots')}
@@ -139,12 +141,6 @@ def compare(reference: Observation, other: Observation) -> Row:
 def _sharper(weights: Mapping[str, Any]) -> dict[str, Any]:
   """Weights with larger matrices: to an untrained model all symbols are alike, and translations would be equal."""
   return {name: _SHARPER * w if w.shape.rank > 1 else w for name, w in weights.items()}
-
-
-def _fed(batch: Batch, runtime: Runtime) -> Batch:
-  """Rows of a batch that this process feeds."""
-  rows = len(next(iter(batch.values()))) // runtime.feed_count
-  return {name: x[runtime.feed_index * rows :][:rows] for name, x in batch.items()}
 
 
 class _Updates:
