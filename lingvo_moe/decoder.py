@@ -2,7 +2,8 @@
 
   lingvo-moe decode RUN --split=test
 
-RUN is a log directory (or --logdir=RUN).
+RUN is a log directory (or --logdir=RUN). RUN may also be what lingvo-moe export --format=litert wrote, which is
+evaluated on the text of --data_dir without TensorFlow.
 
 The decoder waits for the newest checkpoint that it has not decoded, and ends after the last checkpoint of a finished
 run. --once, --step, --checkpoint and --best decode one checkpoint and end. Model, vocabularies and settings come from
@@ -25,13 +26,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lingvo_moe import app, checkpoint_flags, runtime_flags
 from lingvo_moe import machine as machine_lib
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import files, json_files, log_directory, quiet
 from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
@@ -40,6 +42,7 @@ from lingvo_moe.runtime_flags import RuntimeOptions
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
+  from lingvo_moe.core.text_model import TextModel
   from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
@@ -77,7 +80,7 @@ class Options(checkpoint_flags.CheckpointOptions):
     return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
-@app.command(Options, RuntimeOptions, run_flag='logdir')
+@app.command(Options, RuntimeOptions, tensorflow=False, run_flag='logdir')
 def main(options: Options, runtime_options: RuntimeOptions) -> None:
   app.claim_stdout()
   decode(options, runtime_options)
@@ -88,6 +91,9 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
 
   Of several processes the leader reads and writes the log directory; all of them translate.
   """
+  if exported := options.load_export():
+    return decode_export(options, exported)
+  quiet.import_tensorflow()
   machine_lib.set_threads(runtime_options, decoding=not options.score)
   machine = machine_lib.connect(runtime_options)
   run, group = options.run, machine.group
@@ -105,6 +111,27 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
     if summary:
       report = f'step {step}, {options.split}\n{results.job.report(summary)}'
       group.on_leader(functools.partial(print, report, flush=True))
+
+
+def decode_export(options: Options, model: TextModel) -> None:
+  """Runs the held-out job of an export for the engine, and writes its results to --out, or into the export."""
+  from lingvo_moe.tasks.task import HeldOutOptions, job_of_export
+
+  held_out = HeldOutOptions(options.split, options.max_sentences, options.score)
+  job = job_of_export(model, held_out, options.data_dir, options.pairs)
+  if job.warning:
+    print(f'warning: {job.warning}', file=sys.stderr)
+  outcome = job.finish(job.run(f'step {model.step}'))
+  folder = os.path.join(options.out or log_directory.results_dir(model.path, options.split), f'step_{model.step}')
+  if os.path.exists(os.path.join(folder, job.summary_file)) and not options.overwrite:
+    raise UserError(f'{folder} has results: give --overwrite to replace them, or another --out')
+  os.makedirs(folder, exist_ok=True)
+  of_lines = {name + job.suffix: lines for name, lines in outcome.lines.items()}
+  for name, lines in {**of_lines, **outcome.other_files}.items():
+    files.write(os.path.join(folder, name), ''.join(f'{line}\n' for line in lines))
+  summary = {'step': model.step, 'settings': job.settings, 'texts': job.texts, **outcome.summary}
+  files.write(os.path.join(folder, job.summary_file), json_files.dump(summary, indent=2))
+  print(f'step {model.step}, {options.split}\n{job.report(summary)}', flush=True)
 
 
 def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:

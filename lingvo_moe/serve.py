@@ -3,6 +3,7 @@
   lingvo-moe serve runs/mine --port=5000
   curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
 
+The log directory may also be what lingvo-moe export --format=litert wrote, which is served without TensorFlow.
 The checkpoint with the lowest dev loss is used, and printed; --step=N and --checkpoint=last select another one.
 Requests that arrive together share a batch. The server listens on this machine alone; --host=0.0.0.0 lets other
 machines in, without a password. Web pages of other sites are rejected unless --cors names them. SIGTERM ends the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,13 +87,27 @@ class Translator(text_model.Translator):
     self.target_vocab = model.target
 
   def translate(
-    self, texts: Sequence[str], target: str | None = None, progress: Callable[[int], object] = lambda count: None
+    self,
+    texts: Sequence[str],
+    target: str | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+    known: Collection[int] = (),
+    keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
   ) -> Answers:
-    """Translates sentences; one without tokens is translated to an empty line. `progress` gets counts of those done."""
+    """Translates sentences; one without tokens is translated to an empty line.
+
+    Args:
+      texts: any number of them.
+      target: language whose tag is put before each; None: no tag.
+      progress: called with the number of sentences done since the last call.
+      known: numbers of sentences that the caller has, for which an empty line is returned.
+      keep: called with the number and the translations of each further sentence, when its batch is done.
+    """
     model, settings = self._model, self._model.settings
     sources, truncated = self._sources(texts, target)
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
-    progress(sum(not ids for ids in sources))
+    sources = [[] if i in known else ids for i, ids in enumerate(sources)]
+    progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
     for batch in self._batches(sources):
       with model.lock:
         memory = search.encode(model.encoder, [sources[i] for i in batch])
@@ -103,6 +117,7 @@ class Translator(text_model.Translator):
         )
       for row, i in enumerate(batch):
         found[i] = self._read(beam, row)
+        keep(i, found[i])
       progress(len(batch))
     return Answers(found, truncated)
 

@@ -27,6 +27,10 @@ class Vocab:
     """Ids of each line, without an end; none of a line of which nothing can be seen."""
     return self._processor.encode(['' if is_empty(line) else line.removeprefix('\ufeff') for line in lines])
 
+  def written(self, lines: Sequence[str]) -> list[str]:
+    """Each line as a model that learns it would write it: encoded and decoded."""
+    return [self.decode(ids) for ids in self._processor.encode(list(lines))]
+
   def decode(self, ids: Iterable[int]) -> str:
     """Text of ids up to the end; pad, bos and ids beyond the vocabulary are skipped."""
     kept = []

@@ -26,6 +26,7 @@ from lingvo_moe.tasks import metrics as metrics_lib
 if TYPE_CHECKING:
   import tensorflow as tf
 
+  from lingvo_moe.engine.model import ExportedModel
   from lingvo_moe.program import Program
   from lingvo_moe.tasks.transformer_config import BatchConfig
 
@@ -269,6 +270,14 @@ class EngineParts(NamedTuple):
   graphs: Mapping[str, Graph]  # by name
   files: Mapping[str, bytes]  # by name, such as vocabularies
   settings: Mapping[str, Any]  # values for the manifest
+
+
+_OF_EXPORTS = {'translation': 'lingvo_moe.tasks.mt.exported'}
+
+
+def job_of_export(model: ExportedModel, options: HeldOutOptions, data_dir: str | None, pairs: str | None) -> HeldOutJob:
+  """Held-out job on an export for the engine, whose manifest says which task it has; imports no TensorFlow."""
+  return importlib.import_module(_OF_EXPORTS[model.settings['task']]).held_out_job(model, options, data_dir, pairs)
 
 
 class Task:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
 
 import lingvo_moe
+from lingvo_moe import decoder
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
@@ -108,6 +111,32 @@ def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
   assert sorted(about['files']) == sorted({p.name for p in folders['float32'].iterdir()} - {'manifest.json'})
   assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
   assert (folders['float32'] / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
+
+
+DECODES = """
+import sys
+from lingvo_moe import decoder
+path, data_dir, out, what = sys.argv[1:]
+decoder.decode(decoder.Options(path, data_dir=data_dir, out=out, split='dev', score=what == 'score'))
+assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules
+"""
+
+
+@pytest.mark.parametrize('score', [True, False])
+def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score):
+  data_dir = toy_run.load()[1].data_dir
+  decoder.decode(decoder.Options(toy_run.path, split='dev', once=True, out=str(tmp_path / 'run'), score=score))
+  command = ['-c', DECODES, folders['float32'], data_dir, tmp_path / 'export', 'score' if score else 'translate']
+  done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  of = lambda name, file: (tmp_path / name / f'step_{toy.STEPS}' / file).read_text(encoding='utf-8')
+  if score:
+    numbers = [list(map(float, of(name, 'de-en.scores').split())) for name in ('run', 'export')]
+    np.testing.assert_allclose(*numbers, atol=1e-4)
+    return
+  assert of('export', 'de-en.hyp') == of('run', 'de-en.hyp') and of('export', 'de-en.ref') == of('run', 'de-en.ref')
+  assert json.loads(of('export', 'scores.json'))['mean'] == json.loads(of('run', 'scores.json'))['mean']
+  assert 'mean BLEU' in done.stdout
 
 
 def damage(folder, name, change):

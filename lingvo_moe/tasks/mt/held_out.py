@@ -7,7 +7,7 @@ import functools
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
-from lingvo_moe.tasks.mt.config import MtConfig
-from lingvo_moe.tasks.mt.decoding import SentenceTranslator
-from lingvo_moe.tasks.vocab import Vocab
+
+if TYPE_CHECKING:  # exports are evaluated without TensorFlow
+  from lingvo_moe.tasks.mt.config import MtConfig
+  from lingvo_moe.tasks.mt.decoding import SentenceTranslator
+  from lingvo_moe.tasks.vocab import Vocab
 
 _SAMPLES = 3  # translations printed with the scores
 _SAMPLE_LENGTH = 200  # characters of one
