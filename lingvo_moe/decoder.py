@@ -39,6 +39,7 @@ from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
   from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
-  from lingvo_moe.tasks.task import TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,6 @@ def decode_export(options: Options, model: TextModel) -> None:
 def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:
   """The runtime for the run's model, and the folder of results with the task's job that makes them."""
   from lingvo_moe.run.results import Results
-  from lingvo_moe.tasks.task import HeldOutOptions, task_of
 
   group = machine.group
   of_task = {name: getattr(options, name) for name in ('data_dir', 'pairs', 'prompt', 'num_samples')}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -28,8 +27,6 @@ from lingvo_moe.options import flag
 # Modules that import TensorFlow or the extra are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
   from lingvo_moe.core.text_model import TextModel
-
-_EXTRA = ('aiohttp', 'babel', 'prometheus_client')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +56,12 @@ def main(options: Options) -> int:
 
 def require_extra() -> None:
   """Raises UserError where the extra [serve] is not installed."""
-  for module in _EXTRA:
-    try:
-      importlib.import_module(module)
-    except ModuleNotFoundError as e:
-      raise errors.not_installed(f'serving needs {module}', e, 'serve') from None
+  try:
+    import aiohttp  # noqa: F401
+    import babel  # noqa: F401
+    import prometheus_client  # noqa: F401
+  except ModuleNotFoundError as e:
+    raise errors.not_installed(f'serving needs {e.name}', e, 'serve') from None
 
 
 def serve(options: Options) -> int:

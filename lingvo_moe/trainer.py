@@ -19,11 +19,12 @@ from typing import IO, TYPE_CHECKING
 from lingvo_moe import app, runtime_flags
 from lingvo_moe import machine as machine_lib
 from lingvo_moe import options as options_lib
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import bindings, configuration, fields, files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
 from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.run.signals import Signals
   from lingvo_moe.run.training import Training
-  from lingvo_moe.tasks.task import TaskConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,6 @@ def set_up(options: Options, machine: Machine) -> Training:
   from lingvo_moe.run.checkpoints import Saver
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.run.training import Training
-  from lingvo_moe.tasks.task import Feed, task_of
 
   run, group = RunDir(options.logdir), machine.group
   name, config = configure(run, options, machine)
@@ -150,10 +149,8 @@ def set_up(options: Options, machine: Machine) -> Training:
 
 def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, TaskConfig]:
   """Model and configuration that the options ask for, or those of the run; checked as far as that needs no writing."""
-  from lingvo_moe.core import bindings, configuration, fields, files
   from lingvo_moe.run import warm_start
   from lingvo_moe.runtime import local
-  from lingvo_moe.tasks.task import task_of
 
   if run.exists and files.exists(run.file(log_directory.AVERAGED)):
     raise UserError(

@@ -24,12 +24,13 @@ import io
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import text
 from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
 from lingvo_moe.runtime_flags import RuntimeOptions
@@ -76,7 +77,7 @@ def translate(
   group.on_all(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
   group.say(f'using the checkpoint of {run.checkpoint}')
   lines_read = 0
-  batches = _batches(_arriving(source, None if group.count == 1 else _WHILE_SECONDS), options.batch_lines)
+  batches = _batches(source, options.batch_lines, None if group.count == 1 else _WHILE_SECONDS)
   while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
       translated = group.on_all(functools.partial(run.answer, lines, target, options.n_best))
@@ -114,59 +115,40 @@ def write(output: TextIO, translated: Answers, first: int, options: Options, ove
   output.flush()
 
 
-def _arriving(source: BinaryIO, patience: float | None) -> Iterator[tuple[list[bytes] | None, bool]]:
-  """Yields lines of a file as they arrive, and whether more are there; (None, False) after `patience` seconds without.
+def _batches(source: BinaryIO, size: int | None, patience: float | None) -> Iterator[list[str]]:
+  """Groups of `size` lines without their ends, the last one smaller; an empty group after `patience` seconds without.
 
-  Other processes then need not wait without a limit.
+  Other processes then need not wait without a limit. Without a size a group is of the lines that have arrived, so that
+  whoever waits for the answer to a line gets it.
   """
   try:
     descriptor = source.fileno()
+    read = lambda: os.read(descriptor, 1 << 16)
+    ready = lambda seconds: bool(select.select([descriptor], [], [], seconds)[0])
   except io.UnsupportedOperation:  # it is in memory
-    yield list(source), False
-    return
-  ready = lambda seconds: bool(select.select([descriptor], [], [], seconds)[0])
-  rest = b''
-  while True:
+    read, ready = source.read, lambda seconds: True
+  lines, number, rest, ended = [], 0, b'', False
+  while not ended:
     if not ready(patience):
-      yield None, False
-      continue
-    read = os.read(descriptor, 1 << 16)
-    if not read:
-      break
-    *lines, rest = (rest + read).split(b'\n')
-    yield lines, ready(0)
-  if rest:
-    yield [rest], False
-
-
-def _batches(arriving: Iterable[tuple[list[bytes] | None, bool]], size: int | None) -> Iterator[list[str]]:
-  """Groups of `size` lines without their ends, the last one smaller; an empty group where none comes for a while.
-
-  Without a size a group is of the lines that have arrived, so that whoever waits for the answer to a line gets it.
-  """
-  lines, number = [], 0
-  for came, more in arriving:
-    if came is None:
       yield []
-    for line in came or ():
+      continue
+    block = read()
+    ended = not block
+    *came, rest = (rest + block).split(b'\n')
+    for line in [rest] if ended and rest else came:
       number += 1
       line = line.rstrip(b'\r\n').removeprefix(codecs.BOM_UTF8 if number == 1 else b'')
       try:
         lines.append(line.decode('utf-8'))
-      except UnicodeDecodeError as e:
+      except UnicodeDecodeError:
         yield lines  # what came before is answered
-        raise UserError(
-          f'text must be UTF-8; line {number} of standard input is not (byte {e.start + 1}: '
-          f'{line[e.start : e.start + 4]!r}): convert it, e.g. with iconv -f latin1 -t utf-8'
-        ) from None
+        text.check(line, 'standard input', number - 1)
       if len(lines) == (size or _MOST_LINES):
         yield lines
         lines = []
-    if lines and not size and not more:
+    if lines and (ended or not (size or ready(0))):
       yield lines
       lines = []
-  if lines:
-    yield lines
 
 
 if __name__ == '__main__':

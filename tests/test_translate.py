@@ -172,7 +172,7 @@ def test_lines_that_have_arrived_are_translated_together_and_none_waits_for_othe
   monkeypatch.setattr(translate, '_MOST_LINES', 3)
   read, write = os.pipe()
   with open(read, 'rb') as source:
-    batches = translate._batches(translate._arriving(source, None), None)
+    batches = translate._batches(source, None, None)
     for text, answered in (
       (b'eno\n', [['eno']]),  # and the pipe stays open
       (b'owt\r\neerht\nru', [['owt', 'eerht']]),
@@ -188,7 +188,7 @@ def test_lines_that_have_arrived_are_translated_together_and_none_waits_for_othe
 def test_of_several_processes_the_reader_gives_a_sign_when_no_line_comes():
   read, write = os.pipe()
   with open(read, 'rb') as source:
-    batches = translate._batches(translate._arriving(source, 0.05), 2)
+    batches = translate._batches(source, 2, 0.05)
     os.write(write, b'eno\nowt\r\nee')
     assert next(batches) == ['eno', 'owt']
     assert next(batches) == next(batches) == []
@@ -240,5 +240,5 @@ def test_the_command_answers_while_its_input_stays_open(run):
 
 
 def test_a_byte_order_mark_before_the_first_line_is_no_text():
-  lines = [b'\xef\xbb\xbfeins\n', b'\xef\xbb\xbfzwei\n']
-  assert list(translate._batches([(lines, False)], 9)) == [['eins', '\ufeffzwei']]
+  source = io.BytesIO(b'\xef\xbb\xbfeins\n\xef\xbb\xbfzwei\n')
+  assert list(translate._batches(source, 9, None)) == [['eins', '\ufeffzwei']]

@@ -107,15 +107,14 @@ def _page(title: str, sections, notes: list[str], markdown: bool) -> str:
   for name, columns, rows in sections:
     if rows:
       lines += [f'## {name}' if markdown else name, ''] if name else []
-      lines += [markdown_lib.table(columns, rows)] if markdown else _aligned(columns, rows)
-      lines.append('')
+      lines += [markdown_lib.table(columns, rows) if markdown else _aligned(columns, rows), '']
   return '\n'.join(lines + notes)
 
 
-def _aligned(columns, rows) -> list[str]:
+def _aligned(columns, rows) -> str:
   rows = [columns, *rows] if any(columns) else rows
-  widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-  return ['  ' + '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join('  ' + '  '.join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _summary(report) -> list[tuple[str, str]]:
@@ -149,11 +148,9 @@ def _cost(report, name, part) -> list[str]:
 
 
 def _collectives(report) -> list[list[str]]:
-  rows = []
-  for c in sorted(report.collectives, key=lambda c: -c.count * c.bytes):
-    row = [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part, c.phase]
-    rows.append(row if c.seconds is None else [*row, _ms(c.seconds)])
-  return rows
+  row = lambda c: [c.kind, f'{c.count}', f'{c.bytes / 2**20:.4g}', ','.join(c.axes), c.layer, c.part, c.phase]
+  ordered = sorted(report.collectives, key=lambda c: -c.count * c.bytes)
+  return [row(c) if c.seconds is None else [*row(c), _ms(c.seconds)] for c in ordered]
 
 
 def _ms(seconds: float) -> str:

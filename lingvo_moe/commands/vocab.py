@@ -58,17 +58,7 @@ def main():
     p for folder in dict.fromkeys(_DATA_DIR.value) for p in parallel.find_pairs(folder, _PAIRS.value, _SPLIT.value)
   ]
   start = time.time()
-  path = vocab_training.train_vocab(
-    pairs,
-    _OUTPUT.value,
-    _VOCAB_SIZE.value,
-    side=_SIDE.value,
-    temperature=_TEMPERATURE.value,
-    max_sentences=_MAX_SENTENCES.value,
-    character_coverage=_COVERAGE.value,
-    tags=_TAGS.value,
-    normalization=_NORMALIZATION.value,
-    seed=_SEED.value,
-    overwrite=_OVERWRITE.value,
-  )
+  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _NORMALIZATION, _SEED, _OVERWRITE)
+  options = {flag.name: flag.value for flag in named}
+  path = vocab_training.train_vocab(pairs, _OUTPUT.value, _VOCAB_SIZE.value, **options)
   print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')

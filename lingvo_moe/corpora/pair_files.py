@@ -13,19 +13,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 from xml.parsers import expat
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, parallel, text
+from lingvo_moe.corpora.text import Progress
 
 _BATCH = 4096  # pairs
 _FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}
 _USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
 _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
 
-Progress = Callable[[int], None]
 Side = list[bytes | None]  # lines of one side; None where a pair lacks it
 _Pairs = Iterator[tuple[str | None, str | None]]
 
@@ -99,23 +99,20 @@ class Texts:
       raise parallel.unequal_sides(self.paths[0], counts[0], self.paths[1], counts[1])
 
   def _batches_of_pairs(self, progress: Progress | None) -> Iterator[tuple[Side, Side]]:
-    (path,), consumed = self.paths, 0
+    (path,) = self.paths
     with packed.opened(self._files[0], any_encoding=self._format == 'tmx') as (raw, contents):
       if self._format == 'tmx':
         pairs = _of_tmx(contents, self.sides, path)
       elif self._format == 'jsonl':
-        pairs = _of_json_lines(contents, self._columns or (), self.sides, path)
+        pairs = _of_json_lines(contents, self._columns, self.sides, path)
       else:
         pairs = _of_table(_rows(contents, self._format, path), self._columns, self.sides, path)
-      while batch := list(itertools.islice(pairs, _BATCH)):
-        if progress:
-          progress(raw.tell() - consumed)
-          consumed = raw.tell()
+      for batch in text.batches(pairs, _BATCH, raw, progress):
         yield tuple([_bytes(pair[side]) for pair in batch] for side in (0, 1))
 
   def where(self, side: int) -> str:
     """Name of the file of the source (0) or the target (1), for a message."""
-    return self.paths[side] if len(self.paths) == 2 else self.paths[0]
+    return (self.paths * 2)[side]
 
 
 def _checked(columns: Sequence[str | int]) -> tuple[str, ...]:
@@ -256,7 +253,8 @@ def _of_tmx(contents: IO[bytes], sides: Sequence[str], path: str) -> _Pairs:
   try:
     for block in iter(lambda: contents.read(1 << 16), b''):
       reader.parser.Parse(block)
-      for unit in reader.pop_units():
+      units, reader.units = reader.units, []
+      for unit in units:
         pair = tuple(_in_language(unit, side) for side in sides)
         has_pair = has_pair or None not in pair
         if not has_pair and len(seen) < 20:
@@ -293,16 +291,11 @@ class _Tmx:
     self.parser.CharacterDataHandler = self._text
     self.parser.EntityDeclHandler = self._entity
     self._path = path
-    self._units: list[dict[str, str]] = []
+    self.units: list[dict[str, str]] = []
     self._unit: dict[str, str] = {}
     self._language = ''
     self._segment: list[str] | None = None
     self._codes = 0  # elements around that are codes
-
-  def pop_units(self) -> list[dict[str, str]]:
-    """Units that have ended since the last call."""
-    units, self._units = self._units, []
-    return units
 
   def _start(self, name: str, attributes: dict[str, str]) -> None:
     if name == 'tu':
@@ -319,7 +312,7 @@ class _Tmx:
       self._unit.setdefault(self._language, ''.join(self._segment))
       self._segment = None
     elif name == 'tu':
-      self._units.append(self._unit)
+      self.units.append(self._unit)
 
   def _text(self, data: str) -> None:
     if self._segment is not None and not self._codes:

@@ -103,16 +103,15 @@ def languages_of(names: Iterable[str]) -> list[tuple[str, str]]:
 
 def _choose(known: Iterable[str], patterns: list[str], data_dir: str) -> list[str]:
   """Known names that match any of the patterns; NoPairError for a pattern without a match."""
-  known = sorted(known)
-  if not patterns:
-    return known
-  for pattern in patterns:
-    if not fnmatch.filter(known, pattern):
+  chosen = set()
+  for pattern in patterns or ['*']:
+    chosen.update(matching := fnmatch.filter(known, pattern))
+    if patterns and not matching:
       raise NoPairError(
         f'no pair of {data_dir} matches {pattern!r}; {closest(pattern, known)} (trainer: --set pairs=..., others: '
         '--pairs=...)'
       )
-  return [name for name in known if _matches(name, patterns)]
+  return sorted(chosen)
 
 
 def _pair_folders(data_dir: str) -> dict[str, tuple[str, str, str]]:
@@ -134,11 +133,7 @@ def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[st
   """Folders with source and target exchanged, whose reversed names match a pattern that matches no folder's name."""
   reverse = {f'{target}-{source}': (folder, target, source) for folder, source, target in folders.values()}
   lacking = [pattern for pattern in patterns if not fnmatch.filter(folders, pattern)]
-  return {name: way for name, way in reverse.items() if _matches(name, lacking)}
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+  return {name: reverse[name] for pattern in lacking for name in fnmatch.filter(reverse, pattern)}
 
 
 def _plain_directions(data_dir, patterns, split, split_files) -> dict[str, tuple[str, str, str]]:

@@ -11,6 +11,7 @@ keyed permutation that is computed and not stored, so no memory grows with the c
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 
@@ -100,30 +101,27 @@ def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32, weights
   return [int(n) for n in q]
 
 
+@dataclasses.dataclass
 class Sampler:
   """Sampler of the stream, by windows of about window_size examples.
 
-  Attributes:
-    window_size: as given; by rounding, a window may differ from it by up to the number of languages.
-    shares: share of each language in the stream.
+  By rounding, a window may differ from window_size by up to the number of languages. `shares` are those of each
+  language in the stream.
   """
 
-  def __init__(
-    self,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    *,
-    temperature: float,
-    seed: int,
-    window_size: int,
-    weights: Sequence[float] = (),
-  ):
-    self.window_size = window_size
-    self._seed = seed
-    self.shares = [float(p) for p in shares(sizes, temperature, weights)]
-    self._quotas = quotas(sizes, temperature, weights=weights)
-    self._sizes = np.asarray(sizes, np.int64)
-    self._keys = np.asarray([fold(seed, 'language', name) for name in names], _U64)
+  names: Sequence[str]
+  sizes: Sequence[int]
+  _: dataclasses.KW_ONLY
+  temperature: float
+  seed: int
+  window_size: int
+  weights: Sequence[float] = ()
+
+  def __post_init__(self):
+    self.shares = [float(p) for p in shares(self.sizes, self.temperature, self.weights)]
+    self._quotas = quotas(self.sizes, self.temperature, weights=self.weights)
+    self._sizes = np.asarray(self.sizes, np.int64)
+    self._keys = np.asarray([fold(self.seed, 'language', name) for name in self.names], _U64)
 
   def drawn(self, window: int) -> np.ndarray:
     """Draws (int64) of each language before this window, computed exactly with Python's integers."""
@@ -138,5 +136,5 @@ class Sampler:
     size = self._sizes[language]
     epoch = draw // size
     line = permute(draw - epoch * size, size, fold(self._keys[language], epoch))
-    order = shuffled(len(line), self._seed, 'window', window)
+    order = shuffled(len(line), self.seed, 'window', window)
     return language[order], line[order]

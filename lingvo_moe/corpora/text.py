@@ -6,6 +6,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TypeVar
 
 from lingvo_moe.core import files as files_lib
 from lingvo_moe.core.errors import UserError
@@ -13,6 +14,9 @@ from lingvo_moe.core.visible_text import FORMAT
 from lingvo_moe.core.visible_text import INVISIBLE as INVISIBLE
 from lingvo_moe.core.visible_text import is_empty as is_empty
 from lingvo_moe.corpora import packed
+
+Progress = Callable[[int], object]  # called with bytes of a file
+_T = TypeVar('_T')
 
 _LINES_A_BATCH = 4096
 _FORMATS = re.compile(f'[{FORMAT}]+')
@@ -44,7 +48,7 @@ def corpus_folder(data_dir: str) -> str:
 
 
 def line_batches(
-  path: str, size: int = _LINES_A_BATCH, progress: Callable[[int], None] | None = None, strict: bool = True
+  path: str, size: int = _LINES_A_BATCH, progress: Progress | None = None, strict: bool = True
 ) -> Iterator[list[bytes]]:
   """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
@@ -57,16 +61,24 @@ def line_batches(
   Raises:
     UserError: the file cannot be read, or such a line (with its number).
   """
-  number, consumed = 0, 0
+  number = 0
   with packed.opened(path) as (raw, contents):
-    while batch := [line.rstrip(b'\r\n') for line in itertools.islice(contents, size)]:
+    for batch in batches(contents, size, raw, progress):
+      batch = [line.rstrip(b'\r\n') for line in batch]
       if strict:
         check(b'\n'.join(batch), path, number)
       number += len(batch)
-      if progress:
-        progress(raw.tell() - consumed)
-        consumed = raw.tell()
       yield batch
+
+
+def batches(items: Iterator[_T], size: int, raw: IO[bytes], progress: Progress | None) -> Iterator[list[_T]]:
+  """Yields what is read from a file in lists of up to `size`; `progress` gets the bytes consumed since the last."""
+  consumed = 0
+  while batch := list(itertools.islice(items, size)):
+    if progress:
+      progress(raw.tell() - consumed)
+      consumed = raw.tell()
+    yield batch
 
 
 def check(data: bytes, path: str, before: int = 0) -> None:

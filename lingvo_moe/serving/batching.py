@@ -45,6 +45,7 @@ class _Request:
     return len(self.lines) - self.taken
 
 
+@dataclasses.dataclass(eq=False)
 class Batcher:
   """Computes lines of requests in batches, in a thread of its own.
 
@@ -60,17 +61,14 @@ class Batcher:
     observe: called after each batch with its number of lines and the seconds it took.
   """
 
-  def __init__(
-    self,
-    answer: Callable[[list[str], Any], Answers],
-    *,
-    max_lines: int = 64,
-    wait: float = 0.005,
-    max_waiting: int = 1000,
-    observe: Callable[[int, float], object] = lambda lines, seconds: None,
-  ):
-    self._answer, self._observe = answer, observe
-    self._max_lines, self._wait, self.max_waiting = max_lines, wait, max_waiting
+  answer: Callable[[list[str], Any], Answers]
+  _: dataclasses.KW_ONLY
+  max_lines: int = 64
+  wait: float = 0.005
+  max_waiting: int = 1000
+  observe: Callable[[int, float], object] = lambda lines, seconds: None
+
+  def __post_init__(self):
     self._requests: collections.deque[_Request] = collections.deque()  # those with lines that wait
     self._first_arrival = 0.0
     self._closed = False
@@ -129,7 +127,7 @@ class Batcher:
       pace = len(batch) / max(seconds, 1e-6)
       with self._changed:
         self._lines_per_second = 0.9 * self._lines_per_second + 0.1 * pace if self._lines_per_second else pace
-      self._observe(len(batch), seconds)
+      self.observe(len(batch), seconds)
 
   def _next_batch(self) -> list[tuple[_Request, int]]:
     """Lines of the next batch, (request, number of the line) each; empty when closed and done."""
@@ -137,8 +135,8 @@ class Batcher:
       while True:
         while not self._requests and not self._closed:
           self._changed.wait()
-        deadline = self._first_arrival + self._wait
-        while self._requests and not self._closed and self.waiting < self._max_lines:
+        deadline = self._first_arrival + self.wait
+        while self._requests and not self._closed and self.waiting < self.max_lines:
           if (seconds := deadline - time.monotonic()) <= 0:
             break
           self._changed.wait(seconds)
@@ -150,10 +148,10 @@ class Batcher:
     if not self._requests:
       return batch
     alike = [request for request in self._requests if request.key == self._requests[0].key]
-    while len(batch) < self._max_lines and alike:
-      share = max(1, (self._max_lines - len(batch)) // len(alike))
+    while len(batch) < self.max_lines and alike:
+      share = max(1, (self.max_lines - len(batch)) // len(alike))
       for request in alike:
-        count = min(share, request.waiting, self._max_lines - len(batch))
+        count = min(share, request.waiting, self.max_lines - len(batch))
         batch += [(request, request.taken + i) for i in range(count)]
         request.taken += count
       alike = [request for request in alike if request.waiting]
@@ -170,7 +168,7 @@ class Batcher:
       return
     requests = list(dict.fromkeys(request for request, _ in batch))
     try:
-      answered = self._answer([request.lines[i] for request, i in batch], batch[0][0].key)
+      answered = self.answer([request.lines[i] for request, i in batch], batch[0][0].key)
     except Exception as e:
       if len(requests) == 1:
         _settle(requests[0].future.set_exception, e)

@@ -94,6 +94,8 @@ class HttpApp:
       return await self._routed(request)
     except BadQueryError as e:
       return _error(e.status, str(e))
+    except QueueFullError as e:
+      return _error(503, str(e), {'Retry-After': str(e.retry_after)})
     except ConnectionError:  # the client left while it sent the body
       return _error(metrics_lib.HUNG_UP, 'the client left')
     except UserError as e:
@@ -140,12 +142,9 @@ class HttpApp:
     lines = query.lines
     if len(lines) > self.batcher.max_waiting:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
-    try:
-      # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
-      n_best = self._run.beam_size if query.alternatives else 1
-      future = self.batcher.submit(lines, (tag, n_best))
-    except QueueFullError as e:
-      return _error(503, str(e), {'Retry-After': str(e.retry_after)})
+    # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
+    n_best = self._run.beam_size if query.alternatives else 1
+    future = self.batcher.submit(lines, (tag, n_best))
     answer = await asyncio.wrap_future(future)  # cancelled with this handler when the client hangs up
     self._metrics.truncated.inc(len(answer.truncated))
     return web.json_response(_result(query, answer, self._run.over_the_length))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -69,15 +69,12 @@ async def serve(http_app: HttpApp, bound: socket.socket, drain_seconds: float, s
     loop.remove_signal_handler(number)
   http_app.draining = True
   accepting.cancel()  # connections that are open stay
-  drained = await _wait_until(lambda: not http_app.in_flight, drain_seconds)
+  with contextlib.suppress(TimeoutError):
+    async with asyncio.timeout(drain_seconds):
+      while http_app.in_flight:
+        await asyncio.sleep(0.01)
+  drained = not http_app.in_flight
   await connections.close(_SEND_SECONDS)  # sends what was answered
   if drained:
     await asyncio.to_thread(http_app.batcher.close)
   return drained
-
-
-async def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-  deadline = time.monotonic() + seconds
-  while not condition() and time.monotonic() < deadline:
-    await asyncio.sleep(0.01)
-  return condition()
