@@ -75,8 +75,7 @@ def _parse(argv: list[str], command: types.ModuleType) -> list[str]:
     _check_values()
     return positional
   except (flags.Error, UserError) as e:
-    print(f'error: {_printable(_explained(e))} (see --help)', file=sys.stderr)
-    sys.exit(1)
+    sys.exit(f'error: {_printable(_explained(e))} (see --help)')
 
 
 def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | None:
@@ -133,8 +132,7 @@ def print_whole(text: str) -> None:
     _drop_stdout()
   except OSError as e:
     _drop_stdout()
-    print(f'error: standard output: {e.strerror}', file=sys.stderr)
-    sys.exit(1)
+    sys.exit(f'error: standard output: {e.strerror}')
 
 
 def claim_stdout() -> None:

@@ -120,11 +120,9 @@ def main() -> None:
     if any(argument in ('--help', '-h') for argument in sys.argv[1:2]):
       app.print_help(sys.modules[__name__])
       sys.exit(0)
-    print(f'error: the form is N -- COMMAND, N up to 9999; saw {shown(sys.argv[1:])} (see --help)', file=sys.stderr)
-    sys.exit(1)
+    sys.exit(f'error: the form is N -- COMMAND, N up to 9999; saw {shown(sys.argv[1:])} (see --help)')
   try:
     status = launch(sys.argv[3:], int(sys.argv[1]))
   except UserError as e:
-    print(f'error: {e}', file=sys.stderr)
-    sys.exit(1)
+    sys.exit(f'error: {e}')
   sys.exit(status if status >= 0 else 128 - status)

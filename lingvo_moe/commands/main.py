@@ -47,10 +47,7 @@ def main() -> None:
     print(f'lingvo-moe {lingvo_moe.__version__}')
     sys.exit(0)
   if name not in COMMANDS:
-    print(
-      f'error: there is no command {name!r}; {closest(name, COMMANDS)} (lingvo-moe --help lists all)', file=sys.stderr
-    )
-    sys.exit(1)
+    sys.exit(f'error: there is no command {name!r}; {closest(name, COMMANDS)} (lingvo-moe --help lists all)')
   sys.argv = [f'lingvo-moe {name}', *arguments[1:]]
   module = importlib.import_module(f'lingvo_moe.{COMMANDS[name][0]}')
   module.main()
