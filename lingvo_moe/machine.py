@@ -66,7 +66,10 @@ class Machine:
       return TpuRuntime(program, self.mesh, self.devices)
     from lingvo_moe.runtime.local import LocalRuntime
 
-    return LocalRuntime(program, jit=jit, backend=self.options.backend)
+    runtime = LocalRuntime(program, jit=jit, backend=self.options.backend)
+    if runtime.note:
+      self.group.say(runtime.note)
+    return runtime
 
 
 def connect(options: RuntimeOptions) -> Machine:

@@ -83,6 +83,12 @@ class Program:
     return {name: spec for name, spec in self.weight_specs.items() if name not in frozen}
 
   @functools.cached_property
+  def used_dtypes(self) -> dict[str, tf.DType]:
+    """Flat name -> type in which the model uses the weight; it casts a weight that is given in another type."""
+    activations = tf.as_dtype(getattr(self.model, 'activation_dtype', tf.float32))
+    return {name: spec.dtype if spec.float32 else activations for name, spec in self.weight_specs.items()}
+
+  @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
     """Flat name/slot -> WeightSpec of the optimizer slots; a frozen weight has none."""
     return {
@@ -110,8 +116,9 @@ class Program:
   ) -> tuple[dict[str, Any], Metrics]:
     """Gradients of the loss by weight that is trained, and metrics of the model.
 
-    With `sparse` a gradient may also be tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU
-    backend; tf.convert_to_tensor makes it a tensor.
+    Weights may be given in their `used_dtypes`, which their gradients then have. With `sparse` a gradient may also be
+    tf.IndexedSlices, of an embedding's rows or a FactoredGradient of the CPU backend; tf.convert_to_tensor makes it a
+    tensor.
     """
     weights = self._stored(weights, self.weight_specs)
     key = prng.key(self.seed, 'train', step)
@@ -153,7 +160,8 @@ class Program:
 
     def dense_gradients(i):
       grads, metrics = gradients_of(*micro_batch(i), totals=totals)
-      return self._stored(grads, self.weight_specs), metrics
+      grads = self._stored(grads, self.weight_specs)
+      return {name: tf.cast(g, self.weight_specs[name].dtype) for name, g in grads.items()}, metrics
 
     def body(i, grads, metrics):
       more_grads, more_metrics = dense_gradients(i)

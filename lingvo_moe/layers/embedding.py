@@ -21,7 +21,7 @@ class Embedding:
 
   def weights(self) -> Specs:
     shape = (self.vocab_size, self.model_dim)
-    return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM')}
+    return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM', float32=True)}
 
   def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
     """Embedding vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
@@ -30,7 +30,7 @@ class Embedding:
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """Scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
     with tf.name_scope('softmax'):
-      return shard(ops.product('BTM,VM->BTV', tf.cast(x_BTM, tf.float32), theta['table']), 'BTV')
+      return shard(ops.product('BTM,VM->BTV', x_BTM, theta['table']), 'BTV')
 
 
 def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:

@@ -28,6 +28,7 @@ class Backend:
     sub_batches: number of sub-batches that a traced program computes side by side.
     parallel_calls: number of calls of the function of map_rows that run at once.
     updates_in_place: whether a runtime that holds the weights updates them in place (optim/cpu/in_place.py).
+    bfloat16: whether the machine has units for bfloat16; without, activations are float32 whatever a model says.
   """
 
   name: str
@@ -37,6 +38,7 @@ class Backend:
   sub_batches: int = 1
   parallel_calls: int = 1
   updates_in_place: bool = False
+  bfloat16: bool = True
 
 
 REFERENCE = Backend('reference')

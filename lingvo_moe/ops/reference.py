@@ -28,8 +28,8 @@ def linear(
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """Einsum of activations and a weight, as 'EGCM,EMH->EGCH'; each letter is in two of the tensors, or in all."""
-  return tf.einsum(equation, x, weight)
+  """Einsum of activations and a weight, in the weight's type; each letter is in two of the tensors, or in all."""
+  return tf.einsum(equation, tf.cast(x, weight.dtype), weight)
 
 
 def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tensor:

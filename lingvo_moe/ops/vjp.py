@@ -87,6 +87,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as
   the arithmetic.
   """
+  x = tf.cast(x, weight.dtype)
 
   @custom_gradient
   def run(x, weight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,8 @@ class LocalRuntime(Runtime):
   A step is traced once for batches of all shapes, so buckets of many lengths cost one trace. With `jit` XLA compiles
   the train step, once per shape; without, on a CPU, it compiles only the updates of large weights.
 
+  On a CPU, weights that the model uses in bfloat16 have a copy in it, which the update writes: a step casts none.
+
   Args:
     program: program to run.
     jit: see above.
@@ -54,11 +57,23 @@ class LocalRuntime(Runtime):
     self.program = program
     training, self._inference = _backends(backend, jit)
     self._updates = InPlaceUpdates(program.optimizer) if training.updates_in_place else None
+    self._has_copies = training.updates_in_place and training.bfloat16
     self._step: tf.Variable | None = None
     self._weights: dict[str, tf.Variable] = {}
+    self._copies: dict[str, tf.Variable] = {}
     self._slots: dict[str, tf.Variable] = {}
     self._train = self._traced(self._train_step, training, jit)
     self._eval = self._traced(self._eval_step, self._inference)
+
+  @property
+  def note(self) -> str | None:
+    """Sentence for the user if the machine computes in another type than the model says; else None."""
+    if self._inference.bfloat16 or tf.bfloat16 not in self.program.used_dtypes.values():
+      return None
+    return (
+      "activation_dtype='bfloat16' is computed in float32: this processor has no units for bfloat16, of "
+      f'{", ".join(cpu.processor.BFLOAT16_UNITS)}. --backend=reference computes in bfloat16 all the same'
+    )
 
   @property
   def step(self) -> int:
@@ -91,7 +106,7 @@ class LocalRuntime(Runtime):
     return to_numpy(self._eval(batch))
 
   def function(self, f: Callable[[dict, dict], Any]) -> Function:
-    traced = self._traced(lambda batch: f(self._read(self._weights), batch), self._inference)
+    traced = self._traced(lambda batch: f(self._used(), batch), self._inference)
     return lambda batch: to_numpy(traced(batch))
 
   def _traced(self, f: Callable[[dict], Any], backend: Backend, jit: bool = False) -> Function:
@@ -123,12 +138,21 @@ class LocalRuntime(Runtime):
   def _read(self, variables):
     return tf.nest.map_structure(lambda v: v.value(), variables)
 
+  def _used(self):
+    """Weights in the types in which the model uses them."""
+    return self._read({**self._weights, **self._copies})
+
   def _adopt(self, state):
     if self._step is None:
       variable = lambda value, name: tf.Variable(value, trainable=False, name=name)
       self._step = variable(tf.cast(state['step'], tf.int64), 'step')
       self._weights = {name: variable(value, name) for name, value in state['weights'].items()}
       self._slots = {name: variable(value, f'slots/{name}') for name, value in state['slots'].items()}
+      self._copies = {
+        name: variable(tf.cast(self._weights[name], dtype), f'copies/{name}')
+        for name, dtype in self.program.used_dtypes.items()
+        if self._has_copies and dtype != self._weights[name].dtype
+      }
     else:
       self._assign(state)
 
@@ -138,6 +162,8 @@ class LocalRuntime(Runtime):
       for name, value in values.items():
         if value is not variables[name]:
           variables[name].assign(value)
+    for name, copy in self._copies.items():
+      copy.assign(tf.cast(self._weights[name], copy.dtype))
 
   def _train_step(self, batch):
     if self._updates is None:
@@ -145,15 +171,16 @@ class LocalRuntime(Runtime):
       self._assign(state)
       return metrics
     program, step = self.program, self._step.value()
-    grads, metrics = program.gradients(step, self._read(self._weights), batch, sparse=True)
+    grads, metrics = program.gradients(step, self._used(), batch, sparse=True)
     with tf.name_scope('update'):
       rate = program.schedule(step)
-      norm = self._updates.apply(grads, self._variables(), program.trained_specs, step, rate, program.clip_norm)
+      variables = {**self._variables(), 'copies': self._copies}
+      norm = self._updates.apply(grads, variables, program.trained_specs, step, rate, program.clip_norm)
       self._step.assign_add(1)
     return {**metrics, 'grad_norm': norm, 'learning_rate': rate}
 
   def _eval_step(self, batch):
-    return self.program.eval_step(self._read(self._weights), batch)
+    return self.program.eval_step(self._used(), batch)
 
 
 def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
@@ -162,4 +189,6 @@ def _backends(name: str, jit: bool) -> tuple[Backend, Backend]:
     return REFERENCE, REFERENCE
   if tf.config.get_visible_devices('GPU'):
     return xla.BACKEND if jit else gpu.BACKEND, gpu.BACKEND
-  return xla.BACKEND if jit else cpu.backend(training=True), cpu.backend(training=False)
+  inference = cpu.backend(training=False)
+  compiled = dataclasses.replace(xla.BACKEND, bfloat16=inference.bfloat16)
+  return compiled if jit else cpu.backend(training=True), inference

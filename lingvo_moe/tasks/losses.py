@@ -15,6 +15,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.gates.routing import Routed
+from lingvo_moe.ops import backend
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
 Logits = Callable[[tf.Tensor], tf.Tensor]  # x_BTM -> float32 logits [B, T, V]
@@ -126,7 +127,7 @@ class TokenModel:
       x_BTM = embedding.lookup(theta, ids_BT)
       if positions_BT is not None:
         x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
-      x_BTM = tf.cast(x_BTM, self.activation_dtype)
+      x_BTM = tf.cast(x_BTM, self.activation_dtype if backend.current().bfloat16 else tf.float32)
       return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
 
     return ops.map_sub_batches(embed, ids_BT, positions_BT, key)

@@ -166,6 +166,24 @@ def test_an_override_gives_the_values_and_gradients_of_the_reference(of, name):
     np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+  'name, mixed',  # mixed: bfloat16 activations and a float32 weight
+  [(case, False) for op in ('linear', 'product', 'grouped_ffn') for case in of_operation(op)]
+  + [('product, BTM,VM->BTV', True), ('product, GSM,MJ->GSJ', True)],
+)
+def test_products_in_bfloat16_are_near_the_float32_reference(name, mixed, monkeypatch):
+  f, values = CASES[name]
+  narrow = lambda x, is_activation: tf.cast(x, tf.bfloat16) if is_activation or not mixed else x
+  in_bfloat16 = lambda *args: tf.cast(f(*(narrow(x, i == 0) for i, x in enumerate(args))), tf.float32)
+  monkeypatch.setitem(CASES, name, (in_bfloat16, values))
+  got = values_and_gradients(name, CPU, gradients=True)
+  reference = values_and_gradients(name, backend.REFERENCE, gradients=True)
+  for a, b, want in zip(got, reference, of_reference(name, True), strict=True):
+    scale = np.max(np.abs(want), initial=1e-3)
+    np.testing.assert_allclose(a, want, atol=0.03 * scale)
+    np.testing.assert_allclose(a, b, atol=0.03 * scale)
+
+
 @pytest.mark.parametrize('name', of_operation('grouped_ffn'))
 def test_the_grouped_feed_forward_at_inference(name):
   got = values_and_gradients(name, FORWARD, gradients=False)

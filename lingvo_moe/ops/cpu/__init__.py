@@ -6,7 +6,7 @@ import functools
 
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu import cache, grouped_ffn, linear, mean_square, queue, sub_batches, threads
+from lingvo_moe.ops.cpu import cache, grouped_ffn, linear, mean_square, processor, queue, sub_batches, threads
 
 OVERRIDES = {
   **vjp.OVERRIDES,
@@ -33,6 +33,7 @@ def backend(*, training: bool) -> Backend:
     sub_batches=min(parallel, threads.MAX_SUB_BATCHES),
     parallel_calls=parallel,
     updates_in_place=training,
+    bfloat16=processor.has_bfloat16(),
   )
 
 

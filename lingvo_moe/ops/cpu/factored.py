@@ -64,13 +64,14 @@ class FactoredGradient(tf.IndexedSlices):
 
   def norm(self) -> tf.Tensor:
     """Root of the sum of squares of the product, which is the inner product of the small x x^T and dy dy^T."""
-    gram = lambda factor: tf.matmul(factor, factor, transpose_b=True)
+    wide = lambda factor: tf.cast(factor, tf.float32)
+    gram = lambda factor: tf.matmul(wide(factor), wide(factor), transpose_b=True)
     small = lambda: tf.reduce_sum(gram(self.x_ECM) * gram(self.dy_ECH))
-    square = tf.cond(self.has_few_rows, small, lambda: 2.0 * tf.nn.l2_loss(self.multiplied()))
+    square = tf.cond(self.has_few_rows, small, lambda: 2.0 * tf.nn.l2_loss(wide(self.multiplied())))
     return tf.sqrt(tf.maximum(square, 0.0))
 
   def scaled(self, scale: tf.Tensor) -> FactoredGradient:
-    return FactoredGradient(self.x_ECM, self.dy_ECH * tf.cast(scale, self.dy_ECH.dtype))
+    return FactoredGradient(tf.cast(self.x_ECM, tf.float32), tf.cast(self.dy_ECH, tf.float32) * scale)
 
   @property
   def _rows(self):

@@ -33,6 +33,8 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   Experts are a first axis that all three tensors share. The gradient of their weight is returned as a FactoredGradient:
   the product is as large as the weight, and only its update needs it.
   """
+  if x.dtype != weight.dtype:
+    return _with_gradients_in_type_of_x(equation, x, weight)
   x_axes, weight_axes, y_axes = vjp.split_equation(equation)
   per_expert = x_axes[0] == weight_axes[0] == y_axes[0]
   if not per_expert:
@@ -48,6 +50,21 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         return dx, FactoredGradient(*map(_rows_of_experts, factors))
 
     return run_parts(equation, x, weight), grad
+
+  return run(x, weight)
+
+
+def _with_gradients_in_type_of_x(equation, x, weight):
+  """Output scores: float32, of bfloat16 activations. Gradients are products in bfloat16, as those of other weights."""
+
+  @custom_gradient
+  def run(x, weight):
+    def grad(dy):
+      dy = tf.cast(dy, x.dtype)
+      dx = tf.einsum(vjp.backward_equation(equation), dy, tf.cast(weight, x.dtype))
+      return dx, tf.cast(vjp.weight_gradient(equation, x, dy), weight.dtype)
+
+    return tf.einsum(equation, tf.cast(x, weight.dtype), weight), grad
 
   return run(x, weight)
 

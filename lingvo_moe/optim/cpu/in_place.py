@@ -27,12 +27,14 @@ _SMALL = 1 << 17  # elements; stacking larger weights takes longer than it saves
 _LARGE = 1 << 22  # elements, more than a cache holds; updates of smaller weights are not worth compiling
 
 Gradient = tf.Tensor | FactoredGradient
-Variables = Mapping[str, Any]  # {'weights': {name: variable}, 'slots': {name/slot: variable}, ...}
+# {'weights': {name: variable}, 'slots': {name/slot: variable}, 'copies': {name: variable}}; copies are of some weights,
+# in the type in which a model uses them.
+Variables = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class InPlaceUpdates:
-  """Updates of an optimizer, equal to rounding, assigned to the variables of weights and optimizer slots.
+  """Updates of an optimizer, equal to rounding, assigned to the variables of weights, their copies and optimizer slots.
 
   Tensors read from a variable before keep their values. Factored gradients stay factored, also when clipped.
   """
@@ -48,7 +50,7 @@ class InPlaceUpdates:
     rate: tf.Tensor,
     clip_norm: float = 0.0,
   ) -> tf.Tensor:
-    """Updates weights and optimizer slots by gradients, and returns the global norm of these before clipping.
+    """Updates weights, copies and optimizer slots by gradients, and returns the global norm of these before clipping.
 
     Gradients and specifications are by name of the weight; step and rate are as in Optimizer.update, and clip_norm is
     the largest global norm, 0 for no limit.
@@ -57,16 +59,19 @@ class InPlaceUpdates:
     norm = None
     if clip_norm:
       factored = lambda grad: isinstance(grad, FactoredGradient)
+      grads = {name: grad if factored(grad) else tf.cast(grad, tf.float32) for name, grad in grads.items()}
       scale, norm = clip_scale([grad.norm() if factored(grad) else grad for grad in grads.values()], clip_norm)
-      scaled = lambda grad: grad.scaled(scale) if factored(grad) else grad * tf.cast(scale, grad.dtype)
+      scaled = lambda grad: grad.scaled(scale) if factored(grad) else grad * scale
       grads = {name: scaled(grad) for name, grad in grads.items()}
     slots = {
       name: {slot: variables['slots'][f'{name}/{slot}'] for slot in self.optimizer.slots(spec)}
       for name, spec in specs.items()
     }
+    kinds = [variables[kind] for kind in ('weights', 'copies') if kind in variables]
+    weights = {name: [of_kind[name] for of_kind in kinds if name in of_kind] for name in specs}
     squares = []
     for names in _alike(specs):
-      spec, values = specs[names[0]], (grads, slots, variables['weights'])
+      spec, values = specs[names[0]], (grads, slots, weights)
       if len(names) > 1:
         squares.append(self._stacked(names, values, spec, step, rate))
       else:
@@ -76,7 +81,7 @@ class InPlaceUpdates:
 
   def _small(self, grad, slots, weight, spec, step, rate):
     """Updates one weight by TensorFlow's own kernels; returns the sum of squares of the gradient, as the others do."""
-    updated = self.optimizer.update(tf.convert_to_tensor(grad), *_read((slots, weight)), spec, step, rate)
+    updated = self.optimizer.update(tf.convert_to_tensor(grad), *_read((slots, weight[0])), spec, step, rate)
     _assign(weight, slots, updated.weight, updated.slots)
     return updated.square
 
@@ -84,9 +89,8 @@ class InPlaceUpdates:
     """Updates weights of one specification, stacked as one weight with an axis of layers; values are by name."""
     stack = dataclasses.replace(spec, shape=(len(names), *spec.shape), dims='L' + spec.dims)
     grads, slots, weights = ([named[name] for name in names] for named in values)
-    grad, read_slots, weight = (
-      tf.nest.map_structure(lambda *x: tf.stack(x), *nests) for nests in (grads, _read(slots), _read(weights))
-    )
+    nests = grads, _read(slots), _read([master for master, *_ in weights])
+    grad, read_slots, weight = (tf.nest.map_structure(lambda *x: tf.stack(x), *nest) for nest in nests)
     updated = self.optimizer.update(grad, read_slots, weight, stack, step, rate)
     new_weights, new_slots = tf.nest.map_structure(tf.unstack, (updated.weight, updated.slots))
     for i, (variable, slot_variables) in enumerate(zip(weights, slots, strict=True)):
@@ -122,7 +126,7 @@ class InPlaceUpdates:
       @functools.partial(tf.function, autograph=False, jit_compile=True)
       def update(grad, slots, weight, step, rate):
         with backend.use(cpu.COMPILED):
-          values = *_read((slots, weight)), spec, step, rate
+          values = *_read((slots, weight[0])), spec, step, rate
           if len(grad) == 1:
             updated = self._for_xla.update(*grad, *values)
           else:
@@ -140,12 +144,13 @@ def _alike(specs: Mapping[str, WeightSpec]) -> list[list[str]]:
   alike = collections.defaultdict(list)
   for name, spec in specs.items():
     stackable = spec.size <= _SMALL and 'L' not in spec.dims
-    alike[(spec.shape, spec.dims, spec.factored, spec.dtype) if stackable else name].append(name)
+    alike[(spec.shape, spec.dims, spec.factored, spec.dtype, spec.float32) if stackable else name].append(name)
   return list(alike.values())
 
 
 def _assign(weight, slots, new_weight, new_slots):
-  weight.assign(new_weight)
+  for variable in weight:
+    variable.assign(tf.cast(new_weight, variable.dtype))
   for name, slot in slots.items():
     slot.assign(new_slots[name])
 

@@ -36,7 +36,8 @@ class MatrixByMatrix(Adafactor):
 
   def update_factored(self, grad: FactoredGradient, slots, weight, spec, step, rate) -> Update:
     """Update of experts' weights [E, M, H] by a product computed twice within the cache and never written to memory."""
-    product = lambda i: FactoredGradient(_one(grad.x_ECM, i), _one(grad.dy_ECH, i)).multiplied()
+    factor = lambda x, i: tf.cast(_one(x, i), tf.float32)
+    product = lambda i: FactoredGradient(factor(grad.x_ECM, i), factor(grad.dy_ECH, i)).multiplied()
     measured = self._measure_each(product, slots, weight, spec, step)
     of_all = _of_all(measured, [0])
     one = _matrix(spec)
