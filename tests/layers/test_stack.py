@@ -139,13 +139,15 @@ def assert_same(got, expected, tolerance=2e-5):
     np.testing.assert_allclose(grads[name], value, atol=tolerance * largest, err_msg=name)
 
 
-@pytest.mark.parametrize('every, training', [(2, True), (2, False), (3, True), (1, True)])
-def test_a_scanned_stack_equals_the_unrolled_one(every, training):
+@pytest.mark.parametrize(
+  'every, training, shapes', [(2, True, 'static'), (2, False, 'eager'), (3, True, 'eager'), (1, True, 'eager')]
+)
+def test_a_scanned_stack_equals_the_unrolled_one(every, training, shapes):
   unrolled = dataclasses.replace(DEEP, moe_every=every, num_layers=2 * every)
   scanned = ScannedStack(**vars(unrolled))
   theta, key = theta_of(unrolled), prng.key(3) if training else None
   expected = unrolled_output_and_gradients(unrolled, training)
-  assert_same(output_and_gradients(scanned, stacked(theta, scanned), key), expected)
+  assert_same(output_and_gradients(scanned, stacked(theta, scanned), key, shapes=shapes), expected)
 
 
 @pytest.mark.parametrize('remat', ['block', 'attention'])
@@ -188,7 +190,7 @@ def test_a_dense_stack_is_scanned_layer_by_layer():
 def test_scanned_activations_may_be_bfloat16():
   scanned = ScannedStack(**vars(DEEP))
   theta, key = theta_of(DEEP), prng.key(3)
-  y, _, grads = output_and_gradients(scanned, stacked(theta, scanned), key, tf.bfloat16)
+  y, _, grads = output_and_gradients(scanned, stacked(theta, scanned), key, tf.bfloat16, shapes='eager')
   assert y.dtype == grads['x'].dtype == grads['memory'].dtype == tf.bfloat16
   assert all(g.dtype == tf.float32 for name, g in grads.items() if name not in ('x', 'memory'))
 
