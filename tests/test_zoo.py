@@ -322,9 +322,11 @@ def random_batch(config, length=4, seed=0):
 
 
 def small(name):
-  """A tiny model's configuration with few symbols."""
+  """A tiny model's configuration with few symbols and, of pairs of sentences, two rows a group."""
   cls = registry.get(name)
   sizes = {'source_vocab_size': 40, 'target_vocab_size': 30, 'vocab_size': 40}
+  if hasattr(cls, 'target_vocab_size'):
+    sizes['batch_tokens'] = 2 * cls.num_groups * cls.max_length
   return cls(**{field: size for field, size in sizes.items() if hasattr(cls, field)})
 
 
