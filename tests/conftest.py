@@ -15,11 +15,6 @@ from collections.abc import Iterator
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # virtual ones, for meshes; read when JAX is first used
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # programs of a test are compiled far more often than run
-# The same for programs that TensorFlow compiles; and XLA compiles twice as fast without its fusion emitters.
-os.environ.setdefault(
-  'XLA_FLAGS',
-  '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false',
-)
 
 import hypothesis
 import numpy as np
@@ -28,6 +23,12 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORKER = 'PYTEST_XDIST_WORKER' in os.environ  # one of several processes that share the tests and the cores
 THREADS = 1 if WORKER else 2
+# For programs that TensorFlow compiles, as JAX_DISABLE_MOST_OPTIMIZATIONS. Without fusion emitters XLA compiles twice
+# as fast, but to programs of other operations, which tests marked compiled count; workers run none of these.
+XLA_FLAGS = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+if WORKER:
+  XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
+os.environ['XLA_FLAGS'] = f'{XLA_FLAGS} {os.environ.get("XLA_FLAGS", "")}'
 _MUCH = 2**29  # bytes
 _resident = 0  # bytes, when the last were given back
 
@@ -66,7 +67,7 @@ def _limit_threads() -> None:
   tf.config.threading.set_intra_op_parallelism_threads(THREADS)
   tf.config.threading.set_inter_op_parallelism_threads(THREADS)
   tf.zeros([])  # settles it: a runtime that is made by a test would have one core a kernel, on a machine of few
-  # Nor are its graphs optimised, which takes as long as a quarter of their tracing; those of commands in forks are.
+  # Graphs are not rewritten by Grappler, which takes a sixth of the time; those of commands in forks are.
   tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})
   # Collections that look at all that was imported, or at a graph that grows, would take a tenth of the time.
   gc.collect()
