@@ -199,6 +199,12 @@ def test_every_subcommand_has_help_that_imports_nothing_slow(name):
   assert 'absl' in imported and not imported & SLOW_MODULES
 
 
+@pytest.mark.parametrize('module', sorted({module for module, _ in main.COMMANDS.values()}))
+def test_a_module_of_a_subcommand_run_by_python_does_not_end_in_silence(module):
+  done = forks.run(['-m', f'lingvo_moe.{module}', '--no_such_flag'], timeout=60)
+  assert done.returncode == 1 and 'no_such_flag' in done.stderr
+
+
 def test_lingvo_moe_lists_its_subcommands_and_its_version():
   done = _moe('--help')
   assert done.returncode == 0 and [name for name in main.COMMANDS if f'\n  {name} ' not in done.stdout] == []

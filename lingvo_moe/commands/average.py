@@ -69,3 +69,7 @@ def main():
     step = averaging.average(run, steps, out)
     print(f'{out}: the mean of steps {", ".join(map(str, steps))} of {run.path}, as step {step}')
   print(f'lingvo-moe decode {shlex.quote(out)} --split=test --step={step}')
+
+
+if __name__ == '__main__':
+  main()

@@ -90,3 +90,7 @@ def main():
     print(f'not finite: {", ".join(bad)}')
   print('damaged' if damaged else 'every checksum is right')
   return 1 if damaged or bad else 0
+
+
+if __name__ == '__main__':
+  main()

@@ -30,3 +30,7 @@ def main():
   manifest = cldr_corpus.make_corpus(FLAGS.out_dir, languages, FLAGS.seed, FLAGS.max_pairs, overwrite=FLAGS.overwrite)
   print(cldr_corpus.table(manifest))
   print(f'written to {FLAGS.out_dir}')
+
+
+if __name__ == '__main__':
+  main()

@@ -64,3 +64,7 @@ def main(argv):
     with open(_JSON.value, 'a', encoding='utf-8') as f:
       for record in comparison.records(_SPLIT.value, _METRIC.value):
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
+
+
+if __name__ == '__main__':
+  main()

@@ -259,3 +259,7 @@ def _mesh_and_topology(config):
   topology = Topology.parse(_TOPOLOGY.value)
   mesh = _MESH.value or f'{"expert" if config.num_experts else "data"}:{topology.num_devices}'
   return place(Mesh.parse(mesh, split_dense=_SPLIT_DENSE.value), topology, _PLACEMENT.value), topology
+
+
+if __name__ == '__main__':
+  main()

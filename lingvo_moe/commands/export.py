@@ -215,3 +215,7 @@ def _bleu(config: TaskConfig, runtime: LocalRuntime, options: Options, label: st
   job = task_of(config).held_out_job(runtime, HeldOutOptions(options.split, options.max_sentences))
   scalars = job.finish(job.run(label)).scalars
   return {name.partition('/')[2]: score for name, score in scalars.items() if name.startswith('bleu/')}
+
+
+if __name__ == '__main__':
+  main()

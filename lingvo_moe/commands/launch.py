@@ -126,3 +126,7 @@ def main() -> None:
   except UserError as e:
     sys.exit(f'error: {e}')
   sys.exit(status if status >= 0 else 128 - status)
+
+
+if __name__ == '__main__':
+  main()

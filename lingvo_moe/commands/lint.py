@@ -62,3 +62,7 @@ def main():
     rows = [finding._asdict() for finding in findings]
     pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2), encoding='utf-8')
   return 1 if findings else 0
+
+
+if __name__ == '__main__':
+  main()

@@ -23,7 +23,7 @@ COMMANDS = {
   'decode': ('decoder', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),
   'translate': ('translate', 'translate standard input'),
   'serve': ('serve', 'translate over HTTP'),
-  'export': ('commands.export', 'export a run as a SavedModel or for CTranslate2'),
+  'export': ('commands.export', 'export a run as a SavedModel, for CTranslate2 or LiteRT'),
   'report': ('commands.report', 'write a report on one run or two, as one HTML file'),
   'average': ('commands.average', 'average checkpoints of a run'),
   'compare': ('commands.compare', 'compare two runs by their translations'),

@@ -174,3 +174,7 @@ def main():
     return 1
   print(f'all agree with one device to {_TOLERANCE.value:g}')
   return 0
+
+
+if __name__ == '__main__':
+  main()

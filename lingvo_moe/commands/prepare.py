@@ -82,3 +82,7 @@ def main(argv):
     f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(_OUT.value)} '
     f'--logdir=runs/{name}'
   )
+
+
+if __name__ == '__main__':
+  main()

@@ -35,3 +35,7 @@ def main(argv):
 
   out, size = page.write(argv[1:], _SPLIT.value, _DATA_DIR.value, _OUT.value)
   print(f'{out}: {size / 1000:.0f} kB; open it in a browser')
+
+
+if __name__ == '__main__':
+  main()

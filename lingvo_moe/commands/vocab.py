@@ -62,3 +62,7 @@ def main():
   options = {flag.name: flag.value for flag in named}
   path = vocab_training.train_vocab(pairs, _OUTPUT.value, _VOCAB_SIZE.value, **options)
   print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')
+
+
+if __name__ == '__main__':
+  main()
