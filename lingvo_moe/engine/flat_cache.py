@@ -31,10 +31,13 @@ class FlatCache:
     self._graph, self._width = graph, width
     self._memory = list(memory)
     self._caches = [name for name in graph.inputs if name.startswith('cache_')]
-    self._start, rows = 0, len(memory['segments'])
-    self._mask_BWU = np.zeros([rows, width, 0], np.float32)
-    sizes = {name: (rows, heads, 0, dim) for name in self._caches for _, heads, _, dim in [graph.shapes[name]]}
-    self._hold({**{name: np.zeros(shape, np.float32) for name, shape in sizes.items()}, **memory})
+    self._mask_BWU = np.zeros([len(memory['segments']), width, 0], np.float32)
+    self._source_length = memory['segments'].shape[1]
+    self._make_room(len(memory['segments']), 0)
+    for name in self._caches:
+      graph.input(name)[...] = 0.0
+    for name, array in memory.items():
+      graph.input(name)[...] = array
 
   @property
   def is_full(self) -> bool:
@@ -53,26 +56,40 @@ class FlatCache:
     most = int(used_BU.sum(axis=1).max(initial=0))
     positions_BU = np.argsort(-used_BU, axis=1, kind='stable')[:, :most]
     self._mask_BWU = np.take_along_axis(mask_BWU, positions_BU[:, np.newaxis], axis=2)
-    self._start = most
-    index_B1U1 = positions_BU[:, np.newaxis, :, np.newaxis]
-    caches = {name: np.take_along_axis(self._graph.input(name)[rows], index_B1U1, axis=2) for name in self._caches}
-    self._hold({**caches, **{name: self._graph.input(name)[rows] for name in self._memory}})
+    kept = {name: self._taken(name, rows, positions_BU) for name in self._caches}
+    memory = {name: self._graph.input(name)[rows] for name in self._memory if self._is_resized(len(rows), most)}
+    self._make_room(len(rows), most)
+    for name, cache_BNUK in kept.items():
+      buffer_BNUK = self._graph.input(name)
+      buffer_BNUK[:, :, :most], buffer_BNUK[:, :, most:] = cache_BNUK, 0.0  # what is masked must be finite
+    for name, array in memory.items():
+      self._graph.input(name)[...] = array
 
-  def _hold(self, arrays: Mapping[str, np.ndarray]) -> None:
-    """Resizes the decoder's inputs to these rows and positions, with room behind them, and writes them."""
-    rows, width, used = self._mask_BWU.shape
-    block = ROOM * width
-    size = (-(-used // block) + 1) * block
-    self._mask_BWU = np.pad(self._mask_BWU, [(0, 0), (0, 0), (0, size - used)])
-    caches = {name: (*arrays[name].shape[:2], size, arrays[name].shape[3]) for name in self._caches}
-    given = {name: array.shape for name, array in arrays.items()}
-    self._graph.resize({**given, **caches, 'mask': self._mask_BWU.shape, 'ids': (rows, width), 'live': (rows, width)})
-    for name, array in arrays.items():
-      buffer = self._graph.input(name)
-      if name in caches:
-        buffer[:, :, :used], buffer[:, :, used:] = array, 0.0  # a masked position counts 0 only if it is finite
-      else:
-        buffer[...] = array
+  def _taken(self, name: str, rows: np.ndarray, positions_BU: np.ndarray) -> np.ndarray:
+    """Keys or values of some rows at these positions; row by row, in which they lie K at a time."""
+    buffer_BNUK = self._graph.input(name)
+    return np.stack([buffer_BNUK[row].take(at, axis=1) for row, at in zip(rows, positions_BU, strict=True)])
+
+  def _shapes(self, rows: int, used: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the decoder's inputs for so many rows, and positions that are used, with room behind them."""
+    block = ROOM * self._width
+    sizes = {'memory': self._source_length, 'segments': self._source_length}
+    sizes |= dict.fromkeys(('cache', 'mask'), (-(-used // block) + 1) * block)
+    shapes = {}
+    for name, (_, *shape) in self._graph.shapes.items():
+      if name != 'time':
+        shapes[name] = (rows, *(sizes[name.partition('_')[0]] if size < 0 else size for size in shape))
+    return shapes
+
+  def _is_resized(self, rows: int, used: int) -> bool:
+    return self._graph.sizes != self._shapes(rows, used)
+
+  def _make_room(self, rows: int, used: int) -> None:
+    """Resizes the decoder's inputs, which loses their contents if a size changes; `used` positions are in the mask."""
+    shapes = self._shapes(rows, used)
+    self._graph.resize(shapes)
+    self._start = used
+    self._mask_BWU = np.pad(self._mask_BWU, [(0, 0), (0, 0), (0, shapes['mask'][2] - used)])
 
   def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray) -> None:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""

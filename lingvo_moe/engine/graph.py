@@ -29,6 +29,7 @@ class Graph:
   Attributes:
     inputs, outputs: names.
     shapes: shapes of the inputs by name; -1 is a size that `resize` gives.
+    sizes: the shapes that `resize` gave.
   """
 
   def __init__(self, path: str, threads: int) -> None:
@@ -46,19 +47,17 @@ class Graph:
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
-    self._shapes: dict[str, tuple[int, ...]] = {}
+    self.sizes: Shapes = {}
     self.inputs, self.outputs = list(inputs), list(outputs)
 
-  def resize(self, shapes: Shapes) -> bool:
-    """Gives inputs their shapes; returns whether any changed, so that all inputs are to be written again."""
-    shapes = {name: tuple(shape) for name, shape in shapes.items()}
-    if shapes == self._shapes:
-      return False
-    for name, shape in shapes.items():
+  def resize(self, sizes: Shapes) -> None:
+    """Gives inputs their shapes. If any changes, the contents of all inputs are lost."""
+    if sizes == self.sizes:
+      return
+    for name, shape in sizes.items():
       self._interpreter.resize_tensor_input(self._index[name], shape)
     self._interpreter.allocate_tensors()
-    self._shapes = shapes
-    return True
+    self.sizes = dict(sizes)
 
   def input(self, name: str) -> np.ndarray:
     """View of an input's buffer."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import tiny_config
 import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
 
@@ -18,6 +22,7 @@ from lingvo_moe import decoder
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
+from lingvo_moe.tasks.mt import graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
 
@@ -113,6 +118,14 @@ def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
   assert (folders['float32'] / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
 
 
+def test_examples_of_the_document_run(folders, monkeypatch):
+  text = (pathlib.Path(__file__).parents[2] / 'docs' / 'export.md').read_text(encoding='utf-8')
+  (block,) = [b for b in re.findall(r'^```pycon\n(.*?)^```$', text, re.DOTALL | re.MULTILINE) if 'lingvo_moe' in b]
+  monkeypatch.chdir(folders['int8'].parent)
+  test = doctest.DocTestParser().get_doctest(block.replace("'OUT'", "'int8'"), {}, 'export.md', None, 0)
+  assert len(test.examples) > 4 and doctest.DocTestRunner().run(test).failed == 0
+
+
 DECODES = """
 import sys
 from lingvo_moe import decoder
@@ -137,6 +150,23 @@ def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score)
   assert of('export', 'de-en.hyp') == of('run', 'de-en.hyp') and of('export', 'de-en.ref') == of('run', 'de-en.ref')
   assert json.loads(of('export', 'scores.json'))['mean'] == json.loads(of('run', 'scores.json'))['mean']
   assert 'mean BLEU' in done.stdout
+
+
+@pytest.mark.parametrize('gate', ['hierarchical', 'soft'])
+def test_gates_that_the_engine_cannot_compute_are_refused_with_the_way_out(gate):
+  config = tiny_config.make(num_experts=9, gate=gate, groups_of_experts=3 if gate == 'hierarchical' else 0, choices=2)
+  with pytest.raises(UserError, match=f"this model has gate='{gate}': use --format=saved_model"):
+    graphs.require(config)
+
+
+@pytest.mark.parametrize('gate', ['top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k'])
+def test_gates_that_choose_single_experts_are_exported(gate):
+  graphs.require(tiny_config.make(num_experts=4, gate=gate))
+
+
+def test_weights_are_chosen_for_litert_alone(toy_run):
+  with pytest.raises(UserError, match='--weights is for --format=litert; saw --format=saved_model'):
+    export.Options(toy_run.path, out='x', weights='int8')
 
 
 def damage(folder, name, change):
