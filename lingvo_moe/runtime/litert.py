@@ -12,6 +12,7 @@ import tensorflow as tf
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
+from lingvo_moe.layers.gates.gate import is_gate_weight
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import litert
 from lingvo_moe.program import Program
@@ -49,12 +50,11 @@ def _convert(program: Program, graph: Graph, weights: Mapping[str, np.ndarray], 
   """Bytes of a LiteRT file of a graph with its weights."""
   module = tf.Module()
   module.weights = {name: tf.Variable(value, trainable=False) for name, value in weights.items()}
-  specs = program.weight_specs
 
   def run(**inputs):
-    # A product of a constant with what is 1.0 only when the graph runs is no constant, which would be quantised.
+    # The converter quantises constants. Those of gates are multiplied by what is 1.0 only when the graph runs.
     one = tf.cast(tf.reduce_max(inputs['ids']) >= 0, tf.float32)
-    used = lambda name, value: value * one if specs[name].float32 and value.shape.rank > 1 else value
+    used = lambda name, value: value * one if is_gate_weight(name.rpartition('/')[2]) else value
     theta = program.theta({name: used(name, v.value()) for name, v in module.weights.items()})
     with backend_lib.use(litert.BACKEND):
       return graph.function(theta, inputs)
