@@ -110,10 +110,13 @@ class Translator(text_model.Translator):
     progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
     for batch in self._batches(sources):
       with model.lock:
-        memory = search.encode(model.encoder, [sources[i] for i in batch])
-        limits_B = np.array([self._max_length(len(sources[i])) for i in batch], np.int32)
         beam = search.search(
-          model.decoder, memory, limits_B, model.beam_size, settings['length_norm_alpha'], self._n_best
+          model.decoder,
+          search.encode(model.encoder, [sources[i] for i in batch]),
+          np.array([self._max_length(len(sources[i])) for i in batch], np.int32),
+          model.beam_size,
+          settings['length_norm_alpha'],
+          self._n_best,
         )
       for row, i in enumerate(batch):
         found[i] = self._read(beam, row)
@@ -143,6 +146,7 @@ class Translator(text_model.Translator):
       with model.lock:
         memory = search.encode(model.encoder, [source_ids[i] for i in batch])
         log_probs[batch] = search.score(model.decoder, memory, [labels[i] for i in batch], model.beam_size)
+        del memory
       tokens[batch] = [len(labels[i]) for i in batch]
       progress(len(batch))
     return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))

@@ -16,13 +16,16 @@ _RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_B
 
 
 def encode(encoder: Graph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S]."""
+  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S].
+
+  Those of the encoder are views of its buffers, of which none may be held by the next call.
+  """
   ids_BS = padded(sources)
   encoder.resize({'ids': ids_BS.shape})
   encoder.input('ids')[...] = ids_BS
   encoder.run()
   return {
-    **{name: encoder.output(name).copy() for name in encoder.outputs},
+    **{name: encoder.output(name) for name in encoder.outputs},
     'segments': (ids_BS != PAD).astype(np.int32),
   }
 
