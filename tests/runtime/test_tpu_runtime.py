@@ -336,7 +336,7 @@ def on_cpu(monkeypatch):
   """A runtime whose cores are this CPU: their parts are joined and split here, one computation does for all."""
 
   def value(self):
-    parts = [self._variables[holders[0]].value() for _, holders in self._tiles]
+    parts = [self.variables[holders[0]].value() for _, holders in self._tiles]
     tiles = [size // part for size, part in zip(self.shape, parts[0].shape, strict=True)]
     for axis, count in reversed(list(enumerate(tiles))):
       parts = [tf.concat(parts[i : i + count], axis) for i in range(0, len(parts), count)]
@@ -345,7 +345,7 @@ def on_cpu(monkeypatch):
   def assign(self, value):
     for index, holders in self._tiles:
       for core in holders:
-        self._variables[core].assign(value[index])
+        self.variables[core].assign(value[index])
 
   monkeypatch.setattr(tpu.Sliced, 'value', value)
   monkeypatch.setattr(tpu.Sliced, 'assign', assign)
