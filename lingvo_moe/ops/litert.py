@@ -71,4 +71,5 @@ BACKEND = Backend(
     'write_cache': write_cache,
   },
   dispatcher='whole',
+  bfloat16=False,  # the engine's kernels are those of float32 and int8
 )

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny_config
 import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
@@ -22,6 +23,7 @@ from lingvo_moe import decoder
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
+from lingvo_moe.ops import backend, litert
 from lingvo_moe.tasks.mt import graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
@@ -162,6 +164,16 @@ def test_gates_that_the_engine_cannot_compute_are_refused_with_the_way_out(gate)
 @pytest.mark.parametrize('gate', ['top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k'])
 def test_gates_that_choose_single_experts_are_exported(gate):
   graphs.require(tiny_config.make(num_experts=4, gate=gate))
+
+
+def test_activations_are_float32_whatever_the_model_says():
+  config = tiny_config.make(num_experts=4, activation_dtype='bfloat16')
+  program = config.program()
+  with backend.use(litert.BACKEND):
+    memory = graphs.make(config)['encoder'].function(
+      program.theta(program.init()['weights']), {'ids': tf.constant([[5, 6, 2]])}
+    )
+  assert {x.dtype for x in memory.values()} == {tf.float32}
 
 
 def test_weights_are_chosen_for_litert_alone(toy_run):
