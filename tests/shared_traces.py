@@ -70,8 +70,13 @@ class _Trace:
 
 
 def _variables(runtime: LocalRuntime) -> dict[tuple[str, str], tf.Variable]:
-  of = runtime._variables()
-  return {(kind, name): v for kind in ('weights', 'slots') for name, v in of[kind].items()} | {('step', ''): of['step']}
+  by_kind = {
+    'weights': runtime._weights,
+    'copies': runtime._copies,
+    'slots': runtime._slots,
+    'step': {'': runtime._step},
+  }
+  return {(kind, name): v for kind, of_kind in by_kind.items() for name, v in of_kind.items()}
 
 
 def _key(x: Any, read: tuple[str, ...] = ()) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import shared_traces
 import tensorflow as tf
 import tiny_config
 
@@ -59,6 +60,15 @@ def test_a_copy_changes_no_number_of_the_model(run):
   weights = runtime.state()['weights']
   loss = lambda weights: runtime.program.eval_step(weights, batch)['loss']
   assert float(loss(weights)) == float(loss(runtime._used()))
+
+
+def test_a_trace_that_runtimes_share_writes_the_copies_of_the_one_that_calls_it():
+  with shared_traces.shared():
+    first, losses = trained(config_of('bfloat16'))
+    before = copies(first)
+    assert trained(config_of('bfloat16'))[1] == losses
+  for name, copy in copies(first).items():
+    np.testing.assert_array_equal(copy, before[name], err_msg=name)
 
 
 def test_checkpoints_are_float32_and_a_resumed_run_continues_bit_for_bit(run):
