@@ -140,22 +140,22 @@ def test_a_run_interrupted_and_restored_continues_bit_for_bit(large, tmp_path, m
     by_factors(monkeypatch)
   with shared_traces.shared():
     losses, final = in_one_go()
-    checkpoints = Checkpoints(str(tmp_path))
     first = LocalRuntime(PROGRAM)
     first.init()
     before = [float(first.train_step(batch_at(step))['loss']) for step in range(2)]
-    checkpoints.save(first)
-    names = {name: value.shape for name, value in state_arrays(first).items()}
-    read = checkpoints.restore(2, names)
-    assert any(name.startswith('slots/layer_00/moe/wi/') for name in read)
+  checkpoints = Checkpoints(str(tmp_path))
+  checkpoints.save(first)
+  names = {name: value.shape for name, value in state_arrays(first).items()}
+  read = checkpoints.restore(2, names)
+  assert any(name.startswith('slots/layer_00/moe/wi/') for name in read)
 
-    second = LocalRuntime(PROGRAM)
-    slots = {name.removeprefix('slots/'): read.pop(name) for name in list(read) if name.startswith('slots/')}
-    second.load({'step': read.pop('step'), 'weights': read, 'slots': slots})
-    after = [float(second.train_step(batch_at(step))['loss']) for step in range(2, 4)]
-    assert before + after == losses
-    for name, value in state_arrays(second).items():
-      np.testing.assert_array_equal(value, final[name], err_msg=name)
+  second = LocalRuntime(PROGRAM)  # with a trace of its own, as in a process that resumes
+  slots = {name.removeprefix('slots/'): read.pop(name) for name in list(read) if name.startswith('slots/')}
+  second.load({'step': read.pop('step'), 'weights': read, 'slots': slots})
+  after = [float(second.train_step(batch_at(step))['loss']) for step in range(2, 4)]
+  assert before + after == losses
+  for name, value in state_arrays(second).items():
+    np.testing.assert_array_equal(value, final[name], err_msg=name)
 
 
 def test_batches_of_all_shapes_cost_one_trace():
