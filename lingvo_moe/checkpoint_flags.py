@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from lingvo_moe import options
+from lingvo_moe import options, runtime_flags
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
 if TYPE_CHECKING:
   from lingvo_moe.core.text_model import TextModel
   from lingvo_moe.run.rundir import RunDir
+  from lingvo_moe.runtime_flags import RuntimeOptions
   from lingvo_moe.tasks.task import TaskConfig
 
 # Options that are fields of a configuration too.
@@ -68,12 +69,14 @@ class CheckpointOptions(options.Options):
 
     return RunDir(self.logdir, self.vocab_outside)
 
-  def load_export(self) -> TextModel | None:
+  def load_export(self, runtime_options: RuntimeOptions) -> TextModel | None:
     """The export for the engine that --logdir names; None where it is a log directory. Imports no TensorFlow."""
     from lingvo_moe.engine import manifest
 
     if not manifest.is_export(self.logdir):
       return None
+    if runtime_options != runtime_flags.LOCAL:
+      raise UserError(f'{self.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
     from lingvo_moe.engine import model
 
     chosen = {name: getattr(self, name) for name in ('model', 'step', 'checkpoint', *_DECODING)}

@@ -39,7 +39,7 @@ from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.runtime_flags import RuntimeOptions
-from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, task_of
+from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, job_of_export, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
 
   Of several processes the leader reads and writes the log directory; all of them translate.
   """
-  if exported := options.load_export():
+  if exported := options.load_export(runtime_options):
     return decode_export(options, exported)
   quiet.import_tensorflow()
   machine_lib.set_threads(runtime_options, decoding=not options.score)
@@ -115,16 +115,19 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
 
 def decode_export(options: Options, model: TextModel) -> None:
   """Runs the held-out job of an export for the engine, and writes its results to --out, or into the export."""
-  from lingvo_moe.tasks.task import HeldOutOptions, job_of_export
-
+  for name in ('batch_tokens', 'prompt', 'num_samples'):
+    if value := getattr(options, name):
+      raise UserError(
+        f'--{name} is for log directories; saw --{name}={value} for the export {model.path}: leave it out'
+      )
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score)
   job = job_of_export(model, held_out, options.data_dir, options.pairs)
+  folder = log_directory.step_dir(options.out or log_directory.results_dir(model.path, options.split), model.step)
+  if os.path.exists(os.path.join(folder, job.summary_file)) and not options.overwrite:
+    raise UserError(f'{folder} has results: give --overwrite to replace them, or another --out')
   if job.warning:
     print(f'warning: {job.warning}', file=sys.stderr)
   outcome = job.finish(job.run(f'step {model.step}'))
-  folder = os.path.join(options.out or log_directory.results_dir(model.path, options.split), f'step_{model.step}')
-  if os.path.exists(os.path.join(folder, job.summary_file)) and not options.overwrite:
-    raise UserError(f'{folder} has results: give --overwrite to replace them, or another --out')
   os.makedirs(folder, exist_ok=True)
   of_lines = {name + job.suffix: lines for name, lines in outcome.lines.items()}
   for name, lines in {**of_lines, **outcome.other_files}.items():

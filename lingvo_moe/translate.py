@@ -89,9 +89,7 @@ def load(
   options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions
 ) -> tuple[TextModel, ProcessGroup]:
   """The run or export that the options choose, and the processes; UserError where it does not translate."""
-  if exported := options.load_export():
-    if runtime_options != runtime_flags.LOCAL:
-      raise UserError(f'{options.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
+  if exported := options.load_export(runtime_options):
     return exported, process_group.ALONE
   quiet.import_tensorflow()
   from lingvo_moe.run.loaded import LoadedRun

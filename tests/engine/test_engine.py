@@ -23,7 +23,9 @@ from lingvo_moe import decoder
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
+from lingvo_moe.engine import model as engine_model
 from lingvo_moe.ops import backend, litert
+from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
@@ -152,6 +154,28 @@ def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score)
   assert of('export', 'de-en.hyp') == of('run', 'de-en.hyp') and of('export', 'de-en.ref') == of('run', 'de-en.ref')
   assert json.loads(of('export', 'scores.json'))['mean'] == json.loads(of('run', 'scores.json'))['mean']
   assert 'mean BLEU' in done.stdout
+
+
+@pytest.mark.parametrize(
+  'options, runtime_options, message',
+  [
+    ({}, {}, 'has results: give --overwrite to replace them'),
+    ({'batch_tokens': 64}, {}, '--batch_tokens is for log directories; saw --batch_tokens=64'),
+    ({'prompt': 'Ein'}, {}, '--prompt is for log directories'),
+    ({'overwrite': True}, {'backend': 'reference'}, 'runs on the CPU of one machine: leave runtime flags out'),
+  ],
+)
+def test_the_decoder_refuses_before_it_translates(
+  toy_run, folders, tmp_path, monkeypatch, options, runtime_options, message
+):
+  (tmp_path / f'step_{toy.STEPS}').mkdir()
+  (tmp_path / f'step_{toy.STEPS}' / 'scores.json').write_text('{}')
+  monkeypatch.setattr(engine_model.Translator, 'translate', lambda *a: 1 / 0)
+  chosen = decoder.Options(
+    str(folders['int8']), data_dir=toy_run.load()[1].data_dir, split='dev', out=str(tmp_path), **options
+  )
+  with pytest.raises(UserError, match=message):
+    decoder.decode(chosen, RuntimeOptions(**runtime_options))
 
 
 @pytest.mark.parametrize('gate', ['hierarchical', 'soft'])
