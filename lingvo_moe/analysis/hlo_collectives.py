@@ -38,10 +38,13 @@ class Collective(NamedTuple):
 
 
 def collectives(module: Module, rounds: int = 1) -> list[Collective]:
-  """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`."""
+  """Collectives of a module, each once: a pair of start and done counts as its start. See hlo_loops for `rounds`.
+
+  TPU compilers put some into fusions: an all-reduce with the slice that is taken of it, an all-gather with a product.
+  """
   size = lambda arrays: sum(array.bytes for array in arrays)
   listed = []
-  for instruction, times in hlo_loops.executed(module, rounds):
+  for instruction, times in hlo_loops.executed(module, rounds, in_fusions=True):
     if instruction.collective:
       operands = instruction.operands
       # Of an operand that is a whole tuple the collective takes only a part.

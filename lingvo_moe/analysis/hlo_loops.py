@@ -17,11 +17,11 @@ _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
 _ROUNDS = re.compile(r'/rounds(_\d+)?/')  # name scope of the operations of a round
 
 
-def executions(module: Module, rounds: int = 1) -> dict[Computation, int]:
-  """Number of executions of each computation, but for those inside an instruction (a fusion, a reduction's function).
+def executions(module: Module, rounds: int = 1, in_fusions: bool = False) -> dict[Computation, int]:
+  """Number of executions of each computation, but for those applied inside an instruction (a reduction's).
 
   Every branch of a conditional counts as taken, a loop with an unknown trip count as run once, a loop of rounds
-  `rounds` times.
+  `rounds` times. `in_fusions` adds the computations that fusions consist of.
   """
   counts: dict[Computation, int] = {}
 
@@ -30,16 +30,17 @@ def executions(module: Module, rounds: int = 1) -> dict[Computation, int]:
     for instruction in computation.instructions:
       trips = times_run(instruction, rounds) if instruction.opcode == 'while' else 1
       for role, called in instruction.called.items():
-        if instruction.opcode != 'fusion' and (role != 'to_apply' or instruction.opcode == 'call'):
+        is_run = role != 'to_apply' or instruction.opcode == 'call'
+        if is_run and (in_fusions or instruction.opcode != 'fusion'):
           visit(called, times * (1 if trips is None else trips))
 
   visit(module.entry, 1)
   return counts
 
 
-def executed(module: Module, rounds: int = 1) -> Iterator[tuple[Instruction, int]]:
-  """Yields (instruction, executions) of all instructions but those inside fusions."""
-  for computation, times in executions(module, rounds).items():
+def executed(module: Module, rounds: int = 1, in_fusions: bool = False) -> Iterator[tuple[Instruction, int]]:
+  """Yields (instruction, executions) of all instructions; those inside fusions only with `in_fusions`."""
+  for computation, times in executions(module, rounds, in_fusions).items():
     for instruction in computation.instructions:
       yield instruction, times
 

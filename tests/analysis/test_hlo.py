@@ -167,6 +167,26 @@ def test_collectives_count_once_each_with_what_they_carry():
   assert found['all-reduce'].groups is None  # all devices
 
 
+SUMMED_IN_FUSION = """
+%all-reduce-scatter (input: f32[4,8]) -> f32[2,8] {
+  %input = f32[4,8]{1,0} parameter(0)
+  %summed = f32[4,8]{1,0} all-reduce(%input), channel_id=2, replica_groups={{0,1}}
+  %zero = s32[] constant(0)
+  ROOT %own = f32[2,8]{1,0} dynamic-slice(%summed, %zero, %zero), dynamic_slice_sizes={2,8}
+}
+
+ENTRY %main (x: f32[4,8]) -> f32[2,8] {
+  %x = f32[4,8]{1,0} parameter(0)
+  ROOT %part = f32[2,8]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
+
+def test_a_collective_that_a_tpu_compiler_put_into_a_fusion_counts():
+  (found,) = hlo_collectives.collectives(hlo.parse(SUMMED_IN_FUSION))
+  assert (found.instruction.name, found.bytes, found.times) == ('summed', 4 * 8 * 4, 1)
+
+
 def test_names_operands_and_parameters_are_read():
   module = hlo.parse(LOOP)
   x0, w0 = module.entry.parameters
