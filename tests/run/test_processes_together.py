@@ -17,6 +17,9 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run import signals as signals_lib
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
+from lingvo_moe.run.evaluation import Evaluation
+from lingvo_moe.run.process_group import ProcessGroup
+from lingvo_moe.run.reporting import NoLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.runtime.slices import Slice
 
@@ -105,6 +108,24 @@ def test_a_part_that_cannot_be_written_ends_all(tmp_path, monkeypatch):
 
   said = in_processes(play)
   assert '(by another process)' in said[0] and '(no space)' in said[1] and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize('logged', [2.5, None])
+def test_a_dev_loss_that_the_leader_has_logged_is_measured_by_no_process(tmp_path, logged):
+  def play(runtime):
+    saver, measured = Saver(Checkpoints(str(tmp_path)), runtime), []
+    saver.save()
+    saver.wait()
+    group = ProcessGroup(COUNT, runtime.process_index)
+    log = types.SimpleNamespace(measured=lambda step, text: logged) if group.is_leader else NoLog()
+    dev_input = types.SimpleNamespace(content_hash='text')
+    training = types.SimpleNamespace(
+      runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input
+    )
+    Evaluation(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or 3.5)
+    return saver.checkpoints.best().loss, len(measured)
+
+  assert in_processes(play) == [(3.5, 1) if logged is None else (logged, 0)] * COUNT
 
 
 def test_processes_exchange_signals_rarely_and_stop_at_one_step(tmp_path, monkeypatch):
