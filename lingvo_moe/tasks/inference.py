@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
   AnswerConfig = MtConfig | DenoisingConfig
 
-
 SYMBOLS = {'bos_id': BOS, 'eos_id': EOS, 'pad_id': PAD}  # of every search
 
 
@@ -62,7 +61,7 @@ def search(
     model: model of the configuration.
     theta: nested weights.
     batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis.
-    config: its beam_size, length_norm_alpha and answer_lengths are used.
+    config: its beam_size, length_norm_alpha, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
@@ -95,7 +94,7 @@ def programs(batch: task.Batch, dev_batch: task.Batch, config: AnswerConfig) -> 
   sources = {name: batch[name] for name in SOURCE_KEYS}
   return {
     'eval': task.InferenceProgram(lambda model, theta, batch: model.loss(theta, batch)[1], dev_batch),
-    'score': task.InferenceProgram(EncoderDecoder.score, batch),
+    'score': task.InferenceProgram(lambda model, theta, batch: model.score(theta, batch), batch),
     'encode': task.InferenceProgram(lambda model, theta, batch: model.encode(theta, batch)[0], sources, by_rows=True),
     'decode': task.InferenceProgram(functools.partial(search, config=config), sources),
   }

@@ -18,6 +18,7 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 
@@ -83,6 +84,18 @@ def test_a_shared_embedding_is_one_table():
   batch = make_batch([[PAIRS[0]]])
   twin = {**THETA, 'source_embedding': THETA['target_embedding']}
   np.testing.assert_array_equal(shared.logits(theta, batch)[0], MODEL.logits(twin, batch)[0])
+
+
+def test_programs_at_inference_score_by_the_method_of_the_model():
+  @dataclasses.dataclass(frozen=True)
+  class Halved(EncoderDecoder):
+    def score(self, theta, batch):
+      return super().score(theta, batch) / 2
+
+  batch = make_batch([[PAIRS[0]]])
+  score = inference.programs(batch, batch, MtConfig())['score'].function
+  halved = Halved(**{field.name: getattr(MODEL, field.name) for field in dataclasses.fields(MODEL)})
+  np.testing.assert_allclose(score(halved, THETA, batch), MODEL.score(THETA, batch) / 2)
 
 
 def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_does():
