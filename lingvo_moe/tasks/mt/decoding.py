@@ -1,4 +1,4 @@
-"""Decoding: translations, scores and routing of sentences; flat beam search over encoder and decoder."""
+"""Decoding: translations of sentences, by the encoder and flat beam search over the decoder; scores and routing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def default_batch_tokens(config: MtConfig) -> int:
 
 
 class SentenceTranslator(task.Translator):
-  """Translates and scores sentences with the current weights of a runtime.
+  """Translates, scores and routes sentences with the current weights of a runtime.
 
   Args:
     config: configuration of the run, with the values for decoding.

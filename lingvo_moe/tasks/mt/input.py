@@ -231,7 +231,7 @@ class TextInput:
   def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
     for plan in self._plans:
       rows = -(-len(plan.example) // self._groups) * self._groups
-      index_B = np.full(rows, -1, np.int64)
+      index_B = np.full(rows, -1, np.int64)  # as evaluation never packs, the examples are the first rows
       index_B[: len(plan.example)] = plan.example
       source, *targets = [batches.padded([side[i] for i in plan.example], rows, plan.length) for side in self._sides]
       yield index_B, source.as_source() | (targets[0].as_target() if targets else {})

@@ -137,13 +137,16 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
       output,
       size,
       side=side,
+      temperature=config.temperature,
       weights=config.weights_of([pair.name for pair in pairs]),
+      max_sentences=config.vocab_sentences,
+      character_coverage=config.character_coverage,
       tags=config.tags({pair.target for pair in pairs}) and side != 'target',
       normalization=config.normalization(side),
+      seed=config.seed,
       overwrite=True,
       exact_size=False,
       quiet=quiet,
-      **{name: settings[name] for name in ('temperature', 'max_sentences', 'character_coverage', 'seed')},
     )
     made = {**settings, 'fingerprint': files.sha256(output + '.model')}
     files.write(output + '.json', json_files.dump(made, indent=2))
