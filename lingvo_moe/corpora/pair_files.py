@@ -112,7 +112,7 @@ class Texts:
 
   def where(self, side: int) -> str:
     """Name of the file of the source (0) or the target (1), for a message."""
-    return (self.paths * 2)[side]
+    return self.paths[side] if len(self.paths) == 2 else self.paths[0]
 
 
 def _checked(columns: Sequence[str | int]) -> tuple[str, ...]:

@@ -23,14 +23,19 @@ from babel import dates, localedata, numbers
 # A tree is (kind, argument, ...): the kind names a method `_kind` of Speaker, arguments are words, ints or trees.
 Tree = tuple
 
-# The digit zero by numbering system.
-_ZEROS = dict(
-  zero.split(':')
-  for zero in (
-    'adlm:\U0001e950 arab:\u0660 arabext:\u06f0 beng:\u09e6 cakm:\U00011136 deva:\u0966 mtei:\uabf0 mymr:\u1040 '
-    'nkoo:\u07c0 olck:\u1c50 tibt:\u0f20'
-  ).split()
-)
+_ZERO_OF_DIGITS = {
+  'adlm': '\U0001e950',
+  'arab': '\u0660',
+  'arabext': '\u06f0',
+  'beng': '\u09e6',
+  'cakm': '\U00011136',
+  'deva': '\u0966',
+  'mtei': '\uabf0',
+  'mymr': '\u1040',
+  'nkoo': '\u07c0',
+  'olck': '\u1c50',
+  'tibt': '\u0f20',
+}
 # Kinds of names, and the attributes of babel.Locale that have them.
 _NAMES_OF_LOCALE = {
   'territory': 'territories',
@@ -98,7 +103,7 @@ class Speaker:
     self._root = localedata.load('root')
     self._english = code == 'en'
     self._latin = script_of(code) == 'Latn'
-    zero = _ZEROS.get(self._locale.default_numbering_system)
+    zero = _ZERO_OF_DIGITS.get(self._locale.default_numbering_system)
     self._digits = {ord('0') + i: ord(zero) + i for i in range(10)} if zero else {}
     self._colon_mark, self._open, self._close = _WIDE.get(code.split('_')[0], (': ', ' (', ')'))
     self._texts = {}
