@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')  # virtual ones, for meshes; read when JAX is first used
-os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # programs of a test are compiled far more often than run
+# Programs of a test are compiled far more often than run; runtime/test_optimised_programs.py has those of a user.
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 
 import hypothesis
 import numpy as np
