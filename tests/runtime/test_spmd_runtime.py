@@ -112,7 +112,7 @@ def test_choices_by_pair_are_those_of_the_whole_batch():
   batch['pairs'] = np.eye(3, dtype=np.int32)[np.arange(rows) % 3]
   there, here = runtime_on('data:2,expert:2'), LocalRuntime(CONFIG.program())
   here.init()
-  there.load({'step': np.asarray(0), 'weights': {name: w.numpy() for name, w in here.weights().items()}})
+  there.load({'step': np.asarray(0), 'weights': {name: w.numpy() for name, w in here.state()['weights'].items()}})
   expected = here.eval_step(batch)
   found = there.eval_step(batch)
   for layer, choices_PE in expected['choices_by_pair'].items():
