@@ -16,6 +16,12 @@ def sizes(x: tf.Tensor) -> list[Size]:
   return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
+def inferred(shape: list[Size]) -> list[Size]:
+  """Shape for tf.reshape in which the one size that is not static is -1, so that the shape is a constant."""
+  is_open = [not isinstance(size, int) for size in shape]
+  return [-1 if open_ else size for open_, size in zip(is_open, shape, strict=True)] if sum(is_open) == 1 else shape
+
+
 def results_of(function: Callable[[], Any]) -> Any:
   """TensorSpecs of a function's results, in the same nesting, found by tracing it; loops declare them up front."""
   results = tf.function(function, autograph=False).get_concrete_function().structured_outputs

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.ops import reference, vjp
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.ops.cpu import linear
@@ -47,7 +47,7 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return tf.einsum(equation, x, weight)
   outwards = weight_axes[1] == x_axes[-1]  # the weight is [out, in]
   y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), weight, transpose_b=outwards)
-  return tf.reshape(y, [*sizes(x)[:-1], weight.shape[0 if outwards else 1]])
+  return tf.reshape(y, inferred([*sizes(x)[:-1], weight.shape[0 if outwards else 1]]))
 
 
 def sum_over_experts(function, x_GSM, theta, routing, slots, width=None):

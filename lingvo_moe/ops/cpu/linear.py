@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.ops import backend, vjp
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.custom_gradient import custom_gradient
@@ -24,7 +24,7 @@ def linear(x, weight, bias=None, activation=tf.identity, inputs=1):
   y = tf.matmul(tf.reshape(x, [-1, math.prod(inner)]), tf.reshape(weight, [math.prod(inner), math.prod(outer)]))
   if bias is not None:
     y = (tf.nn.bias_add if y.dtype == tf.float32 else tf.add)(y, tf.reshape(bias, [-1]))
-  return tf.reshape(activation(y), [*batch_sizes, *outer])
+  return tf.reshape(activation(y), inferred([*batch_sizes, *outer]))
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -49,7 +49,7 @@ def make(config: MtConfig) -> dict[str, Graph]:
     return {f'memory_{kind}_{i}': cache[name]['memory'][kind] for i, name in layers for kind in kinds}
 
   def decode(theta: Theta, inputs: Tensors) -> Tensors:
-    own_BWW = tf.broadcast_to(tf.eye(width), [sizes(inputs['ids'])[0], width, width])  # new positions come last
+    own_BWW = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis] * tf.eye(width)  # new positions come last
     mask_BWU = tf.concat([inputs['mask'], own_BWW], axis=-1)
     now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0)
     of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in kinds}
