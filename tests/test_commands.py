@@ -141,7 +141,15 @@ FAST = '-m not slow and not compiled --numprocesses=2 --dist=loadfile --no-loads
 @pytest.mark.parametrize(
   ('arguments', 'runs'),
   [
-    ([], [f'{FAST} tests --ignore-glob=tests/test_*.py', f'{FAST} {" ".join(f"tests/test_{x}.py" for x in "abcd")}']),
+    (
+      [],
+      [
+        f'{FAST} tests/core/ tests/layers/',
+        f'{FAST} tests/tasks/',
+        f'{FAST} tests/test_a.py tests/test_b.py tests/test_c.py tests/test_d.py',
+        f'{FAST} tests/test_z.py',
+      ],
+    ),
     (
       ['--rest'],
       ['-m compiled and not slow tests/test_a.py', '-m compiled and not slow tests/test_b.py tests/test_d.py'],
@@ -151,9 +159,10 @@ FAST = '-m not slow and not compiled --numprocesses=2 --dist=loadfile --no-loads
 )
 def test_files_marked_compiled_are_left_to_the_rest_where_each_of_them_has_a_process(arguments, runs, environment):
   checkout, python = environment.parent, environment / 'bin' / 'python'
-  (checkout / 'tests').mkdir()
+  for folder in 'core', 'layers', 'tasks':
+    (checkout / 'tests' / folder).mkdir(parents=True)
   marked = '@pytest.mark.compiled'
-  for name, text in {'a': 'pytestmark = pytest.mark.compiled', 'b': marked, 'c': '', 'd': marked}.items():
+  for name, text in {'a': 'pytestmark = pytest.mark.compiled', 'b': marked, 'c': '', 'd': marked, 'z': ''}.items():
     (checkout / 'tests' / f'test_{name}.py').write_text(text)
   with python.open('a') as f:
     f.write(f'case "$*" in "-m pytest "*) echo "$*" >> {checkout}/ran;; esac\n')

@@ -14,7 +14,7 @@ from lingvo_moe.core.errors import UserError
 
 Record = Mapping[str, Any]
 
-_KEYS = ('model', 'what', 'dispatch', 'mode', 'serving', 'load', 'length')
+_KEYS = ('model', 'what', 'engine', 'dispatch', 'mode', 'serving', 'load', 'length')
 _KINDS = {
   'model': json_files.TEXT,
   'what': json_files.TEXT,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from lingvo_moe.bench.against import identity
 from lingvo_moe.core.errors import UserError
 
 # The benchmark of a commit: the command, or in earlier commits a script.
 _COMMAND, _SCRIPT = 'lingvo_moe/commands/bench.py', 'tools/bench.py'
+
+T = TypeVar('T')
 
 
 def compare(
@@ -39,17 +42,38 @@ def compare(
   Raises:
     UserError: root is no git checkout; it has no such commit, or one without a benchmark; or one side failed.
   """
-  speeds = []  # of this, that, this, that, ...
   with worktree(root, commit) as other:
-    for number in range(rounds):
-      for name, path in (('this checkout', root), (commit, other)):
-        progress(f'round {number + 1} of {rounds}: {name}')
-        speeds.append(_run(path, flags, name))
+    sides = {'this checkout': root, commit: other}
+    runs = {name: functools.partial(_run, path, flags, name) for name, path in sides.items()}
+    ours, theirs = alternate(runs, rounds, progress).values()
   compared = []
-  for key in filter(lambda key: all(key in measured for measured in speeds), speeds[0]):
-    this, that = ([measured[key] for measured in side] for side in (speeds[::2], speeds[1::2]))
+  for key in filter(lambda key: all(key in measured for measured in (*ours, *theirs)), ours[0]):
+    this, that = ([measured[key] for measured in side] for side in (ours, theirs))
     compared.append((dict(key), this, that, round(statistics.median(this) / statistics.median(that), 4)))
   return compared
+
+
+def alternate(
+  runs: Mapping[str, Callable[[], T]], rounds: int, progress: Callable[[str], object] = lambda _: None
+) -> dict[str, list[T]]:
+  """Calls each function once in every round, in turn; returns the results of each, by name."""
+  results = {name: [] for name in runs}
+  for number in range(rounds):
+    for name, run in runs.items():
+      progress(f'round {number + 1} of {rounds}: {name}')
+      results[name].append(run())
+  return results
+
+
+def records(command: Sequence[str], name: str, **options: Any) -> list[dict[str, Any]]:
+  """Runs a command, which writes lines of JSON to the file of its flag --json; options are those of subprocess.run."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'results')
+    done = subprocess.run([*command, f'--json={path}'], capture_output=True, text=True, **options)
+    if done.returncode:
+      raise UserError(f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {_last(done.stderr)}')
+    with open(path, encoding='utf-8') as f:
+      return [json.loads(line) for line in f]
 
 
 @contextlib.contextmanager
@@ -78,18 +102,11 @@ def worktree(root: str, commit: str) -> Iterator[str]:
 
 def _run(root: str, flags: Sequence[str], name: str) -> dict[tuple, float]:
   """Tokens a second of each figure, by its identifying fields."""
-  with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, 'results')
-    script = [os.path.join(root, _SCRIPT)]
-    what = ['-m', 'lingvo_moe.commands.bench'] if os.path.exists(os.path.join(root, _COMMAND)) else script
-    command = [sys.executable, *what, *flags, f'--json={path}']
-    search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
-    done = subprocess.run(command, env={**os.environ, 'PYTHONPATH': search}, capture_output=True, text=True)
-    if done.returncode:
-      raise UserError(f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {_last(done.stderr)}')
-    with open(path, encoding='utf-8') as f:
-      records = [json.loads(line) for line in f]
-  return {tuple(identity(record).items()): record['tokens_per_s'] for record in records}
+  script = [os.path.join(root, _SCRIPT)]
+  what = ['-m', 'lingvo_moe.commands.bench'] if os.path.exists(os.path.join(root, _COMMAND)) else script
+  search = os.pathsep.join([root, *filter(None, [os.environ.get('PYTHONPATH')])])
+  found = records([sys.executable, *what, *flags], name, env={**os.environ, 'PYTHONPATH': search})
+  return {tuple(identity(record).items()): record['tokens_per_s'] for record in found}
 
 
 def _git(root: str, *args: str) -> subprocess.CompletedProcess:

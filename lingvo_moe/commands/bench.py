@@ -23,6 +23,9 @@ training on a CPU does not compute.
 
 --runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with that of earlier runs (--json).
 --versus=COMMIT alternates between this checkout and another commit, and prints the ratio.
+--engine=litert_int8,ctranslate2_int8 times decode and latency in other engines (of tensorflow, litert_int8,
+litert_float32, ctranslate2_int8, ctranslate2_float32), each in a process that imports it alone; alternates, and prints
+medians over --rounds and ratios to the first.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ import os
 import subprocess
 import sys
 
-from absl import flags
+from absl import flags, logging
 
 from lingvo_moe import app, machine
+from lingvo_moe.bench import engines
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration, quiet, registry
 from lingvo_moe.core.errors import UserError
@@ -43,6 +47,7 @@ from lingvo_moe.runtime_flags import RuntimeOptions
 _WHATS = ('train', 'decode', 'latency', 'moe_layer', 'rounds', 'input', 'beam')
 _OF_EXPERTS = ('moe_layer', 'rounds')
 _ON_A_MESH = ('train', 'decode', 'latency')
+_OF_ENGINES = ('decode', 'latency')
 _WITH_FLOPS = (*_ON_A_MESH, 'moe_layer')
 
 _MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
@@ -56,12 +61,13 @@ _PROFILE = flags.DEFINE_bool('profile', False, 'Show the time of the train step 
 _JSON = flags.DEFINE_string('json', None, 'File to which a line of JSON is appended for each measurement.')
 _AGAINST = flags.DEFINE_string('against', None, 'File of figures to compare with, written by --json.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')
-_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus.', lower_bound=1)
+_ROUNDS = flags.DEFINE_integer('rounds', 3, 'Number of runs of each side, with --versus and --engine.', lower_bound=1)
+_ENGINE = flags.DEFINE_list('engine', ['tensorflow'], 'Engines for --what=decode and latency, of bench/engines.py.')
 _CHILD = flags.DEFINE_bool('in_this_process', False, 'Do not start a process for each measurement.')
 _PEAK = flags.DEFINE_float('peak_gflop_per_s', 0.0, 'GFLOP/s of large matrix products on this machine; 0: measured.')
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # of the checkout, if this is one
-_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds')
+_OF_THIS_COMMAND = ('model', 'what', 'gin_bindings', 'set', 'versus', 'rounds', 'engine')
 
 
 @app.command(RuntimeOptions, tensorflow=False)  # TensorFlow is imported after the flags are checked
@@ -71,6 +77,8 @@ def main(runtime_options: RuntimeOptions):
   plan = _plan()
   if _VERSUS.value:
     return _versus(plan)
+  if _ENGINE.value != ['tensorflow']:
+    return _engines(plan)
   from lingvo_moe.bench import against, peak
   from lingvo_moe.bench.clock import peak_rss_mib
 
@@ -98,6 +106,16 @@ def _check_flags(runtime_options: RuntimeOptions) -> None:
       raise UserError(f'--what must be of {", ".join(_WHATS)}; saw {what!r}')
     if on_a_mesh and what not in _ON_A_MESH:
       raise UserError(f'--runtime is for --what={",".join(_ON_A_MESH)}; saw --what={what}: leave either out')
+  for engine in _ENGINE.value:
+    if engine not in engines.ENGINES:
+      raise UserError(f'--engine must be of {", ".join(engines.ENGINES)}; saw {engine!r}')
+  if _ENGINE.value != ['tensorflow']:
+    others = [what for what in _WHAT.value if what not in _OF_ENGINES]
+    if others or on_a_mesh or _VERSUS.value or _AGAINST.value:
+      raise UserError(
+        f'--engine is for --what={",".join(_OF_ENGINES)} without --runtime, --versus and --against; saw '
+        f'--what={",".join(_WHAT.value)}'
+      )
   if _PROFILE.value and 'train' not in _WHAT.value:
     raise UserError(f'--profile is of the train step; saw --what={",".join(_WHAT.value)}: add train')
   if _PROFILE.value and (_JIT.value or on_a_mesh):
@@ -115,7 +133,7 @@ def _plan() -> list[tuple]:
   """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
   from lingvo_moe.tasks.mt.config import MtConfig
 
-  for flag in (_MODEL, _WHAT):
+  for flag in (_MODEL, _WHAT, _ENGINE):
     if not flag.value:
       raise UserError(f'--{flag.name} names what is timed; saw none: give one or several, with commas between')
   for binding in flags.FLAGS['gin_bindings'].value:
@@ -220,6 +238,25 @@ def _versus(plan: list[tuple]) -> None:
       text = ' '.join(str(value) for value in key.values())
       print(f'{text}: {ratio:.3f} x {_VERSUS.value}, tokens/s {this} against {that}', flush=True)
       _append({**key, 'versus': _VERSUS.value, 'this_tokens_per_s': this, 'that_tokens_per_s': that, 'ratio': ratio})
+
+
+def _engines(plan: list[tuple]) -> None:
+  """Compares engines, measurement by measurement."""
+  from lingvo_moe.bench.clock import Clock
+
+  logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of an export at INFO
+  say = lambda text: print(text, file=sys.stderr, flush=True)
+  clock, names = Clock(_WARMUP.value, _CALLS.value), list(dict.fromkeys(_ENGINE.value))
+  for name, config, what in plan:
+    own = [*_flags_of(name, what, without=('json',)), '--in_this_process', '--peak_gflop_per_s=1']
+    command = [sys.executable, '-P', '-m', 'lingvo_moe.commands.bench', *own]
+    rows, rounds = 1 if what == 'latency' else None, _ROUNDS.value if len(names) > 1 else 1
+    print(f'{name} {what}: {"engine":20} {"tokens/s":>10} {"s a sentence":>13} {"peak MiB":>9} {"ratio":>7}')
+    for found in engines.compare(config, rows, names, clock, rounds, command, say):
+      speed = f'{found["tokens_per_s"]:10.1f} {found["s_per_sentence"]:13.4f}'
+      memory = f'{found["peak_rss_mib"]:9.0f}'
+      print(f'{name} {what}: {found["engine"]:20} {speed} {memory} {found["ratio"]:7.3f}', flush=True)
+      _append({'model': name, 'what': what, **found})
 
 
 def _append(record: dict) -> None:

@@ -99,6 +99,21 @@ def write_corpus(folder):
       (folder / pair / f'train.{side}').write_text(''.join(lines))
 
 
+def test_engines_are_timed_in_turn_on_one_model(tmp_path):
+  engines = ['litert_int8', 'ctranslate2_float32']
+  sizes = ('--gin_bindings=Tiny.num_experts = 0', '--rounds=2', '--what=latency', f'--json={tmp_path}/out')
+  done = tool(*FLAGS, *sizes, f'--engine={",".join(engines)}')
+  assert done.returncode == 0, done.stderr
+  found = records(tmp_path / 'out')
+  assert [f['engine'] for f in found] == engines and found[0]['ratio'] == 1
+  for f in found:
+    assert len(f['tokens_per_s_of_rounds']) == 2 and f['sentences'] == 1
+    assert f['ratio'] == pytest.approx(f['tokens_per_s'] / found[0]['tokens_per_s'], abs=1e-4)
+    assert f['peak_rss_mib'] < 150  # TensorFlow alone needs more
+  rounds = [line for line in done.stderr.splitlines() if line.startswith('round')]
+  assert rounds == [f'round {i} of 2: {engine}' for i in (1, 2) for engine in engines]
+
+
 @pytest.mark.parametrize(
   'flags, message',
   [
@@ -110,6 +125,8 @@ def write_corpus(folder):
     ),
     (['--what=decode', '--profile'], '--profile is of the train step; saw --what=decode: add train'),
     (['--what=beam', '--runtime=spmd', '--mesh=data:2'], '--runtime is for --what=train,decode,latency; saw'),
+    (['--engine=onnx'], '--engine must be of tensorflow, litert_int8, litert_float32, ctranslate2_int8, '),
+    (['--engine=litert_int8'], '--engine is for --what=decode,latency without --runtime, --versus and --against'),
     (['--versus=HEAD', '--against=results'], '--versus times a commit, --against reads figures: leave either out'),
   ],
 )

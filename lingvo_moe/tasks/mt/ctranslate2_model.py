@@ -38,7 +38,13 @@ def require(config: MtConfig) -> None:
     raise errors.not_installed('--format=ctranslate2 needs ctranslate2', e, 'ctranslate2') from None
 
 
-def save(folder: str, config: MtConfig, vocabs: tuple[Vocab, Vocab], weights: Mapping[str, np.ndarray]) -> None:
+def save(
+  folder: str,
+  config: MtConfig,
+  vocabs: tuple[Vocab, Vocab],
+  weights: Mapping[str, np.ndarray],
+  quantization: str | None = None,
+) -> None:
   """Writes the model, with source.model and target.model, the SentencePiece models of its vocabularies.
 
   Args:
@@ -46,6 +52,7 @@ def save(folder: str, config: MtConfig, vocabs: tuple[Vocab, Vocab], weights: Ma
     config: configuration of a model without experts, unrolled.
     vocabs: (source vocabulary, target vocabulary).
     weights: float32 arrays by flat name.
+    quantization: type of the matrices in the file, such as int8; None: float32.
   """
   from ctranslate2.converters import Converter
 
@@ -53,7 +60,7 @@ def save(folder: str, config: MtConfig, vocabs: tuple[Vocab, Vocab], weights: Ma
     def _load(self):
       return _spec(config, vocabs, weights_lib.unflatten(weights))
 
-  OfRun().convert(folder, force=True)
+  OfRun().convert(folder, quantization=quantization, force=True)
   for vocab, side in zip(vocabs, ('source', 'target'), strict=True):
     with open(os.path.join(folder, f'{side}.model'), 'wb') as f:
       f.write(vocab.model_bytes)

@@ -1,0 +1,200 @@
+"""Benchmark of beam search in other engines than TensorFlow: the same random model and sources, exported to each.
+
+`export` writes the model, and a process that imports no TensorFlow times it (python -m lingvo_moe.bench.engines), so
+that its peak memory is that of the engine. Every translation has exactly max_length symbols.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from lingvo_moe.bench.clock import Clock, Timing
+
+if TYPE_CHECKING:
+  from lingvo_moe.tasks.mt.config import MtConfig
+
+ENGINES = ('tensorflow', 'litert_int8', 'litert_float32', 'ctranslate2_int8', 'ctranslate2_float32')
+_NEVER = -1e9  # logit of a symbol that is chosen only where no other may be
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """Values of one timing, in JSON on the standard input of the process."""
+
+  engine: str
+  folder: str  # of the export
+  sources: list[list[int]]  # each with its end
+  max_length: int
+  beam_size: int
+  alpha: float
+  warmup: int
+  calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomVocab:
+  """Vocabulary without a SentencePiece model, which CTranslate2 takes for its pieces."""
+
+  size: int
+  model_bytes = b''
+
+  def pieces(self, ids: Iterable[int]) -> list[str]:
+    return [piece(i) for i in ids]
+
+
+def piece(i: int) -> str:
+  """Piece of an id in a random vocabulary."""
+  return ('<pad>', '<s>', '</s>', '<unk>')[i] if i < 4 else f'p{i}'
+
+
+def export(folder: str, config: MtConfig, engine: str) -> None:
+  """Writes a model with initial weights to a folder for an engine."""
+  from lingvo_moe.runtime import litert
+  from lingvo_moe.tasks.mt import ctranslate2_model, graphs
+  from lingvo_moe.tasks.task import EngineParts
+
+  library, _, kind = engine.rpartition('_')
+  config = dataclasses.replace(config.for_inference(), dispatch='auto', scan_layers=False)
+  program = config.program()
+  weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
+  if library == 'litert':
+    graphs.require(config)
+    return litert.save(folder, program, EngineParts(graphs.make(config), {}, {}), weights, {}, kind)
+  ctranslate2_model.require(config)
+  source = config.source_vocab_size
+  vocabs = _RandomVocab(source), _RandomVocab(source if config.shared_vocab else config.target_vocab_size)
+  ctranslate2_model.save(folder, config, vocabs, weights, quantization=kind)
+
+
+def compare(
+  config: MtConfig,
+  rows: int | None,
+  engines: Sequence[str],
+  clock: Clock,
+  rounds: int,
+  tensorflow: Sequence[str],
+  progress: Callable[[str], object] = lambda _: None,
+) -> list[Timing]:
+  """Times the engines in turn, each in processes of its own.
+
+  Args:
+    config: the model.
+    rows: number of sentences, of a full batch the first; None: all.
+    engines: of ENGINES.
+    clock: number of calls.
+    rounds: number of processes of each engine.
+    tensorflow: command that times TensorFlow, to which --json is added.
+    progress: function called with a line of text before each process.
+
+  Returns:
+    For each engine: engine, medians over its rounds (tokens_per_s, s_per_sentence, peak_rss_mib, other_cores),
+    tokens_per_s_of_rounds, and ratio, to the tokens a second of the first engine.
+  """
+  from lingvo_moe.bench import versus
+  from lingvo_moe.tasks.task import task_of
+
+  sources = task_of(config).random_batch()['src_ids'][:rows].tolist()
+  with tempfile.TemporaryDirectory() as folder:
+    runs = {}
+    for engine in engines:
+      path = os.path.join(folder, engine)
+      job = Job(
+        engine, path, sources, config.max_length, config.beam_size, config.length_norm_alpha, clock.warmup, clock.calls
+      )
+      given, command = json.dumps(dataclasses.asdict(job)), [sys.executable, '-P', '-m', 'lingvo_moe.bench.engines']
+      runs[engine] = functools.partial(versus.records, command, engine, input=given)
+      if engine == 'tensorflow':
+        runs[engine] = functools.partial(versus.records, tensorflow, engine)
+      else:
+        os.mkdir(path)
+        progress(f'export: {engine}')
+        export(path, config, engine)
+    found = versus.alternate(runs, rounds, progress)
+  median = lambda timings, name: statistics.median(timing[name] for timing in timings)
+  compared = []
+  for engine, timed in found.items():
+    timings = [timing for (timing,) in timed]
+    compared.append(
+      {
+        'engine': engine,
+        **{name: median(timings, name) for name in ('tokens_per_s', 'median_s', 'peak_rss_mib', 'other_cores')},
+        's_per_sentence': round(median(timings, 'median_s') / len(sources), 6),
+        'tokens_per_s_of_rounds': [timing['tokens_per_s'] for timing in timings],
+        'sentences': len(sources),
+        'beam_size': config.beam_size,
+      }
+    )
+  return [{**each, 'ratio': round(each['tokens_per_s'] / compared[0]['tokens_per_s'], 4)} for each in compared]
+
+
+def measure(job: Job) -> Timing:
+  """Times a translation of all sources by an engine."""
+  library, _, kind = job.engine.rpartition('_')
+  translate = {'litert': _litert, 'ctranslate2': _ctranslate2}[library](job, kind)
+  lengths = set()
+  timing = Clock(job.warmup, job.calls).time(lambda: lengths.update(translate()))
+  if lengths != {job.max_length}:
+    raise RuntimeError(f'every translation must have {job.max_length} symbols; saw {sorted(lengths)}')
+  rows = len(job.sources)
+  tokens_per_s = round(rows * job.max_length / timing['median_s'], 1)
+  return {**timing, 'tokens_per_s': tokens_per_s, 'sentences': rows, 'beam_size': job.beam_size}
+
+
+def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
+  """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
+  import numpy as np
+
+  from lingvo_moe.engine import search
+  from lingvo_moe.engine.graph import Graph, available_threads
+  from lingvo_moe.engine.vocab import EOS
+
+  class Endless(Graph):
+    """Decoder whose hypotheses end only where they must."""
+
+    def run(self) -> None:
+      super().run()
+      self.output('logits')[:, :, EOS] = _NEVER
+
+  path = lambda name: os.path.join(job.folder, f'{name}.tflite')
+  encoder, decoder = Graph(path('encoder'), available_threads()), Endless(path('decoder'), available_threads())
+  lengths_B = np.full(len(job.sources), job.max_length, np.int32)
+
+  def translate() -> list[int]:
+    memory = search.encode(encoder, job.sources)
+    beam = search.search(decoder, memory, lengths_B, job.beam_size, job.alpha, n_best=1)
+    return beam.found_lengths_BW[:, 0].tolist()
+
+  return translate
+
+
+def _ctranslate2(job: Job, kind: str) -> Callable[[], list[int]]:
+  """Function that translates by CTranslate2, and returns the numbers of symbols."""
+  import ctranslate2
+
+  cores = len(os.sched_getaffinity(0))
+  translator = ctranslate2.Translator(job.folder, inter_threads=1, intra_threads=cores, compute_type=kind)
+  sources = [[piece(i) for i in row[:-1]] for row in job.sources]  # CTranslate2 adds the end
+  lengths = {'min_decoding_length': job.max_length, 'max_decoding_length': job.max_length}
+
+  def translate() -> list[int]:
+    found = translator.translate_batch(
+      sources, beam_size=job.beam_size, length_penalty=job.alpha, max_batch_size=0, max_input_length=0, **lengths
+    )
+    return [len(result.hypotheses[0]) for result in found]
+
+  return translate
+
+
+if __name__ == '__main__':
+  timing = measure(Job(**json.load(sys.stdin)))
+  assert 'tensorflow' not in sys.modules
+  with open(sys.argv[1].removeprefix('--json='), 'w', encoding='utf-8') as f:
+    f.write(json.dumps(timing) + '\n')
