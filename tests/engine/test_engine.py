@@ -130,6 +130,18 @@ def test_examples_of_the_document_run(folders, monkeypatch):
   assert len(test.examples) > 4 and doctest.DocTestRunner().run(test).failed == 0
 
 
+def test_the_script_of_the_document_translates_without_this_package(folders, exact, tmp_path):
+  text = (pathlib.Path(__file__).parents[2] / 'docs' / 'export.md').read_text(encoding='utf-8')
+  (script,) = re.findall(r'^```py\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
+  (tmp_path / 'translate_alone.py').write_text(script, encoding='utf-8')
+  for name in ('lingvo_moe', 'tensorflow'):
+    (tmp_path / f'{name}.py').write_text('raise ImportError')
+  command = [sys.executable, str(tmp_path / 'translate_alone.py'), str(folders['float32'])]
+  lines = LINES + lines_of(20)
+  done = subprocess.run(command, input='\n'.join(lines) + '\n', capture_output=True, text=True)
+  assert done.stdout.splitlines() == exact.translate(lines), done.stderr
+
+
 DECODES = """
 import sys
 from lingvo_moe import decoder
