@@ -46,14 +46,14 @@ class EncoderDecoder(losses.TokenModel):
     embedding, own = self.target_embedding, theta['target_embedding']
     if self.source_embedding:
       embedding, own = self.source_embedding, theta['source_embedding']
-    key = None if key is None else prng.fold(key, 'encoder')
+    key = prng.fold(key, 'encoder')
     with tf.name_scope('encoder'):
       x_BTM = self._embed(embedding, own, batch['src_ids'], key, self._positions(batch['src_positions']))
       return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
-    key = None if key is None else prng.fold(key, 'decoder')
+    key = prng.fold(key, 'decoder')
     own = theta['target_embedding']
     with tf.name_scope('decoder'):
       positions_BT = self._positions(batch['tgt_positions'])
@@ -61,12 +61,8 @@ class EncoderDecoder(losses.TokenModel):
       x_BTM, decoder_routing = self.decoder(
         theta['decoder'], x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
       )
-    routing = {
-      f'{stack}/{name}': r
-      for stack, named in (('encoder', encoder_routing), ('decoder', decoder_routing))
-      for name, r in named.items()
-    }
-    return x_BTM, routing
+    of_decoder = {f'decoder/{name}': r for name, r in decoder_routing.items()}
+    return x_BTM, {f'encoder/{name}': r for name, r in encoder_routing.items()} | of_decoder
 
   def totals(self, batch: Batch) -> dict[str, tf.Tensor]:
     """Denominators of the losses of a batch; they add up over parts of a batch."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError
@@ -30,8 +30,8 @@ from lingvo_moe.optim.adam import Adam
 from lingvo_moe.optim.moving_average import WithMovingAverage
 from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
-from lingvo_moe.tasks.losses import TokenModel
 
+_Part = TypeVar('_Part')
 _SCHEDULES = {
   'inverse_sqrt': schedule.InverseSquareRoot,
   'warmup_inverse_sqrt': schedule.WarmupInverseSquareRoot,
@@ -262,30 +262,21 @@ class ModelConfig(BatchConfig):
       able = ' or '.join(f'gate={name!r}' for name in gates.that_take('groups_of_experts'))
       fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
 
-  def token_model_values(self) -> dict[str, Any]:
-    """Values that every model takes as they are, by name: dropout of its input, its losses, its type."""
-    names = {field.name for field in dataclasses.fields(self)}
-    return {f.name: getattr(self, f.name) for f in dataclasses.fields(TokenModel) if f.name in names}
+  def make(self, part: type[_Part], **values: Any) -> _Part:
+    """A model or a part of one: fields that are not in `values` are those of the configuration with the same name."""
+    names = {field.name for field in dataclasses.fields(self)} - values.keys()
+    return part(**{f.name: getattr(self, f.name) for f in dataclasses.fields(part) if f.name in names}, **values)
 
   def moe(self) -> MoE | None:
     """The feed-forward of the layers with experts; None for a dense model."""
     if not self.num_experts:
       return None
-    groups = self.num_groups // self.micro_batches  # of what it is given at once
-    return MoE(
-      self.model_dim,
-      self.expert_dim or self.ff_dim,
-      self.num_experts,
-      num_groups=groups,
-      capacity_factor=self.capacity_factor,
-      dispatch=self.dispatch,
-      round_capacity_factor=self.round_capacity_factor,
+    return self.make(
+      MoE,
+      hidden_dim=self.expert_dim or self.ff_dim,
+      num_groups=self.num_groups // self.micro_batches,  # of what it is given at once
       gate=self.moe_gate,
-      expert=self.expert,
-      expert_dropout=self.expert_dropout,
       output_masking=self.expert_output_masking,
-      shared_experts=self.shared_experts,
-      capacity_chunks=self.capacity_chunks,
     )
 
   def __init_subclass__(cls, **more):
@@ -362,11 +353,15 @@ class TransformerConfig(ModelConfig):
     if self.scan_layers and self.remat != 'block':
       fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
 
-  def stack(self, num_layers: int, attention: Attention, ffn: FeedForward, **values: Any) -> Stack:
+  def attention(self, **values: Any) -> Attention:
+    """Attention of every layer; `values` are fields of it."""
+    return self.make(Attention, dropout=self.attention_dropout, **values)
+
+  def stack(self, num_layers: int, attention: Attention, moe: MoE | None, **values: Any) -> Stack:
     """Stack of layers, scanned or not; `values` are further fields of a Stack."""
-    make = ScannedStack if self.scan_layers else UnrolledStack
-    common = {name: getattr(self, name) for name in ('moe_every', 'residual_dropout', 'remat')}
-    return make(num_layers, attention, ffn, **common, **values)
+    ffn = self.make(FeedForward, hidden_dim=self.ff_dim, dropout=self.ffn_dropout)
+    kind = ScannedStack if self.scan_layers else UnrolledStack
+    return self.make(kind, num_layers=num_layers, attention=attention, ffn=ffn, moe=moe, **values)
 
   def with_share_of_experts(self, share: float) -> Self:
     """Configuration with this share of the experts of each MoE layer, rounded up, for weights without the others.

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
-from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
+from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.denoising import spans
@@ -80,26 +79,15 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
     moe = self.moe()
+    attention = lambda is_decoder: self.attention(relative=self._positions(bidirectional=not is_decoder))
     stack = lambda layers, is_decoder: self.stack(
-      num_layers=layers,
-      attention=Attention(
-        self.model_dim,
-        self.num_heads,
-        self.head_dim,
-        self.attention_dropout,
-        bias=self.bias,
-        relative=self._positions(bidirectional=not is_decoder),
-      ),
-      ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
-      moe=moe,
-      cross_attention=is_decoder,
-      norm_type=self.norm,
+      layers, attention(is_decoder), moe, cross_attention=is_decoder, norm_type=self.norm
     )
-    return EncoderDecoder(
+    return self.make(
+      EncoderDecoder,
       encoder=stack(self.encoder_layers, False),
       decoder=stack(self.decoder_layers, True),
       target_embedding=Embedding((self.vocab_size or 8000) + self.sentinels, self.model_dim),
-      **self.token_model_values(),
       sinusoidal=False,
       subset='file',
     )

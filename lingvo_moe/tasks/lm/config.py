@@ -7,7 +7,6 @@ import dataclasses
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.corpora.documents import DOCUMENTS
-from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.lstm import Lstm
@@ -81,35 +80,14 @@ class LmConfig(TransformerConfig, LanguageConfig):
     super()._check_combinations()
     self._check_blocks('num_layers')
     self._check_experts(self.num_layers)
-    self._attention()  # refuses heads that do not divide
+    self.attention()  # refuses heads that do not divide
 
   def model(self) -> LanguageModel:
     """The model that these values describe."""
-    return LanguageModel(
-      decoder=self.stack(
-        num_layers=self.num_layers,
-        attention=self._attention(),
-        ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout, self.activation, self.bias),
-        moe=self.moe(),
-        causal=True,
-        norm_type=self.norm,
-        post_norm=self.post_norm,
-      ),
+    return self.make(
+      LanguageModel,
+      decoder=self.stack(self.num_layers, self.attention(), self.moe(), causal=True, norm_type=self.norm),
       target_embedding=Embedding(self.vocab_size or 8000, self.model_dim),
-      window=self.window,
-      **self.token_model_values(),
-    )
-
-  def _attention(self) -> Attention:
-    return Attention(
-      self.model_dim,
-      self.num_heads,
-      self.head_dim,
-      self.attention_dropout,
-      num_kv_heads=self.num_kv_heads,
-      rotary_base=self.rotary_base,
-      bias=self.bias,
-      logit_cap=self.logit_cap,
     )
 
 
@@ -125,15 +103,7 @@ class RecurrentConfig(LanguageConfig):
   def model(self) -> LanguageModel:
     """The model that these values describe."""
     embedding = Embedding(self.vocab_size or 8000, self.model_dim)
-    return LanguageModel(
-      decoder=RecurrentStack(
-        lstm=Lstm(self.model_dim, self.lstm_dim),
-        ffn=FeedForward(self.model_dim, self.ff_dim, bias=False),
-        moe=self.moe(),
-        residual_dropout=self.residual_dropout,
-      ),
-      target_embedding=embedding,
-      output_embedding=embedding,
-      window=self.window,
-      **self.token_model_values(),
-    )
+    lstm = Lstm(self.model_dim, self.lstm_dim)
+    ffn = FeedForward(self.model_dim, self.ff_dim, bias=False)
+    decoder = self.make(RecurrentStack, lstm=lstm, ffn=ffn, moe=self.moe())
+    return self.make(LanguageModel, decoder=decoder, target_embedding=embedding, output_embedding=embedding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,39 +13,15 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.recurrent_stack import RecurrentStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses
 from lingvo_moe.tasks.losses import Batch, Logits, Routings
 
-
-class CausalStack(Protocol):
-  """Layers of a language model: a Stack of Transformer layers, or a RecurrentStack.
-
-  Attributes:
-    moe: its layers of experts; None: it has none.
-  """
-
-  moe: MoE | None
-
-  def weights(self) -> Specs:
-    """Nested WeightSpecs."""
-
-  def __call__(
-    self, theta: Theta, x_BTM: tf.Tensor, segments_BT: tf.Tensor, *, key: tf.Tensor | None = None
-  ) -> tuple[tf.Tensor, Routings]:
-    """Runs over whole rows, no position after another of its segment: ([B, T, M], Routed by layer); 0 is padding."""
-
-  def read(self, theta: Theta, x_BTM: tf.Tensor, real_BT: tf.Tensor, window: int) -> Any:
-    """Cache after the first symbols of each row, a nest of tensors [..., T positions, features]; see Stack.read."""
-
-  def extend(
-    self, theta: Theta, x_BWM: tf.Tensor, now: Now, memory_segments_BU: None, cache: Any
-  ) -> tuple[tf.Tensor, Any]:
-    """Decoding step of W hypotheses a row: ([B, W, M], the cache with what it wrote at positions now.start ...)."""
-
-  def keep_positions(self, cache: Any, positions_BU: tf.Tensor) -> Any:
-    """Cache gathered at these flat positions; see flat_sequence.loop."""
+# Layers of a language model: these, or others with their `moe`, `weights`, `__call__`, `read`, `extend` and
+# `keep_positions`, in which no position depends on a later one.
+CausalStack = Stack | RecurrentStack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +42,7 @@ class LanguageModel(losses.TokenModel):
     return {'target_embedding': self.target_embedding.weights(), 'decoder': self.decoder.weights(), **output}
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
-    key = None if key is None else prng.fold(key, 'decoder')
+    key = prng.fold(key, 'decoder')
     with tf.name_scope('decoder'):
       x_BTM = self._embed(self.target_embedding, theta['target_embedding'], batch['inputs'], key)
       x_BTM, routing = self.decoder(theta['decoder'], x_BTM, batch['segments'], key=key)

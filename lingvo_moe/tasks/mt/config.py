@@ -10,9 +10,7 @@ import tensorflow as tf
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
-from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt import batching
 from lingvo_moe.tasks.sentencepiece_training import RULES
@@ -184,21 +182,13 @@ class MtConfig(TransformerConfig, DataConfig):
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
-    attention = Attention(self.model_dim, self.num_heads, self.head_dim, self.attention_dropout)
-    moe = self.moe()
-    stack = lambda layers, is_decoder: self.stack(
-      num_layers=layers,
-      attention=attention,
-      ffn=FeedForward(self.model_dim, self.ff_dim, self.ffn_dropout),
-      moe=moe if self.experts_in in ('both', 'decoder' if is_decoder else 'encoder') else None,
-      cross_attention=is_decoder,
-    )
+    moe_in = lambda stack: self.moe() if self.experts_in in ('both', stack) else None
     source = Embedding(self.source_vocab_size, self.model_dim)
     target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
-    return EncoderDecoder(
-      encoder=stack(self.encoder_layers, False),
-      decoder=stack(self.decoder_layers, True),
+    return self.make(
+      EncoderDecoder,
+      encoder=self.stack(self.encoder_layers, self.attention(), moe_in('encoder')),
+      decoder=self.stack(self.decoder_layers, self.attention(), moe_in('decoder'), cross_attention=True),
       target_embedding=target,
       source_embedding=None if self.shared_vocab else source,
-      **self.token_model_values(),
     )
