@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 
@@ -25,11 +24,11 @@ StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stack
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack(abc.ABC):
+class Stack:
   """Encoder (`cross_attention=False`) or decoder: layers in order, then a last normalisation.
 
-  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). UnrolledStack
-  runs the layers one after the other, ScannedStack in a loop. Results are equal to rounding, and so are checkpoints.
+  Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). This stack is
+  unrolled: its program grows with its depth. ScannedStack has equal results, to rounding, and equal checkpoints.
 
   Attributes:
     num_layers: number of layers of both kinds.
@@ -123,18 +122,31 @@ class Stack(abc.ABC):
     x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
     return ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM), routed
 
-  @abc.abstractmethod
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
+    all_routed = {}
+    for number, (name, layer) in enumerate(self.layers.items()):
+      own_key = prng.fold(key, number)
+
+      def run(theta, x_BTM, memory_BUM=None, name=name, layer=layer, key=own_key):
+        x_BTM, routing = layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
+        return x_BTM, {name: routing.routed} if layer.is_moe else {}
+
+      if self.remat == 'block' and key is not None:
+        run = functools.partial(rematerialised, run)
+      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
+        x_BTM, routed = run(theta[name], x_BTM, *([memory_BUM] if self.cross_attention else []))
+      all_routed |= routed
+    return x_BTM, all_routed
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of decoder layers by name: room for their keys and values, and those of the encoder output."""
     own = self.empty_cache(sizes(memory_BUM)[0], num_positions, memory_BUM.dtype)
     return {name: {**own[name], 'memory': memory} for name, memory in self._memory(theta, memory_BUM).items()}
 
-  @abc.abstractmethod
   def _memory(self, theta, memory_BUM):
     """Keys and values of the encoder output by the name of a traced layer."""
+    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
 
   def empty_cache(self, rows: Size, num_positions: Size, dtype: tf.DType = tf.float32) -> StackCache:
     """Cache of the layers by name, for a stack without cross-attention."""
@@ -190,9 +202,13 @@ class Stack(abc.ABC):
     x_BWM, cache = self._extend(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
     return self.norm(theta['norm'], x_BWM), cache
 
-  @abc.abstractmethod
   def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
     """Runs the layers in order for a step of decoding; arguments are those of Layer.extend, results of `extend`."""
+    cache = dict(cache)
+    for name, layer in self.layers.items():
+      with tf.name_scope(name):
+        x_BWM, cache[name] = layer.extend(theta[name], x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
+    return x_BWM, cache
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
@@ -205,34 +221,3 @@ class Stack(abc.ABC):
       norm_type=self.norm_type,
       post_norm=self.post_norm,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class UnrolledStack(Stack):
-  """Stack whose program grows with its depth; see Stack."""
-
-  def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
-    all_routed = {}
-    for number, (name, layer) in enumerate(self.layers.items()):
-      own_key = prng.fold(key, number)
-
-      def run(theta, x_BTM, memory_BUM=None, name=name, layer=layer, key=own_key):
-        x_BTM, routing = layer(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-        return x_BTM, {name: routing.routed} if layer.is_moe else {}
-
-      if self.remat == 'block' and key is not None:
-        run = functools.partial(rematerialised, run)
-      with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
-        x_BTM, routed = run(theta[name], x_BTM, *([memory_BUM] if self.cross_attention else []))
-      all_routed |= routed
-    return x_BTM, all_routed
-
-  def _memory(self, theta, memory_BUM):
-    return {name: layer.memory_cache(theta[name], memory_BUM) for name, layer in self.layers.items()}
-
-  def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
-    cache = dict(cache)
-    for name, layer in self.layers.items():
-      with tf.name_scope(name):
-        x_BWM, cache[name] = layer.extend(theta[name], x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
-    return x_BWM, cache

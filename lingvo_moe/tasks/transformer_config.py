@@ -23,7 +23,7 @@ from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import Stack, UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
@@ -360,7 +360,7 @@ class TransformerConfig(ModelConfig):
   def stack(self, num_layers: int, attention: Attention, moe: MoE | None, **values: Any) -> Stack:
     """Stack of layers, scanned or not; `values` are further fields of a Stack."""
     ffn = self.make(FeedForward, hidden_dim=self.ff_dim, dropout=self.ffn_dropout)
-    kind = ScannedStack if self.scan_layers else UnrolledStack
+    kind = ScannedStack if self.scan_layers else Stack
     return self.make(kind, num_layers=num_layers, attention=attention, ffn=ffn, moe=moe, **values)
 
   def with_share_of_experts(self, share: float) -> Self:

@@ -16,10 +16,10 @@ from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, xla
 
-STACK = UnrolledStack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
+STACK = Stack(2, Attention(8, 2, 4), FeedForward(8, 12), MoE(8, 12, num_experts=4, num_groups=4), causal=True)
 
 
 def tiles(function, mesh):
@@ -47,7 +47,7 @@ def decode(stack):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'dispatch'), [(UnrolledStack, 'einsum'), (UnrolledStack, 'gather'), (ScannedStack, 'einsum')]
+  ('kind', 'dispatch'), [(Stack, 'einsum'), (Stack, 'gather'), (ScannedStack, 'einsum')]
 )
 def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(kind, dispatch):
   stack = kind(**{**vars(STACK), 'moe': dataclasses.replace(STACK.moe, dispatch=dispatch)})
@@ -61,7 +61,7 @@ def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts
   )  # weights of experts, EMH, which a loop takes from a stack of them
 
 
-@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+@pytest.mark.parametrize('kind', [Stack, ScannedStack])
 def test_a_cache_is_split_by_rows_and_heads(kind):
   assert (2, 2, 1, 1) in [tile[-4:] for tile in tiles(decode(kind(**vars(STACK))), 'data:2,model:2')]
 

@@ -13,9 +13,9 @@ from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 
-STACK = UnrolledStack(
+STACK = Stack(
   2,
   Attention(8, 4, 4, num_kv_heads=2, rotary_base=100.0, bias=False),
   FeedForward(8, 12, activation='geglu', bias=False),
@@ -47,7 +47,7 @@ def test_weights_are_those_of_two_norms_a_branch_and_no_bias():
   assert names == {f'{b}/{n}' for b, own in branches.items() for n in (*own, 'norm', 'post_norm')}
 
 
-@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+@pytest.mark.parametrize('kind', [Stack, ScannedStack])
 @pytest.mark.parametrize('prefix', [0, 2, 4])
 def test_a_prefix_at_once_and_then_step_by_step_gives_what_whole_rows_do(prefix, kind):
   # Rows of 6 and of 5 symbols; the prefix of the second is one shorter, and padded.

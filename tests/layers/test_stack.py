@@ -19,13 +19,13 @@ from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 
 ATTENTION, FFN = Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
-ENCODER = UnrolledStack(2, ATTENTION, FFN, EXPERTS)
+ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
 DEEP = dataclasses.replace(DECODER, num_layers=6, residual_dropout=0.1)
 
@@ -39,13 +39,13 @@ def some_input(rows, length, seed=0):
   [(2, ['layer_01', 'layer_03']), (1, [f'layer_{i:02d}' for i in range(5)]), (3, ['layer_02']), (0, [])],
 )
 def test_experts_stand_in_every_kth_layer_the_last_of_each_k(every, layers):
-  stack = UnrolledStack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
+  stack = Stack(5, ATTENTION, FFN, EXPERTS, moe_every=every)
   assert [name for name, layer in stack.layers.items() if layer.is_moe] == layers
   assert sorted({n.split('/')[0] for n in weights.flatten(stack.weights()) if '/moe/' in n}) == layers
 
 
 def test_a_stack_without_experts_is_dense():
-  assert not any(layer.is_moe for layer in UnrolledStack(4, ATTENTION, FFN, None).layers.values())
+  assert not any(layer.is_moe for layer in Stack(4, ATTENTION, FFN, None).layers.values())
 
 
 def test_routing_statistics_come_by_layer_name():
@@ -160,8 +160,8 @@ def test_rematerialising_changes_no_number(remat):
 @pytest.mark.parametrize(
   'kind, layers, looped',
   [
-    (UnrolledStack, 2, False),
-    (UnrolledStack, 2, True),
+    (Stack, 2, False),
+    (Stack, 2, True),
     (ScannedStack, 4, False),
     pytest.param(ScannedStack, 4, True, marks=pytest.mark.compiled),
   ],
@@ -180,7 +180,7 @@ def test_experts_on_rows_of_their_own_change_no_number(kind, layers, looped, mon
 
 
 def test_a_dense_stack_is_scanned_layer_by_layer():
-  unrolled = UnrolledStack(3, ATTENTION, FFN, residual_dropout=0.1)
+  unrolled = Stack(3, ATTENTION, FFN, residual_dropout=0.1)
   scanned = ScannedStack(**vars(unrolled))
   theta, x, ones = theta_of(unrolled), some_input(2, 5), tf.ones([2, 5], tf.int32)
   expected, _ = unrolled(theta, x, ones, key=prng.key(0))
@@ -239,7 +239,7 @@ def test_a_scanned_decoder_decodes_as_the_unrolled_one():
   np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
 
 
-@pytest.mark.parametrize('kind', [UnrolledStack, ScannedStack])
+@pytest.mark.parametrize('kind', [Stack, ScannedStack])
 def test_a_hypothesis_that_is_not_live_is_sent_to_no_expert_and_changes_no_other(kind):
   stack = kind(**vars(DEEP))
   theta = stacked(theta_of(DEEP), stack)

@@ -15,12 +15,12 @@ from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import LayerNorm
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
 
 ATTENTION, FFN = Attention(8, 2, 4), FeedForward(8, 12)
 EXPERTS = MoE(8, 12, num_experts=4, num_groups=2)
-ENCODER = UnrolledStack(2, ATTENTION, FFN, EXPERTS)
+ENCODER = Stack(2, ATTENTION, FFN, EXPERTS)
 DECODER = dataclasses.replace(ENCODER, cross_attention=True)
 
 

@@ -16,7 +16,7 @@ from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.scanned_stack import ScannedStack
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.backend import Backend
 from lingvo_moe.tasks.batches import BATCH_KEYS
@@ -97,13 +97,13 @@ def test_rows_are_mapped_in_a_loop_whose_last_sub_batch_is_filled_up(rows, monke
   assert [(b.sub_batches, b.parallel_calls) for b in calls] == [(1, 1)]  # divided once
 
 
-STACK = UnrolledStack(
+STACK = Stack(
   2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 6, num_groups=2), residual_dropout=0.1
 )
 ROWS, LENGTH, VOCABULARY = 4, 5, 15
 
 
-def model(kind=UnrolledStack, **values):
+def model(kind=Stack, **values):
   stack = kind(**{**vars(STACK), **values})
   decoder = dataclasses.replace(stack, cross_attention=True)
   return EncoderDecoder(stack, decoder, Embedding(VOCABULARY, 8), input_dropout=0.1, label_smoothing=0.1)

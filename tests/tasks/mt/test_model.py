@@ -17,13 +17,13 @@ from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.stack import UnrolledStack
+from lingvo_moe.layers.stack import Stack
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.mt.config import MtConfig
 
 SOURCE_VOCAB, TARGET_VOCAB = 20, 15
-ENCODER = UnrolledStack(
+ENCODER = Stack(
   2, Attention(8, 2, 4, dropout=0.1), FeedForward(8, 12), MoE(8, 12, 4, num_groups=2), residual_dropout=0.1
 )
 MODEL = EncoderDecoder(
