@@ -46,9 +46,7 @@ def decode(stack):
   return run
 
 
-@pytest.mark.parametrize(
-  ('kind', 'dispatch'), [(Stack, 'einsum'), (Stack, 'gather'), (ScannedStack, 'einsum')]
-)
+@pytest.mark.parametrize(('kind', 'dispatch'), [(Stack, 'einsum'), (Stack, 'gather'), (ScannedStack, 'einsum')])
 def test_activations_are_split_by_rows_or_groups_and_those_of_experts_by_experts(kind, dispatch):
   stack = kind(**{**vars(STACK), 'moe': dataclasses.replace(STACK.moe, dispatch=dispatch)})
   theta = theta_of(stack)
