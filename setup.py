@@ -29,6 +29,7 @@ setup(
   packages=find_packages(include=['lingvo_moe', 'lingvo_moe.*']) + PARAMS,
   package_dir={'lingvo_moe': 'lingvo_moe', 'lingvo_moe.params': 'params'},
   package_data={
+    'lingvo_moe.corpora.cldr': ['*.toml'],
     'lingvo_moe.params': ['*.gin', '*/*.gin'],
     'lingvo_moe.report': ['*.css'],
     'lingvo_moe.serving': ['*.css', '*.html', '*.js'],

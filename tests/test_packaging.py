@@ -99,8 +99,8 @@ def test_wheel_has_no_params_tools_or_tests_of_its_own(wheel):
   assert {top for top in tops if not top.endswith('.dist-info')} == {'lingvo_moe'}
 
 
-def test_gin_files_travel_with_their_models(wheel):
-  assert 'lingvo_moe/params/mt/planted.gin' in wheel.namelist()
+def test_gin_files_and_data_travel_with_what_reads_them(wheel):
+  assert {'lingvo_moe/params/mt/planted.gin', 'lingvo_moe/corpora/cldr/data.toml'} <= set(wheel.namelist())
 
 
 def test_pages_travel_with_their_style_and_script(wheel):

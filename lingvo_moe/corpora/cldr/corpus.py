@@ -22,25 +22,12 @@ import tqdm
 
 from lingvo_moe.core import files, json_files, new_folder
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora.cldr import DATA
 from lingvo_moe.corpora.cldr.phrases import INVENTORY, Phrases
 from lingvo_moe.corpora.cldr.speaker import Speaker, Tree, Unspeakable, script_of
 
-# Languages by number of speakers (first and second language, usual estimates), so that sizes are skewed as in real
-# corpora; only the order counts. These are the languages that can express at least a third of the phrases in Babel
-# 2.18, without English, languages that are nearly English in CLDR (Nigerian Pidgin, Filipino, Hindi in Latin letters),
-# constructed languages except Esperanto, and second standards of a language (Norwegian Nynorsk, Serbian in Latin
-# letters, ...).
-LANGUAGES = (
-  'zh hi es ar fr bn pt ru id ur de ja mr vi te ha tr yue sw ta pa fa ko th jv it gu am kn yo ps my pl or uk ml '
-  'ff_Adlm uz sd ms ne ro nl as az so si km af kk ku el hu sv cs ak tg ti bg he ca sr tk sk ks qu ky '
-  'sq da be hr fi no hy mn lo gsw bew ee kab tt scn vec ka lt bs gl kok sl nds lv mk xnr ce brx kea ga et cv sc eo '
-  'eu cy ast fur dz szl lij fy lb is ccp br oc to mi fo gd rm kgp hsb yrl dsb chr nqo'
-).split()
-
-# Languages of the quickstart, which trains in minutes: 16 languages in 13 scripts, with 6666 to 459 training pairs,
-# among them verb-final, agglutinative and right-to-left ones, so that no shortcut serves two of them.
-QUICKSTART_LANGUAGES = 'es ar ru ja te tr sw ko th am el he ka fi hy lo'.split()
-
+LANGUAGES = DATA['corpus']['languages'].split()
+QUICKSTART_LANGUAGES = DATA['corpus']['quickstart'].split()
 DEFAULT_SEED = 1
 DEFAULT_MAX_PAIRS = 10000
 SPLITS = ('train', 'dev', 'test')

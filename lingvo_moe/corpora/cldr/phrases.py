@@ -12,77 +12,11 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
+from lingvo_moe.corpora.cldr import DATA
 from lingvo_moe.corpora.cldr.speaker import Tree
 
-_TERRITORIES = (
-  'US CN IN DE FR JP BR GB RU IT ES MX ID TR EG NG KR PL CA AR AU ZA KE ET VN TH IR IQ PK BD PH UA SE NO FI DK NL '
-  'BE CH AT GR PT IE IS HU CZ RO BG RS HR AL AM AZ GE KZ UZ MN NP LK KH LA MY SG SA AE YE SY LB JO IL KW MA DZ '
-  'TN LY SD SN ML GH CI CM AO TZ UG RW ZM ZW MZ MG SO CL PE CO VE EC BO PY UY CU HT JM DO CR PA GT NZ FJ LT LV EE '
-  'BY MD SK SI MK CY MT LU AF TJ TM KG'
-).split()
-_LANGUAGES = (
-  'en zh hi es fr ar bn ru pt ur id de ja mr te tr ta vi ko it fa pl uk ro nl el hu cs sv th gu kn my am sw ha yo '
-  'ig so zu he da fi no bg sk hr sr sl lt lv et ka hy az kk uz mn ne si km lo ms ca eu gl cy ga is mt sq mk be la '
-  'sa eo mi'
-).split()
-_SCRIPTS = 'Latn Cyrl Arab Deva Grek Hebr Beng Thai Jpan Kore Ethi Geor Armn Taml Telu Tibt Mong Khmr Laoo Mymr'.split()
-_CURRENCIES = (
-  'USD EUR JPY GBP CNY INR RUB BRL MXN CHF TRY KRW EGP ZAR AUD CAD SEK NOK DKK PLN CZK HUF THB IDR VND PHP ILS NGN '
-  'KES ETB ARS CLP PEN COP SAR AED PKR UAH RON BGN MAD TND GHS NZD'
-).split()
-# Units, each with the size of the values that it is used with.
-_UNITS = dict(
-  unit.split(':')
-  for unit in (
-    'length-kilometer:either mass-kilogram:either length-meter:either volume-liter:either temperature-celsius:small '
-    'speed-kilometer-per-hour:small duration-hour:small duration-day:small duration-minute:small duration-year:either '
-    'duration-week:small duration-month:small length-centimeter:small mass-gram:large length-mile:either '
-    'area-square-kilometer:large area-square-meter:either area-hectare:either length-millimeter:small '
-    'volume-milliliter:large volume-cubic-meter:either temperature-fahrenheit:small duration-second:small '
-    'length-foot:either length-inch:small mass-pound:either mass-ounce:small mass-tonne:either power-kilowatt:either '
-    'power-watt:large power-horsepower:either energy-kilowatt-hour:either energy-calorie:large digital-gigabyte:small '
-    'digital-megabyte:large electric-volt:either frequency-megahertz:large pressure-hectopascal:large '
-    'speed-meter-per-second:small speed-mile-per-hour:small length-yard:either volume-gallon:small volume-cup:small '
-    'length-light-year:either duration-century:small'
-  ).split()
-)
-# Cities by the names of their time zones, each with its territory.
-_CITIES = dict(
-  city.split(':')
-  for city in (
-    'Europe/London:GB Europe/Paris:FR Asia/Tokyo:JP Africa/Cairo:EG Europe/Moscow:RU Europe/Berlin:DE '
-    'Asia/Shanghai:CN America/New_York:US Europe/Rome:IT Europe/Madrid:ES Europe/Istanbul:TR Asia/Tehran:IR '
-    'Africa/Nairobi:KE America/Lima:PE Asia/Baghdad:IQ Asia/Seoul:KR Europe/Athens:GR Europe/Vienna:AT '
-    'Europe/Warsaw:PL Asia/Bangkok:TH Africa/Lagos:NG America/Mexico_City:MX America/Havana:CU Australia/Sydney:AU '
-    'America/Chicago:US Europe/Lisbon:PT Asia/Jakarta:ID Europe/Prague:CZ Africa/Addis_Ababa:ET Asia/Kabul:AF '
-    'Asia/Damascus:SY Europe/Budapest:HU Africa/Khartoum:SD Asia/Dubai:AE Europe/Stockholm:SE America/Toronto:CA '
-    'America/Bogota:CO Europe/Brussels:BE Africa/Tripoli:LY Asia/Karachi:PK Asia/Baku:AZ Asia/Tbilisi:GE '
-    'Europe/Belgrade:RS Asia/Beirut:LB Africa/Algiers:DZ Africa/Accra:GH Europe/Dublin:IE America/Caracas:VE '
-    'Asia/Manila:PH Europe/Zurich:CH'
-  ).split()
-)
-_ZONES = (
-  'Japan.standard China.standard India.standard Europe_Central.standard Europe_Central.daylight Moscow.standard '
-  'America_Eastern.standard America_Eastern.daylight GMT.standard Korea.standard Arabian.standard '
-  'Europe_Eastern.standard America_Pacific.standard Africa_Eastern.standard Brasilia.standard Iran.standard '
-  'Europe_Western.standard Israel.standard Africa_Western.standard Argentina.standard Indochina.standard '
-  'Pakistan.standard Peru.standard Chile.standard Mongolia.standard Nepal.standard Alaska.standard '
-  'New_Zealand.standard Philippines.standard Cuba.standard Afghanistan.standard Bangladesh.standard'
-).split()
-_WEEKDAYS = '0 1 2 3 4 5 6'.split()
-_MONTHS = '1 2 3 4 5 6 7 8 9 10 11 12'.split()
-
-INVENTORY = {
-  'territory': _TERRITORIES,
-  'language': _LANGUAGES,
-  'script': _SCRIPTS,
-  'currency': _CURRENCIES,
-  'unit': list(_UNITS),
-  'city': list(_CITIES),
-  'zone': _ZONES,
-  'weekday': _WEEKDAYS,
-  'month': _MONTHS,
-}
+# For each kind of name, its keys.
+INVENTORY = {kind: keys.split() if isinstance(keys, str) else list(keys) for kind, keys in DATA['names'].items()}
 _RANKS_SHARED = 12  # entry r is drawn in proportion to 1 / (r + _RANKS_SHARED)
 
 
@@ -174,7 +108,7 @@ class Phrases:
 
   def _city_of(self) -> Tree:
     city = self._key('city')
-    return ('paren', ('name', 'city', city), ('name', 'territory', _CITIES[city]))
+    return ('paren', ('name', 'city', city), ('name', 'territory', DATA['names']['city'][city]))
 
   # Amounts.
 
@@ -188,7 +122,7 @@ class Phrases:
 
   def _measure(self) -> Tree:
     unit = self._key('unit')
-    sizes = _UNITS[unit]
+    sizes = DATA['names']['unit'][unit]
     if self._random() < 0.12:
       value = f'{self._between(1, 12)}.5'
     elif sizes == 'small' or (sizes == 'either' and self._random() < 0.6):

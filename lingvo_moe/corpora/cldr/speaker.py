@@ -20,29 +20,13 @@ from collections.abc import Mapping, Sequence
 import babel
 from babel import dates, localedata, numbers
 
+from lingvo_moe.corpora.cldr import DATA
+
 # A tree is (kind, argument, ...): the kind names a method `_kind` of Speaker, arguments are words, ints or trees.
 Tree = tuple
 
-_ZERO_OF_DIGITS = {
-  'adlm': '\U0001e950',
-  'arab': '\u0660',
-  'arabext': '\u06f0',
-  'beng': '\u09e6',
-  'cakm': '\U00011136',
-  'deva': '\u0966',
-  'mtei': '\uabf0',
-  'mymr': '\u1040',
-  'nkoo': '\u07c0',
-  'olck': '\u1c50',
-  'tibt': '\u0f20',
-}
 # Kinds of names, and the attributes of babel.Locale that have them.
-_NAMES_OF_LOCALE = {
-  'territory': 'territories',
-  'language': 'languages',
-  'script': 'scripts',
-  'currency': 'currencies',
-}
+_NAMES_OF_LOCALE = {'territory': 'territories', 'language': 'languages', 'script': 'scripts', 'currency': 'currencies'}
 _JOINERS = '\u200c\u200d'  # invisible, but part of the spelling in Persian, Malayalam, Sinhala, ...
 _DROPPED = ('Cc', 'Cf', 'Cn', 'Co', 'Cs')  # control characters, bidi marks and unassigned characters
 _SPACES = ('Zs', 'Zl', 'Zp')
@@ -103,11 +87,9 @@ class Speaker:
     self._root = localedata.load('root')
     self._english = code == 'en'
     self._latin = script_of(code) == 'Latn'
-    zero = _ZERO_OF_DIGITS.get(self._locale.default_numbering_system)
+    zero = DATA['zero'].get(self._locale.default_numbering_system)
     self._digits = {ord('0') + i: ord(zero) + i for i in range(10)} if zero else {}
     self._colon_mark, self._open, self._close = _WIDE.get(code.split('_')[0], (': ', ' (', ')'))
-    self._texts = {}
-    self._patterns = {}
     self._names = {}
     for kind, keys in inventory.items():
       names = {key: self._cldr_name(kind, key) for key in keys}
@@ -119,16 +101,10 @@ class Speaker:
     return clean(self._say(tree).translate(self._digits))
 
   def _say(self, tree: Tree) -> str:
-    text = self._texts.get(tree)
-    if text is None:
-      try:
-        text = getattr(self, '_' + tree[0])(*tree[1:])
-      except Unspeakable:
-        text = ''
-      self._texts[tree] = text
-    if not text:
-      raise Unspeakable(tree)
-    return text
+    kind, *arguments = tree
+    if text := getattr(self, f'_{kind}')(*arguments):
+      return text
+    raise Unspeakable(tree)
 
   def _own(self, text: str | None) -> str:
     """Returns text in the language's script; raises Unspeakable for 'km' or 'English' within Thai, a gap in CLDR."""
@@ -235,9 +211,7 @@ class Speaker:
   # Dates and times.
 
   def _format(self, pattern: str, when: datetime.date | datetime.time) -> str:
-    if pattern not in self._patterns:
-      self._patterns[pattern] = dates.parse_pattern(pattern)
-    return self._patterns[pattern].apply(when, self._locale)
+    return dates.parse_pattern(pattern).apply(when, self._locale)
 
   def _date_pattern(self, style: str) -> str:
     if style in ('full', 'long'):
