@@ -49,9 +49,8 @@ class _Request:
 class Batcher:
   """Computes lines of requests in batches, in a thread of its own.
 
-  A batch begins when a line is there, and waits a little for others. It takes equal shares of the requests of one key
-  that wait, so that a long request does not hold up short ones. Lines that arrive while a batch is computed are in the
-  next.
+  A batch begins when a line is there, and waits a little for others. It takes a line of each request of one key in
+  turn, so that a long request does not hold up short ones. Lines that arrive while a batch is computed are in the next.
 
   Args:
     answer: (lines, key) -> hypotheses and truncated, as LoadedRun.answer does; called by one thread.
@@ -69,7 +68,7 @@ class Batcher:
   observe: Callable[[int, float], object] = lambda lines, seconds: None
 
   def __post_init__(self):
-    self._requests: collections.deque[_Request] = collections.deque()  # those with lines that wait
+    self._requests: list[_Request] = []  # those with lines that wait
     self._first_arrival = 0.0
     self._closed = False
     self._lines_per_second = 0.0
@@ -133,31 +132,23 @@ class Batcher:
     """Lines of the next batch, (request, number of the line) each; empty when closed and done."""
     with self._changed:
       while True:
-        while not self._requests and not self._closed:
-          self._changed.wait()
-        deadline = self._first_arrival + self.wait
-        while self._requests and not self._closed and self.waiting < self.max_lines:
-          if (seconds := deadline - time.monotonic()) <= 0:
-            break
-          self._changed.wait(seconds)
+        self._changed.wait_for(lambda: self._requests or self._closed)
+        enough = lambda: self.waiting >= self.max_lines or self._closed or not self._requests
+        self._changed.wait_for(enough, self._first_arrival + self.wait - time.monotonic())
         if self._requests or self._closed:  # else all were cancelled
           return self._take()
 
   def _take(self) -> list[tuple[_Request, int]]:
     batch: list[tuple[_Request, int]] = []
-    if not self._requests:
-      return batch
-    alike = [request for request in self._requests if request.key == self._requests[0].key]
+    alike = collections.deque(request for request in self._requests if request.key == self._requests[0].key)
     while len(batch) < self.max_lines and alike:
-      share = max(1, (self.max_lines - len(batch)) // len(alike))
-      for request in alike:
-        count = min(share, request.waiting, self.max_lines - len(batch))
-        batch += [(request, request.taken + i) for i in range(count)]
-        request.taken += count
-      alike = [request for request in alike if request.waiting]
-    served = {request for request, _ in batch}
-    others = [request for request in self._requests if request not in served]  # they come first next time
-    self._requests = collections.deque([*others, *(request for request in alike if request in served)])
+      request = alike.popleft()
+      batch.append((request, request.taken))
+      request.taken += 1
+      if request.waiting:
+        alike.append(request)
+    served = {request for request, _ in batch}  # they come last next time
+    self._requests = sorted((request for request in self._requests if request.waiting), key=served.__contains__)
     self._first_arrival = 0.0  # what is left has waited
     return batch
 

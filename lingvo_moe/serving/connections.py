@@ -31,8 +31,8 @@ def most_connections() -> int:
   return min(_MOST, free)
 
 
-class Connections:
-  """Accepts connections, and reads their requests.
+class Connections(web.Server):
+  """aiohttp's server, which accepts connections itself, and reads their requests.
 
   A connection waits for its client while it is idle, in the middle of a request, or sends an answer. One that waits too
   long is closed. Where there are as many as may be, a new one takes the place of the one that has waited longest;
@@ -53,13 +53,13 @@ class Connections:
     most: int | None = None,
     client_seconds: float = _CLIENT_SECONDS,
   ):
+    super().__init__(self._watched, handler_cancellation=True)
     self.malformed = malformed
     self._answer = answer
     self._most = most or most_connections()
     self._seconds = client_seconds
-    self._server = web.Server(self._watched, handler_cancellation=True)
-    self._open: dict[_Connection, asyncio.Transport] = {}
-    self._waiting: dict[_Connection, float] = {}  # since when, longest first
+    self._open: dict[web.RequestHandler, asyncio.Transport] = {}
+    self._waiting: dict[web.RequestHandler, float] = {}  # since when, longest first
     self._quiet_until = 0.0
 
   async def accept(self, bound: socket.socket) -> None:
@@ -73,7 +73,7 @@ class Connections:
         try:
           accepted, _ = await loop.sock_accept(bound)
           await self._make_room()
-          await loop.connect_accepted_socket(lambda: _Connection(self, self._server), accepted)
+          await loop.connect_accepted_socket(lambda: _Connection(self), accepted)
         except OSError as e:
           self._say(f'a connection cannot be accepted: {e.strerror or e}')
           await asyncio.sleep(0.1)
@@ -84,18 +84,20 @@ class Connections:
   async def close(self, seconds: float) -> None:
     """Closes all connections; those that send answers have so many seconds for it."""
     await asyncio.sleep(0)  # requests that have come begin
-    self._server.pre_shutdown()
-    await self._server.shutdown(seconds)
+    self.pre_shutdown()
+    await self.shutdown(seconds)
 
-  def opened(self, connection: _Connection, transport: asyncio.Transport) -> None:
-    self._open[connection] = transport
-    self._waits(connection)
+  def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+    super().connection_made(handler, transport)
+    self._open[handler] = transport
+    self._waits(handler)
 
-  def closed(self, connection: _Connection) -> None:
-    self._open.pop(connection, None)
-    self._waiting.pop(connection, None)
+  def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+    self._open.pop(handler, None)
+    self._waiting.pop(handler, None)
+    super().connection_lost(handler, exc)
 
-  def _waits(self, connection: _Connection) -> float:
+  def _waits(self, connection: web.RequestHandler) -> float:
     """Notes that a connection waits for its client from now on; returns since when."""
     self._waiting.pop(connection, None)
     if connection in self._open:
@@ -133,7 +135,7 @@ class Connections:
       for connection in [connection for connection, since in self._waiting.items() if since < begin]:
         self._drop(connection)
 
-  def _drop(self, connection: _Connection) -> None:
+  def _drop(self, connection: web.RequestHandler) -> None:
     del self._waiting[connection]
     self._open[connection].abort()  # without what the client does not read
 
@@ -145,21 +147,13 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-  """aiohttp's reader of requests, which tells `Connections` of itself."""
+  """aiohttp's reader of requests, which answers what is none in JSON."""
 
-  __slots__ = ('_connections',)
+  __slots__ = ('_malformed',)
 
-  def __init__(self, connections: Connections, server: web.Server):
-    super().__init__(server, loop=asyncio.get_running_loop(), access_log=None, lingering_time=_LINGER_SECONDS)
-    self._connections = connections
-
-  def connection_made(self, transport: asyncio.BaseTransport) -> None:
-    super().connection_made(transport)
-    self._connections.opened(self, transport)
-
-  def connection_lost(self, exc: BaseException | None) -> None:
-    self._connections.closed(self)
-    super().connection_lost(exc)
+  def __init__(self, connections: Connections):
+    super().__init__(connections, loop=asyncio.get_running_loop(), access_log=None, lingering_time=_LINGER_SECONDS)
+    self._malformed = connections.malformed
 
   def log_exception(self, *args, exc_info=None, **more) -> None:
     """Leaves no trace of a body that cannot be decoded, whose rest aiohttp reads after the answer."""
@@ -180,4 +174,4 @@ class _Connection(web.RequestHandler):
       status, message = 415, 'that Content-Encoding is not read: use gzip, deflate or none'
     else:  # with the text and a mark below what is wrong, on lines of their own
       message = f'not an HTTP request: {" ".join(exc.message.split()).rstrip(" ^"):.200}'
-    return self._connections.malformed(status, message)
+    return self._malformed(status, message)

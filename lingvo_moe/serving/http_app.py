@@ -10,6 +10,7 @@ import time
 import traceback
 from typing import Any
 
+import babel
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
@@ -19,7 +20,6 @@ from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving import query as query_lib
 from lingvo_moe.serving.batching import Batcher, QueueFullError
-from lingvo_moe.serving.languages import Languages
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError
 
@@ -49,7 +49,7 @@ class HttpApp:
     self._run = run
     self._max_body = max_body
     self._origins = origins or Origins()
-    self._languages = Languages(run)
+    self._languages = _Languages(run)
     self._trimmed = time.monotonic()
     self.batcher = Batcher(lambda lines, key: run.answer(lines, *key), observe=self._after_batch, **batching)
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
@@ -155,20 +155,54 @@ class HttpApp:
       raise too_large
     if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':
       await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
-    body = bytearray()
     try:
       async with asyncio.timeout(_BODY_SECONDS):
-        async for chunk in request.content.iter_any():
-          body += chunk
-          if len(body) > self._max_body:
-            raise too_large
+        return await request.clone(client_max_size=self._max_body).read()
+    except web.HTTPRequestEntityTooLarge:
+      raise too_large from None
     except TimeoutError:
       raise BadQueryError(f'the body took more than {_BODY_SECONDS} seconds to come', 408) from None
     except (web.RequestPayloadError, HttpProcessingError):
       encoding = request.headers.get('Content-Encoding')
       said = f'{encoding:.40}, as its Content-Encoding says' if encoding else 'as long as its header says'
       raise BadQueryError(f'the body is not {said}') from None
-    return bytes(body)
+
+
+class _Languages:
+  """Languages of a run.
+
+  Where neither its log nor a corpus says which there are, any source is taken, as the model does not read the source's
+  code.
+
+  Attributes:
+    listed: each language, with its name in English and the languages that it is translated into, as LibreTranslate has
+      it.
+  """
+
+  def __init__(self, run: TextModel):
+    self._run = run
+    pairs, names = run.pairs(), babel.Locale('en').languages
+    self._known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}
+    self.listed: list[dict[str, Any]] = [
+      {'code': code, 'name': names.get(code, code), 'targets': [target for source, target in pairs if source == code]}
+      for code in sorted(self._known['source'] | self._known['target'])
+    ]
+    try:
+      run.choose_target(None)
+      self._must_choose = False
+    except UserError:
+      self._must_choose = True
+
+  def choose(self, source: str | None, target: str | None) -> str | None:
+    """Target to pass to TextModel.answer; UserError names the languages there are."""
+    for role, code in (('source', source), ('target', target)):
+      if code is not None and self._known[role] and code not in self._known[role]:
+        known = ', '.join(sorted(self._known[role]))
+        raise UserError(f'{code:.40} is not a {role} language of this model; it has {known}')
+    if self._must_choose and target is None:
+      known = ', '.join(sorted(self._known['target'])) or 'none that is known'
+      raise UserError(f'target must be given; one of {known}')
+    return self._run.choose_target(target if self._must_choose else None)
 
 
 def _trim_memory() -> None:

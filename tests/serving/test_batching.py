@@ -98,7 +98,7 @@ def test_a_long_request_leaves_room_for_short_ones_and_keeps_its_order(echo, bat
   short = batcher.submit(['short'], 'en')
   echo.go.set()
   assert long.result(30).hypotheses == [[str(i)] for i in range(7)] and short.result(30).hypotheses == [['SHORT']]
-  assert [lines for lines, _ in echo.batches[1:]] == [['0', '1', 'short', '2'], ['3', '4', '5', '6']]
+  assert [lines for lines, _ in echo.batches[1:]] == [['0', 'short', '1', '2'], ['3', '4', '5', '6']]
 
 
 def test_truncated_lines_are_numbered_within_their_request(echo, batcher):

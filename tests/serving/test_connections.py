@@ -94,8 +94,8 @@ def test_bytes_that_trickle_in_do_not_keep_a_connection():
 
 def test_an_answer_that_is_not_read_is_not_kept(monkeypatch):
   """Its descriptor is free again, though the client neither reads nor leaves."""
-  lost, closed = asyncio.Event(), Connections.closed
-  monkeypatch.setattr(Connections, 'closed', lambda *args: (lost.set(), closed(*args)))
+  lost, closed = asyncio.Event(), Connections.connection_lost
+  monkeypatch.setattr(Connections, 'connection_lost', lambda *args: (lost.set(), closed(*args)))
 
   async def answer(request):
     return web.Response(body=b'a' * 10_000_000)
