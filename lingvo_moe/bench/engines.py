@@ -98,7 +98,7 @@ def compare(
     For each engine: engine, medians over its rounds (tokens_per_s, s_per_sentence, peak_rss_mib, other_cores),
     tokens_per_s_of_rounds, and ratio, to the tokens a second of the first engine.
   """
-  from lingvo_moe.bench import versus
+  from lingvo_moe.bench import processes
   from lingvo_moe.tasks.task import task_of
 
   sources = task_of(config).random_batch()['src_ids'][:rows].tolist()
@@ -110,14 +110,14 @@ def compare(
         engine, path, sources, config.max_length, config.beam_size, config.length_norm_alpha, clock.warmup, clock.calls
       )
       given, command = json.dumps(dataclasses.asdict(job)), [sys.executable, '-P', '-m', 'lingvo_moe.bench.engines']
-      runs[engine] = functools.partial(versus.records, command, engine, input=given)
+      runs[engine] = functools.partial(processes.records, command, engine, input=given)
       if engine == 'tensorflow':
-        runs[engine] = functools.partial(versus.records, tensorflow, engine)
+        runs[engine] = functools.partial(processes.records, tensorflow, engine)
       else:
         os.mkdir(path)
         progress(f'export: {engine}')
         export(path, config, engine)
-    found = versus.alternate(runs, rounds, progress)
+    found = processes.alternate(runs, rounds, progress)
   median = lambda timings, name: statistics.median(timing[name] for timing in timings)
   compared = []
   for engine, timed in found.items():

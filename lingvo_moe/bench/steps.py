@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lingvo_moe.analysis import flops
-from lingvo_moe.bench import moe_layer
 from lingvo_moe.bench import profile as profile_lib
 from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.program import Program
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks import inference
@@ -31,7 +31,7 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
 
   Returns:
     The Timing, with tokens_per_s, flops, loss_went_down, and for a model with experts dispatch, num_groups and
-    moe_layer.dropped of the last step. With a profile parts_s: see profile.by_part.
+    dropped of the last step. With a profile parts_s: see profile.by_part.
   """
   task = task_of(config)
   batch = task.random_batch()
@@ -46,11 +46,19 @@ def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = 
     'loss_went_down': bool(metrics[-1]['loss'] < metrics[0]['loss']),
   }
   if routing := metrics[-1].get('routing'):
-    timing |= {'dispatch': config.dispatch, 'num_groups': config.num_groups, **moe_layer.dropped(routing.values())}
+    timing |= {'dispatch': config.dispatch, 'num_groups': config.num_groups, **dropped(routing.values())}
   if profile:
     seconds = profile_lib.by_part(lambda: runtime.train_step(batch))
     timing['parts_s'] = {part: round(s, 6) for part, s in seconds.items()}
   return timing
+
+
+def dropped(stats: Iterable[RoutingStats]) -> dict[str, float]:
+  """Shares of tokens, over layers, whose first choice was dropped, whose second was, and whose second was skipped."""
+  counts = [(s.dropped_R[0], sum(s.dropped_R[1:]), s.skipped, s.tokens) for s in stats]
+  *sums, tokens = (sum(map(float, column)) for column in zip(*counts, strict=True))
+  names = 'first_dropped', 'second_dropped', 'second_skipped'
+  return {name: round(count / tokens, 4) for name, count in zip(names, sums, strict=True)}
 
 
 def decode(config: MtConfig, clock: Clock, make: MakeRuntime, rows: int | None = None) -> Timing:

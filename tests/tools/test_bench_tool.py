@@ -1,4 +1,4 @@
-"""lingvo-moe bench, as typed."""
+"""lingvo-moe bench and tools/bench.py, as typed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from lingvo_moe.analysis import flops
 from lingvo_moe.analysis.parts import PARTS
 from lingvo_moe.core import registry
 
-COMMAND = ['-m', 'lingvo_moe.commands.bench']
+TOOL = pathlib.Path(__file__).parents[2] / 'tools' / 'bench.py'
 FLAGS = ('--model=mt.bench_s.Tiny', '--calls=2', '--warmup=1')
 
 
+def bench(*args):
+  return forks.run(['-m', 'lingvo_moe.commands.main', 'bench', *args], timeout=300)
+
+
 def tool(*args):
-  return forks.run([*COMMAND, *args], timeout=300)
+  return forks.run([TOOL, *args], timeout=300)
 
 
 def records(path):
@@ -46,10 +50,10 @@ def test_a_measurement_has_a_process_of_its_own(tmp_path):
 
 
 def test_a_language_model_is_timed_in_training_alone():
-  done = tool('--model=lm.shakespeare.Tiny', '--what=train,decode')
+  done = bench('--model=lm.shakespeare.Tiny', '--what=train,decode')
   assert done.returncode and 'Traceback' not in done.stderr
   assert '--what=decode is of translation models; saw --model=lm.shakespeare.Tiny' in done.stderr
-  done = tool(
+  done = bench(
     *FLAGS, '--model=lm.shakespeare.Tiny', '--what=train', '--in_this_process', '--peak_gflop_per_s=50', '--calls=1'
   )
   assert done.returncode == 0 and 'tokens/s' in done.stdout, done.stderr
@@ -102,7 +106,7 @@ def write_corpus(folder):
 def test_engines_are_timed_in_turn_on_one_model(tmp_path):
   engines = ['litert_int8', 'ctranslate2_float32']
   sizes = ('--gin_bindings=Tiny.num_experts = 0', '--rounds=2', '--what=latency', f'--json={tmp_path}/out')
-  done = tool(*FLAGS, *sizes, f'--engine={",".join(engines)}')
+  done = bench(*FLAGS, *sizes, f'--engine={",".join(engines)}')
   assert done.returncode == 0, done.stderr
   found = records(tmp_path / 'out')
   assert [f['engine'] for f in found] == engines and found[0]['ratio'] == 1
@@ -128,12 +132,19 @@ def test_engines_are_timed_in_turn_on_one_model(tmp_path):
     (['--engine=onnx'], '--engine must be of tensorflow, litert_int8, litert_float32, ctranslate2_int8, '),
     (['--engine=litert_int8'], '--engine is for --what=decode,latency without --runtime, --versus and --against'),
     (['--versus=HEAD', '--against=results'], '--versus times a commit, --against reads figures: leave either out'),
+    (['--versus=HEAD', '--engine=litert_int8'], '--versus times commits, --engine=litert_int8 other engines: leave'),
+    (['--engine='], '--engine names what is timed; saw none: give one or several, with commas between'),
   ],
 )
 def test_mistakes_get_one_line(flags, message):
   done = tool(*flags)
   (line,) = done.stderr.splitlines()
   assert done.returncode == 1 and message in line
+
+
+def test_studies_are_not_in_the_package():
+  done = bench('--what=beam')
+  assert done.returncode == 1 and "--what must be of train, decode, latency; saw 'beam'" in done.stderr
 
 
 @pytest.mark.skipif(not (pathlib.Path(__file__).parents[2] / '.git').exists(), reason='it is about a git checkout')

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.analysis import flops
 from lingvo_moe.bench.clock import Clock, Timing
+from lingvo_moe.bench.steps import dropped
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.dispatch import DISPATCHERS
-from lingvo_moe.layers.gates.routing import RoutingStats
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -81,14 +80,6 @@ def measure_rounds(config: MtConfig, clock: Clock) -> list[Timing]:
       'tokens_per_s': round(step.num_tokens / timing['median_s'], 1),
     }
   return list(timings.values())
-
-
-def dropped(stats: Iterable[RoutingStats]) -> dict[str, float]:
-  """Shares of tokens, over layers, whose first choice was dropped, whose second was, and whose second was skipped."""
-  counts = [(s.dropped_R[0], sum(s.dropped_R[1:]), s.skipped, s.tokens) for s in stats]
-  *sums, tokens = (sum(map(float, column)) for column in zip(*counts, strict=True))
-  names = 'first_dropped', 'second_dropped', 'second_skipped'
-  return {name: round(count / tokens, 4) for name, count in zip(names, sums, strict=True)}
 
 
 class Step:

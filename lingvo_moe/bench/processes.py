@@ -1,0 +1,44 @@
+"""Benchmarks in processes of their own: started in turn, their results read from a file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from lingvo_moe.core.errors import UserError
+
+T = TypeVar('T')
+
+
+def alternate(
+  runs: Mapping[str, Callable[[], T]], rounds: int, progress: Callable[[str], object] = lambda _: None
+) -> dict[str, list[T]]:
+  """Calls each function once in every round, in turn; returns the results of each, by name."""
+  results = {name: [] for name in runs}
+  for number in range(rounds):
+    for name, run in runs.items():
+      progress(f'round {number + 1} of {rounds}: {name}')
+      results[name].append(run())
+  return results
+
+
+def records(command: Sequence[str], name: str, **options: Any) -> list[dict[str, Any]]:
+  """Runs a command, which writes lines of JSON to the file of its flag --json; options are those of subprocess.run."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'results')
+    done = subprocess.run([*command, f'--json={path}'], capture_output=True, text=True, **options)
+    if done.returncode:
+      raise UserError(
+        f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {last_line(done.stderr)}'
+      )
+    with open(path, encoding='utf-8') as f:
+      return [json.loads(line) for line in f]
+
+
+def last_line(text: str) -> str:
+  """Last line of what a process printed."""
+  return next(iter(text.strip().splitlines()[::-1]), 'it says nothing')

@@ -1,0 +1,1 @@
+"""Benchmarks of tools/bench.py: one MoE layer, the input pipeline, attention of beam search, and two commits."""
