@@ -42,9 +42,9 @@ def load(
       was evaluated. `step` and `checkpoint` of the result say which it is.
     backend: 'auto', kernels that suit the machine; or 'reference', plain TensorFlow.
     set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole
-      process, and without effect once TensorFlow has computed.
+      process, and without effect once TensorFlow has computed. An export computes with one thread without it.
     vocab_outside: whether to read vocabularies that the run names outside its log directory.
-    **decoding: fields of the configuration to change, such as beam_size=1.
+    **decoding: fields of the configuration to change, such as beam_size=1; for an export, threads=N.
 
   Raises:
     lingvo_moe.core.errors.UserError: there is no such run or checkpoint, or a value is out of its range.
@@ -54,7 +54,9 @@ def load(
   if manifest.is_export(path):
     from lingvo_moe.engine import model
 
-    return model.load(path, step=step, checkpoint=checkpoint, **decoding)
+    of_runs = {'backend': None if backend == 'auto' else backend, 'vocab_outside': vocab_outside or None}
+    threads = {} if set_threads else {'threads': 1}
+    return model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
   quiet.import_tensorflow()
   from lingvo_moe.run import loaded
 

@@ -10,7 +10,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
 if TYPE_CHECKING:
-  from lingvo_moe.core.text_model import TextModel
+  from lingvo_moe.engine.model import ExportedModel
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime_flags import RuntimeOptions
   from lingvo_moe.tasks.task import TaskConfig
@@ -36,6 +36,7 @@ class CheckpointOptions(options.Options):
   """Options of a job that uses the newest checkpoint where none is chosen."""
 
   best_by_default: ClassVar[bool] = False
+  of_runs: ClassVar[tuple[str, ...]] = ('checkpoint', 'best', 'vocab_outside')  # options that an export refuses
 
   logdir: str = flag(None, 'Log directory of the run, unless it is an argument.')
   model: str | None = flag(None, "Name of the run's model, to have it checked; otherwise the log directory gives it.")
@@ -69,7 +70,7 @@ class CheckpointOptions(options.Options):
 
     return RunDir(self.logdir, self.vocab_outside)
 
-  def load_export(self, runtime_options: RuntimeOptions) -> TextModel | None:
+  def load_export(self, runtime_options: RuntimeOptions) -> ExportedModel | None:
     """The export for the engine that --logdir names; None where it is a log directory. Imports no TensorFlow."""
     from lingvo_moe.engine import manifest
 
@@ -79,8 +80,9 @@ class CheckpointOptions(options.Options):
       raise UserError(f'{self.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
     from lingvo_moe.engine import model
 
-    chosen = {name: getattr(self, name) for name in ('model', 'step', 'checkpoint', *_DECODING)}
-    return model.load(self.logdir, **chosen, best=self.best or None)
+    names = ('model', 'step', *_DECODING, *self.of_runs)
+    chosen = {name: getattr(self, name) for name in names}
+    return model.load(self.logdir, **{n: value for n, value in chosen.items() if value != getattr(type(self), n)})
 
   def load_config(self, run: RunDir, **overrides) -> TaskConfig:
     """The run's configuration with the options' values, and `overrides` that are not None, in place of its own."""

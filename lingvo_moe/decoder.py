@@ -28,22 +28,23 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lingvo_moe import app, checkpoint_flags, runtime_flags
 from lingvo_moe import machine as machine_lib
-from lingvo_moe.core import files, json_files, log_directory, quiet
+from lingvo_moe.core import log_directory, quiet
 from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.machine import Machine
 from lingvo_moe.options import flag
+from lingvo_moe.run import process_group
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, job_of_export, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
-  from lingvo_moe.core.text_model import TextModel
+  from lingvo_moe.engine.model import ExportedModel
   from lingvo_moe.run.results import Results
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.runtime import Runtime
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Options(checkpoint_flags.CheckpointOptions):
   """Options of the decoder."""
+
+  of_runs = (*checkpoint_flags.CheckpointOptions.of_runs, 'batch_tokens', 'prompt', 'num_samples')
 
   split: str = flag('test', 'Held-out set: test, dev or any file prefix.')
   once: bool = flag(False, 'Decode the newest checkpoint and end; default: wait for more.')
@@ -92,7 +95,7 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
   Of several processes the leader reads and writes the log directory; all of them translate.
   """
   if exported := options.load_export(runtime_options):
-    return decode_export(options, exported)
+    return decode_step(results_of_export(options, exported), exported.step, options)
   quiet.import_tensorflow()
   machine_lib.set_threads(runtime_options, decoding=not options.score)
   machine = machine_lib.connect(runtime_options)
@@ -101,40 +104,40 @@ def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOC
     wait_for_run(run, options, group)
   runtime, results = set_up(run, options, machine)
   for step in steps(run, options, group):
-    summary = None if options.overwrite else group.on_leader(functools.partial(results.done, step))
-    if summary:
-      group.say(f'{results.folder(step)} was made with the same settings; --overwrite makes it again')
-    else:
-      settings = group.on_leader(functools.partial(results.settings, step))  # a trainer may drop the checkpoint
-      if load(runtime, run, step, options, group):
-        summary = evaluate(results, step, settings, group)
-    if summary:
-      report = f'step {step}, {options.split}\n{results.job.report(summary)}'
-      group.on_leader(functools.partial(print, report, flush=True))
+    decode_step(results, step, options, group, functools.partial(load, runtime, run, step, options, group))
 
 
-def decode_export(options: Options, model: TextModel) -> None:
-  """Runs the held-out job of an export for the engine, and writes its results to --out, or into the export."""
-  for name in ('batch_tokens', 'prompt', 'num_samples'):
-    if value := getattr(options, name):
-      raise UserError(
-        f'--{name} is for log directories; saw --{name}={value} for the export {model.path}: leave it out'
-      )
+def decode_step(
+  results: Results,
+  step: int,
+  options: Options,
+  group: ProcessGroup = process_group.ALONE,
+  load_weights: Callable[[], bool] = lambda: True,
+) -> None:
+  """Shows the results of a step, which are made first unless they are there; none without the step's weights."""
+  summary = None if options.overwrite else group.on_leader(lambda: results.done(step))
+  if summary:
+    group.say(f'{results.folder(step)} was made with the same settings; --overwrite makes it again')
+  else:
+    settings = group.on_leader(lambda: results.settings(step))  # a trainer may drop the checkpoint
+    if load_weights():
+      summary = evaluate(results, step, settings, group)
+  if summary:
+    report = f'step {step}, {options.split}\n{results.job.report(summary)}'
+    group.on_leader(lambda: print(report, flush=True))
+
+
+def results_of_export(options: Options, model: ExportedModel) -> Results:
+  """The folder of results of an export for the engine, in --out or the export, with the job that makes them."""
+  from lingvo_moe.run.results import Results
+
   held_out = HeldOutOptions(options.split, options.max_sentences, options.score)
   job = job_of_export(model, held_out, options.data_dir, options.pairs)
-  folder = log_directory.step_dir(options.out or log_directory.results_dir(model.path, options.split), model.step)
-  if os.path.exists(os.path.join(folder, job.summary_file)) and not options.overwrite:
-    raise UserError(f'{folder} has results: give --overwrite to replace them, or another --out')
   if job.warning:
     print(f'warning: {job.warning}', file=sys.stderr)
-  outcome = job.finish(job.run(f'step {model.step}'))
-  os.makedirs(folder, exist_ok=True)
-  of_lines = {name + job.suffix: lines for name, lines in outcome.lines.items()}
-  for name, lines in {**of_lines, **outcome.other_files}.items():
-    files.write(os.path.join(folder, name), ''.join(f'{line}\n' for line in lines))
-  summary = {'step': model.step, 'settings': job.settings, 'texts': job.texts, **outcome.summary}
-  files.write(os.path.join(folder, job.summary_file), json_files.dump(summary, indent=2))
-  print(f'step {model.step}, {options.split}\n{job.report(summary)}', flush=True)
+  root = options.out or log_directory.results_dir(model.path, options.split)
+  fingerprint = lambda step: model.fingerprint
+  return Results(root, job, model.path, fingerprint, options.overwrite, given=bool(options.out), has_events=False)
 
 
 def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Results]:
@@ -153,7 +156,8 @@ def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Re
   if job.warning:
     group.say(f'warning: {job.warning}')
   root = options.out or log_directory.results_dir(run.path, options.split)
-  return runtime, Results(root, job, run.checkpoints(), options.overwrite, given=bool(options.out))
+  fingerprint = run.checkpoints().fingerprint
+  return runtime, Results(root, job, run.path, fingerprint, options.overwrite, given=bool(options.out))
 
 
 def _check_split(run: RunDir, config: TaskConfig, options: Options) -> None:

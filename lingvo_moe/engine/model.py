@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.core import text_model
+from lingvo_moe.core import files, text_model
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored, TextModel
 from lingvo_moe.core.visible_text import is_empty
@@ -20,14 +20,18 @@ from lingvo_moe.engine.vocab import EOS, Vocab
 
 
 def load(path: str, threads: int | None = None, **chosen: Any) -> ExportedModel:
-  """Loads an export. `chosen` are options of the jobs; what an export has fixed is refused, unless it is None."""
+  """Loads an export. `chosen` are options of runs, None where not given; those that an export lacks are refused."""
+  if threads is not None and not (isinstance(threads, int) and threads > 0):
+    raise UserError(f'threads={shown(threads)} is not a whole number from 1 on: leave it out for one on each core')
   model = ExportedModel(path, threads)
   alpha = chosen.pop('length_norm_alpha', None)
   fixed = {'model': model.model, 'step': model.step, 'beam_size': model.beam_size}
   for name, value in chosen.items():
-    if value is not None and value != fixed.get(name):
+    if value is not None and name not in fixed:
+      raise UserError(f'{name} is for log directories; saw {name}={shown(value)} for the export {path}: leave it out')
+    if value is not None and value != fixed[name]:
       raise UserError(
-        f'an export has the values that it was made with ({name}={fixed.get(name)!r}); saw {name}={shown(value)} for '
+        f'an export has the values that it was made with ({name}={fixed[name]!r}); saw {name}={shown(value)} for '
         f'{path}: leave it out, or export the run again'
       )
   if alpha is not None:
@@ -46,6 +50,7 @@ class ExportedModel(TextModel):
 
   Attributes:
     settings: values of the manifest.
+    fingerprint: a short hash of the manifest, which has the hashes of all files.
   """
 
   continues_text = False
@@ -53,6 +58,7 @@ class ExportedModel(TextModel):
   def __init__(self, path: str, threads: int | None = None) -> None:
     self.settings = settings = manifest.read(path)
     self.path, self.model, self.step = path, settings['model'], settings['step']
+    self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']
     load = lambda name: Graph(os.path.join(path, f'{name}.tflite'), threads or available_threads())

@@ -1,4 +1,4 @@
-"""Results of the decoder: a folder for each step of a run, written whole or not at all."""
+"""Results of the decoder: a folder for each step of a run or an export, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed, plural
-from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.run.reporting import EventFile
 from lingvo_moe.run.unfinished import UnfinishedTexts
 from lingvo_moe.tasks.task import HeldOutJob, Outcome
 
@@ -38,9 +36,11 @@ class Results:
 
   root: str  # where the folders are
   job: HeldOutJob  # what is computed; it names the files and says what they depend on
-  checkpoints: Checkpoints  # of the run; a step's files also depend on its checkpoint
+  home: str  # the log directory, or the folder of an export
+  fingerprint: Callable[[int], str]  # of a step's checkpoint, on which its files depend too
   overwrite: bool = False  # whether files made with other settings may be replaced
   given: bool = False  # whether a user named the root, where results of other runs and other files may be
+  has_events: bool = True  # whether scalars are written for TensorBoard, which takes TensorFlow
 
   def folder(self, step: int) -> str:
     return log_directory.step_dir(self.root, step)
@@ -59,7 +59,7 @@ class Results:
 
   def settings(self, step: int) -> dict[str, Any]:
     """Settings on which a step's files depend: those of the job, and the checkpoint's fingerprint."""
-    return {**self.job.settings, 'checkpoint': self.checkpoints.fingerprint(step)}
+    return {**self.job.settings, 'checkpoint': self.fingerprint(step)}
 
   def clear(self, step: int, settings: Mapping[str, Any]) -> None:
     """Removes a step's older files, and prints a line where there were any; refuses to remove other settings' files.
@@ -101,9 +101,12 @@ class Results:
       data = ''.join(line + '\n' for line in lines).encode()
       files.write(os.path.join(self.folder(step), name), data)
       hashes[name] = hashlib.sha256(data).hexdigest()
-    events = EventFile(self.root)
-    events.write(step, outcome.scalars)
-    events.close()
+    if self.has_events:
+      from lingvo_moe.run.reporting import EventFile
+
+      events = EventFile(self.root)
+      events.write(step, outcome.scalars)
+      events.close()
     own = {'settings': dict(settings), 'texts': self.job.texts, 'beside': sorted(outcome.other_files), 'hashes': hashes}
     summary = {'step': step, **own, **outcome.summary}
     files.write(self._path(step), json_files.dump(summary, indent=2))
@@ -111,10 +114,9 @@ class Results:
     return summary
 
   def _make(self, folder: str) -> None:
-    logdir = os.path.dirname(self.checkpoints.directory)
-    if not self.given and not files.is_inside(folder, logdir):
+    if not self.given and not files.is_inside(folder, self.home):
       raise UserError(
-        f'results are written in the log directory; a link leads from {folder} to {os.path.realpath(folder)}: remove '
+        f'results are written in {self.home}; a link leads from {folder} to {os.path.realpath(folder)}: remove '
         'it, or give --out=FOLDER'
       )
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
+import itertools
 import json
+import os
 import pathlib
 import random
 import re
@@ -19,12 +22,14 @@ import toy_run as toy
 from ai_edge_litert.interpreter import Interpreter
 
 import lingvo_moe
-from lingvo_moe import decoder
+from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest
 from lingvo_moe.engine import model as engine_model
+from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.ops import backend, litert
+from lingvo_moe.run import unfinished
 from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import graphs
 
@@ -168,26 +173,91 @@ def test_an_export_is_evaluated_as_its_run_is(toy_run, folders, tmp_path, score)
   assert 'mean BLEU' in done.stdout
 
 
+@pytest.fixture
+def options(toy_run, folders, tmp_path):
+  return decoder.Options(
+    str(folders['int8']), data_dir=toy_run.load()[1].data_dir, split='dev', out=str(tmp_path / 'out')
+  )
+
+
+@pytest.fixture
+def results(tmp_path):
+  folder = tmp_path / 'out' / f'step_{toy.STEPS}'
+  return lambda: {path.name: path.read_text(encoding='utf-8') for path in folder.iterdir()}
+
+
+def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files(options, results, monkeypatch, capsys):
+  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  decoder.decode(options)
+  expected, read, reads = results(), engine_model.Translator._read, itertools.count(1)
+  assert set(expected) == {'de-en.hyp', 'de-en.src', 'de-en.ref', 'scores.json'}
+
+  def until_the_tenth(*args):
+    if next(reads) == 10:
+      raise KeyboardInterrupt
+    return read(*args)
+
+  monkeypatch.setattr(engine_model.Translator, '_read', until_the_tenth)
+  with pytest.raises(KeyboardInterrupt):
+    decoder.decode(dataclasses.replace(options, overwrite=True))
+  assert set(results()) == {'scores.unfinished.jsonl'}
+  decoder.decode(options)
+  assert 'going on after 9 lines' in capsys.readouterr().err
+  assert next(reads) == 10 + (24 - 9) + 1 and results() == expected
+  monkeypatch.setattr(engine_model.Translator, 'translate', lambda *args: 1 / 0)
+  decoder.decode(options)
+  said = capsys.readouterr()
+  assert 'was made with the same settings' in said.err and 'mean BLEU' in said.out
+
+
+def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(options, results, tmp_path):
+  decoder.decode(options)
+  with pytest.raises(UserError, match='holds results made with length_norm_alpha=0.8, now 0.5: give --overwrite'):
+    decoder.decode(dataclasses.replace(options, length_norm_alpha=0.5))
+  shutil.copytree(os.path.join(options.data_dir, 'de-en'), tmp_path / 'corpus' / 'fr-en')
+  (tmp_path / 'corpus' / 'fr-en' / 'dev.de').rename(tmp_path / 'corpus' / 'fr-en' / 'dev.fr')
+  other = dataclasses.replace(options, data_dir=str(tmp_path / 'corpus'), pairs='fr-en', max_sentences=3)
+  decoder.decode(dataclasses.replace(other, overwrite=True))
+  assert set(results()) == {'fr-en.hyp', 'fr-en.src', 'fr-en.ref', 'scores.json'}
+
+
 @pytest.mark.parametrize(
-  'options, runtime_options, message',
+  'given, runtime_options, message',
   [
-    ({}, {}, 'has results: give --overwrite to replace them'),
-    ({'batch_tokens': 64}, {}, '--batch_tokens is for log directories; saw --batch_tokens=64'),
-    ({'prompt': 'Ein'}, {}, '--prompt is for log directories'),
+    ({'batch_tokens': 64}, {}, 'batch_tokens is for log directories; saw batch_tokens=64 for the export .*leave it'),
+    ({'prompt': 'Ein'}, {}, 'prompt is for log directories'),
+    ({'num_samples': 0}, {}, 'num_samples is for log directories'),
+    ({'search': 'greedy'}, {}, 'search is for log directories'),
+    ({'vocab_outside': True}, {}, 'vocab_outside is for log directories'),
+    ({'best': True}, {}, 'best is for log directories'),
+    ({'beam_size': 2}, {}, r'has the values that it was made with \(beam_size=4\); saw beam_size=2'),
     ({'overwrite': True}, {'backend': 'reference'}, 'runs on the CPU of one machine: leave runtime flags out'),
   ],
 )
-def test_the_decoder_refuses_before_it_translates(
-  toy_run, folders, tmp_path, monkeypatch, options, runtime_options, message
-):
-  (tmp_path / f'step_{toy.STEPS}').mkdir()
-  (tmp_path / f'step_{toy.STEPS}' / 'scores.json').write_text('{}')
+def test_the_decoder_refuses_before_it_translates(options, monkeypatch, given, runtime_options, message):
   monkeypatch.setattr(engine_model.Translator, 'translate', lambda *a: 1 / 0)
-  chosen = decoder.Options(
-    str(folders['int8']), data_dir=toy_run.load()[1].data_dir, split='dev', out=str(tmp_path), **options
-  )
   with pytest.raises(UserError, match=message):
-    decoder.decode(chosen, RuntimeOptions(**runtime_options))
+    decoder.decode(dataclasses.replace(options, **given), RuntimeOptions(**runtime_options))
+
+
+@pytest.mark.parametrize('load, options', [(serve.load, serve.Options), (translate.load, translate.Options)])
+def test_other_jobs_refuse_what_an_export_cannot_do(folders, load, options):
+  arguments = (RuntimeOptions(),) if load is translate.load else ()
+  for name, value in {'checkpoint': 'last', 'vocab_outside': True, 'top_k': 3, 'step': 7}.items():
+    with pytest.raises(UserError, match=f'saw {name}={value!r} for .*leave it out'):
+      load(options(str(folders['int8']), **{name: value}), *arguments)
+
+
+def test_the_library_takes_threads_and_refuses_a_backend(folders, monkeypatch):
+  made = []
+  monkeypatch.setattr(engine_model, 'Graph', lambda path, threads: made.append(threads))
+  path = str(folders['int8'])
+  for options in {}, {'set_threads': False}, {'threads': 3}, {'set_threads': False, 'threads': 2}:
+    lingvo_moe.load(path, **options)
+  assert made[::2] == made[1::2] == [available_threads(), 1, 3, 2]
+  for name, value in {'backend': 'reference', 'vocab_outside': True, 'threads': 0}.items():
+    with pytest.raises(UserError, match=f'{name}={value!r}.*: leave it out'):
+      lingvo_moe.load(path, **{name: value})
 
 
 @pytest.mark.parametrize('gate', ['hierarchical', 'soft'])

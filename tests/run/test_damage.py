@@ -254,7 +254,7 @@ class Job:
 
 
 def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
-  found = results.Results(str(tmp_path), Job(), Checkpoints(str(tmp_path)))
+  found = results.Results(str(tmp_path), Job(), str(tmp_path), Checkpoints(str(tmp_path)).fingerprint)
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
   os.mkdir(found.folder(1))
   found.write(1, found.settings(1), Outcome({'xx-en': ['one']}, {}, summary, {'xx-en.src': ['eno']}))
@@ -267,9 +267,8 @@ def test_a_translation_that_was_changed_is_made_again(tmp_path, capsys):
   assert found.done(1) is not None
 
 
-def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_checkpoints(tmp_path, monkeypatch):
-  monkeypatch.setattr(Checkpoints, 'fingerprint', lambda self, step: os.path.basename(self.directory))
-  of = lambda run: results.Results(str(tmp_path / 'out'), Job(), Checkpoints(str(tmp_path / run)), given=True)
+def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_checkpoints(tmp_path):
+  of = lambda run: results.Results(str(tmp_path / 'out'), Job(), str(tmp_path / run), lambda step: run, given=True)
   (tmp_path / 'out' / 'step_1').mkdir(parents=True)
   (tmp_path / 'out' / 'step_1' / 'mine.hyp').write_text('mine')
   summary = {'pairs': {'xx-en': {'sentences': 1, 'chrf': 1.0}}}
@@ -285,7 +284,7 @@ def test_a_folder_that_a_user_named_keeps_other_files_and_results_of_other_check
 @quick
 def test_any_summary_is_shown_or_made_again(tmp_path_factory, text):
   folder = tmp_path_factory.mktemp('run')
-  found = results.Results(str(folder), Job(), Checkpoints(str(folder)), overwrite=True)
+  found = results.Results(str(folder), Job(), str(folder), Checkpoints(str(folder)).fingerprint, overwrite=True)
   (folder / 'step_1').mkdir()
   (folder / 'keep').write_text('mine')
   (folder / 'step_1' / 'scores.json').write_bytes(text)

@@ -99,13 +99,14 @@ def test_a_decoder_does_not_write_through_a_link_in_place_of_a_folder(run, tmp_p
   (tmp_path / 'mine').mkdir()
   os.makedirs(os.path.dirname(run.file(name)), exist_ok=True)
   os.symlink(tmp_path / 'mine', run.file(name))
+  home, fingerprint = run.path, run.checkpoints().fingerprint
   job = types.SimpleNamespace(suffix='.hyp', summary_file='scores.json', settings={}, texts={})
 
   with pytest.raises(UserError, match='a link leads from .*step_6 to .*mine.*: remove it, or give --out=FOLDER'):
-    results.Results(run.file('decode', 'test'), job, run.checkpoints()).clear(6, {})
+    results.Results(run.file('decode', 'test'), job, home, fingerprint).clear(6, {})
 
   assert not os.listdir(tmp_path / 'mine')
-  results.Results(str(tmp_path / 'mine'), job, run.checkpoints(), given=True).clear(6, {})
+  results.Results(str(tmp_path / 'mine'), job, home, fingerprint, given=True).clear(6, {})
   assert os.listdir(tmp_path / 'mine') == ['step_6']
 
 
