@@ -81,7 +81,7 @@ class Report:
   # Source positions of a batch, and as many target positions, but for 'encode'; without an encoder all.
   batch_tokens: int
   counted: str  # name of what batch_tokens counts, such as 'source tokens'
-  rounds: int  # passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/rounds.py)
+  rounds: int  # passes over the experts that a MoE layer is assumed to make where no token is dropped (ops/xla.py)
   trace_seconds: float  # for TensorFlow and JAX
   compile_seconds: float  # for XLA
   program_bytes: int  # size of the compiled program's text, which exists whether the program fits or not

@@ -2,7 +2,7 @@
 
 The entry computation is executed once, the body of a while loop trip-count times, and a fused computation as often as
 its fusion. XLA states the trip count of some loops. For others it is derived from the loop's condition. The number of
-rounds of a MoE layer (ops/rounds.py) is known only when the program runs: it is an argument here.
+rounds of a MoE layer (ops/xla.py) is known only when the program runs: it is an argument here.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import Size, sizes
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.rounds import sum_over_rounds
+from lingvo_moe.ops.custom_gradient import pull_back
+from lingvo_moe.ops.loops import counted
 
 
 def grouped_ffn(*args: Any) -> tf.Tensor:
@@ -41,6 +42,47 @@ def write_cache(buffer: tf.Tensor, x_BNWK: tf.Tensor, start: tf.Tensor, layer: t
 def loop_bound(limit_B: tf.Tensor, most: int) -> Size:
   """Largest possible bound, as the buffers of a loop need a static size; the loop may end earlier."""
   return most
+
+
+def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
+  """Sum over rounds of `slots` choices of each queue, in a loop, until none waits; see reference.sum_over_rounds.
+
+  The longest queue of an expert is known only when the program runs, but XLA needs the sizes of tensors while it
+  compiles. Room for the longest queue that is possible would be S slots for every expert and group, E / 2 times as many
+  as there are choices. Here memory is that of one round, and the cost is proportional to the longest queue on any
+  device: to the imbalance. The gradient is a second loop, which runs each round again and differentiates it.
+  """
+  inputs = routing.weight_GSR, x_GSM, theta
+  rounds = (routing.capacity + slots - 1) // slots
+  scope = '/'.join(filter(None, [tf.get_current_name_scope(), 'rounds']))
+
+  def one_round(number, *flat):
+    weight_GSR, x_GSM, theta = tf.nest.pack_sequence_as(inputs, flat)
+    return function(x_GSM, theta, routing._replace(weight_GSR=weight_GSR).round(number, slots))
+
+  @tf.custom_gradient
+  def run(*args):
+    def grad(dy_GSM):
+      def backward(number, *sums):
+        grads = pull_back(lambda *args: one_round(number, *args), args, [dy_GSM])
+        return [total + tf.cast(g, total.dtype) for total, g in zip(sums, grads, strict=True)]
+
+      sums = counted(rounds, backward, *(_zeros(a, tf.float32) for a in args), scope=scope)
+      return [tf.cast(total, a.dtype) for total, a in zip(sums, args, strict=True)]
+
+    x_GSM = args[1]
+    zeros_GSM = _zeros(x_GSM, x_GSM.dtype)
+    if width is not None:
+      zeros_GSM = tf.broadcast_to(zeros_GSM[..., :1], [*x_GSM.shape[:-1], width])
+    add_round = lambda number, y_GSM: [y_GSM + one_round(number, *args)]
+    return counted(rounds, add_round, zeros_GSM, scope=scope)[0], grad
+
+  return run(*tf.nest.flatten(inputs)), tf.cast(rounds, tf.float32)
+
+
+def _zeros(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Zeros of x's shape and sharding. TensorFlow folds `tf.zeros_like` of a whole tensor into a constant of its size."""
+  return tf.cast(x * 0, dtype)
 
 
 OVERRIDES: dict[str, Callable] = {

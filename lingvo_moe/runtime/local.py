@@ -72,7 +72,7 @@ class LocalRuntime(Runtime):
       return None
     return (
       "activation_dtype='bfloat16' is computed in float32: this processor has no units for bfloat16, of "
-      f'{", ".join(cpu.processor.BFLOAT16_UNITS)}. --backend=reference computes in bfloat16 all the same'
+      f'{", ".join(cpu.BFLOAT16_UNITS)}. --backend=reference computes in bfloat16 all the same'
     )
 
   @property

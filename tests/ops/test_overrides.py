@@ -15,7 +15,7 @@ from lingvo_moe.layers.gates.routing import Routing
 from lingvo_moe.layers.gates.top2 import top2_gating
 from lingvo_moe.ops import backend, cpu, gpu, reference, xla
 from lingvo_moe.ops.backend import Backend
-from lingvo_moe.ops.cpu import cache
+from lingvo_moe.ops.cpu import kernels
 
 RNG = np.random.default_rng(0)
 CPU = Backend('cpu', cpu.OVERRIDES, 'grouped')
@@ -241,7 +241,7 @@ def test_a_step_writes_its_own_positions_and_no_others(dtype, head_dim):
   # 16 bytes are 4 features of float32 and 8 of bfloat16, where there are as many.
   before, x = (tf.cast(tf.random.stateless_normal([2, 3, n, head_dim], [n, 0]), dtype) for n in (10, 4))
   specs = [tf.TensorSpec([None, 3, None, head_dim], dtype)] * 2
-  write = tf.function(cache.write_cache, input_signature=[*specs, tf.TensorSpec([], tf.int32)])
+  write = tf.function(kernels.write_cache, input_signature=[*specs, tf.TensorSpec([], tf.int32)])
   after = tf.concat([before[:, :, :5], x, before[:, :, 9:]], axis=2)
   np.testing.assert_array_equal(write(before, x, 5), after)
   np.testing.assert_array_equal(xla.write_cache(before[:, :, :8], x, 4), tf.concat([before[:, :, :4], x], axis=2))
@@ -252,7 +252,7 @@ def test_a_step_writes_its_own_positions_of_its_own_layer_and_no_others(dtype, h
   before = tf.cast(tf.random.stateless_normal([4, 2, 3, 10, head_dim], [1, 0]), dtype)
   x = tf.cast(tf.random.stateless_normal([2, 3, 4, head_dim], [2, 0]), dtype)
   specs = [tf.TensorSpec([4, None, 3, None, head_dim], dtype), tf.TensorSpec([None, 3, None, head_dim], dtype)]
-  write = tf.function(cache.write_cache, input_signature=[*specs, *[tf.TensorSpec([], tf.int32)] * 2])
+  write = tf.function(kernels.write_cache, input_signature=[*specs, *[tf.TensorSpec([], tf.int32)] * 2])
   of_layer = tf.concat([before[2, :, :, :5], x, before[2, :, :, 9:]], axis=2)
   after = tf.concat([before[:2], of_layer[tf.newaxis], before[3:]], axis=0)
   np.testing.assert_array_equal(write(before, x, 5, 2), after)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lingvo_moe.core import sorting
 from lingvo_moe.ops import reference
-from lingvo_moe.ops.cpu import queue
+from lingvo_moe.ops.cpu import kernels
 
 
 def by_counting(expert_GSR, taken_GSR, num_experts):
@@ -21,7 +21,7 @@ def by_counting(expert_GSR, taken_GSR, num_experts):
   input_signature=[tf.TensorSpec([None] * 3, tf.int32), tf.TensorSpec([None] * 3, tf.bool), tf.TensorSpec([], tf.int32)]
 )
 def _of_any_size(expert_GSR, taken_GSR, num_experts):
-  return queue.queue_positions(expert_GSR, taken_GSR, num_experts)
+  return kernels.queue_positions(expert_GSR, taken_GSR, num_experts)
 
 
 def by_sorting(expert_GSR, taken_GSR, num_experts):

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tiny_config
 
 from lingvo_moe import machine, runtime_flags
-from lingvo_moe.ops.cpu import grouped_ffn, processor
+from lingvo_moe.ops import cpu
+from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
 from lingvo_moe.runtime.local import LocalRuntime
@@ -31,13 +32,13 @@ def trained(config, steps=STEPS):
 
 @pytest.fixture(autouse=True)
 def units(monkeypatch):
-  monkeypatch.setattr(processor, 'has_bfloat16', lambda: True)
+  monkeypatch.setattr(cpu, 'has_bfloat16', lambda: True)
 
 
 @pytest.fixture(scope='module')
 def run():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(processor, 'has_bfloat16', lambda: True)
+    patch.setattr(cpu, 'has_bfloat16', lambda: True)
     return trained(config_of('bfloat16'))
 
 
@@ -117,7 +118,7 @@ def test_gradients_of_experts_stay_factored_in_bfloat16(monkeypatch):
 
 
 def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatch, capfd):
-  monkeypatch.setattr(processor, 'has_bfloat16', lambda: False)
+  monkeypatch.setattr(cpu, 'has_bfloat16', lambda: False)
   config = config_of('bfloat16')
   runtime = machine.connect(runtime_flags.LOCAL).make_runtime(config.program())
   assert "activation_dtype='bfloat16' is computed in float32: this processor has no units" in capfd.readouterr().err
@@ -132,7 +133,7 @@ def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatc
 
 def test_nothing_is_said_where_there_are_units_or_activations_are_float32(monkeypatch):
   assert LocalRuntime(config_of('bfloat16').program()).note is None
-  monkeypatch.setattr(processor, 'has_bfloat16', lambda: False)
+  monkeypatch.setattr(cpu, 'has_bfloat16', lambda: False)
   assert LocalRuntime(config_of('float32').program()).note is None
 
 
@@ -150,9 +151,9 @@ def test_units_are_those_that_the_system_lists(text, has, tmp_path, monkeypatch)
   monkeypatch.undo()
   path = tmp_path / 'cpuinfo'
   path.write_text(text)
-  assert processor.has_bfloat16(str(path)) is has
+  assert cpu.has_bfloat16(str(path)) is has
 
 
 def test_a_processor_that_nothing_is_known_of_has_no_units(tmp_path, monkeypatch):
   monkeypatch.undo()
-  assert processor.has_bfloat16(str(tmp_path / 'none')) is False
+  assert cpu.has_bfloat16(str(tmp_path / 'none')) is False

@@ -1,7 +1,7 @@
 """Programs of the giants as a table: memory, compile time, AllToAlls, time and tokens a second of each, by rounds.
 
 Where no token is dropped, a MoE layer makes as many rounds over its experts as the longest queue of an expert in a
-group needs (ops/rounds.py). Times are given for one round, which is perfect balance; for tokens that choose their
+group needs (ops/xla.py). Times are given for one round, which is perfect balance; for tokens that choose their
 experts at random, all experts alike; and for tokens some of whose experts are SKEW times as likely as the average.
 """
 
