@@ -25,9 +25,9 @@ import lingvo_moe
 from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine import manifest
+from lingvo_moe.engine import manifest, search
 from lingvo_moe.engine import model as engine_model
-from lingvo_moe.engine.graph import available_threads
+from lingvo_moe.engine.graph import Graph, available_threads
 from lingvo_moe.ops import backend, litert
 from lingvo_moe.run import unfinished
 from lingvo_moe.runtime_flags import RuntimeOptions
@@ -99,6 +99,26 @@ def test_a_translation_depends_on_its_line_alone(model):
   shuffled = model.translate([lines[i] for i in order], n_best=4, scores=True)
   assert_same(shuffled, [together[i] for i in order], 2e-5)
   assert_same([model.translate([line], n_best=4, scores=True)[0] for line in lines[:20]], together[:20], 2e-5)
+
+
+@pytest.mark.parametrize('job', ['search', 'score'])
+def test_finished_rows_leave_the_batch_and_positions_that_no_hypothesis_uses_the_cache(model, monkeypatch, job):
+  sizes, run = [], Graph.run
+
+  def noted(graph):
+    sizes.append(graph.sizes.get('mask'))
+    run(graph)
+
+  monkeypatch.setattr(Graph, 'run', noted)
+  memory = search.encode(model.encoder, model.source.encode(SENTENCES[:3]))
+  lengths = np.array([5, 5, 30], np.int32)
+  if job == 'search':
+    search.search(model.decoder, memory, lengths, width=4, alpha=50.0, n_best=1)  # longer ones are always better
+  else:
+    search.score(model.decoder, memory, [[7] * length for length in lengths], width=4)
+  rows, _, positions = np.transpose(sizes[1:])
+  assert len(rows) == 30 and rows[0] == 3 and rows[10:].max() == 1
+  assert positions.max() < 30 * 4 and len({*zip(rows, positions, strict=True)}) <= 4
 
 
 def test_int8_translates_as_float32(folders, exact):
