@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 
 import sentencepiece
 
@@ -10,6 +11,12 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.visible_text import is_empty
 
 PAD, BOS, EOS = 0, 1, 2
+
+
+def text_ids(ids: Iterable[int], size: int, skip: Collection[int] = (PAD, BOS)) -> list[int]:
+  """Ids of text, up to the end; those to skip and those beyond a vocabulary of this size are left out."""
+  until_eos = itertools.takewhile(lambda i: i != EOS, map(int, ids))
+  return [i for i in until_eos if i not in skip and i < size]
 
 
 class Vocab:
@@ -21,23 +28,20 @@ class Vocab:
       self._processor.Load(path)
     except (RuntimeError, OSError):
       raise UserError(f'{path} is not a SentencePiece model: export the run again') from None
-    self._size = self._processor.get_piece_size()
+    self.size = self._processor.get_piece_size()
 
   def encode(self, lines: Sequence[str]) -> list[list[int]]:
     """Ids of each line, without an end; none of a line of which nothing can be seen."""
     return self._processor.encode(['' if is_empty(line) else line.removeprefix('\ufeff') for line in lines])
 
   def written(self, lines: Sequence[str]) -> list[str]:
-    """Each line as a model that learns it would write it: encoded and decoded."""
+    """Each line as a model that learns it would write it: encoded and decoded.
+
+    SentencePiece makes one space of several (U+0020), and none of those at the edges; identity keeps all others.
+    """
     return [self.decode(ids) for ids in self._processor.encode(list(lines))]
 
   def decode(self, ids: Iterable[int]) -> str:
     """Text of ids up to the end; pad, bos and ids beyond the vocabulary are skipped."""
-    kept = []
-    for i in map(int, ids):
-      if i == EOS:
-        break
-      if i not in (PAD, BOS) and i < self._size:
-        kept.append(i)
-    # Byte pieces can form a line break.
-    return self._processor.decode(kept).replace('\n', ' ').replace('\r', ' ')
+    # Byte pieces can form a line break, which would shift all later lines of a file.
+    return self._processor.decode(text_ids(ids, self.size)).replace('\n', ' ').replace('\r', ' ')

@@ -272,12 +272,12 @@ class EngineParts(NamedTuple):
   settings: Mapping[str, Any]  # values for the manifest
 
 
-_OF_EXPORTS = {'translation': 'lingvo_moe.tasks.mt.exported'}
+_OF_EXPORTS = {'translation': 'lingvo_moe.tasks.mt.held_out'}
 
 
 def job_of_export(model: ExportedModel, options: HeldOutOptions, data_dir: str | None, pairs: str | None) -> HeldOutJob:
   """Held-out job on an export for the engine, whose manifest says which task it has; imports no TensorFlow."""
-  return importlib.import_module(_OF_EXPORTS[model.settings['task']]).held_out_job(model, options, data_dir, pairs)
+  return importlib.import_module(_OF_EXPORTS[model.settings['task']]).job_of_export(model, options, data_dir, pairs)
 
 
 class Task:

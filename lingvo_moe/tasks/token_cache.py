@@ -79,17 +79,14 @@ class TokenCache:
   def __len__(self) -> int:
     return len(self.offsets) - 1
 
-  def lengths(self, lines: np.ndarray | slice) -> np.ndarray:
+  def lengths(self, lines: np.ndarray) -> np.ndarray:
     """Number of ids of each of these lines."""
-    if isinstance(lines, slice):
-      return np.diff(self.offsets[lines.start : lines.stop + 1])
     return self.offsets[lines + 1] - self.offsets[lines]
 
   def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids of these lines, one after the other, and the number of ids of each."""
-    starts = self.offsets[lines]
-    lengths = self.offsets[lines + 1] - starts
-    shift = starts - (np.cumsum(lengths) - lengths)
+    lengths = self.lengths(lines)
+    shift = self.offsets[lines] - (np.cumsum(lengths) - lengths)
     return self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())].astype(np.int32), lengths
 
   def subset(self, lines: np.ndarray) -> TokenCache:
@@ -115,11 +112,7 @@ def _read_meta(folder: str) -> dict[str, Any]:
 
 def _map(folder: str, name: str, dtype: str, size: int, meta: Mapping[str, Any]) -> np.ndarray:
   path = os.path.join(folder, name)
-  try:
-    right_size = os.path.getsize(path) == size * np.dtype(dtype).itemsize
-  except FileNotFoundError:
-    right_size = False
-  if not right_size:
+  if not os.path.exists(path) or os.path.getsize(path) != size * np.dtype(dtype).itemsize:
     raise DamagedError(f'{path} is cut short')
   # A plain array view of the map, as numpy's memmap class is slow to index.
   array = np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
@@ -219,26 +212,20 @@ def _build(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> TokenCa
     os.makedirs(temporary)
     try:
       _write(temporary, entry, vocab, stream)
-      return _settle(temporary, folder)
+      try:
+        os.rename(temporary, folder)
+      except OSError:
+        if _open(folder) is None:  # damaged, and not of another process that was first
+          shutil.rmtree(folder, ignore_errors=True)
+          with contextlib.suppress(OSError):
+            os.rename(temporary, folder)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
+    if (cache := _open(folder)) is not None:
+      return cache
+    raise OSError(None, 'it cannot be read back', folder)
   except OSError as e:
     raise UserError(f'cannot write the token cache {folder} ({e.strerror}): give another place for it') from None
-
-
-def _settle(temporary: str, folder: str) -> TokenCache:
-  for _ in range(2):
-    try:
-      os.rename(temporary, folder)
-      break
-    except OSError:
-      if _open(folder) is not None:  # another process was first
-        break
-      shutil.rmtree(folder, ignore_errors=True)  # damaged
-  cache = _open(folder)
-  if cache is None:
-    raise OSError(None, 'it cannot be read back', folder)
-  return cache
 
 
 def _write(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> None:

@@ -18,11 +18,13 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.engine import vocab as engine_vocab
+from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
 if TYPE_CHECKING:
   import tensorflow as tf  # slow to import, and not needed to train a vocabulary
 
-PAD, BOS, EOS, UNK = 0, 1, 2, 3
+UNK = 3
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 _TAG = re.compile(r'<2(\S+)>')
 
@@ -32,7 +34,7 @@ def tag(language: str) -> str:
   return f'<2{language}>'
 
 
-class SentencePieceVocab:
+class SentencePieceVocab(engine_vocab.Vocab):
   """Vocabulary in a SentencePiece .model file.
 
   Attributes:
@@ -102,29 +104,12 @@ class SentencePieceVocab:
       return self.tokenize(strings).to_list()
 
   def detokenize(self, rows: Iterable[Iterable[int]]) -> list[str]:
-    """Text of each row of ids, up to eos; pad, bos and ids beyond the vocabulary are skipped."""
-    return [self._line(row) for row in rows]
-
-  def _line(self, row) -> str:
-    ids = []
-    for i in map(int, row):
-      if i == EOS:
-        break
-      if i not in (PAD, BOS) and i < self.size:
-        ids.append(i)
-    # Byte pieces can form a line break, which would shift all later lines of a file.
-    return self._processor.decode(ids).replace('\n', ' ').replace('\r', ' ')
+    """Text of each row of ids; see `decode`."""
+    return list(map(self.decode, rows))
 
   def pieces(self, ids: Iterable[int]) -> list[str]:
     """Pieces by their ids, special ones too: '<s>', '\u2581the', '</s>'."""
     return [self._processor.id_to_piece(int(i)) for i in ids]
-
-  def written(self, lines: Sequence[str]) -> list[str]:
-    """Each line as a model that learns it would write it: encoded and decoded.
-
-    SentencePiece makes one space of several (U+0020), and none of those at the edges; identity keeps all others.
-    """
-    return self.detokenize(self._processor.encode(list(lines)))
 
 
 class Vocab(SentencePieceVocab):

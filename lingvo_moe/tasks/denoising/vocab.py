@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.engine.vocab import text_ids
 from lingvo_moe.tasks.plain_text.vocab import Pieces, TextVocab
 from lingvo_moe.tasks.vocab import EOS
 
@@ -68,7 +69,7 @@ class SentinelVocab:
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids, up to the end, with sentinels written out."""
     parts, plain, done = [], [], ''
-    for i in (*map(int, ids), EOS):
+    for i in (*text_ids(ids, self.size, skip=()), EOS):
       if i != EOS and not self.is_sentinel(i):
         plain.append(i)
         continue
@@ -78,18 +79,15 @@ class SentinelVocab:
         done = text
       else:
         plain = []
-      if i == EOS:
-        break
-      parts.append(f'<extra_id_{self.first_sentinel - i}>')
+      if i != EOS:
+        parts.append(f'<extra_id_{self.first_sentinel - i}>')
     return ''.join(parts)
 
   def spans(self, ids: Sequence[int]) -> dict[int, list[int]]:
     """Ids after each sentinel, by sentinel, up to the end; of a sentinel that comes twice, the first ones."""
     spans: dict[int, list[int]] = {}
     current: list[int] = []
-    for i in map(int, ids):
-      if i == EOS:
-        break
+    for i in text_ids(ids, self.size, skip=()):
       if self.is_sentinel(i):
         current = []
         spans.setdefault(i, current)

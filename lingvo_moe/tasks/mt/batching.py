@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.sampling import shuffled
 
 if TYPE_CHECKING:
@@ -34,14 +33,9 @@ class BatchPlan(NamedTuple):
   target_start: np.ndarray  # and its target
 
   def rows_of(self, feed: Feed) -> BatchPlan:
-    """The part that a process feeds, of B / process_count rows."""
+    """The part that a process feeds, of B / process_count rows; see task.TrainInput."""
     if feed.process_count == 1:
       return self
-    if self.rows % feed.process_count:
-      raise UserError(
-        f'every process takes as many rows of each batch; saw {self.rows} rows for {feed.process_count} processes: set '
-        f'num_groups to a multiple of {feed.process_count}'
-      )
     rows = self.rows // feed.process_count
     own = self.row // rows == feed.process_index
     plan = BatchPlan(rows, self.length, *(column[own] for column in self[2:]))

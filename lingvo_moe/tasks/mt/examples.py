@@ -109,14 +109,14 @@ class Examples:
   def _scan(self, pair: int) -> PairStats:
     counts = np.zeros(5, np.int64)
     for start in range(0, self.sizes[pair], _CHUNK):
-      lines = slice(start, min(start + _CHUNK, self.sizes[pair]))
+      lines = np.arange(start, min(start + _CHUNK, self.sizes[pair]))
       source, target, empty = self._pair_lengths(pair, lines)
       held_out = self._is_left_out(pair, lines) & ~empty
       too_long = (source == 0) & ~empty & ~held_out
       counts += [too_long.sum(), empty.sum(), source.sum(), target.sum(), held_out.sum()]
     return PairStats(self.pairs[pair].name, self.sizes[pair], *map(int, counts))
 
-  def _pair_lengths(self, pair: int, lines: np.ndarray | slice):
+  def _pair_lengths(self, pair: int, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     source, target = (side.lengths(lines) for side in self._caches[pair])
     empty = (source == 0) | (target == 0)
     source = source + 1 + (self._tags is not None)
@@ -124,7 +124,7 @@ class Examples:
     kept = ~empty & ~self._is_left_out(pair, lines) & (source <= self._max_length) & (target <= self._max_length)
     return source * kept, target * kept, empty
 
-  def _is_left_out(self, pair: int, lines: np.ndarray | slice) -> np.ndarray | bool:
+  def _is_left_out(self, pair: int, lines: np.ndarray) -> np.ndarray | bool:
     return self._left_out[pair][lines] if self._left_out else np.bool_(False)
 
   def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,19 +6,21 @@ import dataclasses
 import functools
 import hashlib
 import sys
+import types
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import log_directory
-from lingvo_moe.core.errors import plural
+from lingvo_moe.core import log_directory, text_model
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
 
 if TYPE_CHECKING:  # exports are evaluated without TensorFlow
+  from lingvo_moe.engine.model import ExportedModel
   from lingvo_moe.tasks.mt.config import MtConfig
   from lingvo_moe.tasks.mt.decoding import SentenceTranslator
   from lingvo_moe.tasks.vocab import Vocab
@@ -130,12 +132,10 @@ class _PairsJob(task.HeldOutJob):
 
   def _warn_of_cuts(self, truncated: Mapping[str, int]) -> None:
     if total := sum(truncated.values()):
-      worst = sorted((name for name in truncated if truncated[name]), key=lambda name: -truncated[name])
-      where = ', '.join([f'{name} {truncated[name]}' for name in worst[:5]] + ['...'] * (len(worst) > 5))
-      lines = plural(total, 'line')
-      print(
-        f'warning: {lines} over max_length={self._max_length} tokens, {self._verb} in part ({where})', file=sys.stderr
-      )
+      worst = sorted(filter(truncated.get, truncated), key=lambda name: -truncated[name])
+      where = scoring.some(f'{name} {truncated[name]}' for name in worst)
+      over = f'{plural(total, "line")} over max_length={self._max_length} tokens'
+      print(f'warning: {over}, {self._verb} in part ({where})', file=sys.stderr)
 
 
 class TranslateJob(_PairsJob):
@@ -224,6 +224,48 @@ class ScoreJob(_PairsJob):
       f'\ncross-entropy {total["cross_entropy"]:.4f} nats a target token over {plural(len(pairs), "pair")} '
       f'(perplexity {total["perplexity"]:.4g})'
     )
+
+
+def job(
+  config: MtConfig,
+  source_vocab: Vocab,
+  translator: SentenceTranslator,
+  pairs: Sequence[tuple[str, str]],
+  options: task.HeldOutOptions,
+) -> task.HeldOutJob:
+  """Job that translates every pair and scores the translations, or gives the log-probability of every target.
+
+  Args:
+    config: its data, values for decoding and max_length are used.
+    source_vocab: must know the tags.
+    translator: computes.
+    pairs: that the model was trained on; see `other_targets`.
+    options: what is wanted.
+  """
+  sets = read(config, options.split, options.max_sentences, source_vocab)
+  kind = ScoreJob if options.score else TranslateJob
+  return kind(config, sets, translator, other_targets(sets, pairs))
+
+
+def job_of_export(
+  model: ExportedModel, options: task.HeldOutOptions, data_dir: str | None, pairs: str | None
+) -> task.HeldOutJob:
+  """The decoder's job for an export, on the text of `data_dir`; `pairs`: as of the field, None for those of the run."""
+  if not data_dir:
+    raise UserError(f'an export has no corpus; saw {model.path}: give its folder as --data_dir')
+  settings = model.settings
+  own = ','.join('-'.join(pair) for pair in model.pairs())
+  names = 'max_length', 'beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra'
+  config = types.SimpleNamespace(
+    **{name: settings[name] for name in names},
+    data_dir=data_dir,
+    pairs=own if pairs is None else pairs,
+    split_files=(),
+    dev_lines=0,
+    tag_target=settings['tagged'],
+  )
+  tags = types.SimpleNamespace(tag_id=lambda language: text_model.choose_target(sorted(settings['tags']), language))
+  return job(config, tags, model.translator(), model.pairs(), options)
 
 
 def _samples(sets: Sequence[HeldOut], texts: Mapping[str, Sequence[str]]) -> list[tuple[str, int, str]]:

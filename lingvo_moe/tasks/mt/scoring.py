@@ -70,17 +70,18 @@ def notices(sets: Mapping[str, tuple[str, Sequence[str], Sequence[str]]]) -> lis
   if other:
     found.append(
       'references are not in the script that the code of their language stands for, so BLEU splits their words by '
-      + _some(f'{name} in {pair}' for pair, name in other.items())
+      + some(f'{name} in {pair}' for pair, name in other.items())
     )
   if tokenized:
     found.append(
       'lines end in a full stop after a space, as in tokenised text, of which BLEU is not comparable with others: '
-      f'train and score plain text; {_some(tokenized)}'
+      f'train and score plain text; {some(tokenized)}'
     )
   return found
 
 
-def _some(names: Iterable[str], most: int = 5) -> str:
+def some(names: Iterable[str], most: int = 5) -> str:
+  """The first names, with '...' for others."""
   names = list(names)
   return ', '.join(names[:most] + ['...'] * (len(names) > most))
 

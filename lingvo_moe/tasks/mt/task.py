@@ -96,14 +96,11 @@ class TranslationTask(task.Task):
     return dev
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
-    """Translates every pair and scores the translations, or gives the log-probability of every target."""
     from lingvo_moe.tasks.mt import held_out
 
-    sets = held_out.read(self.config, options.split, options.max_sentences, self.vocabs[0])
     translator = self.translator(runner, batch_tokens=options.batch_tokens)
     trained = TranslationTask(options.trained).pairs_of(()) if options.trained else []
-    job = held_out.ScoreJob if options.score else held_out.TranslateJob
-    return job(self.config, sets, translator, held_out.other_targets(sets, trained))
+    return held_out.job(self.config, self.vocabs[0], translator, trained, options)
 
   def translator(self, runner: task.Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
     return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)

@@ -17,8 +17,9 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.corpora import documents
 from lingvo_moe.corpora import text as text_lib
+from lingvo_moe.engine.vocab import text_ids
 from lingvo_moe.tasks import sentencepiece_training, token_cache
-from lingvo_moe.tasks.vocab import EOS, SPECIAL, UNK, SentencePieceVocab, check_size, own_copy
+from lingvo_moe.tasks.vocab import SPECIAL, UNK, SentencePieceVocab, check_size, own_copy
 
 if TYPE_CHECKING:
   from lingvo_moe.tasks.plain_text.config import PlainTextConfig
@@ -28,6 +29,7 @@ _PIECES = 8000  # pieces of a vocabulary whose size is not given
 _MOST_LINES = 1_000_000  # of those that train pieces
 _MOST_LINE_BYTES = 16 << 20  # a line may be a whole document
 _FIRST = len(SPECIAL)
+_SPECIAL_IDS = range(_FIRST)
 _ASCENDING = json_files.Kind(
   'characters in ascending order',
   lambda value: isinstance(value, str) and value != '' and list(value) == sorted(set(value)),
@@ -54,7 +56,7 @@ class Bytes:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST
 
   def decode(self, ids: Sequence[int]) -> str:
-    return bytes(i - _FIRST for i in _until_eos(ids) if i < self.size).decode(errors='replace')
+    return bytes(i - _FIRST for i in text_ids(ids, self.size, _SPECIAL_IDS)).decode(errors='replace')
 
 
 class Characters:
@@ -90,7 +92,7 @@ class Characters:
     return np.where(self._codes[at] == codes, at + _FIRST, UNK).astype(np.int32)
 
   def decode(self, ids: Sequence[int]) -> str:
-    return ''.join(self.characters[i - _FIRST] for i in _until_eos(ids) if i < self.size)
+    return ''.join(self.characters[i - _FIRST] for i in text_ids(ids, self.size, _SPECIAL_IDS))
 
 
 class Pieces(SentencePieceVocab):
@@ -98,33 +100,20 @@ class Pieces(SentencePieceVocab):
 
   def __init__(self, path: str):
     super().__init__(path)
-    self._break = self._processor.piece_to_id('<0x0A>')
-
-  @property
-  def breaks_lines(self) -> bool:
-    """Whether there is a piece for a line break; without it, one is UNK, and lost."""
-    return self._break != UNK
+    self.line_break = self._processor.piece_to_id('<0x0A>')  # UNK, and lost, where there is no such piece
 
   def encode(self, text: str) -> np.ndarray:
     rows = self._processor.encode(text.split('\n'))
-    return np.array([i for row in rows for i in [*row, self._break]][:-1], np.int32)
+    return np.array([i for row in rows for i in [*row, self.line_break]][:-1], np.int32)
 
   def decode(self, ids: Sequence[int]) -> str:
     lines: list[list[int]] = [[]]
-    for i in _until_eos(ids):
-      if i == self._break:
+    for i in text_ids(ids, self.size, _SPECIAL_IDS):
+      if i == self.line_break:
         lines.append([])
-      elif i < self.size:
+      else:
         lines[-1].append(i)
     return '\n'.join(self._processor.decode(line) for line in lines)
-
-
-def _until_eos(ids: Sequence[int]) -> Iterable[int]:
-  for i in map(int, ids):
-    if i == EOS:
-      return
-    if i >= _FIRST:
-      yield i
 
 
 def prepare(config: _Config, folder: str, resumed: bool) -> _Config:
@@ -162,7 +151,7 @@ def _read(path: str) -> TextVocab:
 def _read_new(path: str) -> TextVocab:
   """A vocabulary to begin a run with."""
   vocab = _read(path)
-  if isinstance(vocab, Pieces) and not vocab.breaks_lines:
+  if isinstance(vocab, Pieces) and vocab.line_break == UNK:
     raise UserError(
       f'pieces for running text need one for a line break, <0x0A>, which {path} does not have: train it with '
       '--byte_fallback=true of SentencePiece, or bind vocab = "pieces"'

@@ -16,8 +16,8 @@ from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.batches import padded
-from lingvo_moe.tasks.denoising import filling
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
+from lingvo_moe.tasks.denoising.task import Filler
 from lingvo_moe.tasks.task import Hypothesis, task_of
 from lingvo_moe.tasks.vocab import EOS
 
@@ -134,5 +134,5 @@ def test_a_text_may_have_fewer_answers_than_are_asked_for():
     is_sentinel=lambda id: id == 13,
     fill=lambda source, ids: f'{source.tolist()} {ids}',
   )
-  [found] = filling.Filler(CONFIG, vocab, runner, n_best=2).translate(['']).hypotheses
+  [found] = Filler(CONFIG, vocab, runner, n_best=2).translate(['']).hypotheses
   assert found == [Hypothesis('[5, 13, 2] [5, 2]', -0.5, -1.0)]

@@ -51,17 +51,17 @@ def test_inputs_are_filled_and_a_longer_window_would_be_too_long(inputs, density
 def test_masks_have_the_noise_and_the_spans_they_should_and_nothing_is_lost(length, density, mean_span, seed):
   noise = spans.counts(length, density, mean_span)
   mask = spans.random_mask(length, noise, fold(seed, np.arange(3)))
-  ids = 200 + np.arange(3 * length).reshape(3, length)
-  inputs, targets = spans.corrupt(ids, mask, 150)
+  vocab = SentinelVocab(Characters(''.join(map(chr, range(1000, 1600)))), 100)
+  ids, first = 4 + np.arange(3 * length).reshape(3, length), vocab.first_sentinel
+  inputs, targets = spans.corrupt(ids, mask, first)
   assert mask.shape == (3, length) and 1 <= noise.tokens < length
   assert abs(noise.tokens - length * density) <= 1 and noise.spans >= 1
   for row in range(3):
     starts = np.flatnonzero(np.diff(np.concatenate([[0], mask[row].astype(int)])) == 1)
     assert mask[row].sum() == noise.tokens and len(starts) == noise.spans
     assert not mask[row, 0] and mask[row, -1]  # text first, noise last
-    vocab = SentinelVocab(Characters('abc'), 144)  # of ids 7 to 150
     found = vocab.spans(targets[row])
-    assert list(found) == list(range(150, 150 - noise.spans, -1)) and all(found.values())
+    assert list(found) == list(range(first, first - noise.spans, -1)) and all(found.values())
     rebuilt = [i for token in inputs[row, :-1] for i in found.get(token, [token])]
     assert rebuilt == ids[row].tolist()
 

@@ -535,7 +535,7 @@ def test_the_cache_keeps_the_lines_by_number(small):
   ids, lengths = source.gather(np.array([2, 1, 0]))
   expected = small[1].encode(['de 3', '', 'de 1'])
   assert ids.tolist() == [i for line in expected for i in line] and lengths.tolist() == [len(e) for e in expected]
-  assert source.lengths(slice(0, 3)).tolist() == source.lengths(np.arange(3)).tolist()
+  assert source.lengths(np.arange(3)).tolist() == [len(e) for e in expected[::-1]]
   assert source.tokens.dtype == np.uint16
 
 
