@@ -23,7 +23,7 @@ from lingvo_moe.analysis import translations
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import unfinished
+from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_was_replaced_under_the_same_step_is_decoded_again(run
 
 
 def test_a_decoder_that_was_interrupted_goes_on_after_what_it_has_translated(run, capsys, monkeypatch):
-  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  monkeypatch.setattr(results, '_UNFINISHED_SECONDS', 0.0)
   searched = []
   search = decoding.SentenceTranslator._read
 

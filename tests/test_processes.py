@@ -23,7 +23,7 @@ from whole_state import WholeState
 from lingvo_moe import decoder, translate
 from lingvo_moe.commands import launch as launcher
 from lingvo_moe.core import configuration
-from lingvo_moe.run import unfinished
+from lingvo_moe.run import results
 from lingvo_moe.run.rundir import RunDir
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -289,8 +289,8 @@ def test_two_processes_decode_to_the_bytes_of_one_and_end_together(run, tmp_path
   summary = files[1].with_name('scores.json')
   settings = json.loads(summary.read_text())['settings']
   summary.unlink()  # as if it had been interrupted after two lines
-  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
-  unfinished.UnfinishedTexts(str(files[1].with_name('scores.unfinished.jsonl')), 1, settings).update(
+  monkeypatch.setattr(results, '_UNFINISHED_SECONDS', 0.0)
+  results.UnfinishedTexts(str(files[1].with_name('scores.unfinished.jsonl')), 1, settings).update(
     {'xx-en:1': 'kept one', 'xx-en:3': 'kept three'}
   )
   resumed = launched(2, *command, '--once')

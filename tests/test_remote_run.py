@@ -21,7 +21,7 @@ from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import parallel, text
 from lingvo_moe.report import page, reading
-from lingvo_moe.run import unfinished
+from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.plain_text import windows
@@ -116,10 +116,10 @@ def test_a_remote_log_is_written_now_and_then_and_when_it_is_closed(remote, monk
 
 def test_texts_are_kept_on_a_remote_file_system(remote, monkeypatch):
   path, settings = f'{remote}/scores.unfinished.jsonl', {'beam_size': 4}
-  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  monkeypatch.setattr(results, '_UNFINISHED_SECONDS', 0.0)
   for more in ('abc', 'de'):
-    unfinished.UnfinishedTexts(path, 7, settings).update(dict.fromkeys(more, 'text'))
-  assert unfinished.UnfinishedTexts(path, 7, settings) == dict.fromkeys('abcde', 'text')
+    results.UnfinishedTexts(path, 7, settings).update(dict.fromkeys(more, 'text'))
+  assert results.UnfinishedTexts(path, 7, settings) == dict.fromkeys('abcde', 'text')
 
 
 def test_files_of_a_remote_folder(remote):

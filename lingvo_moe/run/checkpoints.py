@@ -18,9 +18,9 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +29,6 @@ from lingvo_moe.core import errors, files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.runtime.slices import Slice
 
 _STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
@@ -51,20 +50,6 @@ class Evaluation(NamedTuple):
   text: str = ''  # hash of the dev text; '' where an earlier version did not note it
   changes: int = 0  # how often the dev text had changed before; only losses of the latest text are compared
   later: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
-
-
-class Holder(Protocol):
-  """The part of a state that one process holds; the processes of a run save a checkpoint together."""
-
-  process_index: int
-  process_count: int
-  step: int
-
-  def slices(self) -> Iterable[Slice]:
-    """The slices that this process saves; over all processes, every element once."""
-
-  def agree(self, flag: bool) -> bool:
-    """Whether the flag is set in every process; waits for all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,30 +110,30 @@ class Checkpoints:
     others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
     return '; '.join([', '.join([f'step {step}', *own]), *others])
 
-  def save(self, holder: Holder) -> str:
+  def save(self, runtime: Runtime) -> str:
     """Writes a state, then drops old checkpoints; every process calls it. Returns the checkpoint's prefix.
 
     A thread may do the second of its parts while training goes on; see Saver.
     """
-    if self.make_folder(holder):
-      self.commit(holder, self.write(holder))
-    return self.path(holder.step)
+    if self.make_folder(runtime):
+      self.commit(runtime, self.write(runtime))
+    return self.path(runtime.step)
 
-  def make_folder(self, holder: Holder) -> bool:
+  def make_folder(self, runtime: Runtime) -> bool:
     """First part of `save`, by every process. False if the step is saved already."""
-    if holder.agree(holder.step in self.steps()):
+    if runtime.agree(runtime.step in self.steps()):
       return False
-    if holder.process_index == 0:
+    if runtime.process_index == 0:
       self.sweep()
-      files.makedirs(self._partial(holder.step))
-    holder.agree(True)
+      files.makedirs(self._partial(runtime.step))
+    runtime.agree(True)
     return True
 
-  def write(self, holder: Holder) -> str:
+  def write(self, runtime: Runtime) -> str:
     """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
-    name = _STATE if holder.process_count == 1 else f'part_{holder.process_index:05d}'
-    prefix = os.path.join(self._partial(holder.step), name)
-    slices = list(checkpoint.slices_by_layer(holder.slices()))
+    name = _STATE if runtime.process_count == 1 else f'part_{runtime.process_index:05d}'
+    prefix = os.path.join(self._partial(runtime.step), name)
+    slices = list(checkpoint.slices_by_layer(runtime.slices()))
     try:
       if slices:
         checkpoint.write(prefix, slices)
@@ -158,14 +143,14 @@ class Checkpoints:
       _fsync(path)
     return ''
 
-  def commit(self, holder: Holder, reason: str) -> None:
+  def commit(self, runtime: Runtime, reason: str) -> None:
     """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
 
     `reason` is what `write` returned here; UserError where a process could not write its part.
     """
-    step, is_leader = holder.step, holder.process_index == 0
+    step, is_leader = runtime.step, runtime.process_index == 0
     partial = self._partial(step)
-    if not holder.agree(not reason):
+    if not runtime.agree(not reason):
       if is_leader:
         self.sweep()
       left = 'there is no checkpoint before it, and the same command begins anew'
@@ -176,7 +161,7 @@ class Checkpoints:
         f'make room there; {left}'
       )
     if is_leader:
-      if holder.process_count > 1:
+      if runtime.process_count > 1:
         parts = sorted(name.removesuffix('.index') for name in files.listdir(partial) if name.endswith('.index'))
         checkpoint.merge([os.path.join(partial, part) for part in parts], os.path.join(partial, _STATE))
       if self._is_remote:
@@ -187,7 +172,7 @@ class Checkpoints:
         os.rename(partial, self._folder(step))
         _fsync(self.directory)
       self._drop_old()
-    holder.agree(True)
+    runtime.agree(True)
 
   def fingerprint(self, step: int) -> str:
     """A short hash of a checkpoint's contents: its index holds the checksum of every tensor."""
@@ -282,11 +267,11 @@ class Checkpoints:
       files.rmtree(self._partial(step))
 
 
-def _copy(holder: Holder) -> Holder:
-  """A copy of a state in memory, which training does not change."""
+def _copy(runtime: Runtime) -> Runtime:
+  """What saving takes of a runtime, copied in memory, where training does not change it."""
   # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
-  copied = [p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in holder.slices()]
-  unchanged = {name: getattr(holder, name) for name in ('step', 'process_index', 'process_count', 'agree')}
+  copied = [p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in runtime.slices()]
+  unchanged = {name: getattr(runtime, name) for name in ('step', 'process_index', 'process_count', 'agree')}
   return types.SimpleNamespace(slices=lambda: copied, **unchanged)
 
 
@@ -298,23 +283,23 @@ class Saver:
   at the same steps.
   """
 
-  def __init__(self, checkpoints: Checkpoints, holder: Holder):
+  def __init__(self, checkpoints: Checkpoints, runtime: Runtime):
     self.checkpoints = checkpoints
-    self._holder = holder
+    self._runtime = runtime
     self._thread = futures.ThreadPoolExecutor(1)
-    self._writing: tuple[Holder, futures.Future] | None = None
+    self._writing: tuple[Runtime, futures.Future] | None = None
 
   def save(self) -> None:
     """Begins to save the current state, once the one before is saved."""
     self.wait()
-    alone = self._holder.process_count == 1
-    if alone or self.checkpoints.make_folder(self._holder):
-      copy = _copy(self._holder)
+    alone = self._runtime.process_count == 1
+    if alone or self.checkpoints.make_folder(self._runtime):
+      copy = _copy(self._runtime)
       self._writing = copy, self._thread.submit(self.checkpoints.save if alone else self.checkpoints.write, copy)
 
   def commit_if_written(self) -> None:
     """Ends what `save` began if all processes have written their parts; for one process there is nothing to do."""
-    if self._writing and self._holder.process_count > 1 and self._holder.agree(self._writing[1].done()):
+    if self._writing and self._runtime.process_count > 1 and self._runtime.agree(self._writing[1].done()):
       self.wait()
 
   def wait(self) -> None:

@@ -1,4 +1,9 @@
-"""Log of a training run: progress, TensorBoard's event file, and the same scalars as JSON lines."""
+"""Logs of a training run: progress, scalars as JSON lines and in TensorBoard's event file, and which experts are used.
+
+routing.jsonl      {"step", "steps", "choices": {layer: [E]}} for each fiftieth of a run: the choices with a slot of
+                   every expert, summed over the `steps` steps up to `step`. A resumed run has the steps since.
+dev_routing.json   {"step", "subsets": [P], "choices": {layer: [P, E]}}: the same of each part of the dev text
+"""
 
 from __future__ import annotations
 
@@ -17,10 +22,11 @@ import tensorflow as tf
 
 from lingvo_moe.core import errors, files, json_files, log_directory
 from lingvo_moe.core.progress import Progress
-from lingvo_moe.run import routing_log
 from lingvo_moe.runtime.runtime import Runtime
 from lingvo_moe.tasks.metrics import by_unit, loads
 from lingvo_moe.tasks.task import DevInput, Task
+
+_ROUTING_LINES = 50  # of a whole run
 
 
 class DevLoss(NamedTuple):
@@ -64,8 +70,7 @@ class TrainLog:
   Lines of train.jsonl beyond that step, left by a process that died after its last checkpoint, are dropped, since their
   steps are made again. Every line has its time (UTC), and the seconds of work and the tokens of training
   (Task.token_counts) since the run began, over all restarts; time between them is not counted, nor are steps that
-  were lost. A checkpoint of a step that was not logged has a line of these alone. Which experts are used is logged too;
-  see routing_log.py.
+  were lost. A checkpoint of a step that was not logged has a line of these alone.
   """
 
   def __init__(self, logdir: str, task: Task, first_step: int):
@@ -79,7 +84,7 @@ class TrainLog:
     self._started = time.perf_counter() - self._totals['seconds']
     self._file = files.append(self._path)
     self._events = EventFile(logdir)
-    self._routing = routing_log.RoutingLog(logdir, task.config.max_steps, first_step)
+    self._routing = RoutingLog(logdir, task.config.max_steps, first_step)
     self._progress = Progress(task.config.max_steps, 'step', initial=first_step)
     self._waited = 0.0
     self._unlogged = False  # whether steps were made since the last line
@@ -110,7 +115,9 @@ class TrainLog:
 
   def evaluation(self, step: int, loss: DevLoss) -> None:
     """Logs a dev loss; the pace of training does not count evaluating."""
-    routing_log.write_dev(self._logdir, step, list(loss.by_subset), loss.choices)
+    if loss.choices:
+      routing = {'step': step, 'subsets': list(loss.by_subset), 'choices': _as_integers(loss.choices)}
+      files.write(os.path.join(self._logdir, log_directory.DEV_ROUTING), json_files.dump(routing))
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
     values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
     self._write(step, values, {log_directory.dev_loss_by(self._task.subset): loss.by_subset, 'dev_text': loss.text})
@@ -170,6 +177,38 @@ class TrainLog:
     self._tokens = 0.0
     self._waited = 0.0
     self._since = time.perf_counter()
+
+
+class RoutingLog:
+  """Sums of the choices of every expert, and the file they are written to.
+
+  Lines of the file after `first_step` are dropped, since their steps are made again.
+  """
+
+  def __init__(self, logdir: str, max_steps: int, first_step: int):
+    self._path = os.path.join(logdir, log_directory.ROUTING_LOG)
+    self._max_steps = max_steps
+    self._every = max(1, -(-max_steps // _ROUTING_LINES))
+    self._steps = 0
+    self._choices: dict[str, np.ndarray] = {}
+    json_files.keep_lines_up_to(self._path, first_step)
+
+  def step(self, step: int, loads: Mapping[str, np.ndarray]) -> None:
+    """Adds the loads of a step, [E] by layer, and writes a line where one is due."""
+    if not loads:
+      return
+    self._steps += 1
+    for layer, load_E in loads.items():
+      self._choices[layer] = self._choices.get(layer, 0.0) + np.asarray(load_E, np.float64)
+    if step % self._every == 0 or step == self._max_steps:
+      line = {'step': step, 'steps': self._steps, 'choices': _as_integers(self._choices)}
+      with files.append(self._path) as f:
+        f.write(json_files.dump(line))
+      self._steps, self._choices = 0, {}
+
+
+def _as_integers(choices: Mapping[str, np.ndarray]) -> dict[str, list]:
+  return {layer: np.rint(counts).astype(np.int64).tolist() for layer, counts in choices.items()}
 
 
 class NoLog:

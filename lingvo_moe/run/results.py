@@ -1,17 +1,23 @@
-"""Results of the decoder: a folder for each step of a run or an export, written whole or not at all."""
+"""Results of the decoder: a folder for each step of a run or an export, written whole or not at all; and texts so far.
+
+Texts so far are in <summary>.unfinished.jsonl: the settings on which they depend in its first line, {"step",
+"settings"}, then a line for each text, {"step", "name", "text"}.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed, plural
-from lingvo_moe.run.unfinished import UnfinishedTexts
 from lingvo_moe.tasks.task import HeldOutJob, Outcome
 
 _SUMMARY = ('what the decoder writes', 'the step is decoded again')
@@ -24,6 +30,8 @@ _KINDS = {
   'pairs': json_files.optional(json_files.by_name(json_files.OBJECT)),
   'files': json_files.optional(json_files.by_name(json_files.OBJECT)),
 }
+_UNFINISHED_SECONDS = 10.0  # between two writes of texts so far: so much work is lost at most
+_LINE = json_files.Kind('a line of text', lambda value: isinstance(value, str) and '\n' not in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Results:
   """The folder step_<N> of each step that was decoded.
 
   The summary is written last and holds the settings of the job and the checkpoint's fingerprint. Where there is one,
-  the files next to it are complete and belong to these settings. Before, <summary>.unfinished.jsonl has what is done.
+  the files next to it are complete and belong to these settings.
   """
 
   root: str  # where the folders are
@@ -162,3 +170,47 @@ class Results:
       path = os.path.join(self.folder(step), name)
       if files.isfile(path) and files.sha256(path) != written:
         raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
+
+
+class UnfinishedTexts(collections.UserDict[str, str]):
+  """Texts by name, from which an interrupted job continues: those of the file, and those that are set.
+
+  These are written at intervals. A file of other settings, or a damaged one, is begun anew. One that cannot be written
+  is given up, with a line: the job goes on without.
+  """
+
+  def __init__(self, path: str, step: int, settings: Mapping[str, Any]) -> None:
+    self._path, self._step = path, step
+    self._due = time.monotonic() + _UNFINISHED_SECONDS
+    self.data = self._read(settings)
+    self._lines = [self._line(settings=dict(settings))]
+    self._lines += [self._line(name=name, text=text) for name, text in self.data.items()]
+
+  def __setitem__(self, name: str, text: str) -> None:
+    self.data[name] = text
+    self._lines.append(self._line(name=name, text=text))
+    if time.monotonic() < self._due:
+      return
+    try:
+      files.write(self._path, ''.join(self._lines))
+      self._due = time.monotonic() + _UNFINISHED_SECONDS
+    except (OSError, UserError) as e:
+      self._due = math.inf
+      print(f'{self._path} cannot be written ({e}): if interrupted, the job begins anew', file=sys.stderr)
+
+  def _read(self, settings: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    try:
+      for number, (_, line) in enumerate(json_files.lines(self._path)):
+        if number:
+          json_files.check(line, name=_LINE, text=_LINE)
+          texts[line['name']] = line['text']
+        elif line.get('settings') != settings:
+          raise ValueError('its settings are others')
+    except (OSError, ValueError) as e:  # a UserError is a ValueError
+      print(f'{self._path} is begun anew, as it is of no use: {e}', file=sys.stderr)
+      return {}
+    return texts
+
+  def _line(self, **values: Any) -> str:
+    return json_files.dump({'step': self._step, **values})

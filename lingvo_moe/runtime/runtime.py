@@ -15,10 +15,7 @@ Function = Callable[[Batch], Any]  # applies the current weights to a batch; ret
 
 
 class Runtime:
-  """Runtime, which holds the state of a Program and runs its steps; by default in one process.
-
-  It is a checkpoints.Holder too.
-  """
+  """Runtime, which holds the state of a Program and runs its steps; by default in one process."""
 
   program: Program  # that it runs
   step: int  # updates made so far
@@ -41,7 +38,7 @@ class Runtime:
     """Current state, {'step', 'weights', 'slots'}; values have a shape and can be sliced."""
 
   def slices(self) -> Iterable[Slice]:
-    """Slices of the state that this process saves."""
+    """Slices of the state that this process saves; over all processes, every element once."""
 
   def gather(self, value: int) -> list[int]:
     """Values of all processes; waits for all of them."""

@@ -6,13 +6,18 @@ import subprocess
 
 import numpy as np
 
-from lingvo_moe.core import json_files
-from lingvo_moe.run import environment, routing_log
-from lingvo_moe.run.routing_log import RoutingLog
+from lingvo_moe.core import configuration, json_files
+from lingvo_moe.run import environment
+from lingvo_moe.run.reporting import DevLoss, RoutingLog, TrainLog
+from lingvo_moe.tasks.task import task_of
 
 
 def lines_of(path):
   return [json_files.parse(line) for line in path.read_text().splitlines()]
+
+
+def train_log(path):
+  return TrainLog(str(path), task_of(configuration.resolve('mt.cldr.Tiny')), 0)
 
 
 def loads_at(step):
@@ -53,13 +58,16 @@ def test_a_run_that_goes_on_makes_later_lines_again(tmp_path):
 def test_a_dense_model_leaves_no_file(tmp_path):
   log = RoutingLog(str(tmp_path), max_steps=10, first_step=0)
   log.step(10, {})
-  routing_log.write_dev(str(tmp_path), 10, ['a-b'], {})
   assert not list(tmp_path.iterdir())
+  train_log(tmp_path).evaluation(10, DevLoss(1.0, {'a-b': 1.0}))
+  assert not (tmp_path / 'dev_routing.json').exists()
 
 
 def test_routing_on_dev_is_that_of_the_last_evaluation(tmp_path):
+  log = train_log(tmp_path)
   for step in (1, 2):
-    routing_log.write_dev(str(tmp_path), step, ['a-b', 'c-d'], {'layer': np.array([[1.0, 2.0], [0.0, step]])})
+    choices = {'layer': np.array([[1.0, 2.0], [0.0, step]])}
+    log.evaluation(step, DevLoss(1.0, {'a-b': 1.0, 'c-d': 1.0}, choices=choices))
   expected = {'step': 2, 'subsets': ['a-b', 'c-d'], 'choices': {'layer': [[1, 2], [0, 2]]}}
   assert json_files.parse((tmp_path / 'dev_routing.json').read_text()) == expected
 

@@ -14,8 +14,7 @@ from lingvo_moe.core import configuration, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.run import environment, results
-from lingvo_moe.run.reporting import EventFile, TrainLog
-from lingvo_moe.run.routing_log import RoutingLog
+from lingvo_moe.run.reporting import EventFile, RoutingLog, TrainLog
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.task import Task, task_of
 

@@ -7,15 +7,15 @@ import os
 import pytest
 
 from lingvo_moe.core import files
-from lingvo_moe.run import unfinished
-from lingvo_moe.run.unfinished import UnfinishedTexts
+from lingvo_moe.run import results
+from lingvo_moe.run.results import UnfinishedTexts
 
 SETTINGS = {'beam_size': 4, 'checkpoint': 'abc'}
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  monkeypatch.setattr(results, '_UNFINISHED_SECONDS', 0.0)
   return str(tmp_path / 'scores.unfinished.jsonl')
 
 
@@ -34,9 +34,9 @@ def test_texts_are_in_the_file_for_the_next_job(path):
 
 
 def test_they_are_written_now_and_then(path, monkeypatch):
-  monkeypatch.setattr(unfinished, '_SECONDS', 10.0)
+  monkeypatch.setattr(results, '_UNFINISHED_SECONDS', 10.0)
   now = [0.0]
-  monkeypatch.setattr(unfinished.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(results.time, 'monotonic', lambda: now[0])
   texts = kept(path)
   for seconds, there in (
     (9.0, []),
@@ -85,7 +85,7 @@ def test_a_job_goes_on_where_nothing_can_be_written(path, capsys, monkeypatch):
     raise OSError(28, 'No space left on device', path)
 
   texts = kept(path)
-  monkeypatch.setattr(unfinished.files, 'write', fails)
+  monkeypatch.setattr(results.files, 'write', fails)
   texts.update(a='1', b='2')
   assert dict(texts) == {'a': '1', 'b': '2'} and not files.exists(path)
   told = capsys.readouterr().err
