@@ -60,12 +60,4 @@ def load(
   quiet.import_tensorflow()
   from lingvo_moe.run import loaded
 
-  return loaded.load(
-    path,
-    step=step,
-    checkpoint=checkpoint,
-    backend=backend,
-    set_threads=set_threads,
-    vocab_outside=vocab_outside,
-    **decoding,
-  )
+  return loaded.load(path, step, checkpoint, backend, set_threads, vocab_outside, decoding)

@@ -16,6 +16,7 @@ import os
 
 from absl import flags
 
+import lingvo_moe
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError
 
@@ -39,7 +40,6 @@ def main(argv):
       f'a page is of one run: tools/expert_specialization.py RUN --out=DIR; saw {" ".join(argv[1:]) or "none"!r}'
     )
   from lingvo_moe.report import reading
-  from lingvo_moe.run import loaded
   from lingvo_moe.tasks.mt import held_out
   from lingvo_moe.tasks.mt.config import MtConfig
   from lingvo_moe.tasks.task import task_of
@@ -48,7 +48,7 @@ def main(argv):
   about = experts.read_labels(_LABELS.value) if _LABELS.value else {}
   record = reading.read(argv[1], _SPLIT.value)
   experts.check_choices(record, about, _WITHIN.value, _LAYER.value)
-  run = loaded.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
+  run = lingvo_moe.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):
     raise UserError(f'{argv[1]} holds a run of {run.model}: the page is of models that translate')
   sets = held_out.read(run.config, _SPLIT.value, _SENTENCES.value, task_of(run.config).vocabs[0])

@@ -97,13 +97,12 @@ class LoadedRun(TextModel):
 
 def load(
   path: str,
-  *,
-  step: int | None = None,
-  checkpoint: str | None = None,
-  backend: str = 'auto',
-  set_threads: bool = True,
-  vocab_outside: bool = False,
-  **decoding: Any,
+  step: int | None,
+  checkpoint: str | None,
+  backend: str,
+  set_threads: bool,
+  vocab_outside: bool,
+  decoding: Mapping[str, Any],
 ) -> LoadedRun:
   """Loads a run; see lingvo_moe.load."""
   if step is not None and checkpoint is not None:

@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from whole_state import WholeState
 
+import lingvo_moe
 from lingvo_moe.core import configuration, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
-from lingvo_moe.run import averaging, loaded, results, warm_start
+from lingvo_moe.run import averaging, results, warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -77,7 +78,7 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused_by_all_who_open_it(run, co
   openers = (
     lambda: run.load(),  # decoder, translate and serve
     lambda: run.begin(MODEL, config),  # the trainer
-    lambda: loaded.load(run.path, set_threads=False),
+    lambda: lingvo_moe.load(run.path, set_threads=False),
     lambda: averaging.average(run, [1], str(tmp_path / 'out')),
     lambda: warm_start._task_of(warm_start.find(run.path)),
   )
