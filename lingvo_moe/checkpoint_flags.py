@@ -35,7 +35,7 @@ def _checkpoint(default: str) -> str | None:
 class CheckpointOptions(options.Options):
   """Options of a job that uses the newest checkpoint where none is chosen."""
 
-  best_by_default: ClassVar[bool] = False
+  default_checkpoint: ClassVar[str] = 'last'
   of_runs: ClassVar[tuple[str, ...]] = ('checkpoint', 'best', 'vocab_outside')  # options that an export refuses
 
   logdir: str = flag(None, 'Log directory of the run, unless it is an argument.')
@@ -91,16 +91,14 @@ class CheckpointOptions(options.Options):
 
   def choose_step(self, run: RunDir) -> int:
     """The step of the checkpoint to use; UserError if there is none."""
-    default = 'best if evaluated' if self.best_by_default else 'last'
-    which = 'best' if self.best else self.checkpoint or default
-    return run.checkpoints().choose(self.step, which)
+    return run.checkpoints().choose(self.step, 'best' if self.best else self.checkpoint or self.default_checkpoint)
 
 
 @dataclasses.dataclass(frozen=True)
 class BestCheckpointOptions(CheckpointOptions):
   """Options of a job that uses the best checkpoint where none is chosen, or the newest if none was evaluated."""
 
-  best_by_default = True
+  default_checkpoint = 'best if evaluated'
 
   step: int | None = _step('the best, or the newest where none was evaluated')
   checkpoint: str | None = _checkpoint('the best, or the newest where none was evaluated')

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +24,8 @@ from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.slices import Slice
 
 _PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is written at once
+
+_Terms = tuple[Sequence[checkpoint.Stored], float]  # a weight of an average: the sum of tensors over a divisor
 
 
 def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()) -> list[int]:
@@ -57,7 +58,7 @@ def average(run: RunDir, steps: Sequence[int], out: str) -> int:
   prefixes = {step: run.checkpoints().path(step) for step in steps}
   shapes = _common_shapes(prefixes)
   stored = [checkpoint.load(prefix, shapes) for prefix in prefixes.values()]
-  terms = {name: _Terms([tensors[name] for tensors in stored], len(stored)) for name in shapes}
+  terms = {name: ([tensors[name] for tensors in stored], len(stored)) for name in shapes}
   _write_run(run, max(steps), terms, {'steps': sorted(steps)}, out)
   return max(steps)
 
@@ -83,17 +84,8 @@ def take_moving_average(run: RunDir, step: int, out: str) -> None:
   stored = checkpoint.load(prefix, weights | {slot: weights[name] for slot, name in slots.items() if slot in existing})
   bias = moving_average.bias(optimizer.decay, step)
   averaged = lambda slot: slot in stored and bias
-  terms = {
-    name: _Terms([stored[slot]], bias) if averaged(slot) else _Terms([stored[name]], 1) for slot, name in slots.items()
-  }
+  terms = {name: ([stored[slot]], bias) if averaged(slot) else ([stored[name]], 1) for slot, name in slots.items()}
   _write_run(run, step, terms, {'steps': [step], 'average_decay': optimizer.decay}, out)
-
-
-class _Terms(NamedTuple):
-  """A weight of an average: the sum of tensors over a divisor."""
-
-  tensors: Sequence[checkpoint.Stored]
-  divisor: float
 
 
 def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mapping, out: str) -> None:

@@ -68,7 +68,15 @@ class RunDir:
     A remote directory cannot be locked: there it is for the scheduler to start one trainer.
     """
     files.check_for_tensorflow('--logdir', self.path)
-    self._make_writable()
+    try:
+      files.makedirs(self.path)
+      if not files.is_remote(self.path):
+        tempfile.TemporaryFile(dir=self.path).close()
+    except OSError as e:
+      raise UserError(
+        f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
+        'choose another, or change its owner or mode'
+      ) from None
     if files.is_remote(self.path):
       return open(os.devnull, 'w')
     lock = files.append(self.file('.lock'))
@@ -116,15 +124,20 @@ class RunDir:
         'copy, or choose another --logdir'
       )
     self._check_links()
+    old_name, old = configuration.load(self.config_file) if resumed else (name, None)
+    if old_name != name:
+      raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
     if resumed:
-      old_name, _ = configuration.load(self.config_file)
-      if old_name != name:
-        raise UserError(f'{self.path} holds a run of {old_name}, not of {name}: choose another --logdir')
       self.check_files()
     self._fetch()
     config = task_of(config).prepare(self.vocab_dir, resumed)
-    if resumed:
-      self._check_same_values(config)
+    may_change = fields.may_change(type(config))
+    if resumed and (changed := configuration.differences(old, config, may_change)):
+      raise UserError(
+        f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
+        f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
+        f'run by --init_from={self.path}'
+      )
     check(config)
     self._write_config(name, config)
     return config
@@ -235,27 +248,6 @@ class RunDir:
       for name in own | set(fingerprints):
         files.makedirs(os.path.dirname(self.file(name)))
         files.write(self.file(name), files.read(os.path.join(self.local, name)))
-
-  def _make_writable(self):
-    try:
-      files.makedirs(self.path)
-      if not files.is_remote(self.path):
-        tempfile.TemporaryFile(dir=self.path).close()
-    except OSError as e:
-      raise UserError(
-        f'--logdir={self.path} must be a directory that can be written to ({e.strerror}): '
-        'choose another, or change its owner or mode'
-      ) from None
-
-  def _check_same_values(self, config):
-    _, old = configuration.load(self.config_file)
-    may_change = fields.may_change(type(config))
-    if changed := configuration.differences(old, config, may_change):
-      raise UserError(
-        f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
-        f'{", ".join(may_change)}; set it back, or choose another --logdir, which may begin with the weights of this '
-        f'run by --init_from={self.path}'
-      )
 
   def _remove_if_empty(self):
     """Removes the directory if no file but locks is in it or below it."""
