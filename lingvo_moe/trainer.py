@@ -102,7 +102,10 @@ def train(
     if not training.is_resumed and training.config.max_steps == 0:
       training.save(wait=True)
     evaluation.catch_up()
-    say_what_is_next(training)
+    if not (reason := training.reason_to_end()):
+      training.log.say('building the graph, which takes a while; then the first step')
+    else:
+      training.group.say(f'step {training.runtime.step} of {training.config.max_steps}: nothing left to do ({reason})')
     for step in steps(training, options.steps_per_loop):
       for hook in hooks:
         hook(step)
@@ -191,22 +194,12 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
   from lingvo_moe.run import corpus_record, warm_start
 
   with run.locked() as lock:
-    path, resumed = run.file(log_directory.CORPUS), run.exists
-    check_corpus = lambda config: corpus_record.check(
-      path, config, options.cache_of(run), resumed, options.accept_changed_corpus, group.say
-    )
+    cache_dir, accept = options.cache_of(run), options.accept_changed_corpus
+    check_corpus = lambda config: corpus_record.check(run, config, cache_dir, accept, group.say)
     config = run.begin(name, config, check_corpus)
     if options.init_from:
       warm_start.note(run, options.init_from)
     return config, lock
-
-
-def say_what_is_next(training: Training) -> None:
-  reason = training.reason_to_end()
-  if not reason:
-    training.log.say('building the graph, which takes a while; then the first step')
-  else:
-    training.group.say(f'step {training.runtime.step} of {training.config.max_steps}: nothing left to do ({reason})')
 
 
 def finish(training: Training) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tqdm
 
 from lingvo_moe.core import files, json_files
 
-_CHUNK = 1 << 20  # bytes
 _SETTLED_NS = 10**9  # a file that changed less than this ago may change again within a tick of its clock
 _HASHES = json_files.by_name(json_files.Kind('a list', lambda value: isinstance(value, list) and len(value) == 5))
 
@@ -26,10 +24,12 @@ def of(paths: Sequence[str], cache_dir: str, quiet: bool = False) -> list[str]:
   changed = {path: state for path, state in states.items() if known.get(path, [])[:-1] != state}
   size, hidden = sum(state[0] for state in changed.values()), quiet or None
   with tqdm.tqdm(total=size, desc='reading the corpus', unit='B', unit_scale=True, disable=hidden, leave=False) as bar:
-    new = {path: [*state, _hash(path, bar.update)] for path, state in changed.items()}
+    new = {path: [*state, files.sha256(path, bar.update)] for path, state in changed.items()}
   settled = time.time_ns() - _SETTLED_NS
   if lasting := {path: entry for path, entry in new.items() if max(entry[1:3]) < settled}:
-    _write(cache, known | lasting)
+    with contextlib.suppress(OSError, UnicodeEncodeError):
+      os.makedirs(cache_dir, exist_ok=True)
+      files.write(cache, json_files.dump({'files': known | lasting}))
   return [(known | new)[path][-1] for path in paths]
 
 
@@ -38,18 +38,3 @@ def _read(cache: str) -> Mapping[str, list]:
     return json_files.read(cache, 'a list of hashes', 'remove it', files=_HASHES)['files']
   except (OSError, ValueError):
     return {}
-
-
-def _write(cache: str, hashes: Mapping[str, list]) -> None:
-  with contextlib.suppress(OSError, UnicodeEncodeError):
-    os.makedirs(os.path.dirname(cache), exist_ok=True)
-    files.write(cache, json_files.dump({'files': hashes}))
-
-
-def _hash(path: str, progress: Callable[[int], object]) -> str:
-  digest = hashlib.sha256()
-  with files.open_to_read(path) as f:
-    while chunk := f.read(_CHUNK):
-      digest.update(chunk)
-      progress(len(chunk))
-  return digest.hexdigest()

@@ -17,7 +17,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
 from lingvo_moe.core import remote_files
@@ -268,7 +268,11 @@ def _claimed(partial: str) -> int:
     os.close(fd)  # another writer has renamed it meanwhile
 
 
-def sha256(path: str) -> str:
-  """Hash of a file's contents, in hex."""
+def sha256(path: str, progress: Callable[[int], object] = lambda size: None) -> str:
+  """Hash of a file's contents, in hex; `progress` is called with the size of each part that is read."""
+  digest = hashlib.sha256()
   with open_to_read(path) as f:
-    return hashlib.file_digest(f, 'sha256').hexdigest()
+    while part := f.read(1 << 20):
+      digest.update(part)
+      progress(len(part))
+  return digest.hexdigest()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lingvo_moe.core import files
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, shown
 
 MOST_BYTES = 64 << 20  # of a file, or of a line
 _DEEPEST = 32  # brackets within each other
@@ -89,9 +89,9 @@ def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
   if text.count('[') + text.count('{') > _DEEPEST and _is_deep(value):
     raise ValueError(f'brackets more than {_DEEPEST} deep in each other')
   if not isinstance(value, dict):
-    raise ValueError(f'no JSON object, but {_shown(value)}')
+    raise ValueError(f'no JSON object, but {shown(value, 60)}')
   if _CHECKSUM in value and (stated := value.pop(_CHECKSUM)) != (own := _checksum(value)):
-    raise ValueError(f'it was changed since it was written: its {_CHECKSUM} is {own}, not {_shown(stated)}')
+    raise ValueError(f'it was changed since it was written: its {_CHECKSUM} is {own}, not {shown(stated, 60)}')
   check(value, **kinds)
   return value
 
@@ -100,7 +100,7 @@ def check(value: Mapping[str, Any], **kinds: Kind) -> None:
   """Raises ValueError for a key whose value is not of its kind."""
   for name, kind in kinds.items():
     if not kind.fits(value.get(name)):
-      raise ValueError(f'{name!r} must be {kind.name}; saw {_shown(value[name]) if name in value else "none"}')
+      raise ValueError(f'{name!r} must be {kind.name}; saw {shown(value[name], 60) if name in value else "none"}')
 
 
 def read(
@@ -193,7 +193,3 @@ def _is_deep(value: Any) -> bool:
   for _ in range(_DEEPEST):
     level = [item for v in level if isinstance(v, (dict, list)) for item in (v.values() if isinstance(v, dict) else v)]
   return any(isinstance(v, (dict, list)) for v in level)
-
-
-def _shown(value: Any) -> str:
-  return f'{value!r:.60}'

@@ -10,26 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_moe.core import content_hashes, files, json_files
+from lingvo_moe.core import content_hashes, files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed
+from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.task import TaskConfig, task_of
 
 Record = Mapping[str, Mapping[str, str]]  # hashes by part and path
 _MOST_NAMED = 5
 
 
-def check(
-  path: str, config: TaskConfig, cache_dir: str, resumed: bool, accept: bool, say: Callable[[str], None]
-) -> None:
-  """Compares the corpus with the record of a resumed run, then writes the record.
+def check(run: RunDir, config: TaskConfig, cache_dir: str, accept: bool, say: Callable[[str], None]) -> None:
+  """Compares the corpus of a configuration with the record of its run, then writes the record.
 
-  Args:
-    path: of the record.
-    config: of the run.
-    cache_dir: keeps hashes of files; see content_hashes.
-    resumed: whether the run was begun before; otherwise an older record is of another run.
-    accept: whether to go on with a corpus that has changed.
-    say: prints a line.
+  Where no run was begun yet, an older record is of another one. `accept` says whether to go on with a corpus that has
+  changed, `say` prints a line, and `cache_dir` keeps hashes of files; see content_hashes.
 
   Raises:
     UserError: the corpus has changed, and that is not accepted; or the record is damaged.
@@ -38,7 +32,8 @@ def check(
     return
   kind = json_files.by_name(json_files.by_name(json_files.TEXT))
   way_out = 'restore it from a copy, or remove it, and the corpus is taken as it is'
-  before = json_files.read_if_any(path, 'a record of a corpus', way_out, parts=kind) if resumed else None
+  path = run.file(log_directory.CORPUS)
+  before = json_files.read_if_any(path, 'a record of a corpus', way_out, parts=kind) if run.exists else None
   now = _record(parts, config.data_dir, cache_dir)
   if before is not None and before['parts'] == now:
     return
@@ -46,7 +41,7 @@ def check(
     changes = listed(_changes(before['parts'], now), _MOST_NAMED, '; ')
     if not accept:
       raise UserError(
-        f'{config.data_dir} is not the corpus that the run in {os.path.dirname(path)} has learnt from: {changes}: put '
+        f'{config.data_dir} is not the corpus that the run in {run.path} has learnt from: {changes}: put '
         'it back, or go on with it as it is by --accept_changed_corpus'
       )
     say(f'going on with another corpus: {changes}')

@@ -22,10 +22,6 @@ T = TypeVar('T')
 class LoadedRun(TextModel):
   """A run with the weights of one checkpoint; a TextModel.
 
-  >>> run = lingvo_moe.load('runs/mine')
-  >>> run.translate(['Ein Hund läuft.'])
-  ['A dog is running.']
-
   Each call batches its sentences by length, and results are in the order given. A lock around the compiled step lets
   one batch compute at a time.
 

@@ -81,24 +81,24 @@ def test_a_file_is_hashed_again_only_when_it_may_have_changed(tmp_path, monkeypa
   path, read = tmp_path / 'text', []
   path.write_text('eins')
   os.utime(path, ns=(0, 0))
-  hash_of = content_hashes._hash
-  monkeypatch.setattr(content_hashes, '_hash', lambda path, progress: read.append(path) or hash_of(path, progress))
+  hash_of = files.sha256
+  monkeypatch.setattr(files, 'sha256', lambda path, progress: read.append(path) or hash_of(path, progress))
   hashes = lambda: content_hashes.of([str(path)], str(tmp_path / 'cache'), quiet=True)
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', 10**12)  # it may change again within the tick of a slow clock
   assert hashes() == hashes() and len(read) == 2
   read.clear()
   monkeypatch.setattr(content_hashes, '_SETTLED_NS', -(10**9))  # as if it had been written long ago
   first = hashes()
-  assert hashes() == first == [files.sha256(str(path))] and len(read) == 1
+  assert hashes() == first == [hash_of(str(path))] and len(read) == 1
   changed_at = path.stat().st_ctime_ns
   path.write_text('zwei')
   while path.stat().st_ctime_ns == changed_at:  # a clock may tick every 4 ms
     os.utime(path, ns=(0, 0))  # same size, same time of modification: that of the inode's change tells
   os.utime(path, ns=(0, 0))
-  assert hashes() == [files.sha256(str(path))] != first and len(read) == 2
+  assert hashes() == [hash_of(str(path))] != first and len(read) == 2
   memo = tmp_path / 'cache' / 'hashes.json'
   memo.write_text(memo.read_text().replace(hashes()[0][:8], 'deadbeef'))
-  assert hashes() == [files.sha256(str(path))]
+  assert hashes() == [hash_of(str(path))]
 
 
 def test_a_file_that_has_just_changed_is_hashed_each_time(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import corpus_record
+from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.task import task_of
 
@@ -27,7 +28,10 @@ def world(tmp_path):
 
 def check(world, begun=True, accept=False, config=None):
   root, own, said = world
-  corpus_record.check(str(root / 'corpus.json'), config or own, str(root / 'cache'), begun, accept, said.append)
+  (root / 'config.json').unlink(missing_ok=True)
+  if begun:
+    (root / 'config.json').touch()
+  corpus_record.check(RunDir(str(root)), config or own, str(root / 'cache'), accept, said.append)
   return said
 
 
