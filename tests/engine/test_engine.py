@@ -29,7 +29,7 @@ from lingvo_moe.engine import manifest, search
 from lingvo_moe.engine import model as engine_model
 from lingvo_moe.engine.graph import Graph, available_threads
 from lingvo_moe.ops import backend, litert
-from lingvo_moe.run import unfinished
+from lingvo_moe.run import results as results_lib
 from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import graphs
 
@@ -207,7 +207,7 @@ def results(tmp_path):
 
 
 def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files(options, results, monkeypatch, capsys):
-  monkeypatch.setattr(unfinished, '_SECONDS', 0.0)
+  monkeypatch.setattr(results_lib, '_UNFINISHED_SECONDS', 0.0)
   decoder.decode(options)
   expected, read, reads = results(), engine_model.Translator._read, itertools.count(1)
   assert set(expected) == {'de-en.hyp', 'de-en.src', 'de-en.ref', 'scores.json'}
