@@ -142,11 +142,6 @@ class Mesh:
     ids = np.arange(self.num_devices)
     return (ids.reshape(self.topology).transpose(sum(self.placement, ())) if self.topology else ids).reshape(self.shape)
 
-  @property
-  def stored(self) -> Rules:
-    """Rules for weights as they are stored between steps."""
-    return WEIGHTS_SPLIT if self.split_dense else WEIGHTS
-
   def spec(self, dims: str, rules: Rules, first: str = '') -> Spec:
     """Spec of a tensor with these axis letters: the letters in `first` take mesh axes first, then left to right."""
     check_letters(dims)
@@ -188,7 +183,7 @@ class Mesh:
 
   def stored_spec(self, shape: Sequence[int], dims: str, name: str = '') -> Spec:
     """Spec of a weight as stored between steps; UserError, with its name, if the mesh does not divide its shape."""
-    spec = self.spec(dims, self.stored)
+    spec = self.spec(dims, WEIGHTS_SPLIT if self.split_dense else WEIGHTS)
     parts = lambda size, letter, names: self._dividing(size, names, _MIN_ROWS[letter]) if letter in _MIN_ROWS else names
     spec = tuple(map(parts, shape, dims, spec))
     try:
@@ -302,7 +297,7 @@ def reshard(x: tf.Tensor, dims: str, source: str, target: str) -> tf.Tensor:
 
 
 def store(x: tf.Tensor, dims: str) -> tf.Tensor:
-  """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored)."""
+  """Shards a weight, or an optimizer slot of one, as it is stored between steps (Mesh.stored_spec)."""
   if mesh := current():
     mesh = mesh.storage or mesh
     return annotate(x, mesh.op_sharding(mesh.stored_spec(x.shape, dims)))

@@ -140,19 +140,15 @@ class Attention:
     positions_BT: tf.Tensor | None = None,
     offsets_BTU: tf.Tensor | None = None,
   ) -> tf.Tensor:
-    """Attends from x to keys where mask (boolean, or 0/1) allows.
+    """Attends from x to keys where mask (boolean, or 0/1) allows: [B, T, M].
 
     Args:
-      theta: this layer's weights.
       x_BTM: positions that attend, from which queries are computed.
       memory: keys and values to attend to.
       mask_BTU: true (1) where T may attend to U; axes of length one broadcast.
       key: random key of the dropout; None for none.
       positions_BT: positions of x, for rotary ones; 0, 1, ... by default.
       offsets_BTU: positions of keys less those of x, for relative ones; by default those of 0, 1, ... on both sides.
-
-    Returns:
-      [B, T, M].
     """
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
@@ -219,7 +215,6 @@ class Attention:
     See search/flat_sequence.py.
 
     Args:
-      theta: this layer's weights.
       x_BWM: embedded last symbol of each hypothesis.
       now: positions to write, and positions of each hypothesis. Under XLA, U and start must be multiples of W. A
         hypothesis' rotary position is now.position_BW, and does not depend on where it is written.

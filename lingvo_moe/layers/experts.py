@@ -71,36 +71,50 @@ class Experts(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForwardExperts(Experts):
-  """Expert feed-forward act(x wi) wo, without biases; with ReLU that of the paper.
-
-  A gated one, (act(x wg) * x wi) wo, is GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202).
+class SizedExperts(Experts):
+  """Experts of matrices between M features and hidden layers of size H.
 
   Attributes:
     model_dim: M.
     hidden_dim: H.
     num_experts: E.
-    dropout: rate after the activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section 2.4).
-    activation: a name of ffn.ACTIVATIONS.
+    dropout: rate after the last activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section
+      2.4).
   """
 
   model_dim: int
   hidden_dim: int
   num_experts: int
   dropout: float = 0.0
+
+  def _matrix(self, dims: str) -> WeightSpec:
+    """Matrix of every expert: E, the axis that is summed, and the axis of the results. J is a hidden layer too."""
+    size = {'E': self.num_experts, 'M': self.model_dim, 'H': self.hidden_dim, 'J': self.hidden_dim}
+    shape = tuple(size[letter] for letter in dims)
+    return WeightSpec(shape, dims, glorot_uniform(*shape[1:]), factored=dims[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardExperts(SizedExperts):
+  """Expert feed-forward act(x wi) wo, without biases; with ReLU that of the paper.
+
+  A gated one, (act(x wg) * x wi) wo, is GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202). `activation` is
+  a name of ffn.ACTIVATIONS.
+  """
+
   activation: str = 'relu'
 
   def weights(self) -> Specs:
-    gate = {'wg': _inwards(self)} if ACTIVATIONS[self.activation].gated else {}
-    return {'wi': _inwards(self), **gate, 'wo': _outwards(self)}
+    gate = {'wg': self._matrix('EMH')} if ACTIVATIONS[self.activation].gated else {}
+    return {'wi': self._matrix('EMH'), **gate, 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCM; see Experts."""
     activation = ACTIVATIONS[self.activation]
     inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
-    h_EGCH = (
-      activation.function(inwards('wg')) * inwards('wi') if activation.gated else activation.function(inwards('wi'))
-    )
+    h_EGCH = activation.function(inwards('wg' if activation.gated else 'wi'))
+    if activation.gated:
+      h_EGCH *= inwards('wi')
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
     return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
 
@@ -114,19 +128,12 @@ class FeedForwardExperts(Experts):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeepExperts(Experts):
-  """Expert of two hidden layers, relu(relu(x wi) wh) wo. Attributes are those of FeedForwardExperts."""
-
-  model_dim: int
-  hidden_dim: int
-  num_experts: int
-  dropout: float = 0.0
+class DeepExperts(SizedExperts):
+  """Expert of two hidden layers, relu(relu(x wi) wh) wo."""
 
   def weights(self) -> Specs:
-    e, h = self.num_experts, self.hidden_dim
     # Features of the first hidden layer are axis J, which is not split: only one axis of a weight can be.
-    middle = WeightSpec((e, h, h), 'EJH', glorot_uniform(h, h), factored='JH')
-    return {'wi': dataclasses.replace(_inwards(self), dims='EMJ', factored='MJ'), 'wh': middle, 'wo': _outwards(self)}
+    return {'wi': self._matrix('EMJ'), 'wh': self._matrix('EJH'), 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     """Outputs y_EGCM; see Experts."""
@@ -160,13 +167,3 @@ EXPERTS: dict[str, Callable[[int, int, int, float], Experts]] = {
   **{name: functools.partial(FeedForwardExperts, activation=name) for name in ('relu', 'gelu', 'geglu', 'swiglu')},
   'deep': DeepExperts,
 }
-
-
-def _inwards(experts) -> WeightSpec:
-  e, m, h = experts.num_experts, experts.model_dim, experts.hidden_dim
-  return WeightSpec((e, m, h), 'EMH', glorot_uniform(m, h), factored='MH')
-
-
-def _outwards(experts) -> WeightSpec:
-  e, m, h = experts.num_experts, experts.model_dim, experts.hidden_dim
-  return WeightSpec((e, h, m), 'EHM', glorot_uniform(h, m), factored='HM')

@@ -93,7 +93,6 @@ class MoE:
     """Sends each token to its experts and sums their outputs, weighted by the gate.
 
     Args:
-      theta: weights of the gate and of the experts.
       x_BTM: tokens. The gate is computed in float32.
       paddings_BT: 1.0 at padding, which is sent to no expert.
       key: random key in training, for the gate and for dropout; None at inference.
@@ -110,8 +109,10 @@ class MoE:
     grouped = lambda x_BT: tf.reshape(x_BT, [groups, rows // groups * length, *x_BT.shape[2:]])  # [G, S, ...]
     keys = lambda key: None if key is None else grouped(prng.bits(key, [rows, length]))
     x_GSM = shard(grouped(x_BTM), 'GSM')
+    slots_for = lambda factor: self.gate.capacity(sizes(x_GSM)[1], self.num_experts, factor)
+    dropless = key is None or self.capacity_factor is None
     with tf.name_scope('gating'):
-      capacity = None if key is None else self._capacity(x_GSM, self.capacity_factor)
+      capacity = None if dropless else slots_for(self.capacity_factor)
       routing = self.gate(theta, tf.cast(x_GSM, tf.float32), grouped(paddings_BT), keys(key), capacity)
     keys_GS = keys(prng.fold(key, 'experts')) if self.expert_dropout else None
 
@@ -125,27 +126,20 @@ class MoE:
         return shard(dispatcher.combine(outputs), 'GSM')
 
     experts = {name: theta[name] for name in self.experts.weights()}
-    if capacity is None and not routing.every_expert:
-      slots = self._capacity(x_GSM, self.round_capacity_factor)
+    if dropless and not routing.every_expert:
+      slots = slots_for(self.round_capacity_factor)
       y_GSM, rounds = ops.sum_over_rounds(through_experts, x_GSM, experts, routing, slots)
       routing = routing._replace(stats=routing.stats._replace(rounds=rounds))
     else:
       chunks = routing.chunks(1 if key is None else self.capacity_chunks)
       y_GSM = tf.add_n([through_experts(x_GSM, experts, chunk) for chunk in chunks])
-    y_BTM = self._masked(shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM'), key)
+    y_BTM = shard(tf.reshape(y_GSM, sizes(x_BTM)), 'BTM')
+    if key is not None and self.output_masking:
+      keep_BT = prng.dropout(tf.ones(sizes(y_BTM)[:2], y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
+      y_BTM *= keep_BT[..., tf.newaxis]
     if self.shared:
       y_BTM += self.shared(theta['shared'], x_BTM, prng.fold(key, 'shared'))
     return y_BTM, routing
-
-  def _masked(self, y_BTM: tf.Tensor, key: tf.Tensor | None) -> tf.Tensor:
-    """Expert output masking: zeros for a random share of the tokens."""
-    if key is None or not self.output_masking:
-      return y_BTM
-    keep_BT = prng.dropout(tf.ones(sizes(y_BTM)[:2], y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
-    return y_BTM * keep_BT[..., tf.newaxis]
-
-  def _capacity(self, x_GSM: tf.Tensor, factor: float | None) -> Size | None:
-    return None if factor is None else self.gate.capacity(sizes(x_GSM)[1], self.num_experts, factor)
 
   def _groups(self, rows: Size, training: bool) -> Size:
     """Number of groups: num_groups; at inference 1, unless num_groups divides a static B (shards then stay in place).

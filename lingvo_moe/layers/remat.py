@@ -19,11 +19,9 @@ POLICIES = ('none', 'block', 'attention')
 
 
 def rematerialised(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls function(*args), and keeps only the arguments for the gradient.
+  """Calls function(*args), of nested tensors and with nested results, and keeps only the arguments for the gradient.
 
-  Args:
-    function: function of nested tensors that returns nested tensors; other values that it closes over get no gradient.
-    *args: nested tensors.
+  Values that the function closes over get no gradient.
   """
   flat_args = tf.nest.flatten(args)
   call = lambda *flat: function(*tf.nest.pack_sequence_as(args, flat))

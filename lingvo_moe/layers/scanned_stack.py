@@ -1,24 +1,36 @@
-"""Scanned stack: one loop over equal blocks of layers, whose weights and caches are stacked on a leading axis L."""
+"""Scanned stack: one loop over equal blocks of layers, a program as large as a block.
+
+Weights and caches are stacked on a leading axis L. In training the loop keeps the input of every block, and its
+gradient is a second loop, backwards, which runs each block again and differentiates it (see remat.py).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
-from lingvo_moe.layers.scan import scan, weights_at
+from lingvo_moe.core.shapes import results_of
+from lingvo_moe.core.weights import Specs, Theta, WeightSpec
+from lingvo_moe.layers.remat import again
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
+from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
+
+# (number of the block, x, shared, its weights by flat name) -> (x, auxiliary outputs, a nest of tensors)
+Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Mapping[str, tf.Tensor]], tuple[tf.Tensor, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ScannedStack(Stack):
-  """Stack whose program has the size of one block of `moe_every` layers; see Stack and scan.py."""
+  """Stack whose program has the size of one block of `moe_every` layers; see Stack."""
 
   def __post_init__(self):
     super().__post_init__()
@@ -98,3 +110,92 @@ class ScannedStack(Stack):
     own_caches = {name: of_layers['self'] for name, of_layers in cache.items()}
     x_BWM, own_caches = counted(self.num_blocks, extend_block, x_BWM, own_caches)
     return x_BWM, {name: {**cache[name], 'self': own} for name, own in own_caches.items()}
+
+
+def scan(
+  block: Block,
+  x_BTM: tf.Tensor,
+  shared: Sequence[tf.Tensor],
+  weights: Mapping[str, tf.Tensor],
+  specs: Mapping[str, WeightSpec],
+) -> tuple[tf.Tensor, Any]:
+  """Scan: runs blocks 0, 1, ... L - 1 in a loop.
+
+  Args:
+    block: function; it may also close over tensors, such as masks and random keys, which get no gradient.
+    x_BTM: input of block 0; a block's output has its shape and type.
+    shared: tensors [B, ...] that are inputs of every block and get a gradient.
+    weights: weights [L, ...] of all blocks by flat name.
+    specs: specifications of one block's weights by flat name.
+
+  Returns:
+    (output of the last block, auxiliary outputs of the blocks stacked on a leading axis L).
+  """
+  names = list(specs)
+  count = weights[names[0]].shape[0]
+  scope = tf.get_current_name_scope()
+  aux_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, _at(weights, specs, 0))[1])
+
+  def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
+    # The body of a loop is a graph of its own, whose name scopes begin anew; tools group compiled operations by scope.
+    with tf.name_scope(under):
+      return block(number, x, flat[: len(shared)], dict(zip(names, flat[len(shared) :], strict=True)))
+
+  @tf.custom_gradient
+  def run(x, *flat):
+    stacked = dict(zip(names, flat[len(shared) :], strict=True))
+
+    def forward(number, x, inputs, auxiliary):
+      inputs = inputs.write(number, shard(x, 'BTM'))
+      x, values = run_block(number, x, *flat[: len(shared)], *_at(stacked, specs, number).values())
+      auxiliary = [array.write(number, value) for array, value in zip(auxiliary, tf.nest.flatten(values), strict=True)]
+      return shard(x, 'BTM'), inputs, auxiliary
+
+    inputs = tf.TensorArray(x.dtype, count, element_shape=x.shape)
+    auxiliary = [tf.TensorArray(s.dtype, count, element_shape=s.shape) for s in tf.nest.flatten(aux_specs)]
+    y, inputs, auxiliary = counted(count, forward, x, inputs, auxiliary, scope='')
+    inputs_LBTM = shard(inputs.stack(), 'LBTM')
+
+    def grad(dy, *daux):
+      def backward(done, dx, dshared, dweights):
+        number = count - 1 - done
+        block_args = [
+          shard(inputs_LBTM[number], 'BTM'),
+          *flat[: len(shared)],
+          *_at(stacked, specs, number).values(),
+        ]
+        dx, *grads = pull_back(
+          lambda *args: run_block(number, *args, under=again(scope)),
+          block_args,
+          [dx, *(dvalue[number] for dvalue in daux)],
+        )
+        # Gradients of shared tensors are sums over many blocks: in float32 whatever type the tensors have.
+        dshared = [total + tf.cast(g, total.dtype) for total, g in zip(dshared, grads)]
+        stored = [xla_sharding.store(g, s.dims) for g, s in zip(grads[len(shared) :], specs.values(), strict=True)]
+        dweights = [array.write(number, g) for array, g in zip(dweights, stored, strict=True)]
+        return shard(dx, 'BTM'), dshared, dweights
+
+      dshared = [tf.zeros_like(s, tf.float32) for s in shared]
+      dweights = [tf.TensorArray(w.dtype, count, element_shape=w.shape[1:]) for w in stacked.values()]
+      dx, dshared, dweights = counted(count, backward, dy, dshared, dweights, scope='gradient_tape')
+      dshared = [tf.cast(total, s.dtype) for total, s in zip(dshared, shared, strict=True)]
+      whole = [xla_sharding.store(a.stack(), 'L' + s.dims) for a, s in zip(dweights, specs.values(), strict=True)]
+      return dx, *dshared, *whole
+
+    return [y, *(array.stack() for array in auxiliary)], grad
+
+  y, *auxiliary = run(x_BTM, *shared, *(weights[name] for name in names))
+  return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
+
+
+def weights_at(theta: Theta, specs: Specs, number: tf.Tensor) -> Theta:
+  """Weights of one block, those that `specs` names, gathered for use."""
+  with tf.name_scope('weights'):
+    flat = weights_lib.flatten(specs)
+    own = _at(weights_lib.flatten(theta), flat, number)
+    return weights_lib.unflatten({name: xla_sharding.gather(w, flat[name].dims) for name, w in own.items()})
+
+
+def _at(weights, specs, number):
+  """Weights of one block, still split as devices store them."""
+  return {name: xla_sharding.store(weights[name][number], spec.dims) for name, spec in specs.items()}

@@ -99,18 +99,10 @@ class Stack:
     memory_segments_BU: tf.Tensor | None = None,
     key: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, dict[str, Routed]]:
-    """Runs the stack over whole rows; decoders attend causally, and to memory of the same segment.
+    """Runs the stack over whole rows: ([B, T, M], {layer name: Routed} for layers with experts).
 
-    Args:
-      theta: the stack's weights.
-      x_BTM: embedded input.
-      segments_BT: sentence of the row that a position belongs to; 0 is padding.
-      memory_BUM: encoder output, for decoders.
-      memory_segments_BU: segments of memory_BUM.
-      key: random key in training; None at inference.
-
-    Returns:
-      ([B, T, M], {layer name: Routed} for layers with experts).
+    Decoders attend causally, and to the encoder output `memory_BUM` of the same segment. A segment is the sentence of
+    the row that a position belongs to; 0 is padding. The random key is None at inference.
     """
     mask_BTT = segment_mask(segments_BT, segments_BT)
     memory_mask_BTU = None
@@ -182,7 +174,6 @@ class Stack:
     Without cross-attention it also takes the first W symbols of a row at once, all live, under a causal mask.
 
     Args:
-      theta: the stack's weights.
       x_BWM: embedded last symbol of each hypothesis.
       now: positions to write, positions of each hypothesis, and which of them there are; see Attention.extend.
       memory_segments_BU: segments of the encoder output: one sentence a row, 0 at padding; None: no cross-attention.

@@ -63,19 +63,17 @@ class Layer:
     memory_mask_BTU: tf.Tensor | None = None,
     key: tf.Tensor | None = None,
   ) -> tuple[tf.Tensor, Routing | None]:
-    """Runs the layer over whole rows. All but experts compute each row by itself, on a CPU in sub-batches.
+    """Runs the layer over whole rows: ([B, T, M], Routing of the experts or None).
+
+    All but experts compute each row by itself, on a CPU in sub-batches.
 
     Args:
       theta: the layer's weights, which are cast to the type of x unless their spec says float32.
-      x_BTM: input.
       mask_BTT: where a position may attend to another of x.
       paddings_BT: 1.0 where x is padding.
       memory_BUM: encoder output, for layers with cross-attention.
       memory_mask_BTU: where a position may attend to memory.
       key: random key, or one for each row, in training; None at inference.
-
-    Returns:
-      ([B, T, M], Routing of the experts or None).
     """
     theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)
 

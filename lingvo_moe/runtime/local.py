@@ -47,10 +47,7 @@ class LocalRuntime(Runtime):
 
   On a CPU, weights that the model uses in bfloat16 have a copy in it, which the update writes: a step casts none.
 
-  Args:
-    program: program to run.
-    jit: see above.
-    backend: 'auto', the backend for the machine (see ops/); or 'reference', plain TensorFlow throughout.
+  `backend` is 'auto', the backend for the machine (see ops/), or 'reference', plain TensorFlow throughout.
   """
 
   def __init__(self, program: Program, jit: bool = False, backend: str = 'auto'):

@@ -30,12 +30,9 @@ logging.getLogger('jax').setLevel(logging.WARNING)  # at INFO it logs every back
 
 
 class Lowering:
-  """Shapes and shardings of a program on a mesh. Allocates and runs nothing; the devices need not exist.
+  """Shapes and shardings of a program on a mesh, given the devices in the order of their physical numbers.
 
-  Args:
-    program: the program to lower.
-    mesh: arrangement of the devices.
-    devices: devices of the mesh, in the order of their physical numbers.
+  Allocates and runs nothing; the devices need not exist.
 
   Raises:
     UserError: the mesh does not divide the program's weights or groups; the message suggests a mesh that does.

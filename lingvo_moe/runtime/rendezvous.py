@@ -12,7 +12,7 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from lingvo_moe.core.errors import UserError
 
@@ -75,31 +75,23 @@ def _gather(wait: _Wait) -> None:
     selector = stack.enter_context(selectors.DefaultSelector())
     server = stack.enter_context(_listen(wait))
     selector.register(server, selectors.EVENT_READ)
-    joined: dict[int, socket.socket] = {}
-    while len(joined) < wait.count - 1:
-      missing = [str(index) for index in range(1, wait.count) if index not in joined]
-      more = f' and {len(missing) - 8} more' if len(missing) > 8 else ''
-      try:
-        seconds = wait.left(f'process{"es" if missing[1:] else ""} {", ".join(missing[:8])}{more}')
-      except UserError as e:
-        _tell(joined.values(), e)
-        raise
-      for key, _ in selector.select(seconds):
-        if key.fileobj is server:
-          connection = stack.enter_context(server.accept()[0])
-          selector.register(connection, selectors.EVENT_READ)
-          continue
-        connection, word = key.fileobj, b''
+    joined: dict[socket.socket, int] = {}  # processes that have come, by connection
+    try:
+      while missing := sorted(set(range(1, wait.count)) - set(joined.values())):
+        more = f' and {len(missing) - 8} more' if len(missing) > 8 else ''
+        whom = f'process{"es" if missing[1:] else ""} {", ".join(map(str, missing[:8]))}{more}'
+        for key, _ in selector.select(wait.left(whom)):
+          if key.fileobj is server:
+            selector.register(stack.enter_context(server.accept()[0]), selectors.EVENT_READ)
+          elif not _has_joined(key.fileobj, joined, wait):  # gone, or none of us
+            selector.unregister(key.fileobj)
+            key.fileobj.close()
+    except UserError as e:
+      for connection in joined:
         with contextlib.suppress(OSError):
-          word = connection.recv(1024)
-        index = _index_of(word, connection, joined, wait)
-        joined = {number: other for number, other in joined.items() if other is not connection}
-        if index is None:  # gone, or none of us
-          selector.unregister(connection)
-          connection.close()
-        else:
-          joined[index] = connection
-    for connection in joined.values():
+          connection.sendall(_ERROR + str(e).encode())
+      raise
+    for connection in joined:
       connection.sendall(_GO)
 
 
@@ -114,26 +106,24 @@ def _listen(wait: _Wait) -> socket.socket:
     ) from None
 
 
-def _index_of(word: bytes, connection: socket.socket, joined: dict[int, socket.socket], wait: _Wait) -> int | None:
-  """Number of the process that sent a word; None if no process of ours did."""
+def _has_joined(connection: socket.socket, joined: dict[socket.socket, int], wait: _Wait) -> bool:
+  """Reads the number of a process from a connection into `joined`; False if it is no process of ours."""
+  word = b''
+  with contextlib.suppress(OSError):
+    word = connection.recv(1024)
   hello = _HELLO_FORM.fullmatch(word)
   if not hello:
-    return None
-  index, count = int(hello[1]), int(hello[2])
-  if count == wait.count and 0 < index < count and index not in joined:
-    return index
-  error = UserError(
-    f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
-    f'process {index} of {count}' + (' twice' if index in joined else '') + f' at {wait.address}'
-  )
-  _tell((connection, *joined.values()), error)
-  raise error
-
-
-def _tell(others: Iterable[socket.socket], error: UserError) -> None:
-  for other in others:
-    with contextlib.suppress(OSError):
-      other.sendall(_ERROR + str(error).encode())
+    joined.pop(connection, None)
+    return False
+  index, count = map(int, hello.groups())
+  twice = index in joined.values()
+  joined[connection] = index
+  if twice or count != wait.count or not 0 < index < count:
+    raise UserError(
+      f'processes of a run have different numbers below one --num_processes; process 0 of {wait.count} met '
+      f'process {index} of {count}' + (' twice' if twice else '') + f' at {wait.address}'
+    )
+  return True
 
 
 def _join(wait: _Wait) -> None:

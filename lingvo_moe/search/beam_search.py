@@ -113,27 +113,20 @@ def beam_search(
       the symbol's own position included. Its input has rows without a live hypothesis too, whose logits are ignored.
     cache: any nest of tensors, whose shapes step_fn keeps, with max_steps * W flat positions, or
       with one if `keep` is given.
-    batch_size: B.
     beam_size: W, the live hypotheses kept for each sentence.
     max_steps: T, the most steps to run.
     max_lengths_B: int, the largest |Y| of each sentence, counting eos; cut to max_steps. A sentence
       with 0 gets no hypothesis and costs no step.
-    bos_id: input at the first step.
-    eos_id: ends a hypothesis.
-    vocab_size: V.
+    bos_id, eos_id, pad_id: input at the first step, end of a hypothesis, and filling of ids after it.
     length_norm_alpha: GNMT's alpha, at least 0. With 0 the score is the log-probability.
     min_length: the least |Y|, counting eos, or max_length of a sentence where that is less.
     n_best: number of translations to return; None for beam_size. A smaller one stops earlier and
       returns the same first translations.
     early_stop: stop a sentence as soon as its result is certain.
-    pad_id: fills ids after eos.
     keep: (cache, positions_BU) -> a cache of the values at these flat positions, to drop positions
       that no live hypothesis uses any more; see flat_sequence.loop.
     first_B: input at the first step of each row, such as the last symbol of a prompt; None: bos_id.
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
-
-  Returns:
-    Hypotheses with W = n_best and T = max_steps.
 
   Raises:
     UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.

@@ -62,9 +62,6 @@ def loop(
     cache: any nest of tensors, with or without an axis of flat positions. It has room for `first_room` positions,
       or for max_steps * W if `keep` is None.
     alive: function of the state that returns booleans [B, W]: True where a hypothesis is live.
-    batch_size: B.
-    beam_size: W.
-    max_steps: the most steps to run.
     keep: gathers positions of a cache. A position may be gathered twice; the copy is unused until it is written again.
       None, or a backend without open shapes: no position is ever dropped and all shapes stay the same.
     prefix_BU: 1.0 where one of the cache's first P positions belongs to every hypothesis of a row, as a prompt's do;

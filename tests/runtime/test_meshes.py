@@ -13,7 +13,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.scan import scan
+from lingvo_moe.layers.scanned_stack import scan
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.xla_sharding import Mesh
 

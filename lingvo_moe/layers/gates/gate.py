@@ -67,7 +67,6 @@ class Gate(abc.ABC):
     """Chooses experts for each token.
 
     Args:
-      theta: the weights.
       x_GSM: float32 tokens.
       paddings_GS: 1.0 at padding, which takes no slot and counts in no statistic.
       keys_GS: random key of each token in training; None at inference.
@@ -91,7 +90,6 @@ class LinearGate(Gate):
   gate_init_scale: float = dataclasses.field(default=1.0, kw_only=True)
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
-    """Weights of the gate, 'gate' [M, E]."""
     return {'gate': gate_weight(model_dim, num_experts, self.gate_init_scale)}
 
 
