@@ -56,10 +56,10 @@ def main(argv):
 
 def _examples(data_dir: str, pairs: list[str]) -> dict[str, int]:
   """Lines of the training set of each pair."""
-  from lingvo_moe.corpora import parallel, text
+  from lingvo_moe.corpora import parallel
 
   found = parallel.find_pairs(data_dir, ','.join(pairs), 'train')
-  return {pair.name: len(text.read_lines(pair.source_files)) for pair in found}
+  return {pair.name: parallel.count_lines(pair) for pair in found}
 
 
 if __name__ == '__main__':

@@ -88,7 +88,7 @@ def read(
     path = run.results_file(split, step, pair.name + log_directory.HYPOTHESES)
     for decoded in (path, *(pair.source_files + pair.target_files if written else ())):
       _check_unchanged(decoded, hashes, run.path)
-    lines = text.read_lines([path])
+    lines = list(text.lines([path]))
     sources, references = parallel.read_pair(pair)
     if len(lines) != scored[pair.name]['sentences'] or len(lines) > len(references):
       raise UserError(

@@ -53,12 +53,14 @@ _MARKS = (  # that of UTF-32 begins as that of UTF-16 does
 )
 
 
-def named(folder: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (stem, ending, path) of each file named stem.ending, or so with the ending of a packed file; in order."""
-  for name in sorted(files.file_names(folder)):
+def named(folder: str) -> list[tuple[str, str, str]]:
+  """(stem, ending, path) of each file named stem.ending, or else so with the ending of a packed file."""
+  paths = {}
+  for name in sorted(files.file_names(folder)):  # 'x.txt' comes before 'x.txt.gz'
     stem, dot, ending = ENDING.sub('', name).rpartition('.')
     if dot and stem:
-      yield stem, ending, os.path.join(folder, name)
+      paths.setdefault((stem, ending), os.path.join(folder, name))
+  return [(*name, path) for name, path in paths.items()]
 
 
 @contextlib.contextmanager

@@ -158,10 +158,7 @@ def _has_prefix(stem: str, prefix: str) -> bool:
 
 def _side(folder: str, prefix: str, language: str) -> dict[str, str]:
   """Files of one side by stem: the file of this prefix and language, or its shards."""
-  stems = {}
-  for stem, lang, path in packed.named(folder):
-    if lang == language:
-      stems.setdefault(stem, path)  # 'x.de' sorts before 'x.de.gz'
+  stems = {stem: path for stem, ending, path in packed.named(folder) if ending == language}
   if prefix in stems:
     return {prefix: stems[prefix]}
   return {stem: path for stem, path in stems.items() if _has_prefix(stem, prefix)}
@@ -197,7 +194,7 @@ def _no_such_file(folder, source, target, split, split_files) -> MissingFilesErr
 
 def read_pair(pair: Pair) -> tuple[list[str], list[str]]:
   """Reads (source lines, target lines) of a held-out set."""
-  sources, targets = ([text.read_lines([path]) for path in side] for side in (pair.source_files, pair.target_files))
+  sources, targets = ([list(text.lines([path])) for path in side] for side in (pair.source_files, pair.target_files))
   check_counts(pair, map(len, sources), map(len, targets))
   return list(itertools.chain(*sources)), list(itertools.chain(*targets))
 

@@ -143,11 +143,7 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Dec
 
 
 def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines: int) -> UserError:
-  try:
-    begin = line.find(0)
-    line.decode('utf-8')
-  except UnicodeDecodeError as e:
-    begin = e.start
+  begin = text.bad_byte(line)
   return UserError(
     f'text must be UTF-8; {count:,} of {lines:,} lines are not, first line {number} of {path} (byte {begin + 1}: '
     f'{line[begin : begin + 4]!r}): convert it with iconv -f ENCODING -t utf-8 {shlex.quote(path)}, where ENCODING is '

@@ -81,16 +81,21 @@ def batches(items: Iterator[_T], size: int, raw: IO[bytes], progress: Progress |
     yield batch
 
 
-def check(data: bytes, path: str, before: int = 0) -> None:
-  """Raises UserError at the first line of some lines that is not UTF-8, or has a NUL; `before` them are as many."""
+def bad_byte(data: bytes) -> int:
+  """Place of the first byte that is not UTF-8, or else of the first NUL; -1 if there is neither."""
   try:
     data.decode('utf-8')
-    rule, seen, way_out = 'text has no NUL bytes', 'has one', "remove them with tr -d '\\000', if the rest is text"
-    place = data.find(0)
+    return data.find(0)
   except UnicodeDecodeError as e:
+    return e.start
+
+
+def check(data: bytes, path: str, before: int = 0) -> None:
+  """Raises UserError at the first line of some lines that is not UTF-8, or has a NUL; `before` them are as many."""
+  if (place := bad_byte(data)) >= 0:
     rule, seen, way_out = 'text must be UTF-8', 'is not', 'convert it, e.g. with iconv -f latin1 -t utf-8'
-    place = e.start
-  if place >= 0:
+    if not data[place]:
+      rule, seen, way_out = 'text has no NUL bytes', 'has one', "remove them with tr -d '\\000', if the rest is text"
     line, byte = data.count(b'\n', 0, place) + 1, place - data.rfind(b'\n', 0, place)
     raise UserError(
       f'{rule}; line {before + line} of {path} {seen} (byte {byte}: {data[place : place + 4]!r}): {way_out}'
@@ -105,11 +110,6 @@ def shortened(text: str, length: int) -> str:
 def lines(files: Iterable[str]) -> Iterator[str]:
   """Yields the lines of files, in order, read as a stream."""
   return (line.decode('utf-8') for path in files for batch in line_batches(path) for line in batch)
-
-
-def read_lines(files: Iterable[str]) -> list[str]:
-  """All lines of files, in order; for held-out sets, which are small."""
-  return list(lines(files))
 
 
 def count_lines(path: str) -> int:

@@ -164,7 +164,7 @@ def hypotheses(record: RunRecord, pair: str) -> list[str]:
     return record.translations[0][pair].lines
   path = record.run.results_file(record.split, record.decoded_step, pair + log_directory.HYPOTHESES)
   try:
-    return text.read_lines([path]) if files.is_inside(path, record.run.path) else []
+    return list(text.lines([path])) if files.is_inside(path, record.run.path) else []
   except UserError:
     return []
 

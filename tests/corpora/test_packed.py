@@ -39,7 +39,7 @@ def test_a_small_file_that_unpacks_to_very_much_is_refused_soon(bombs, name):
   path, begun = str(bombs / name), time.monotonic()
   assert os.path.getsize(path) < 320_000
 
-  for read in (text.count_lines, plain_text.read, lambda path: text.read_lines([path])):
+  for read in (text.count_lines, plain_text.read, lambda path: list(text.lines([path]))):
     with pytest.raises(UserError, match='may unpack to 100 times its size beyond its first 8 MiB; saw .*: see what'):
       read(path)
 
@@ -73,7 +73,7 @@ def test_text_that_packs_well_is_read(tmp_path):
 
 LINES = [f'{i} schöne Häuser' for i in range(50)]
 TEXT = '\n'.join(LINES).encode()
-READERS = (lambda path: text.read_lines([path]), lambda path: plain_text.read(path).split('\n'))
+READERS = (lambda path: list(text.lines([path])), lambda path: plain_text.read(path).split('\n'))
 
 
 @pytest.mark.parametrize('name', ['a.de.gz', 'a.de.GZ', 'a.de.xz', 'a.de', 'a.de.BZ2'])
@@ -130,7 +130,7 @@ def test_a_file_that_is_no_text_is_refused_by_what_it_is(tmp_path, data, what):
 @pytest.mark.parametrize('line', ['x' * 255 + 'ajustar', 'BZh ist kein Wort', 'PAR1 %PDF- PK'])
 def test_text_that_looks_a_little_like_another_file_is_read(tmp_path, line):
   (tmp_path / 'a.es').write_text(f'{line}\n')
-  assert text.read_lines([str(tmp_path / 'a.es')]) == [line]
+  assert list(text.lines([str(tmp_path / 'a.es')])) == [line]
 
 
 def test_a_nul_far_into_a_file_is_named_by_its_line(tmp_path):

@@ -95,7 +95,7 @@ def test_a_pair_without_the_split_is_passed_over(folders):
 
 def test_only_lf_ends_a_line(tmp_path):
   (tmp_path / 'x.de').write_bytes('a\u2028b\x0bc\r\n\n last'.encode())
-  assert text.read_lines([str(tmp_path / 'x.de')]) == ['a\u2028b\x0bc', '', ' last']
+  assert list(text.lines([str(tmp_path / 'x.de')])) == ['a\u2028b\x0bc', '', ' last']
 
 
 def test_lines_come_in_bounded_batches(tmp_path):
@@ -173,7 +173,7 @@ def test_unequal_line_counts_are_both_told(folders):
 def test_invalid_utf8_is_told_by_file_and_line(tmp_path):
   (tmp_path / 'x.de').write_bytes(b'gut\n' * 5000 + b'sch\xf6n\n')
   with refuses(r'line 5001 of .*x.de is not \(byte 4'):
-    text.read_lines([str(tmp_path / 'x.de')])
+    list(text.lines([str(tmp_path / 'x.de')]))
 
 
 def test_empty_corpus_is_refused(folders):
@@ -189,7 +189,7 @@ def test_damaged_gzip_is_told(tmp_path):
   (tmp_path / 'y.de.gz').write_bytes(b'not gzip at all')
   for name in ('x.de.gz', 'y.de.gz'):
     with refuses(f'{name} is damaged or not gzip'):
-      text.read_lines([str(tmp_path / name)])
+      list(text.lines([str(tmp_path / name)]))
 
 
 def test_a_side_may_be_packed_by_xz_or_bzip2_and_zstd_is_named(tmp_path):

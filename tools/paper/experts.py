@@ -184,7 +184,7 @@ def read_labels(path: str) -> dict[str, dict[str, str]]:
       labels.
   """
   try:
-    rows = list(csv.DictReader(text.read_lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))
+    rows = list(csv.DictReader(text.lines([path]), delimiter='\t', quoting=csv.QUOTE_NONE))
   except csv.Error as e:
     raise UserError(
       f'{path} must be a table with tabs and a line for each language ({e}): mend its line ends'
