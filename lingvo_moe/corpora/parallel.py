@@ -71,15 +71,16 @@ def find_pairs(
     UserError: a side or shard has no partner, or plain files have no pair named.
   """
   data_dir = text.corpus_folder(data_dir)
-  prefix = dict(split_files).get(split, split)
+  prefixes = dict(split_files)
+  prefix = prefixes.get(split, split)
   patterns = [p.strip() for p in pairs.split(',') if p.strip()]
   folders = _pair_folders(data_dir)
-  folders |= _reversed(folders, patterns) if folders else _plain_directions(data_dir, patterns, split, split_files)
+  folders |= _reversed(folders, patterns) if folders else _plain_directions(data_dir, patterns, split, prefixes)
   found = {name: _pair(name, *folders[name], split, prefix) for name in _choose(folders, patterns, data_dir)}
   missing = [name for name, pair in found.items() if pair is None]
   named = [name for name in missing if name in patterns and split == 'train']
   if named or len(missing) == len(found):
-    raise _no_such_file(*folders[(named or missing)[0]], split, split_files)
+    raise _no_such_file(*folders[(named or missing)[0]], split, prefixes)
   return [pair for pair in found.values() if pair is not None]
 
 
@@ -136,12 +137,12 @@ def _reversed(folders: Mapping[str, tuple[str, str, str]], patterns: Iterable[st
   return {name: reverse[name] for pattern in lacking for name in fnmatch.filter(reverse, pattern)}
 
 
-def _plain_directions(data_dir, patterns, split, split_files) -> dict[str, tuple[str, str, str]]:
+def _plain_directions(data_dir, patterns, split, prefixes) -> dict[str, tuple[str, str, str]]:
   """The same of plain files: any two languages, in either direction."""
-  prefix = dict(split_files).get(split, split)
+  prefix = prefixes.get(split, split)
   known = sorted({language for stem, language, _ in packed.named(data_dir) if _has_prefix(stem, prefix)})
   if not known:
-    raise _no_such_file(data_dir, '<source>', '<target>', split, split_files)
+    raise _no_such_file(data_dir, '<source>', '<target>', split, prefixes)
   directions = {f'{s}-{t}': (data_dir, s, t) for s in known for t in known if s != t}
   if not patterns:
     raise UserError(
@@ -176,8 +177,7 @@ def _pair(name, folder, source, target, split, prefix) -> Pair | None:
   return Pair(name, source, target, split, tuple(sources[s] for s in stems), tuple(targets[s] for s in stems))
 
 
-def _no_such_file(folder, source, target, split, split_files) -> MissingFilesError:
-  prefixes = dict(split_files)
+def _no_such_file(folder, source, target, split, prefixes) -> MissingFilesError:
   prefix = prefixes.get(split, split)
   stems = {stem for stem, _, _ in packed.named(folder)}
   exists = lambda prefix: any(_has_prefix(stem, prefix) for stem in stems)

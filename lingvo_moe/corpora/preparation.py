@@ -83,13 +83,11 @@ class Decisions:
   Attributes:
     outcomes: Outcome of every line, uint8.
     first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
-    ratio: characters of the target for each one of the source.
     copies: pairs fit to keep whose target is their source.
   """
 
   outcomes: np.ndarray
   first_not_utf8: tuple[str, ...]
-  ratio: float
   copies: int = 0
 
   def count(self, *outcomes: Outcome) -> int:
@@ -130,13 +128,13 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Dec
     if count > max(_FEW, lines * _SHARE):
       raise _of_another_encoding(texts.where(i), *first_not_utf8[i], count, lines)
   source, target, source_chars, target_chars, outcomes = map(np.asarray, columns)
-  ratio = _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
+  _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
   del columns, source_chars, target_chars
   pairs = _by_chunks(sampling.fold, source, target)
   outcomes[(outcomes == _UNDECIDED) & _repeats(pairs, outcomes == _UNDECIDED)] = Outcome.DUPLICATE
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
-  decisions = Decisions(outcomes, where, ratio, copies)
+  decisions = Decisions(outcomes, where, copies)
   _hold_out(source, target, pairs, decisions, rules)
   outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
   return decisions
@@ -173,8 +171,8 @@ def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.nd
   return np.frombuffer(b''.join(digests), np.uint64), chars, outcomes
 
 
-def _drop_ratios(source: np.ndarray, target: np.ndarray, outcomes: np.ndarray, most: float) -> float:
-  """Drops pairs whose lengths are wildly unlike; returns the corpus's ratio of target to source characters."""
+def _drop_ratios(source: np.ndarray, target: np.ndarray, outcomes: np.ndarray, most: float) -> None:
+  """Drops pairs whose lengths are wildly unlike, by the corpus's own ratio of target to source characters."""
   undecided = outcomes == _UNDECIDED
   sums = [int(side.sum(dtype=np.int64, where=undecided)) for side in (source, target)]
   ratio = sums[1] / max(sums[0], 1)
@@ -184,7 +182,6 @@ def _drop_ratios(source: np.ndarray, target: np.ndarray, outcomes: np.ndarray, m
     return np.maximum(expected / seen, seen / expected) > most
 
   outcomes[undecided & _by_chunks(unlike, source, target)] = Outcome.LENGTH_RATIO
-  return ratio
 
 
 def _hold_out(source: np.ndarray, target: np.ndarray, pairs: np.ndarray, decisions: Decisions, rules: Rules) -> None:

@@ -199,15 +199,11 @@ def make_corpus(
 def table(manifest: dict) -> str:
   """Table of the languages of a corpus, with their sums."""
   languages = manifest['languages']
-  lines = [f'{"code":8} {"language":20} {"script":16} {"train":>6} {"dev":>5} {"test":>5}']
-  for code, row in languages.items():
-    lines.append(f'{code:8} {row["name"]:20} {row["script"]:16} {row["train"]:6} {row["dev"]:5} {row["test"]:5}')
-  sums = [sum(row[split] for row in languages.values()) for split in SPLITS]
-  scripts = len({row['script'] for row in languages.values()})
-  lines.append(
-    f'{"":8} {len(languages):>3} languages        {scripts:>3} scripts      {sums[0]:6} {sums[1]:5} {sums[2]:5}'
-  )
-  return '\n'.join(lines)
+  rows = [(code, *(language[key] for key in ('name', 'script', *SPLITS))) for code, language in languages.items()]
+  names, scripts, *sizes = list(zip(*rows))[1:]
+  sums = '', f'{len(names):>3} languages', f'{len({*scripts}):>3} scripts', *map(sum, sizes)
+  form = '{:8} {:20} {:16} {:>6} {:>5} {:>5}'.format
+  return '\n'.join(form(*row) for row in [('code', 'language', 'script', *SPLITS), *rows, sums])
 
 
 _KINDS = {'recipe': json_files.OBJECT, 'languages': json_files.by_name(json_files.OBJECT)}
