@@ -27,8 +27,8 @@ the page, and `lingvo-moe models --model=NAME` prints a model's command, weights
 that train on a laptop and have a result. Every giant has a sibling `...Tiny` of the same graph."""
 _FIELDS_HEAD = """# Fields of a configuration
 
-This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --model=NAME` prints the values
-of one model. `python tools/reference_pages.py --page=fields` makes the page."""
+This page lists every field that `--set NAME=VALUE` can set, by topic. `lingvo-moe models --model=NAME` prints the
+values of one model. `python tools/reference_pages.py --page=fields` makes the page."""
 _TASKS = {'mt': 'Translation', 'lm': 'Language models', 'switch': 'Span corruption, as T5 is trained'}
 
 

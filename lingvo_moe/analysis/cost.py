@@ -180,7 +180,8 @@ def analyze(
 ) -> dict[str, Any]:
   """Fields of a Report that follow from the compiled program."""
   module, chip = hlo.parse(compiled.text), topology.chip if topology else None
-  step, longer = (_Step(module, compiled, mesh, chip, n) for n in (rounds, rounds + 1))
+  places = np.array([device.coords for device in compiled.devices]) if chip else None
+  step, longer = (_Step(module, places, mesh, chip, n) for n in (rounds, rounds + 1))
   counts = collections.Counter()
   for cost in step.costs:
     counts[cost.kind] += cost.count
@@ -205,7 +206,7 @@ def analyze(
     'flops_share_of_peak': flops / (chip.flops * estimated) if estimated else None,
     'parts': step.parts,
     'phases': step.phases,
-    'placements': torus.placement_costs(step.collectives, mesh, topology, compiled.devices) if topology else [],
+    'placements': torus.placement_costs(step.collectives, mesh, topology, places) if topology else [],
     'step_seconds_roofline': roofline,
     'step_seconds_compiler': estimated,
     'round_seconds_roofline': longer.roofline - roofline if roofline else None,
@@ -214,11 +215,14 @@ def analyze(
 
 
 class _Step:
-  """Costs of a compiled step, whose MoE layers make so many rounds; without a chip there are no seconds."""
+  """Costs of a compiled step, whose MoE layers make so many rounds; without a chip there are no seconds.
 
-  def __init__(self, module: Module, compiled: Compiled, mesh: Mesh, chip: Chip | None, rounds: int):
+  `places` [devices, axes] are the coordinates of the devices on the torus, in the order of the program.
+  """
+
+  def __init__(self, module: Module, places: np.ndarray | None, mesh: Mesh, chip: Chip | None, rounds: int):
     self.collectives = hlo_collectives.collectives(module, rounds)
-    self.costs = _collective_costs(self.collectives, compiled, mesh, chip)
+    self.costs = _collective_costs(self.collectives, places, mesh, chip)
     self.phases = _phases(module, self.costs, chip, rounds)
     self.parts = {name: functools.reduce(operator.add, (of[name] for of in self.phases.values())) for name in PARTS}
     parts, cycles = self.parts.values(), sum(part.cycles for part in self.parts.values())
@@ -229,7 +233,7 @@ class _Step:
 
 
 def _collective_costs(
-  collectives: Sequence[Collective], compiled: Compiled, mesh: Mesh, chip: Chip | None
+  collectives: Sequence[Collective], places: np.ndarray | None, mesh: Mesh, chip: Chip | None
 ) -> list[CollectiveCost]:
   """Costs of the collectives; those of one kind, size, layer and phase are added up."""
   alike: dict[CollectiveCost, tuple[int, float]] = {}
@@ -242,7 +246,7 @@ def _collective_costs(
     asynchronous = collective.instruction.opcode.endswith('-start')
     key = CollectiveCost(kind, 0, size, axes, _layer(collective), part, phase, None, asynchronous)
     count, seconds = alike.get(key, (0, 0.0))
-    spent = times * torus.seconds(kind, size, groups, compiled.devices, chip) if chip else 0.0
+    spent = times * torus.seconds(kind, size, groups, places, chip) if chip else 0.0
     alike[key] = count + times, seconds + spent
   return [key._replace(count=n, seconds=seconds if chip else None) for key, (n, seconds) in alike.items()]
 

@@ -21,6 +21,7 @@ _INSTRUCTION = re.compile(r'^\s+(ROOT )?%?(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$
 _ARRAY = re.compile(r'([a-z]+[a-z0-9]*)\[([0-9,]*)\](?:\{([^}]*)\})?')
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _NAME = re.compile(r'%([\w.\-]+)')
+_CLOSING = re.compile(r'\)(?=, [\w-]+=)|\)?$')  # the end of the operands, before the attributes
 _TILE = re.compile(r'T\(([0-9,*]+)\)')
 _CALLED = re.compile(r'(calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)')
 _BRANCHES = re.compile(r'branch_computations=\{([^}]*)\}')
@@ -178,7 +179,8 @@ def parse(text: str) -> Module:
 
 def _instruction(root, name, result, opcode, rest, by_name, computations) -> Instruction:
   arrays = tuple(Array(dtype, tuple(numbers(sizes)), layout) for dtype, sizes, layout in _ARRAY.findall(result))
-  end = 0 if opcode in ('parameter', 'constant') else _closing(rest)  # whose brackets hold a number or a value
+  # Of a parameter and a constant the brackets hold a number or a value.
+  end = 0 if opcode in ('parameter', 'constant') else _CLOSING.search(rest).start()
   operands, attributes = _NAME.findall(rest[:end]), rest[end:]
   called = dict(_CALLED.findall(attributes))
   if branches := _BRANCHES.search(attributes):
@@ -194,16 +196,6 @@ def _instruction(root, name, result, opcode, rest, by_name, computations) -> Ins
     attributes=attributes,
     is_root=bool(root),
   )
-
-
-def _closing(text: str) -> int:
-  """Index of the bracket that closes the one opened just before the text."""
-  depth = 1
-  for match in re.finditer(r'[()]', text):
-    depth += 1 if match[0] == '(' else -1
-    if not depth:
-      return match.start()
-  return len(text)
 
 
 def numbers(text: str | None) -> list[int]:

@@ -7,26 +7,27 @@ rounds of a MoE layer (ops/xla.py) is known only when the program runs: it is an
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lingvo_moe.analysis.hlo import FORWARDING, Computation, Instruction, Module
+from lingvo_moe.analysis.hlo import FORWARDING, Instruction, Module
 
 _TRIPS = re.compile(r'"known_trip_count":\s*\{"n":"?(\d+)')
 _ROUNDS = re.compile(r'/rounds(_\d+)?/')  # name scope of the operations of a round
 
 
-def executions(module: Module, rounds: int = 1, in_fusions: bool = False) -> dict[Computation, int]:
-  """Number of executions of each computation, but for those applied inside an instruction (a reduction's).
+def executed(module: Module, rounds: int = 1, in_fusions: bool = False) -> Iterator[tuple[Instruction, int]]:
+  """Yields (instruction, executions) of all instructions, but for those applied inside an instruction (a reduction's).
 
   Every branch of a conditional counts as taken, a loop with an unknown trip count as run once, a loop of rounds
-  `rounds` times. `in_fusions` adds the computations that fusions consist of.
+  `rounds` times. `in_fusions` adds the instructions inside fusions.
   """
-  counts: dict[Computation, int] = {}
+  counts = collections.Counter()
 
   def visit(computation, times):
-    counts[computation] = counts.get(computation, 0) + times
+    counts[computation] += times
     for instruction in computation.instructions:
       trips = times_run(instruction, rounds) if instruction.opcode == 'while' else 1
       for role, called in instruction.called.items():
@@ -35,12 +36,7 @@ def executions(module: Module, rounds: int = 1, in_fusions: bool = False) -> dic
           visit(called, times * (1 if trips is None else trips))
 
   visit(module.entry, 1)
-  return counts
-
-
-def executed(module: Module, rounds: int = 1, in_fusions: bool = False) -> Iterator[tuple[Instruction, int]]:
-  """Yields (instruction, executions) of all instructions; those inside fusions only with `in_fusions`."""
-  for computation, times in executions(module, rounds, in_fusions).items():
+  for computation, times in counts.items():
     for instruction in computation.instructions:
       yield instruction, times
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,18 +16,12 @@ from lingvo_moe.xla_sharding import Mesh
 _AXIS = 'expert'  # which is placed
 
 
-class Place(NamedTuple):
-  """Device with the one attribute that `seconds` reads."""
-
-  coords: tuple[int, ...]
-
-
-def places(topology: Topology) -> list[Place]:
-  """Places of a slice's devices, chip by chip along the torus."""
-  return [Place(chip) for chip in np.ndindex(*topology.shape) for _ in range(topology.chip.devices)]
+def coordinates(topology: Topology) -> np.ndarray:
+  """Coordinates [devices, axes] on the torus of a slice's devices, chip by chip."""
+  return np.repeat(list(np.ndindex(*topology.shape)), topology.chip.devices, axis=0)
 
 
-def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], chip: Chip) -> float:
+def seconds(kind: str, size: int, groups: np.ndarray, coordinates: np.ndarray, chip: Chip) -> float:
   """Least time in seconds that a collective's bytes take on the torus.
 
   The devices of a group lie in a box of chips, which all groups inside it share. An AllReduce uses rings along every
@@ -40,17 +34,16 @@ def seconds(kind: str, size: int, groups: np.ndarray, devices: Sequence[Any], ch
   Args:
     kind: one of hlo.COLLECTIVES.
     size: bytes that a device sends or receives.
-    groups: [groups, devices of a group], indices into `devices`.
-    devices: all devices of the slice, with the `coords` of their chip.
+    groups: [groups, devices of a group], numbers of devices.
+    coordinates: [devices, axes], the chips of all devices of the slice.
     chip: their generation.
   """
-  coordinates = np.array([device.coords for device in devices])
   different = groups if kind == 'collective-permute' else groups[:1]
   return max(_seconds(kind, size, group, coordinates, chip) for group in different)
 
 
 def _seconds(kind: str, size: int, group: np.ndarray, coordinates: np.ndarray, chip: Chip) -> float:
-  """Seconds of one group; `coordinates` [devices, axes] are of all devices."""
+  """Seconds of one group."""
   coords, slice_shape = coordinates[group], np.ptp(coordinates, axis=0) + 1
   box = np.ptp(coords, axis=0) + 1
   n, members = len(group), len({tuple(c) for c in coords.tolist()})
@@ -92,9 +85,9 @@ class PlacementCost(NamedTuple):
 
 
 def placement_costs(
-  collectives: Sequence[Collective], mesh: Mesh, topology: Topology, devices: Sequence[Any]
+  collectives: Sequence[Collective], mesh: Mesh, topology: Topology, compiled: np.ndarray
 ) -> list[PlacementCost]:
-  """Costs as compiled for `devices`, then with the expert axis along one axis of the torus, along two, ...
+  """Costs as compiled for devices at `compiled`, then with the expert axis along one axis of the torus, along two, ...
 
   A placement changes which chips the devices of a group are, and nothing else of a program. Of the placements along as
   many axes it is the one with the fastest AllToAll. Other collectives may take longer: groups along the data axis then
@@ -104,26 +97,20 @@ def placement_costs(
     return []
   best: dict[int, PlacementCost] = {}
   for text in placement.options(mesh, topology, _AXIS):
-    cost = _cost(text, collectives, mesh, topology, placed(placement.place(mesh, topology, text), topology))
+    devices = placement.place(mesh, topology, text).device_ids()
+    cost = _cost(text, collectives, mesh, topology, coordinates(topology)[devices.ravel()])
     best[cost.torus_axes] = min(best.get(cost.torus_axes, cost), cost, key=lambda cost: cost[2:])
-  return [_cost('as compiled', collectives, mesh, topology, devices), *(best[axes] for axes in sorted(best))]
+  return [_cost('as compiled', collectives, mesh, topology, compiled), *(best[axes] for axes in sorted(best))]
 
 
-def placed(mesh: Mesh, topology: Topology) -> list[Place]:
-  """Places of the devices of a placed mesh, in the order in which a program numbers them."""
-  chip_by_chip = places(topology)
-  return [chip_by_chip[i] for i in mesh.device_ids().flat]
-
-
-def _cost(text, collectives, mesh, topology, devices) -> PlacementCost:
+def _cost(text, collectives, mesh, topology, coordinates) -> PlacementCost:
   exchange = total = 0.0
   for collective in collectives:
     groups = collective.groups_of(mesh.num_devices)
-    spent = collective.times * seconds(collective.kind, collective.bytes, groups, devices, topology.chip)
+    spent = collective.times * seconds(collective.kind, collective.bytes, groups, coordinates, topology.chip)
     total += spent
     exchange += spent if collective.kind == 'all-to-all' else 0.0
   at = [name for name, _ in mesh.axes].index(_AXIS)
   group = np.moveaxis(np.arange(mesh.num_devices).reshape(mesh.shape), at, -1).reshape(-1, mesh.shape[at])[0]
-  coords = np.array([devices[i].coords for i in group])
-  box = tuple(int(n) for n in np.ptp(coords, axis=0) + 1)
+  box = tuple((np.ptp(coordinates[group], axis=0) + 1).tolist())
   return PlacementCost(text, box[: len(topology.shape)], exchange, total)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 
@@ -11,12 +9,8 @@ from lingvo_moe.analysis import torus
 from lingvo_moe.runtime.chips import CHIPS, HOP_SECONDS, Topology
 
 
-class Device(NamedTuple):
-  coords: tuple[int, ...]
-
-
 def slice_of(shape, cores=2):
-  return [Device((x, y, 0)) for y in range(shape[1]) for x in range(shape[0]) for _ in range(cores)]
+  return np.array([(x, y, 0) for y in range(shape[1]) for x in range(shape[0]) for _ in range(cores)])
 
 
 def seconds(kind, size, shape, groups=None):
@@ -27,7 +21,7 @@ def seconds(kind, size, shape, groups=None):
 
 def seconds_v5p(kind, size, shape, groups):
   topology = Topology(CHIPS['v5p'], shape)
-  return torus.seconds(kind, size, np.array(groups), torus.places(topology), topology.chip)
+  return torus.seconds(kind, size, np.array(groups), torus.coordinates(topology), topology.chip)
 
 
 def test_an_all_to_all_grows_with_the_root_of_the_devices_and_an_all_reduce_does_not():

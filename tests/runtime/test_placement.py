@@ -18,7 +18,7 @@ def boxes_of(mesh_text, topology_text, text, axis):
   """Chips along each axis of the torus that each group of devices along a mesh axis spans."""
   topology = Topology.parse(topology_text)
   mesh = place(Mesh.parse(mesh_text), topology, text)
-  coords = np.array([place.coords for place in torus.placed(mesh, topology)]).reshape(*mesh.shape, -1)
+  coords = torus.coordinates(topology)[mesh.device_ids().ravel()].reshape(*mesh.shape, -1)
   at = [name for name, _ in mesh.axes].index(axis)
   groups = np.moveaxis(coords, at, -2).reshape(-1, mesh.shape[at], len(topology.shape))
   return {tuple((group.max(axis=0) - group.min(axis=0) + 1).tolist()) for group in groups}
@@ -91,7 +91,7 @@ def test_an_all_to_all_in_a_box_takes_half_the_time_of_one_in_a_row():
   groups = np.arange(2048).reshape(32, 64)
   exchange = Collective(None, 'all-to-all', 10**9, 3, groups, ())
   total = Collective(None, 'all-reduce', 10**6, 1, groups.T, ())
-  devices = torus.placed(place(mesh, topology, 'expert:1x32'), topology)
+  devices = torus.coordinates(topology)[place(mesh, topology, 'expert:1x32').device_ids().ravel()]
   compiled, one, two = torus.placement_costs([exchange, total], mesh, topology, devices)
   # Half of the bytes of 64 cores cross the middle, one way: over 2 links of a ring of 32 chips, or 4 of a box of 8 x 4.
   row, box = 64 * 1e9 / 4 / (2 * 82e9) + 16 * HOP_SECONDS, 64 * 1e9 / 4 / (4 * 82e9) + 10 * HOP_SECONDS

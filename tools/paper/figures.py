@@ -302,8 +302,8 @@ class Figures:
 
 def _seconds(kind: str, size: int, topology: Topology) -> float:
   """Seconds of a collective among all devices of a slice."""
-  places = torus.places(topology)
-  return torus.seconds(kind, size, np.arange(len(places))[None], places, topology.chip)
+  coordinates = torus.coordinates(topology)
+  return torus.seconds(kind, size, np.arange(len(coordinates))[None], coordinates, topology.chip)
 
 
 def _memory_kinds(case: Case, report: Report) -> dict[str, float]:
