@@ -66,7 +66,7 @@ def test_the_decoder_gives_perplexity_and_samples(run, corpus, capsys):
   samples = open(f'{path}/decode/dev/step_6/samples.jsonl', encoding='utf-8').read().splitlines()
   assert [json.loads(s)['prompt'] for s in samples] == ['1 and'] * 2 and summary['settings']['prompt'] == '1 and'
   assert 'nats a token' in capsys.readouterr().out
-  text = page.page(reading.read_all([path], 'dev'))
+  text = page.page(reading.read([path], 'dev'))
   assert 'Perplexity of dev by log at step 6' in text and text.count('<blockquote dir="auto">') == 2
   assert 'Texts of log after &#x27;1 and&#x27;' in text
   assert 'log has no' not in text.partition('id="setup"')[0]

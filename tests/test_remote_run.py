@@ -245,7 +245,7 @@ def test_results_of_a_remote_run_are_read(remote):
   (decoded_run,) = compare.read_system(f'{logdir}@2', 'test').runs
   translated = decoded_run.translations['de-en']
   assert (translated.references, translated.lines) == (['a dog', 'a child'], ['a dog', 'a cat'])
-  assert 'a cat' in page.page(reading.read_all([logdir], 'test'))
+  assert 'a cat' in page.page(reading.read([logdir], 'test'))
   with pytest.raises(UserError, match='there is no run in ram://.*/none '):
     LogDirectory.read(f'{remote}/none')
 
@@ -273,7 +273,7 @@ def test_a_run_is_trained_resumed_decoded_and_translates(tmp_path, logdir):
   decoder.decode(decoder.Options(logdir, once=True))
   assert files.read(run.file('decode', 'test', 'step_4', 'xx-en.hyp')).count(b'\n') == 3
   assert compare.read_system(logdir, 'test').runs[0].translations['xx-en'].references[:2] == ['en one', 'en two']
-  assert 'en two' in page.page(reading.read_all([logdir], 'test'))
+  assert 'en two' in page.page(reading.read([logdir], 'test'))
   output = io.StringIO()
   translate.translate(translate.Options(logdir), io.BytesIO(b'xx one\nxx two\n'), output)
   assert len(output.getvalue().splitlines()) == 2

@@ -46,7 +46,7 @@ def main(argv):
   from paper import experts, specialization
 
   about = experts.read_labels(_LABELS.value) if _LABELS.value else {}
-  record = reading.read(argv[1], _SPLIT.value)
+  (record,) = reading.read([argv[1]], _SPLIT.value)
   experts.check_choices(record, about, _WITHIN.value, _LAYER.value)
   run = lingvo_moe.load(argv[1], step=_STEP.value, data_dir=_DATA_DIR.value)
   if not isinstance(run.config, MtConfig):

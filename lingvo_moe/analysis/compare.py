@@ -65,21 +65,13 @@ class System:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Scores of two systems on the pairs that both have translated.
-
-  Attributes:
-    baseline: one system.
-    system: the other.
-    pairs: differences by pair and metric.
-    mean: of the scores over pairs, by metric.
-    resampling: how lines of different pairs were matched for the interval of the mean.
-  """
+  """Scores of two systems on the pairs that both have translated."""
 
   baseline: System
   system: System
-  pairs: dict[str, dict[str, Difference]]
-  mean: dict[str, Difference]
-  resampling: str
+  pairs: dict[str, dict[str, Difference]]  # by pair and metric
+  mean: dict[str, Difference]  # of the scores over pairs, by metric
+  resampling: str  # how lines of different pairs were matched for the interval of the mean
 
   @property
   def left_out(self) -> list[str]:
@@ -198,13 +190,7 @@ def read_system(text: str, split: str, data_dir: str | None = None) -> System:
 def compare(
   baseline: System, system: System, samples: int = significance.SAMPLES, seed: int = significance.SEED
 ) -> Comparison:
-  """Scores, differences (system - baseline) and their significance.
-
-  Args:
-    baseline: one system.
-    system: the other.
-    samples: resamples of the lines.
-    seed: of the resamples.
+  """Scores of two systems, differences (system - baseline) and their significance from resamples of the lines.
 
   Raises:
     UserError: they have no pair in common, or were not given the same lines.

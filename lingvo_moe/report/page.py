@@ -37,7 +37,7 @@ def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str
     data_dir: corpus that was decoded; None: text beside the translations.
     out: file to write; None: report.html in the first log directory.
   """
-  records = reading.read_all(runs, split, data_dir)
+  records = reading.read(runs, split, data_dir)
   out = out or os.path.join(records[0].run.path, log_directory.REPORT)
   if files.isdir(out):
     raise UserError(

@@ -17,23 +17,14 @@ from lingvo_moe.corpora import parallel, text
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-  """A run as a report shows it.
-
-  Attributes:
-    run: its log directory.
-    name: heads its columns.
-    split: held-out set whose results are shown.
-    place: of the run among those of the report, from 0.
-    alone: whether it is the only one, so that nothing need bear its name.
-    data_dir: the corpus, if it was given: a report reads no folder that a run names.
-  """
+  """A run as a report shows it."""
 
   run: LogDirectory
-  name: str
-  split: str
-  place: int = 0
-  alone: bool = True
-  data_dir: str | None = None
+  name: str  # heads its columns
+  split: str  # held-out set whose results are shown
+  place: int = 0  # of the run among those of the report
+  alone: bool = True  # whether it is the only one, so that nothing need bear its name
+  data_dir: str | None = None  # the corpus, if it was given: a report reads no folder that a run names
 
   def label(self, quantity: str = '', sole: bool = False) -> str:
     """Name of a quantity of the run: the run's is left out if it is alone, else that of a sole quantity."""
@@ -138,13 +129,8 @@ class RunRecord:
       return {}, ''
 
 
-def read(path: str, split: str, data_dir: str | None = None) -> RunRecord:
-  """The run in a log directory; UserError if there is none."""
-  return read_all([path], split, data_dir)[0]
-
-
-def read_all(paths: Sequence[str], split: str, data_dir: str | None = None) -> list[RunRecord]:
-  """Runs, with names that tell them apart."""
+def read(paths: Sequence[str], split: str, data_dir: str | None = None) -> list[RunRecord]:
+  """The runs in log directories, with names that tell them apart; UserError where there is none."""
   runs = [LogDirectory.read(path) for path in paths]
   differ = len({run.name for run in runs}) == len(runs)
   return [

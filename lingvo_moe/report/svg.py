@@ -23,21 +23,13 @@ _SHAPES = ('marks', 0, 'h0'), ('diamonds', 4.5, 'l4.5 4.5 -4.5 4.5 -4.5 -4.5z') 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """A named series.
+  """A named series."""
 
-  Attributes:
-    name: in the legend.
-    series: its points.
-    colour: number of a colour of the style sheet.
-    dash: number of a pattern of dashes of the style sheet, 0: none.
-    marks: whether points are marked, as of few ones.
-  """
-
-  name: str
+  name: str  # in the legend
   series: Series
-  colour: int = 0
-  dash: int = 0
-  marks: bool = False
+  colour: int = 0  # number of a colour of the style sheet
+  dash: int = 0  # number of a pattern of dashes of the style sheet, 0: none
+  marks: bool = False  # whether points are marked, as of few ones
 
 
 def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Markup:

@@ -160,7 +160,7 @@ def _resume(place: pathlib.Path) -> Any:
 def _report(place: pathlib.Path) -> Any:
   from lingvo_moe.report import page, reading
 
-  return page.page([reading.read(str(place / 'log'), 'test')])
+  return page.page(reading.read([str(place / 'log')], 'test'))
 
 
 def _decode(place: pathlib.Path) -> Any:

@@ -96,7 +96,7 @@ def write_corpus(path, pairs=PAIRS, sizes=(10, 30, 20)):
 
 def made(*paths, split='test'):
   data_dir = str(paths[0] / 'corpus') if len(paths) == 1 and (paths[0] / 'corpus').exists() else None
-  return page.page(reading.read_all(list(map(str, paths)), split, data_dir))
+  return page.page(reading.read(list(map(str, paths)), split, data_dir))
 
 
 class Nesting(html.parser.HTMLParser):
@@ -242,8 +242,8 @@ def test_sizes_that_the_run_recorded_come_before_those_of_the_corpus(run, tmp_pa
   write_run(tmp_path)
   examples = {'aa-en': 5, 'bb-en': 3, 'cc-en': 9}
   write_lines(tmp_path / 'environment.jsonl', [json.dumps({'step': 0, 'examples': examples})])
-  assert reading.read(str(tmp_path), 'test').sizes == (examples, 'examples')
-  assert reading.read(str(run), 'test', str(run / 'corpus')).sizes[1] == 'bytes'
+  assert reading.read([str(tmp_path)], 'test')[0].sizes == (examples, 'examples')
+  assert reading.read([str(run)], 'test', str(run / 'corpus'))[0].sizes[1] == 'bytes'
 
 
 def test_drops_of_every_choice_are_drawn(run):
@@ -308,7 +308,7 @@ def test_two_runs_are_side_by_side_with_what_differs(run, tmp_path):
 
 def test_two_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
   one, two = write_run(tmp_path / 'a' / 'run'), write_run(tmp_path / 'b' / 'run')
-  assert [r.name for r in reading.read_all([str(one), str(two)], 'test')] == [str(one), str(two)]
+  assert [r.name for r in reading.read([str(one), str(two)], 'test')] == [str(one), str(two)]
 
 
 def test_a_run_keeps_its_colour_where_the_other_has_nothing(run, tmp_path):
@@ -460,10 +460,10 @@ def test_a_damaged_line_is_named(tmp_path, name, damage):
 
 def test_a_last_line_that_is_being_written_is_no_damage(run, tmp_path):
   path = write_run(tmp_path / 'mine')
-  whole = reading.read(str(path), 'test').log
+  whole = reading.read([str(path)], 'test')[0].log
   with open(path / 'train.jsonl', 'a') as f:
     f.write('{"step": 21, "lo')
-  assert reading.read(str(path), 'test').log == whole
+  assert reading.read([str(path)], 'test')[0].log == whole
 
 
 @pytest.mark.parametrize('name', ['config.json', 'dev_routing.json', 'finished.json'])
@@ -551,7 +551,7 @@ def test_the_command_writes_the_file_and_says_so(run, tmp_path):
   out = tmp_path / 'a.html'
   command = [sys.executable, '-m', 'lingvo_moe.commands.main', 'report']
   done = subprocess.run([*command, str(run), f'--out={out}'], capture_output=True, text=True)
-  assert out.read_text() == page.page(reading.read_all([str(run)], 'test')) and done.stdout.startswith(f'{out}: ')
+  assert out.read_text() == page.page(reading.read([str(run)], 'test')) and done.stdout.startswith(f'{out}: ')
   for runs in [], [run] * 3:
     assert 'one run or two' in subprocess.run([*command, *runs], capture_output=True, text=True).stderr
 
@@ -578,8 +578,8 @@ def test_text_of_a_folder_that_a_run_names_and_what_its_links_lead_to_are_not_sh
     write_lines(tmp_path / 'home' / 'aa-en' / f'X.{language}', ['my secret'] * 3)
     write_lines(tmp_path / 'home' / 'aa-en' / f'train.{language}', ['one'] * 3)
   assert 'my secret' not in (text := made(run)) and 'is not read: give the corpus that was decoded' in text
-  assert not reading.read(str(run), 'test').sizes[0]
-  told = reading.read_all([str(run)], 'test', str(tmp_path / 'home'))
+  assert not reading.read([str(run)], 'test')[0].sizes[0]
+  told = reading.read([str(run)], 'test', str(tmp_path / 'home'))
   assert 'my secret' in page.page(told) and told[0].sizes[0]
   (decoded,) = (run / 'decode' / 'test').iterdir()
   (decoded / 'aa-en.hyp').unlink()
@@ -594,13 +594,13 @@ def test_the_best_dev_loss_is_of_the_latest_dev_text(tmp_path):
     {'step': 4, 'best_step': 4, 'dev_loss_of_best': 2.5, 'dev_text': 'all'},
     {'step': 8, 'dev_loss': 2.4, 'dev_text': 'all'},
   ]
-  best = lambda: reading.read(str(run), 'test').best
+  record = lambda: reading.read([str(run)], 'test')[0]
   for count, expected in ((1, (2.0, 4)), (2, (2.5, 4)), (3, (2.4, 8))):
     write_lines(run / 'train.jsonl', map(json.dumps, lines[:count]))
-    assert best() == expected
+    assert record().best == expected
   more = [{'step': 8, 'best_step': 8, 'dev_loss_of_best': 3.0, 'dev_text': 'few'}]
   write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
-  assert best() == (3.0, 8) and '3 at step 8' in made(run)
+  assert record().best == (3.0, 8) and '3 at step 8' in made(run)
   more.append({'step': 12, 'dev_loss': 3.1, 'dev_text': 'few'})
   write_lines(run / 'train.jsonl', map(json.dumps, lines + more))
-  assert best() == (3.0, 8) and [line['step'] for line in reading.read(str(run), 'test').evaluations] == [4, 12]
+  assert record().best == (3.0, 8) and [line['step'] for line in record().evaluations] == [4, 12]

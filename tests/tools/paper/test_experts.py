@@ -36,7 +36,7 @@ def test_loads_of_an_epoch_are_sums_over_its_steps(tmp_path):
   span = lambda step, choices: json.dumps({'step': step, 'steps': 1, 'choices': {'encoder/layer_01': choices}})
   spans = [span(1, [2, 2, 0, 4]), span(2, [0, 0, 0, 8]), span(3, [0, 0, 9, 0])]
   (tmp_path / 'routing.jsonl').write_text('\n'.join(spans) + '\n')
-  record = reading.read(str(tmp_path), 'dev')
+  record = reading.read([str(tmp_path)], 'dev')[0]
   [about, table] = experts.load_in_training(record, 2)
   assert about.endswith(', of 2 of the first 2 steps.')
   assert table.splitlines()[-1] == '| encoder/layer_01 | 3.00 | 1 of 4 | 1.00% | 20.00% | 25.00% |'
@@ -75,10 +75,10 @@ def test_neighbours_and_plot_of_three_languages(tmp_path):
 def test_labels_and_layers_are_checked_before_text_is_routed(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'model': 'mt.cldr.Tiny', 'values': {'num_experts': 4}}))
   (tmp_path / 'train.jsonl').write_text('')
-  nothing = reading.read(str(tmp_path), 'dev')
+  nothing = reading.read([str(tmp_path)], 'dev')[0]
   experts.check_choices(nothing, ABOUT, 'script', 'decoder/layer_07')  # no log is there: the layer is seen later
   (tmp_path / 'routing.jsonl').write_text('{"step": 1, "steps": 1, "choices": {"encoder/layer_01": [1, 3]}}\n')
-  record = reading.read(str(tmp_path), 'dev')
+  record = reading.read([str(tmp_path)], 'dev')[0]
   experts.check_choices(record, ABOUT, None, None)
   experts.check_choices(record, ABOUT, 'script', 'encoder/layer_01')
   with pytest.raises(UserError, match="are encoder/layer_01; saw 'encoder/layer_1'; closest: encoder/layer_01"):
