@@ -113,7 +113,7 @@ def test_a_run_leaves_the_load_of_every_expert_and_a_report_shows_it(whole):
   assert environment['step'] == 0 and environment['software']['tensorflow'] == tf.__version__
   assert environment['examples'] == {'xx-en': (steps and environment['examples']['xx-en']) or 0}
 
-  text = page.page(reading.read_all([str(whole)], 'test'))
+  text = page.page(reading.read([str(whole)], 'test'))
   assert text.count('<strong>Load by expert</strong>') == text.count('<strong>Dead experts</strong>') == 2
   assert 'has no' not in text.partition('id="samples"')[0].partition('id="experts"')[2]
 
