@@ -66,9 +66,8 @@ class EncoderDecoder(losses.TokenModel):
 
   def totals(self, batch: Batch) -> dict[str, tf.Tensor]:
     """Denominators of the losses of a batch; they add up over parts of a batch."""
-    groups = lambda stack: stack.moe.num_groups if stack.moe else 1
-    source = losses.stack_totals('encoder', batch['src_segments'], groups(self.encoder))
-    target = losses.stack_totals('decoder', batch['tgt_segments'], groups(self.decoder))
+    source = losses.stack_totals('encoder', self.encoder.moe, batch['src_segments'])
+    target = losses.stack_totals('decoder', self.decoder.moe, batch['tgt_segments'])
     return {**source, **target, 'target_tokens': target['decoder_tokens']}
 
   def _labels(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:

@@ -15,6 +15,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
 from lingvo_moe.layers.gates.routing import Routed
+from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
@@ -183,12 +184,13 @@ def choices_by_subset(
     return {f'choices_by_{subset}': {name: count(r.stats, r.decisions) for name, r in routing.items()}}
 
 
-def stack_totals(stack: str, segments_BT: tf.Tensor, num_groups: int) -> dict[str, tf.Tensor]:
-  """Tokens of a stack, and the groups that hold one, as floats by the names of Totals."""
+def stack_totals(name: str, moe: MoE | None, segments_BT: tf.Tensor) -> dict[str, tf.Tensor]:
+  """Tokens of a stack, and the groups of its experts that hold one, as floats by the names of Totals."""
   rows, length = sizes(segments_BT)
+  num_groups = moe.num_groups if moe else 1
   real_GS = tf.reshape(segments_BT > 0, [num_groups, rows // num_groups * length])
   groups = tf.reduce_sum(tf.cast(tf.reduce_any(real_GS, axis=1), tf.float32))
-  return {f'{stack}_tokens': count_tokens(segments_BT), f'{stack}_groups': groups}
+  return {f'{name}_tokens': count_tokens(segments_BT), f'{name}_groups': groups}
 
 
 def count_tokens(segments_BT: tf.Tensor) -> tf.Tensor:

@@ -50,8 +50,7 @@ class LanguageModel(losses.TokenModel):
 
   def totals(self, batch: Batch) -> dict[str, tf.Tensor]:
     """Denominators of the losses of a batch; they add up over parts of a batch."""
-    groups = self.decoder.moe.num_groups if self.decoder.moe else 1
-    stack = losses.stack_totals('decoder', batch['segments'], groups)
+    stack = losses.stack_totals('decoder', self.decoder.moe, batch['segments'])
     return {**stack, 'target_tokens': losses.count_tokens(_loss_mask(batch))}
 
   def _labels(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:

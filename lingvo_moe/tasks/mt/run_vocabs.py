@@ -15,6 +15,8 @@ from lingvo_moe.tasks.mt import dev_lines, vocab_training
 from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
 
+_OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'seed')  # as train_vocab has them
+
 
 def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   """Settles vocabularies and tags of a run; the configuration that is returned names the run's own vocabularies.
@@ -31,26 +33,22 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     targets = {pair.target for pair in dev_lines.find_pairs(config, 'train')}
     config = dataclasses.replace(config, tag_target=config.tags(targets))
   given = _given(config)
-  if resumed:
-    given = {side: path or _found(side, folder) for side, path in given.items()}
+  if resumed:  # one that was not made for the run was given to it
+    given = {side: path or ('' if _settings(folder, side) else _own(folder, side)) for side, path in given.items()}
   vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
-  changes = {}
+  changes, copies = {}, []
   for side, vocab in vocabs.items():
-    names = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
-    for name in names:
-      if getattr(config, name) not in (None, vocab.normalization):
-        _say_changed(config, name, vocab.normalization, vocab.path)
     if given[side] and not resumed and side != 'source':
       if warning := vocab_training.unwritten(vocab, dev_lines.find_pairs(config, 'train')):
         print(warning, file=sys.stderr)
-    size_name = f'{"target" if side == "target" else "source"}_vocab_size'
-    if getattr(config, size_name) != vocab.size:
-      _say_changed(config, size_name, vocab.size, vocab.path if given[side] else '')
-    changes |= {**dict.fromkeys(names, vocab.normalization), size_name: vocab.size}
-  copies = [
-    own_copy(vocab.path, _own(side, folder), resumed, Vocab, 'target_vocab' if side == 'target' else 'source_vocab')
-    for side, vocab in vocabs.items()
-  ]
+    rules = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
+    for name, value in {**dict.fromkeys(rules, vocab.normalization), f'{_field(side)}_size': vocab.size}.items():
+      changes[name], asked = value, getattr(config, name)
+      if asked not in (None, value) and (given[side] or name in rules):
+        print(f'{name}={value}, as {vocab.path} has; the configuration has {asked}', file=sys.stderr)
+      elif asked not in (None, value):
+        print(f'{name}={asked} is more than the corpus gives; this run has {value}', file=sys.stderr)
+    copies.append(own_copy(vocab.path, _own(folder, side), resumed, Vocab, _field(side)))
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
 
 
@@ -67,21 +65,14 @@ def load(config: DataConfig) -> tuple[Vocab, Vocab]:
   return source, target
 
 
-def _own(side: str, folder: str) -> str:
+def _field(side: str) -> str:
+  """Field that names the vocabulary of a side; a shared one has that of the source."""
+  return 'target_vocab' if side == 'target' else 'source_vocab'
+
+
+def _own(folder: str, side: str) -> str:
   """Path of the run's own copy."""
-  return os.path.join(folder, ('source' if side == 'shared' else side) + '.model')
-
-
-def _found(side: str, folder: str) -> str:
-  """Path of a vocabulary that a run was given; '' for one that was made for it."""
-  return '' if _settings(os.path.join(folder, side)) is not None else _own(side, folder)
-
-
-def _say_changed(config: MtConfig, name: str, value: Any, path: str) -> None:
-  if path:
-    print(f'{name}={value}, as {path} has; the configuration has {getattr(config, name)}', file=sys.stderr)
-  else:
-    print(f'{name}={getattr(config, name)} is more than the corpus gives; this run has {value}', file=sys.stderr)
+  return os.path.join(folder, _field(side).removesuffix('_vocab') + '.model')
 
 
 def _given(config: DataConfig) -> dict[str, str]:
@@ -106,10 +97,9 @@ def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) ->
 
 def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) -> str:
   output = os.path.join(vocab_dir, side)
-  size = config.target_vocab_size if side == 'target' else config.source_vocab_size
   settings = {
     'pairs': config.pairs,
-    'vocab_size': size,
+    'vocab_size': getattr(config, f'{_field(side)}_size'),
     'temperature': config.temperature,
     'weights': [list(weight) for weight in config.weights],
     'max_sentences': config.vocab_sentences,
@@ -118,7 +108,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
     'seed': config.seed,
   }
   with lock(vocab_dir):
-    made = _settings(output)
+    made = _settings(vocab_dir, side)
     if made is not None and _is_whole(output + '.model', made):
       made = {**made, 'normalization': Vocab(output + '.model').normalization}
       for name, value in {**settings, 'normalization': config.normalization(side) or made['normalization']}.items():
@@ -135,15 +125,11 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
     vocab_training.train_vocab(
       pairs,
       output,
-      size,
+      **{name: settings[name] for name in _OF_TRAINING},
       side=side,
-      temperature=config.temperature,
       weights=config.weights_of([pair.name for pair in pairs]),
-      max_sentences=config.vocab_sentences,
-      character_coverage=config.character_coverage,
       tags=config.tags({pair.target for pair in pairs}) and side != 'target',
       normalization=config.normalization(side),
-      seed=config.seed,
       overwrite=True,
       exact_size=False,
       quiet=quiet,
@@ -153,15 +139,16 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
   return output + '.model'
 
 
-def _settings(output: str) -> dict[str, Any] | None:
-  """Settings that the vocabulary `output`.model was made with; None where they are missing or, with a line, damaged."""
+def _settings(folder: str, side: str) -> dict[str, Any] | None:
+  """Settings that a vocabulary was made with; None where they are missing or, with a line, damaged."""
+  path = os.path.join(folder, side + '.json')
   try:
-    return {'weights': [], **json_files.read(output + '.json', 'the settings of a vocabulary', 'it is not used')}
+    return {'weights': [], **json_files.read(path, 'the settings of a vocabulary', 'it is not used')}
   except FileNotFoundError:
-    return None
+    pass
   except UserError as e:
     print(e, file=sys.stderr)
-    return None
+  return None
 
 
 def _is_whole(model: str, made: Mapping[str, Any]) -> bool:
