@@ -332,22 +332,18 @@ class Task:
     Returns:
       The configuration that decoder and translate can use without the corpus; it names the files by full paths.
     """
-    del folder, resumed
     return self.config
 
   def with_files(self, rename: Callable[[str], str]) -> TaskConfig:
     """The configuration with another path for each of the run's own files."""
-    del rename
     return self.config
 
   def foreign_weights(self, other: Task) -> set[str]:
     """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies."""
-    del other
     return set()
 
   def shared_rows(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
     """Rows (axis V) of foreign weights with one meaning in a run of `other`: (rows here, rows there) by first part."""
-    del other
     return {}
 
   def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:
@@ -380,7 +376,6 @@ class Task:
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """(source, target) languages of the run, given names of subsets of its dev loss; empty where none is known."""
-    del subsets
     return []
 
   def router(self, runner: Runner) -> Callable[[Sequence[str], Sequence[str], str | None], list[SentenceRouting]]:

@@ -16,14 +16,13 @@ from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import task as plain_text
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
-from lingvo_moe.tasks.plain_text.generation import TextGenerator
 from lingvo_moe.tasks.vocab import EOS
 
 _ROUND = 16  # lengths of padded sources are multiples of it, so that few shapes are compiled
 _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha')
 
 
-class Filler(TextGenerator):
+class Filler(plain_text.TextGenerator):
   """Fills in spans with the current weights of a runtime.
 
   Args:
@@ -36,13 +35,11 @@ class Filler(TextGenerator):
     super().__init__(config, vocab, runner, functools.partial(inference.search, n_best=n_best))
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
-    del first
     length = -(-max(map(len, texts)) // _ROUND) * _ROUND
     return padded(texts, rows, length).as_source()
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Texts with their sentinels filled in; one without any stays as it is."""
-    del target, first
     ids = [self._vocab.encode(text) for text in texts]
     answers = [[task.Hypothesis(text, 0.0, 0.0)] for text in texts]
     with_spans = [i for i, row in enumerate(ids) if any(map(self._vocab.is_sentinel, row))]

@@ -19,7 +19,7 @@ from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import zeros
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.plain_text.generation import TextGenerator
+from lingvo_moe.tasks.plain_text.task import TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.vocab import BOS
 
@@ -143,7 +143,6 @@ class Continuer(TextGenerator):
       target: None.
       first: number of the first prompt, on which samples depend.
     """
-    del target
     ids = [np.array([BOS, *self._vocab.encode(text)], np.int32) for text in texts]
     answers = [
       [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found]

@@ -1,4 +1,4 @@
-"""Task of a model of plain text: its corpus, its vocabulary, and its held-out evaluation."""
+"""Task of a model of plain text: its corpus, vocabulary and held-out evaluation, and text from text in batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,10 +15,14 @@ import numpy as np
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import documents
-from lingvo_moe.tasks import metrics, task
+from lingvo_moe.search.beam_search import Hypotheses
+from lingvo_moe.tasks import inference, metrics, task
+from lingvo_moe.tasks.inference import Decoded
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.task import Task
+
+_ROWS = 16  # texts of a batch
 
 
 class PlainTextTask(Task):
@@ -112,7 +116,6 @@ class PerplexityJob(task.HeldOutJob):
 
   def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
     """Evaluates and samples with the weights that the runtime holds."""
-    del unfinished  # one pass over the text is short
     nats, tokens = np.zeros([2, len(self._input.subsets)])
     with Progress(len(self._input), 'batch', label=label, quiet=quiet) as progress:
       for batch in self._input:
@@ -144,7 +147,6 @@ class PerplexityJob(task.HeldOutJob):
 
   def _numbers(self, file: int | None, nats: float, tokens: float) -> dict[str, Any]:
     """Numbers of a file, by its place; None: of all."""
-    del file
     return metrics.perplexity(nats, tokens)
 
   def _make_samples(self) -> list[dict[str, Any]]:
@@ -156,3 +158,55 @@ class PerplexityJob(task.HeldOutJob):
   def _shown(self, number: int, sample: Any) -> list[str]:
     """Lines of a sample of the summary, for people."""
     raise NotImplementedError
+
+
+class TextGenerator(task.Translator):
+  """Base of what continues texts, or fills them in, with the current weights of a runtime.
+
+  Args:
+    config: configuration of the run.
+    vocab: its vocabulary.
+    runner: a runtime.
+    search: function(model, theta, batch, config).
+  """
+
+  def __init__(self, config: Any, vocab: Any, runner: task.Runner, search: Callable[..., Hypotheses]):
+    self._config = config = config.for_inference(runner.row_multiple, config.row_length)
+    self._vocab = vocab
+    self._groups = runner.row_multiple
+    self._lines = 0
+    program = config.program()
+    self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch, config))
+
+  def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
+    """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[Decoded]]:
+    """Hypotheses of each text, given as ids."""
+    rows = -(-_ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
+    for start in range(0, len(texts), rows):
+      part = texts[start : start + rows]
+      hypotheses = self._search(self._batch(part, rows, first + start))
+      yield from (inference.decoded(hypotheses, row) for row in range(len(part)))
+
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
+    """Answers texts, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> task.Answers:
+    """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
+    answers = self.translate([_unescaped(line) for line in lines], target, self._lines)
+    self._lines += len(lines)
+    shown = [[h._replace(text=_escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
+    return task.Answers(shown, answers.truncated)
+
+
+def _escaped(text: str) -> str:
+  r"""A text on one line: 'a<line break>b' is a\nb."""
+  return text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r')
+
+
+def _unescaped(line: str) -> str:
+  """The text of a line that `_escaped` made. A backslash before another character stands for itself."""
+  return '\\'.join(part.replace('\\n', '\n').replace('\\r', '\r') for part in line.split('\\\\'))
