@@ -382,15 +382,18 @@ class TransformerConfig(ModelConfig):
       )
     return dataclasses.replace(self, num_experts=count, scan_layers=False)
 
-  def _check_experts(self, *stacks: int) -> None:
-    """Refuses a moe_every that no stack of so many layers reaches, so that a model with experts would be dense."""
-    if self.num_experts and self.moe_every > max(stacks):
-      rule = f'at most {max(stacks)}, the layers of the deepest stack that is to have experts'
-      fields.refuse(self, 'moe_every', rule, 'num_experts = 0 makes a dense model')
+  def _check_stacks(self, **has_experts: bool) -> None:
+    """Refuses numbers of layers, by field whether the stack is to have experts, that do not suit moe_every.
 
-  def _check_blocks(self, name: str) -> None:
-    """Refuses a field that counts layers which the blocks of a scanned stack do not divide."""
+    Blocks of a scanned stack must divide its layers; the deepest stack with experts must reach moe_every, or the model
+    would be dense.
+    """
     period = self.moe_every if self.num_experts and self.moe_every else 1
-    if self.scan_layers and getattr(self, name) % period:
-      rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
-      fields.refuse(self, name, rule)
+    for name in has_experts:
+      if self.scan_layers and getattr(self, name) % period:
+        rule = f'a multiple of moe_every={period} with scan_layers, which repeats blocks of so many'
+        fields.refuse(self, name, rule)
+    deepest = max(getattr(self, name) for name, experts in has_experts.items() if experts)
+    if self.num_experts and self.moe_every > deepest:
+      rule = f'at most {deepest}, the layers of the deepest stack that is to have experts'
+      fields.refuse(self, 'moe_every', rule, 'num_experts = 0 makes a dense model')

@@ -47,9 +47,7 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
-    for name in ('encoder_layers', 'decoder_layers'):
-      self._check_blocks(name)
-    self._check_experts(self.encoder_layers, self.decoder_layers)
+    self._check_stacks(encoder_layers=True, decoder_layers=True)
     for bidirectional in (True, False):
       self._positions(bidirectional)  # refuses a distance that is too short
     needed = spans.counts(self.lengths.window, self.noise_density, self.mean_span).spans

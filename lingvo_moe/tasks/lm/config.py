@@ -78,8 +78,7 @@ class LmConfig(TransformerConfig, LanguageConfig):
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
-    self._check_blocks('num_layers')
-    self._check_experts(self.num_layers)
+    self._check_stacks(num_layers=True)
     self.attention()  # refuses heads that do not divide
 
   def model(self) -> LanguageModel:

@@ -160,10 +160,7 @@ class MtConfig(TransformerConfig, DataConfig):
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
-    for name in ('encoder_layers', 'decoder_layers'):
-      self._check_blocks(name)
-    stacks = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}
-    self._check_experts(*(layers for name, layers in stacks.items() if self.experts_in in ('both', name)))
+    self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
 
   @property
   def longest_answer(self) -> int:

@@ -88,9 +88,8 @@ def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any
   target_table = theta['target_embedding']['table']
   encoder.embeddings[0].weight = theta.get('source_embedding', theta['target_embedding'])['table']
   decoder.embeddings.weight = decoder.projection.weight = target_table
-  positions = sinusoidal_positions(tf.range(max(_POSITIONS, config.max_length))[tf.newaxis], config.model_dim)[
-    0
-  ].numpy()
+  positions_1T = tf.range(max(_POSITIONS, config.max_length))[tf.newaxis]
+  positions = sinusoidal_positions(positions_1T, config.model_dim)[0].numpy()
   for stack, own in ((encoder, theta['encoder']), (decoder, theta['decoder'])):
     stack.position_encodings.encodings = positions
     _set_norm(stack.layer_norm, own['norm'])
@@ -100,28 +99,22 @@ def _spec(config: MtConfig, vocabs: tuple[Vocab, Vocab], theta: Mapping[str, Any
 
 
 def _set_layer(layer: Any, own: Mapping[str, Any]) -> None:
-  _set_norm(layer.self_attention.layer_norm, own['attention']['norm'])
-  _set_linear(layer.self_attention.linear[0], *_into(own['attention'], 'qkv'))
-  _set_linear(layer.self_attention.linear[1], *_out(own['attention']))
+  _set_attention(layer.self_attention, own['attention'], 'qkv')
   if 'cross_attention' in own:
-    _set_norm(layer.attention.layer_norm, own['cross_attention']['norm'])
-    _set_linear(layer.attention.linear[0], *_into(own['cross_attention'], 'q'))
-    _set_linear(layer.attention.linear[1], *_into(own['cross_attention'], 'kv'))
-    _set_linear(layer.attention.linear[2], *_out(own['cross_attention']))
+    _set_attention(layer.attention, own['cross_attention'], 'q', 'kv')
   _set_norm(layer.ffn.layer_norm, own['ffn']['norm'])
   _set_linear(layer.ffn.linear_0, own['ffn']['wi'], own['ffn']['bi'])
   _set_linear(layer.ffn.linear_1, own['ffn']['wo'], own['ffn']['bo'])
 
 
-def _into(own: Mapping[str, Any], letters: str) -> tuple[np.ndarray, np.ndarray]:
-  """Weight [M, J] and bias [J] of queries, keys and values, one after the other; keys have no bias."""
-  weights = [own[f'w{letter}'].reshape(own[f'w{letter}'].shape[0], -1) for letter in letters]
-  biases = [own.get(f'b{letter}', np.zeros_like(own['bv'])).reshape(-1) for letter in letters]
-  return np.concatenate(weights, axis=1), np.concatenate(biases)
-
-
-def _out(own: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-  return own['wo'].reshape(-1, own['wo'].shape[-1]), own['bo']
+def _set_attention(attention: Any, own: Mapping[str, Any], *inputs: str) -> None:
+  """Sets linear maps into queries, keys and values, by letters of those that are one map, and the one out of them."""
+  _set_norm(attention.layer_norm, own['norm'])
+  for linear, letters in zip(attention.linear, inputs):
+    weights = [own[f'w{letter}'].reshape(own[f'w{letter}'].shape[0], -1) for letter in letters]
+    biases = [own.get(f'b{letter}', np.zeros_like(own['bv'])).reshape(-1) for letter in letters]  # keys have none
+    _set_linear(linear, np.concatenate(weights, axis=1), np.concatenate(biases))
+  _set_linear(attention.linear[len(inputs)], own['wo'].reshape(-1, own['wo'].shape[-1]), own['bo'])
 
 
 def _set_linear(linear: Any, weight_MJ: np.ndarray, bias_J: np.ndarray) -> None:

@@ -43,8 +43,6 @@ class TextSearch:
     self.resources = [tokenizer(vocab) for vocab in vocabs]
     self._tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
     self.inputs = {'lines': tf.TensorSpec([None], tf.string)}
-    if len(self._tags) > 1:
-      self.inputs['target'] = tf.TensorSpec(None, tf.string)
     self.about = {
       'inputs': {'lines': 'source lines, one sentence each'},
       'outputs': {
@@ -55,6 +53,7 @@ class TextSearch:
       },
     }
     if len(self._tags) > 1:
+      self.inputs['target'] = tf.TensorSpec(None, tf.string)
       self.about['inputs']['target'] = f'target language, of each line or of all: {", ".join(self._tags)}'
 
   def __call__(
