@@ -102,13 +102,12 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   specs = runtime.program.weight_specs
   stored = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not slices.is_slot(name)}
   other = _task_of(prefix)
-  foreign = task.foreign_weights(other) if other else set()
+  foreign = task.foreign_weights(other) if other else {}
   fits = lambda name, shape: all(stored.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
     name: spec.shape for name, spec in specs.items() if fits(name, spec.shape) and name.split('/')[0] not in foreign
   }
-  rows = task.shared_rows(other) if other else {}
-  tables, counts = _shared_rows(runtime, prefix, stored, {part: rows[part] for part in foreign if part in rows})
+  tables, counts = _shared_rows(runtime, prefix, stored, foreign)
   copies = _copies_of_dense(prefix, specs, taken, fits)
   expert, dense = getattr(task.config, 'expert', 'relu'), getattr((other or task).config, 'activation', 'relu')
   other_kind = bool(copies) and expert != dense

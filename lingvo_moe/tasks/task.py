@@ -317,6 +317,7 @@ class Task:
 
   def check_corpus(self) -> None:
     """Raises UserError unless the text of training and of the dev loss is there; quick, before anything is made."""
+    self.corpus_files()
 
   def corpus_files(self) -> Mapping[str, Sequence[str]]:
     """Paths of the files of training and dev loss, by part, such as 'train of de-en'; a run keeps their hashes."""
@@ -338,12 +339,11 @@ class Task:
     """The configuration with another path for each of the run's own files."""
     return self.config
 
-  def foreign_weights(self, other: Task) -> set[str]:
-    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies."""
-    return set()
+  def foreign_weights(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """First parts of names of weights that mean something else in a run of `other`, as with other vocabularies.
 
-  def shared_rows(self, other: Task) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
-    """Rows (axis V) of foreign weights with one meaning in a run of `other`: (rows here, rows there) by first part."""
+    Each with the rows (axis V) that have one meaning in both: (rows here, rows there).
+    """
     return {}
 
   def train_input(self, cache_dir: str, feed: Feed) -> TrainInput:

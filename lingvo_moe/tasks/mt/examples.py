@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_moe.core.errors import plural
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
@@ -74,7 +74,7 @@ def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab)
 
 
 class Examples:
-  """Examples of one split; an example is (number of its pair, line).
+  """Examples of one split, at least one; an example is (number of its pair, line).
 
   Attributes:
     pairs: the pairs found, sorted by name.
@@ -100,6 +100,11 @@ class Examples:
         self._caches[number] = tuple(side.subset(lines) for side in self._caches[number])
     self.sizes = [len(source) for source, _ in self._caches]
     self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
+    if not self.stats.total('kept'):
+      raise UserError(
+        f'split {split!r} needs sentences of at most max_length={config.max_length} tokens; none of '
+        f'{self.stats.total("lines")} pairs is: raise max_length, or look at the corpus and its vocabulary'
+      )
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
     key = repr((folders, self._tags is not None, self._max_length))
     if chosen:

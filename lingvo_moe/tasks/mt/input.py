@@ -64,11 +64,6 @@ class TrainInput(task.TrainInput):
     super().__init__(config, feed)
     self._examples = Examples(config, 'train', cache_dir, vocabs, feed.quiet)
     self.stats = self._examples.stats
-    if not self.stats.total('kept'):
-      raise UserError(
-        f'training needs sentences of at most max_length={config.max_length} tokens; none of '
-        f'{self.stats.total("lines")} pairs is: raise max_length, or look at the corpus and its vocabulary'
-      )
     self._batcher = config.batcher()
     names, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
     weights = config.weights_of(names)
@@ -144,11 +139,6 @@ class HeldOutInput(task.DevInput):
     self._examples = Examples(config, 'dev', cache_dir, vocabs, feed.quiet)
     self._feed = feed
     self.stats = self._examples.stats
-    if not self.stats.total('kept'):
-      raise UserError(
-        f"evaluation needs sentences of at most max_length={config.max_length} tokens; split 'dev' has none among "
-        f'{self.stats.total("lines")} pairs: raise max_length'
-      )
     self.subsets = [pair.name for pair in self._examples.pairs]
     counts = [min(n, max_sentences or n) for n in self._examples.sizes]
     self._pair = np.repeat(np.arange(len(counts)), counts)

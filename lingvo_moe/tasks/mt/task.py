@@ -48,10 +48,8 @@ class TranslationTask(task.Task):
     return run_vocabs.load(self.config)
 
   def check_corpus(self) -> None:
-    for split in ('train', 'dev'):
-      pairs = dev_lines.find_pairs(self.config, split)
-      if split == 'train':
-        self.config.weights_of([pair.name for pair in pairs])
+    super().check_corpus()
+    self.config.weights_of([pair.name for pair in dev_lines.find_pairs(self.config, 'train')])
     for path in filter(None, (self.config.source_vocab, self.config.target_vocab)):
       Vocab(path)
 
@@ -66,25 +64,15 @@ class TranslationTask(task.Task):
     paths = {name: rename(getattr(self.config, name)) for name in ('source_vocab', 'target_vocab')}
     return dataclasses.replace(self.config, **paths)
 
-  def _embeddings(self, other: task.Task) -> list[tuple[str, Vocab, Vocab | None]]:
-    """Name, vocabulary, and vocabulary of the other run, of each embedding."""
-    theirs = other.vocabs if isinstance(other, TranslationTask) else (None, None)
-    return list(zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True))
-
-  def foreign_weights(self, other: task.Task) -> set[str]:
-    """The embeddings whose vocabulary is another there."""
-    return {
-      name for name, ours, theirs in self._embeddings(other) if not theirs or ours.fingerprint != theirs.fingerprint
-    }
-
-  def shared_rows(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
-    """Rows of the embeddings whose pieces are in both vocabularies of a side."""
-    shared = {}
-    for name, ours, theirs in self._embeddings(other):
-      row_there = {piece: i for i, piece in enumerate(theirs.pieces(range(theirs.size)))} if theirs else {}
-      rows = [(i, row_there[piece]) for i, piece in enumerate(ours.pieces(range(ours.size))) if piece in row_there]
-      shared[name] = ([i for i, _ in rows], [i for _, i in rows])
-    return shared
+  def foreign_weights(self, other: task.Task) -> dict[str, tuple[list[int], list[int]]]:
+    """The embeddings whose vocabulary is another there, with the rows whose pieces are in both vocabularies."""
+    foreign, theirs = {}, other.vocabs if isinstance(other, TranslationTask) else (None, None)
+    for name, own, their in zip(('source_embedding', 'target_embedding'), self.vocabs, theirs, strict=True):
+      if not their or own.fingerprint != their.fingerprint:
+        row_there = {piece: i for i, piece in enumerate(their.pieces(range(their.size)))} if their else {}
+        rows = [(i, row_there[piece]) for i, piece in enumerate(own.pieces(range(own.size))) if piece in row_there]
+        foreign[name] = [i for i, _ in rows], [i for _, i in rows]
+    return foreign
 
   def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
     return TrainInput(self.config, self.vocabs, cache_dir, feed)

@@ -46,9 +46,6 @@ class PlainTextTask(Task):
     """The vocabulary."""
     return vocab_lib.load(self.config)
 
-  def check_corpus(self) -> None:
-    self.corpus_files()
-
   def corpus_files(self) -> dict[str, list[str]]:
     return {split: documents.find_files(self.config.data_dir, split) for split in ('train', 'dev')}
 
@@ -72,10 +69,10 @@ class PlainTextTask(Task):
   def translator(self, runner: task.Runner, n_best: int = 1) -> task.Translator:
     return self.translator_class(self.config, self.vocabs, runner, n_best)
 
-  def foreign_weights(self, other: Task) -> set[str]:
+  def foreign_weights(self, other: Task) -> dict[str, tuple[list[int], list[int]]]:
     """The embeddings, whose vocabulary may be another there."""
     same = isinstance(other, PlainTextTask) and other.vocabs.fingerprint == self.vocabs.fingerprint
-    return set() if same else {'target_embedding', 'output_embedding'}
+    return {} if same else dict.fromkeys(('target_embedding', 'output_embedding'), ([], []))
 
 
 class Computed(NamedTuple):
