@@ -140,7 +140,7 @@ def _hashes(side: TokenCache) -> np.ndarray:
   return np.concatenate(hashes)
 
 
-def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> list[str]:
+def within_train(config: DataConfig, cache_dir: str) -> list[str]:
   """Lines that warn of dev or test text of which many sentences, on one side at least, are in train of their pair."""
   from lingvo_moe.tasks.mt import cache  # imports TensorFlow
 
@@ -148,7 +148,7 @@ def within_train(config: DataConfig, cache_dir: str, quiet: bool = False) -> lis
   for split in ('dev', 'test', 'train'):
     with contextlib.suppress(UserError):  # there is none, or it is no text: who needs it will say so
       pairs = _find(config, split) if split != 'train' or keys else []
-      sides_of = cache.open_keys(pairs, cache_dir, quiet=quiet)
+      sides_of = cache.open_keys(pairs, cache_dir)
       keys[split] = {pair.name: sides for pair, sides in zip(pairs, sides_of, strict=True)}
   train, warnings = keys.pop('train', {}), []
   for split, sides_of in keys.items():

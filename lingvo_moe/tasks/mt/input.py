@@ -156,9 +156,6 @@ class HeldOutInput(task.DevInput):
         digest.update(repr(array.shape).encode() + array.tobytes())
     return digest.hexdigest()[:16]
 
-  def __len__(self) -> int:
-    return len(self._plans)
-
   def __iter__(self) -> Iterator[Batch]:
     for plan in self._plans:
       own = plan.rows_of(self._feed)
@@ -214,9 +211,6 @@ class TextInput:
     self.truncated = sorted(too_long - set(self.empty))
     self._plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
     self._groups = config.num_groups
-
-  def __len__(self) -> int:
-    return len(self._plans)
 
   def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
     for plan in self._plans:

@@ -80,10 +80,10 @@ def notices(sets: Mapping[str, tuple[str, Sequence[str], Sequence[str]]]) -> lis
   return found
 
 
-def some(names: Iterable[str], most: int = 5) -> str:
-  """The first names, with '...' for others."""
+def some(names: Iterable[str]) -> str:
+  """The first five names, with '...' for others."""
   names = list(names)
-  return ', '.join(names[:most] + ['...'] * (len(names) > most))
+  return ', '.join(names[:5] + ['...'] * (len(names) > 5))
 
 
 def _look_tokenized(lines: Sequence[str]) -> bool:
@@ -157,15 +157,13 @@ def mean_scores(scores: Mapping[str, PairScores]) -> dict[str, float]:
   return {name: sum(getattr(s, name) for s in scores.values()) / len(scores) for name in names}
 
 
-def table(scores: Mapping[str, PairScores], most: int = 20) -> str:
+def table(scores: Mapping[str, PairScores]) -> str:
   """Table of the scores by pair, with the signatures, and the mean as the last line.
 
-  Args:
-    scores: scores by name of the pair.
-    most: with more pairs than this, only the best, the worst and a few between are shown.
+  Of more than 20 pairs only the best, the worst and a few between are shown.
   """
   names = sorted(scores)
-  if len(names) > most:
+  if len(names) > 20:
     ranked = sorted(names, key=lambda name: -scores[name].bleu)
     between = range(5, len(ranked) - 5)
     names = [*ranked[:5], *(ranked[between[len(between) * i // 5]] for i in range(1, 5)), *ranked[-5:]]
