@@ -45,18 +45,17 @@ class SentinelVocab:
     Of pieces, one that begins a word has the space before it: the spaces around a sentinel belong to what it replaces,
     or to the piece after it.
     """
-    *before, rest = _SENTINEL.split(text)  # text, number, text, number, ..., text
+    parts = _SENTINEL.split(text)  # text, number, text, number, ..., text
     ids: list[int] = []
-    for part, number in zip(before[::2], before[1::2], strict=True):
-      ids += [*self._encode(part, first=not ids, last=False), self._sentinel(number)]
-    return np.array([*ids, *self._encode(rest, first=not ids, last=True)], np.int32)
-
-  def _encode(self, text: str, first: bool, last: bool) -> list[int]:
-    """Ids of a part between sentinels, or of the first or last part."""
-    if isinstance(self.text, Pieces):
-      text = text if first else text.lstrip(' ')
-      text = text if last else text.rstrip(' ')
-    return self.text.encode(text).tolist() if text else []
+    for place, part in enumerate(parts):
+      if place % 2:
+        ids.append(self._sentinel(part))
+        continue
+      if isinstance(self.text, Pieces):
+        part = part.lstrip(' ') if place else part
+        part = part if place == len(parts) - 1 else part.rstrip(' ')
+      ids += self.text.encode(part).tolist() if part else []
+    return np.array(ids, np.int32)
 
   def _sentinel(self, number: str) -> int:
     if int(number) >= self.sentinels:
