@@ -161,7 +161,7 @@ def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
 
     def run(self) -> None:
       super().run()
-      self.output('logits')[:, :, EOS] = _NEVER
+      search.logits(self)[:, :, EOS] = _NEVER
 
   path = lambda name: os.path.join(job.folder, f'{name}.tflite')
   encoder, decoder = Graph(path('encoder'), available_threads()), Endless(path('decoder'), available_threads())

@@ -11,7 +11,6 @@ from lingvo_moe.engine.flat_cache import FlatCache
 from lingvo_moe.engine.graph import Graph
 from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
-_OUTPUTS = ('best', 'symbols', 'logits', 'log_z')
 _RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
 
 
@@ -58,10 +57,7 @@ def search(
       cache.keep(rows, beam.live_BW)
       beam, numbers = beam.take(rows), numbers[rows]
     cache.run(beam.last_BW, time, beam.live_BW)
-    best_BWJ, symbols_BWJ, logits_BWV, log_z_BW = (decoder.output(name) for name in _OUTPUTS)
-    next_symbols = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW)
-    cache.follow(beam.advance(next_symbols, time, alpha))
-    del best_BWJ, symbols_BWJ, logits_BWV, log_z_BW, next_symbols  # views, of which none may be held by the next step
+    cache.follow(beam.advance(_next_symbols(decoder), time, alpha))
     time += 1
   note_results()
   return found
@@ -81,9 +77,21 @@ def score(decoder: Graph, memory: Mapping[str, np.ndarray], targets: Sequence[Se
       numbers, live_BW = numbers[rows], live_BW[rows]
     last_B = labels_BT[numbers, time - 1] if time else np.full(len(numbers), BOS)
     cache.run(np.repeat(last_B[:, np.newaxis], width, axis=1), time, live_BW)
-    logit_B = decoder.output('logits')[np.arange(len(numbers)), 0, labels_BT[numbers, time]]
+    logit_B = logits(decoder)[np.arange(len(numbers)), 0, labels_BT[numbers, time]]
     log_probs_B[numbers] += (logit_B - decoder.output('log_z')[:, 0]) * live_BW[:, 0]
   return log_probs_B
+
+
+def logits(decoder: Graph) -> np.ndarray:
+  """Logits [B, W, V], a view of the decoder's, which have an axis of parts of the vocabulary."""
+  logits_BWDP = decoder.output('logits')
+  return logits_BWDP.reshape(*logits_BWDP.shape[:2], -1)
+
+
+def _next_symbols(decoder: Graph) -> NextSymbols:
+  """Scores of the next symbols; views of the decoder's outputs, of which none may be held by the next step."""
+  best_BWJ, symbols_BWJ, log_z_BW = (decoder.output(name) for name in ('best', 'symbols', 'log_z'))
+  return NextSymbols(best_BWJ, symbols_BWJ, logits(decoder)[:, :, EOS], log_z_BW)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:

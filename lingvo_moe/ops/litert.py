@@ -31,13 +31,17 @@ def write_cache(
 
 
 def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor | WrittenCache) -> tf.Tensor:
-  """Einsum with both parts of a cache: scores of the parts are concatenated, weighted sums of values are added."""
+  """Einsum with keys or values; after those of a cache, one more position: the new one of the hypothesis itself.
+
+  A product with the new positions of all hypotheses would be padded to 32 of them, and packed.
+  """
   if not isinstance(cache, WrittenCache):
     return tf.einsum(equation, x, cache)
+  new_BnWK = cache.new_BNWK if x.shape.rank == 4 else cache.new_BNWK[:, :, tf.newaxis]
   if equation.endswith('U'):
-    return tf.concat([tf.einsum(equation, x, part) for part in cache], axis=-1)
-  width = cache.new_BNWK.shape[2]
-  return tf.einsum(equation, x[..., :-width], cache.old_BNUK) + tf.einsum(equation, x[..., -width:], cache.new_BNWK)
+    own_BnW1 = tf.reduce_sum(x * new_BnWK, axis=-1, keepdims=True)
+    return tf.concat([tf.einsum(equation, x, cache.old_BNUK), own_BnW1], axis=-1)
+  return tf.einsum(equation, x[..., :-1], cache.old_BNUK) + x[..., -1:] * new_BnWK
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.shapes import sizes
+from lingvo_moe.core.shapes import inferred, sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.tasks.batches import SOURCE_KEYS
@@ -49,17 +49,14 @@ def make(config: MtConfig) -> dict[str, Graph]:
     return {f'memory_{kind}_{i}': cache[name]['memory'][kind] for i, name in layers for kind in kinds}
 
   def decode(theta: Theta, inputs: Tensors) -> Tensors:
-    own_BWW = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis] * tf.eye(width)  # new positions come last
-    mask_BWU = tf.concat([inputs['mask'], own_BWW], axis=-1)
+    own_BW1 = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis]  # the new position comes last
+    mask_BWU = tf.concat([inputs['mask'], own_BW1], axis=-1)
     now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0)
     of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in kinds}
     cache = {name: {'self': of('cache', i), 'memory': of('memory', i)} for i, name in layers}
     logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs['segments'], cache)
-    best_BWJ, symbols_BWJ = tf.math.top_k(logits_BWV, candidates)
-    # log Z from the largest probability, which is at least 1 / V; a softmax is one kernel.
-    log_z_BW = best_BWJ[..., 0] - tf.math.log(tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1))
     new = {f'new_{kind}_{i}': cache[name]['self'][kind].new_BNWK for i, name in layers for kind in kinds}
-    return {'logits': logits_BWV, 'log_z': log_z_BW, 'best': best_BWJ, 'symbols': symbols_BWJ, **new}
+    return {**_ranked(logits_BWV, candidates), **new}
 
   keys_values = tf.TensorSpec([None, heads, None, head_dim])
   step = {
@@ -71,3 +68,28 @@ def make(config: MtConfig) -> dict[str, Graph]:
     **{f'{part}_{kind}_{i}': keys_values for part in ('memory', 'cache') for i, _ in layers for kind in kinds},
   }
   return {'encoder': Graph(encode, {'ids': tf.TensorSpec([None, None], tf.int32)}), 'decoder': Graph(decode, step)}
+
+
+def _ranked(logits_BWV: tf.Tensor, count: int) -> Tensors:
+  """Logits, the logarithm of their sum of exp, and the `count` best with their symbols, as of tf.math.top_k.
+
+  top_k is slow for many symbols. The best are in the `count` parts of the vocabulary with the largest maxima. `logits`
+  have an axis of parts: a second reshape would copy them.
+  """
+  rows, width, num_symbols = sizes(logits_BWV)
+  part = max(size for size in range(1, 65) if num_symbols % size == 0)
+  num_parts = num_symbols // part
+  logits_BWDP = tf.reshape(logits_BWV, inferred([rows, width, num_parts, part]))
+  _, parts_BWJ = tf.math.top_k(tf.reduce_max(logits_BWDP, axis=-1), min(count, num_parts))
+  parts_BWJ = -tf.math.top_k(-parts_BWJ, parts_BWJ.shape[2])[0]  # in order: of equal logits the first is the best
+  symbols_BWJP = parts_BWJ[..., tf.newaxis] * part + tf.range(part)
+  flat = lambda x_BWJP: tf.reshape(x_BWJP, inferred([rows, width, parts_BWJ.shape[2] * part]))
+  best_BWJ, at_BWJ = tf.math.top_k(flat(tf.gather(logits_BWDP, parts_BWJ, batch_dims=2)), count)
+  best_BW11 = best_BWJ[..., :1, tf.newaxis]
+  log_z_BW11 = best_BW11 + tf.math.log(tf.reduce_sum(tf.exp(logits_BWDP - best_BW11), axis=[-2, -1], keepdims=True))
+  return {
+    'logits': logits_BWDP,
+    'log_z': log_z_BW11[..., 0, 0],
+    'best': best_BWJ,
+    'symbols': tf.gather(flat(symbols_BWJP), at_BWJ, batch_dims=2),
+  }
