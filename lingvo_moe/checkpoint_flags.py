@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from lingvo_moe import options, runtime_flags
+from lingvo_moe import machine, options
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
 
 if TYPE_CHECKING:
   from lingvo_moe.engine.model import ExportedModel
+  from lingvo_moe.machine import RuntimeOptions
   from lingvo_moe.run.rundir import RunDir
-  from lingvo_moe.runtime_flags import RuntimeOptions
   from lingvo_moe.tasks.task import TaskConfig
 
 # Options that are fields of a configuration too.
@@ -76,7 +76,7 @@ class CheckpointOptions(options.Options):
 
     if not manifest.is_export(self.logdir):
       return None
-    if runtime_options != runtime_flags.LOCAL:
+    if runtime_options != machine.LOCAL:
       raise UserError(f'{self.logdir} is an export, which runs on the CPU of one machine: leave runtime flags out')
     from lingvo_moe.engine import model
 

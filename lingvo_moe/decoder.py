@@ -31,15 +31,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lingvo_moe import app, checkpoint_flags, runtime_flags
+from lingvo_moe import app, checkpoint_flags
 from lingvo_moe import machine as machine_lib
 from lingvo_moe.core import log_directory, quiet
 from lingvo_moe.core.errors import ProcessLostError, UserError
-from lingvo_moe.machine import Machine
+from lingvo_moe.machine import Machine, RuntimeOptions
 from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
 from lingvo_moe.run.process_group import ProcessGroup
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.task import HeldOutOptions, TaskConfig, job_of_export, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -89,7 +88,7 @@ def main(options: Options, runtime_options: RuntimeOptions) -> None:
   decode(options, runtime_options)
 
 
-def decode(options: Options, runtime_options: RuntimeOptions = runtime_flags.LOCAL) -> None:
+def decode(options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL) -> None:
   """Decodes checkpoints as the options say; returns when there will be no more.
 
   Of several processes the leader reads and writes the log directory; all of them translate.

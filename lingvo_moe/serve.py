@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_moe import app, checkpoint_flags, runtime_flags, translate
+from lingvo_moe import app, checkpoint_flags, machine, translate
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
@@ -94,7 +94,7 @@ def serve(options: Options) -> int:
 
 def load(options: Options) -> TextModel:
   """The run, which has translated once, so that the first request need not wait for what is then compiled."""
-  run, _ = translate.load(options, runtime_flags.LOCAL)
+  run, _ = translate.load(options, machine.LOCAL)
   if run.continues_text:
     raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
   try:

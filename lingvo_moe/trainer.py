@@ -16,14 +16,13 @@ import math
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from lingvo_moe import app, runtime_flags
+from lingvo_moe import app
 from lingvo_moe import machine as machine_lib
 from lingvo_moe import options as options_lib
 from lingvo_moe.core import bindings, configuration, fields, files, log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.machine import Machine
+from lingvo_moe.machine import Machine, RuntimeOptions
 from lingvo_moe.options import flag
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.task import Feed, TaskConfig, task_of
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
@@ -75,7 +74,7 @@ def main(options: Options, runtime_options: RuntimeOptions) -> int | None:
 
 
 def train(
-  options: Options, runtime_options: RuntimeOptions = runtime_flags.LOCAL, signals: Signals | None = None
+  options: Options, runtime_options: RuntimeOptions = machine_lib.LOCAL, signals: Signals | None = None
 ) -> int | None:
   """Trains until max_steps, out of patience, or stopped by a signal; returns the exit status."""
   from lingvo_moe.run.advice import Advice

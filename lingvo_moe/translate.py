@@ -27,13 +27,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
+from lingvo_moe import app, checkpoint_flags, machine
 from lingvo_moe.core import quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
-from lingvo_moe.runtime_flags import RuntimeOptions
 
 # Modules that import TensorFlow, which takes seconds, are imported by the functions: flags are checked before.
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def main(options: Options, runtime_options: RuntimeOptions) -> None:
 
 
 def translate(
-  options: Options, source: BinaryIO, output: TextIO, runtime_options: RuntimeOptions = runtime_flags.LOCAL
+  options: Options, source: BinaryIO, output: TextIO, runtime_options: RuntimeOptions = machine.LOCAL
 ) -> None:
   """Translates until the source ends.
 

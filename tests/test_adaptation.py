@@ -17,9 +17,9 @@ from lingvo_moe import machine, trainer
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora.cldr import corpus as cldr_corpus
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.vocab import Vocab
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import reversed_corpus
 
-from lingvo_moe import decoder, runtime_flags, trainer
+from lingvo_moe import decoder, machine, trainer
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.runtime_flags import RuntimeOptions
 
 pytest.importorskip('jax')
 
@@ -70,13 +70,13 @@ def test_a_tiny_giant_trains_and_evaluates_on_a_mesh_as_on_one_device(run, corpu
 def test_a_tiny_giant_translates_on_a_mesh_as_on_one_device(run):
   on_mesh = decoded(run, MESH, 'xx-en.hyp', score=False)
   assert len(on_mesh) == 12 and any(on_mesh)
-  assert on_mesh == decoded(run, runtime_flags.LOCAL, 'xx-en.hyp', score=False)
+  assert on_mesh == decoded(run, machine.LOCAL, 'xx-en.hyp', score=False)
 
 
 @pytest.mark.slow
 def test_a_tiny_giant_scores_on_a_mesh_as_on_one_device(run):
   on_mesh, here = (
-    np.array(decoded(run, chosen, 'xx-en.scores', score=True), float) for chosen in (MESH, runtime_flags.LOCAL)
+    np.array(decoded(run, chosen, 'xx-en.scores', score=True), float) for chosen in (MESH, machine.LOCAL)
   )
   assert len(on_mesh) == 12 and np.all(on_mesh < 0)
   np.testing.assert_allclose(on_mesh, here, rtol=1e-5)

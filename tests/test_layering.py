@@ -31,7 +31,7 @@ ORDER = (
   'analysis',
   'report',
   'bench',
-  'app options checkpoint_flags runtime_flags machine',
+  'app options checkpoint_flags machine',
   'serving',
   'trainer decoder translate',
   'serve',
@@ -99,7 +99,6 @@ JOBS = {
   'runtime',
   'app',
   'checkpoint_flags',
-  'runtime_flags',
   'machine',
   'options',
 }

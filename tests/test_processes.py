@@ -207,7 +207,7 @@ SHARING = """
 import sys
 from lingvo_moe import app, machine
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 
 @app.command(RuntimeOptions)
 def main(options):

@@ -24,7 +24,7 @@ from lingvo_moe.commands import bench
 from lingvo_moe.commands.bench import Measure
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 
 _DATA_DIR = flags.DEFINE_string('data_dir', '', 'Corpus for --what=input; the default corpus if empty.')
 _VERSUS = flags.DEFINE_string('versus', None, 'Commit of this checkout to compare with.')

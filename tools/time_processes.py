@@ -17,7 +17,7 @@ import types
 from absl import flags
 
 from lingvo_moe import app, machine
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 
 _MODEL = flags.DEFINE_string('model', None, 'A registered model.', required=True)
 _GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], "E.g. 'Tiny.batch_tokens = 4096'; may be repeated.")

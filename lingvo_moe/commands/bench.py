@@ -40,7 +40,7 @@ from lingvo_moe.bench.clock import Clock, Timing
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration, quiet
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 
 COMMAND = (sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'bench')  # -P: not of this folder
 _OF_ENGINES = ('decode', 'latency')

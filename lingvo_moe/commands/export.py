@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from absl import logging
 
-from lingvo_moe import app, checkpoint_flags, machine, runtime_flags
+from lingvo_moe import app, checkpoint_flags, machine
 from lingvo_moe.core import new_folder, quiet
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.options import flag
@@ -101,7 +101,7 @@ def export(options: Options) -> None:
     os.environ['JAX_PLATFORMS'] = 'cpu'  # read when JAX is first imported; no step is run on this machine
   quiet.import_tensorflow()
   logging.set_verbosity(logging.WARNING)  # TensorFlow notes each file of a SavedModel at INFO
-  machine.set_threads(runtime_flags.LOCAL, decoding=True)
+  machine.set_threads(machine.LOCAL, decoding=True)
   run = options.run
   config = options.load_config(run)
   _check(run, config, options)

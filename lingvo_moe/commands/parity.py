@@ -31,7 +31,7 @@ import tempfile
 
 from absl import flags
 
-from lingvo_moe import app, machine, runtime_flags
+from lingvo_moe import app, machine
 from lingvo_moe.commands import launch, values
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
@@ -95,10 +95,10 @@ def observation(mesh: str, bindings):
     raise UserError(f"a mesh in two processes is written 'expert:4@2'; saw {mesh}@{count}")
   if count:
     return _of_processes(mesh, bindings, int(count))
-  options = runtime_flags.LOCAL
+  options = machine.LOCAL
   if mesh != 'local':
     processes = _COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value
-    options = runtime_flags.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes)
+    options = machine.RuntimeOptions('spmd', mesh, _SPLIT_DENSE.value, *processes)
   return parity.observe(config_of(bindings), machine.connect(options).make_runtime, _STEPS.value)
 
 

@@ -14,7 +14,7 @@ from lingvo_moe.analysis.lint import Annotated
 from lingvo_moe.core import registry
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
 

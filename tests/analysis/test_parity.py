@@ -11,10 +11,10 @@ import forks
 import numpy as np
 import pytest
 
-from lingvo_moe import machine, runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.analysis import parity
 from lingvo_moe.core import registry
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
 pytest.importorskip('jax')
@@ -72,7 +72,7 @@ MODELS['dropless, scanned'] = dataclasses.replace(SCANNED, capacity_factor=None,
 
 @functools.cache
 def observed(model, mesh, split_dense=False):
-  options = RuntimeOptions('spmd', mesh, split_dense) if mesh else runtime_flags.LOCAL
+  options = RuntimeOptions('spmd', mesh, split_dense) if mesh else machine.LOCAL
   return parity.observe(MODELS[model], machine.connect(options).make_runtime)
 
 
@@ -174,7 +174,7 @@ def evaluated(model, runtime_of):
 
 @pytest.mark.parametrize('model', ['dropless', pytest.param('dropless, scanned', marks=pytest.mark.slow)])
 def test_evaluation_and_scores_in_rounds_are_those_of_the_local_runtime(model):
-  xent, _, scores = evaluated(model, machine.connect(runtime_flags.LOCAL).make_runtime)
+  xent, _, scores = evaluated(model, machine.connect(machine.LOCAL).make_runtime)
   same_xent, rounds, same_scores = evaluated(model, machine.connect(RuntimeOptions('spmd', 'expert:4')).make_runtime)
   assert all(number > 1 for number in rounds)
   np.testing.assert_allclose(same_xent, xent, rtol=1e-5)

@@ -130,11 +130,11 @@ def _translate(place: pathlib.Path) -> Any:
 
 def _resume(place: pathlib.Path) -> Any:
   """What a trainer goes on with: its step, weights, log and next batches."""
-  from lingvo_moe import machine, runtime_flags
+  from lingvo_moe import machine
   from lingvo_moe import trainer as job
 
   options = job.Options(logdir=str(place / 'log'), data_dir=str(place / 'corpus'), max_steps=STEPS + 1)
-  training = job.set_up(options, machine.connect(runtime_flags.LOCAL))
+  training = job.set_up(options, machine.connect(machine.LOCAL))
   try:
     digest = hashlib.sha256()
     for piece in training.runtime.slices():

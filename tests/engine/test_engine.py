@@ -28,9 +28,9 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import manifest, search
 from lingvo_moe.engine import model as engine_model
 from lingvo_moe.engine.graph import Graph, available_threads
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, litert
 from lingvo_moe.run import results as results_lib
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt import graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')

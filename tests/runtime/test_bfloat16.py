@@ -8,7 +8,7 @@ import shared_traces
 import tensorflow as tf
 import tiny_config
 
-from lingvo_moe import machine, runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.ops import cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place
@@ -120,7 +120,7 @@ def test_gradients_of_experts_stay_factored_in_bfloat16(monkeypatch):
 def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatch, capfd):
   monkeypatch.setattr(cpu, 'has_bfloat16', lambda: False)
   config = config_of('bfloat16')
-  runtime = machine.connect(runtime_flags.LOCAL).make_runtime(config.program())
+  runtime = machine.connect(machine.LOCAL).make_runtime(config.program())
   assert "activation_dtype='bfloat16' is computed in float32: this processor has no units" in capfd.readouterr().err
   runtime.init()
   batch = task_of(config).random_batch()

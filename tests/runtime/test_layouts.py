@@ -19,10 +19,10 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 

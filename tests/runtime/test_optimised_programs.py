@@ -17,7 +17,7 @@ JOB = """
 import json, tiny_config
 import tensorflow as tf
 from lingvo_moe.machine import connect
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.task import task_of
 
 program, batch = (config := tiny_config.make(num_experts=4, num_groups=2)).program(), task_of(config).random_batch()

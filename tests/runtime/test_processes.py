@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip('jax')
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.runtime import spmd
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.xla_sharding import Mesh
 
 SLURM = {

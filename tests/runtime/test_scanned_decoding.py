@@ -8,9 +8,9 @@ import functools
 import numpy as np
 import pytest
 
-from lingvo_moe import machine, runtime_flags
+from lingvo_moe import machine
 from lingvo_moe.core import registry
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.mt.random_batch import random_batch
 
@@ -31,7 +31,7 @@ CONFIG = registry.get('mt.m4.MoE2048E36LTiny')(
 def hypotheses(mesh, scan, period=2):
   """Two best translations of random sentences, by initial weights."""
   config = dataclasses.replace(CONFIG, scan_layers=scan, moe_every=period)
-  options = RuntimeOptions('spmd', mesh) if mesh else runtime_flags.LOCAL
+  options = RuntimeOptions('spmd', mesh) if mesh else machine.LOCAL
   program, runtime = config.program(), machine.connect(options).make_runtime(config.program())
   runtime.init()  # to the same values, scanned or not
   batch = random_batch(config, seed=1, full=False)

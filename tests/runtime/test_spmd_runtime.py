@@ -11,10 +11,10 @@ import tensorflow as tf
 from lingvo_moe import machine, xla_sharding
 from lingvo_moe.core import registry
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.xla_sharding import Mesh
 

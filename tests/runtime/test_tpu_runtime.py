@@ -20,6 +20,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import Constant, WeightSpec
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, xla
 from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
@@ -28,7 +29,6 @@ from lingvo_moe.run import warm_start
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.runtime import tpu
 from lingvo_moe.runtime.local import LocalRuntime
-from lingvo_moe.runtime_flags import RuntimeOptions
 from lingvo_moe.xla_sharding import Mesh, OpSharding
 
 pytestmark = pytest.mark.compiled

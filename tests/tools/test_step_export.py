@@ -14,7 +14,7 @@ import pytest
 from lingvo_moe import machine
 from lingvo_moe.core import configuration
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.runtime_flags import RuntimeOptions
+from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.tasks.mt.random_batch import random_batch
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.xla_sharding import Mesh
