@@ -80,13 +80,13 @@ MEASURES = bench.MEASURES | {
 @app.command(RuntimeOptions, tensorflow=False)
 def main(options: RuntimeOptions):
   if not _VERSUS.value:
-    return bench.run(bench.plan(options, MEASURES), MEASURES, options, [sys.executable, os.path.abspath(__file__)])
+    return bench.run(bench.make_plan(options, MEASURES), MEASURES, options, [sys.executable, os.path.abspath(__file__)])
   given = flags.FLAGS
   if given.against:
     raise UserError('--versus times a commit, --against reads figures: leave either out')
   if given.engine != ['tensorflow']:
     raise UserError(f'--versus times commits, --engine={",".join(given.engine)} other engines: leave either out')
-  _versus(bench.plan(options, MEASURES))
+  _versus(bench.make_plan(options, MEASURES))
 
 
 def _versus(plan: list[tuple]) -> None:

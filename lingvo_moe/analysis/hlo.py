@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 _BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's64': 8, 'u64': 8, 'f64': 8}
-_NO_BYTES = ('token', 'opaque')
+_BYTES |= {'token': 0, 'opaque': 0}
 
 COLLECTIVES = ('all-to-all', 'all-reduce', 'all-gather', 'reduce-scatter', 'collective-permute')
 
@@ -71,7 +71,7 @@ class Array(NamedTuple):
 
   @property
   def _item(self) -> int:
-    return 0 if self.dtype in _NO_BYTES else _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 4)
+    return _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 4)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -62,10 +62,8 @@ def trip_count(loop: Instruction) -> int | None:
     return None
   counts = []
   for low, high in _comparisons(loop.called['condition'].root, {}):
-    start, step, limit = _initial(loop, low), _step(loop, low), high.constant
-    if high.carried is not None and _step(loop, high) == 0:
-      limit = _initial(loop, high)
-    if start is not None and step and limit is not None:
+    (start, step), (limit, change) = _counter(loop, low), _counter(loop, high)
+    if step and change == 0 and None not in (start, limit):
       counts.append(max(0, -(-(limit - start) // step)))
   return min(counts, default=None)
 
@@ -123,22 +121,17 @@ def _number(value: Instruction, given: _Given) -> _Number | None:
   return None
 
 
-def _initial(loop: Instruction, number: _Number) -> int | None:
-  """Value of a number in a loop's state before the loop; None if unknown."""
-  (state,) = loop.operands
-  value = _number(state.operands[number.carried], {}) if state.opcode == 'tuple' else None
-  return value.constant + number.constant if value and value.carried is None else None
-
-
-def _step(loop: Instruction, number: _Number) -> int | None:
-  """Constant that an iteration adds to a number in the loop's state; None if unknown."""
-  root = loop.called['body'].root
-  value = _number(root.operands[number.carried], {}) if root.opcode == 'tuple' else None
-  return value.constant if value and value.carried == number.carried else None
+def _counter(loop: Instruction, number: _Number) -> tuple[int | None, int | None]:
+  """Value of a number in a loop's state before the loop, and the constant that an iteration adds; None if unknown."""
+  if number.carried is None:
+    return number.constant, 0
+  element = lambda state: _number(state.operands[number.carried], {}) if state.opcode == 'tuple' else None
+  before, after = element(loop.operands[0]), element(loop.called['body'].root)
+  start = before.constant + number.constant if before and before.carried is None else None
+  return start, after.constant if after and after.carried == number.carried else None
 
 
 def _final(loop: Instruction, index: int) -> _Number | None:
   """Value of an element of a loop's state after the loop; None if unknown."""
-  number = _Number(0, index)
-  start, step, trips = _initial(loop, number), _step(loop, number), trip_count(loop)
+  (start, step), trips = _counter(loop, _Number(0, index)), trip_count(loop)
   return None if None in (start, step, trips) else _Number(start + step * trips)

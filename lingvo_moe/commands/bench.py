@@ -104,7 +104,7 @@ MEASURES = {
 
 @app.command(RuntimeOptions, tensorflow=False)  # TensorFlow is imported after the flags are checked
 def main(options: RuntimeOptions):
-  return run(plan(options, MEASURES), MEASURES, options, COMMAND)
+  return run(make_plan(options, MEASURES), MEASURES, options, COMMAND)
 
 
 def run(
@@ -134,7 +134,7 @@ def run(
         return done.returncode
 
 
-def plan(options: RuntimeOptions, measures: Mapping[str, Measure]) -> list[tuple]:
+def make_plan(options: RuntimeOptions, measures: Mapping[str, Measure]) -> list[tuple]:
   """List of (name, configuration, what) of every measurement; UserError for flags that do not fit."""
   _check_flags(options, measures)
   quiet.import_tensorflow()
