@@ -80,7 +80,7 @@ MEASURES = bench.MEASURES | {
 @app.command(RuntimeOptions, tensorflow=False)
 def main(options: RuntimeOptions):
   if not _VERSUS.value:
-    return bench.run(bench.make_plan(options, MEASURES), MEASURES, options, [sys.executable, os.path.abspath(__file__)])
+    return bench.run(options, MEASURES, [sys.executable, os.path.abspath(__file__)])
   given = flags.FLAGS
   if given.against:
     raise UserError('--versus times a commit, --against reads figures: leave either out')

@@ -36,7 +36,7 @@ from absl import flags, logging
 
 from lingvo_moe import app, machine
 from lingvo_moe.bench import engines
-from lingvo_moe.bench.clock import Clock, Timing
+from lingvo_moe.bench.clock import Clock, Timing, peak_rss_mib
 from lingvo_moe.commands import values
 from lingvo_moe.core import configuration, quiet
 from lingvo_moe.core.errors import UserError
@@ -104,17 +104,15 @@ MEASURES = {
 
 @app.command(RuntimeOptions, tensorflow=False)  # TensorFlow is imported after the flags are checked
 def main(options: RuntimeOptions):
-  return run(make_plan(options, MEASURES), MEASURES, options, COMMAND)
+  return run(options, MEASURES, COMMAND)
 
 
-def run(
-  plan: Sequence[tuple], measures: Mapping[str, Measure], options: RuntimeOptions, command: Sequence[str]
-) -> int | None:
-  """Makes the measurements of a plan, each in a process that `command` starts; returns the exit status."""
+def run(options: RuntimeOptions, measures: Mapping[str, Measure], command: Sequence[str]) -> int | None:
+  """Makes the measurements that the flags name, each in a process that `command` starts; returns the exit status."""
+  plan = make_plan(options, measures)
   if _ENGINE.value != ['tensorflow']:
     return _engines(plan, command)
   from lingvo_moe.bench import against, peak
-  from lingvo_moe.bench.clock import peak_rss_mib
 
   others = against.read(_AGAINST.value) if _AGAINST.value else []
   gflop_per_s = _PEAK.value
@@ -150,7 +148,7 @@ def make_plan(options: RuntimeOptions, measures: Mapping[str, Measure]) -> list[
       raise UserError(f'--what={other[0]} is of translation models; saw --model={name}: time its --what=train')
   plan = [(name, config, what) for name, config in configs.items() for what in _WHAT.value]
   # Dense models have no MoE layer; they are skipped if another model has one.
-  kept = [(name, config, what) for name, config, what in plan if config.num_experts or not measures[what].of_experts]
+  kept = [(name, config, what) for name, config, what in plan if not measures[what].of_experts or config.num_experts]
   if not kept:
     raise UserError(f'--what={plan[0][2]} is of models with experts; saw --model={",".join(configs)}, without any')
   return kept
