@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import Size
-from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.stack import Stack, StackCache
@@ -32,32 +32,19 @@ class EncoderDecoder(losses.TokenModel):
   sinusoidal: bool = True
   subset: str = dataclasses.field(default='pair', kw_only=True)
 
-  def weights(self) -> Specs:
-    own_source = {'source_embedding': self.source_embedding.weights()} if self.source_embedding else {}
-    return {
-      **own_source,
-      'target_embedding': self.target_embedding.weights(),
-      'encoder': self.encoder.weights(),
-      'decoder': self.decoder.weights(),
-    }
-
   def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Runs the encoder: ([B, U, M], Routed by layer). Reads src_ids, src_segments, src_positions."""
-    embedding, own = self.target_embedding, theta['target_embedding']
-    if self.source_embedding:
-      embedding, own = self.source_embedding, theta['source_embedding']
+    name = 'source_embedding' if self.source_embedding else 'target_embedding'
     key = prng.fold(key, 'encoder')
     with tf.name_scope('encoder'):
-      x_BTM = self._embed(embedding, own, batch['src_ids'], key, self._positions(batch['src_positions']))
+      x_BTM = self._embed(theta, batch['src_ids'], key, self._positions(batch['src_positions']), name)
       return self.encoder(theta['encoder'], x_BTM, batch['src_segments'], key=key)
 
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     memory_BUM, encoder_routing = self.encode(theta, batch, key)
     key = prng.fold(key, 'decoder')
-    own = theta['target_embedding']
     with tf.name_scope('decoder'):
-      positions_BT = self._positions(batch['tgt_positions'])
-      x_BTM = self._embed(self.target_embedding, own, batch['tgt_inputs'], key, positions_BT)
+      x_BTM = self._embed(theta, batch['tgt_inputs'], key, self._positions(batch['tgt_positions']))
       x_BTM, decoder_routing = self.decoder(
         theta['decoder'], x_BTM, batch['tgt_segments'], memory_BUM, batch['src_segments'], key
       )
@@ -102,12 +89,11 @@ class EncoderDecoder(losses.TokenModel):
     self, theta: Theta, ids_BW: tf.Tensor, now: Now, src_segments_BU: tf.Tensor, cache: StackCache
   ) -> tuple[tf.Tensor, StackCache]:
     """Decoding step of W hypotheses a row over a flat cache: (float32 logits [B, W, V], cache); see beam_search."""
-    own = theta['target_embedding']
     with tf.name_scope('decoder'):
       positions_11 = self._positions(tf.reshape(now.time, [1, 1]))
-      x_BWM = self._embed(self.target_embedding, own, ids_BW, None, positions_11)
+      x_BWM = self._embed(theta, ids_BW, None, positions_11)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, src_segments_BU, cache)
-    return self.target_embedding.logits(own, x_BWM), cache
+    return self._output(theta)(x_BWM), cache
 
   def _positions(self, positions_BT: tf.Tensor) -> tf.Tensor | None:
     return positions_BT if self.sinusoidal else None

@@ -12,8 +12,8 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Theta
-from lingvo_moe.layers.embedding import Embedding, sinusoidal_positions
+from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.layers.embedding import sinusoidal_positions
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
@@ -22,6 +22,7 @@ Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
 Logits = Callable[[tf.Tensor], tf.Tensor]  # x_BTM -> float32 logits [B, T, V]
 Routings = dict[str, Routed]  # by layer name: 'encoder/layer_01'
 Totals = Mapping[str, tf.Tensor]  # 'target_tokens'; of each stack '<stack>_tokens', '<stack>_groups'
+_PARTS = ('source_embedding', 'target_embedding', 'encoder', 'decoder', 'output_embedding')  # of a model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,10 @@ class TokenModel:
   activation_dtype: str = 'float32'
   report_decisions: bool = False
   subset: str = 'file'
+
+  def weights(self) -> Specs:
+    """Specs of the weights of every part that the model has."""
+    return {name: part.weights() for name in _PARTS if (part := getattr(self, name, None))}
 
   def logits(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
     """Logits of every next symbol given those before it: (float32 [B, T, V], Routed by layer)."""
@@ -111,25 +116,27 @@ class TokenModel:
     raise NotImplementedError
 
   def _output(self, theta: Theta) -> Logits:
-    """The output softmax, which shares the embedding of the target."""
-    return functools.partial(self.target_embedding.logits, theta['target_embedding'])
+    """The output softmax, which shares the embedding of the target unless the model has another."""
+    name = 'output_embedding' if getattr(self, 'output_embedding', None) else 'target_embedding'
+    return functools.partial(getattr(self, name).logits, theta[name])
 
   def _embed(
     self,
-    embedding: Embedding,
     theta: Theta,
     ids_BT: tf.Tensor,
     key: tf.Tensor | None = None,
     positions_BT: tf.Tensor | None = None,
+    name: str = 'target_embedding',
   ) -> tf.Tensor:
-    """Embedded ids [B, T, M], with sinusoidal positions where they are given."""
+    """Ids [B, T, M] by the embedding of a name, with sinusoidal positions where they are given."""
+    embedding = getattr(self, name)
 
     def embed(ids_BT, positions_BT, key):
-      x_BTM = embedding.lookup(theta, ids_BT)
+      x_BTM = embedding.lookup(theta[name], ids_BT)
       if positions_BT is not None:
         x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
       x_BTM = tf.cast(x_BTM, self.activation_dtype if backend.current().bfloat16 else tf.float32)
-      return prng.dropout(x_BTM, self.input_dropout, None if key is None else prng.fold(key, 'input'))
+      return prng.dropout(x_BTM, self.input_dropout, prng.fold(key, 'input'))
 
     return ops.map_sub_batches(embed, ids_BT, positions_BT, key)
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs, Theta
+from lingvo_moe.core.weights import Theta
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.recurrent_stack import RecurrentStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.search import flat_sequence
 from lingvo_moe.tasks import losses
-from lingvo_moe.tasks.losses import Batch, Logits, Routings
+from lingvo_moe.tasks.losses import Batch, Routings
 
 # Layers of a language model: these, or others with their `moe`, `weights`, `__call__`, `read`, `extend` and
 # `keep_positions`, in which no position depends on a later one.
@@ -37,14 +36,10 @@ class LanguageModel(losses.TokenModel):
   window: int
   output_embedding: Embedding | None = None
 
-  def weights(self) -> Specs:
-    output = {'output_embedding': self.output_embedding.weights()} if self.output_embedding else {}
-    return {'target_embedding': self.target_embedding.weights(), 'decoder': self.decoder.weights(), **output}
-
   def _run(self, theta: Theta, batch: Batch, key: tf.Tensor | None) -> tuple[tf.Tensor, Routings]:
     key = prng.fold(key, 'decoder')
     with tf.name_scope('decoder'):
-      x_BTM = self._embed(self.target_embedding, theta['target_embedding'], batch['inputs'], key)
+      x_BTM = self._embed(theta, batch['inputs'], key)
       x_BTM, routing = self.decoder(theta['decoder'], x_BTM, batch['segments'], key=key)
     return x_BTM, {f'decoder/{name}': r for name, r in routing.items()}
 
@@ -69,9 +64,7 @@ class LanguageModel(losses.TokenModel):
     length = sizes(ids_BT)[1]
     real_BT = tf.range(length)[tf.newaxis] < lengths_B[:, tf.newaxis]
     with tf.name_scope('decoder'):
-      cache = self.decoder.read(
-        theta['decoder'], self._embed(self.target_embedding, theta['target_embedding'], ids_BT), real_BT, self.window
-      )
+      cache = self.decoder.read(theta['decoder'], self._embed(theta, ids_BT), real_BT, self.window)
     room = flat_sequence.first_room(max_steps, width, length) - length
     at_positions = lambda buffer: [[0, 0]] * (buffer.shape.rank - 2) + [[0, room], [0, 0]]
     return tf.nest.map_structure(lambda buffer: tf.pad(buffer, at_positions(buffer)), cache)
@@ -85,14 +78,9 @@ class LanguageModel(losses.TokenModel):
     positions_BW = tf.broadcast_to(lengths_B[:, tf.newaxis] + now.time, sizes(ids_BW))
     now = now._replace(mask_BWU=tf.where(last_BWU, now.mask_BWU, 0.0), position_BW=positions_BW)
     with tf.name_scope('decoder'):
-      x_BWM = self._embed(self.target_embedding, theta['target_embedding'], ids_BW)
+      x_BWM = self._embed(theta, ids_BW)
       x_BWM, cache = self.decoder.extend(theta['decoder'], x_BWM, now, None, cache)
     return self._output(theta)(x_BWM), cache
-
-  def _output(self, theta: Theta) -> Logits:
-    if self.output_embedding:
-      return functools.partial(self.output_embedding.logits, theta['output_embedding'])
-    return super()._output(theta)
 
 
 def _loss_mask(batch: Batch) -> tf.Tensor:

@@ -34,8 +34,6 @@ class BatchPlan(NamedTuple):
 
   def rows_of(self, feed: Feed) -> BatchPlan:
     """The part that a process feeds, of B / process_count rows; see task.TrainInput."""
-    if feed.process_count == 1:
-      return self
     rows = self.rows // feed.process_count
     own = self.row // rows == feed.process_index
     plan = BatchPlan(rows, self.length, *(column[own] for column in self[2:]))
