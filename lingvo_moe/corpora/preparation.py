@@ -43,18 +43,23 @@ _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
 class Outcome(enum.IntEnum):
-  """Outcome of a line: a split, or the first reason why it is dropped."""
+  """Outcome of a line: a split, or the first reason why it is dropped, with its words."""
+
+  def __new__(cls, value: int, reason: str = ''):
+    outcome = int.__new__(cls, value)
+    outcome._value_, outcome.reason = value, reason
+    return outcome
 
   TRAIN = 0
   DEV = 1
   TEST = 2
-  COLUMN_MISSING = 3
-  NOT_UTF8 = 4
-  EMPTY = 5
-  TOO_LONG = 6
-  LENGTH_RATIO = 7
-  DUPLICATE = 8
-  SHARES_SENTENCE = 9
+  COLUMN_MISSING = 3, 'column missing'
+  NOT_UTF8 = 4, 'not UTF-8, or with NUL bytes'
+  EMPTY = 5, 'empty'
+  TOO_LONG = 6, 'over {max_chars} characters'
+  LENGTH_RATIO = 7, 'length ratio over {max_ratio:g}'
+  DUPLICATE = 8, 'duplicate'
+  SHARES_SENTENCE = 9, 'sentence is in dev or test'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,24 +305,13 @@ def write(texts: Texts, outcomes: np.ndarray, folder: str, progress: Progress | 
       )
 
 
-_REASONS = {
-  Outcome.COLUMN_MISSING: 'column missing',
-  Outcome.NOT_UTF8: 'not UTF-8, or with NUL bytes',
-  Outcome.EMPTY: 'empty',
-  Outcome.TOO_LONG: 'over {max_chars} characters',
-  Outcome.LENGTH_RATIO: 'length ratio over {max_ratio:g}',
-  Outcome.DUPLICATE: 'duplicate',
-  Outcome.SHARES_SENTENCE: 'sentence is in dev or test',
-}
-
-
 def table(decisions: Decisions, rules: Rules) -> str:
   """Counts as text: lines read, dropped by reason, and of each split, or fit to keep where there is none."""
   rows = [('lines read', len(decisions.outcomes), '')]
-  for outcome, reason in _REASONS.items():
+  for outcome in Outcome:
     note = f'first: {", ".join(decisions.first_not_utf8)}' if outcome == Outcome.NOT_UTF8 else ''
-    if decisions.count(outcome):
-      rows.append((f'  dropped: {reason.format(**dataclasses.asdict(rules))}', decisions.count(outcome), note))
+    if outcome.reason and (count := decisions.count(outcome)):
+      rows.append((f'  dropped: {outcome.reason.format(**dataclasses.asdict(rules))}', count, note))
   if undecided := int(np.count_nonzero(decisions.outcomes == _UNDECIDED)):
     rows.append(('fit to keep', undecided, ''))
   for split in SPLITS if not undecided and decisions.count(Outcome.TRAIN) else ():
