@@ -75,9 +75,7 @@ class SizedExperts(Experts):
   """Experts of matrices between M features and hidden layers of size H.
 
   Attributes:
-    model_dim: M.
-    hidden_dim: H.
-    num_experts: E.
+    model_dim, hidden_dim, num_experts: M, H, E.
     dropout: rate after the last activation, the expert dropout of Switch Transformers (Fedus et al., 2021, section
       2.4).
   """

@@ -41,8 +41,7 @@ class FeedForward:
   Shazeer, arXiv 2002.05202).
 
   Attributes:
-    model_dim: M.
-    hidden_dim: H.
+    model_dim, hidden_dim: M, H.
     dropout: dropout of the hidden layer.
     activation: a name of ACTIVATIONS.
     bias: whether there are biases bi and bo.

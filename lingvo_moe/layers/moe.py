@@ -33,10 +33,7 @@ class MoE:
   If experts choose tokens, a group at inference is one row.
 
   Attributes:
-    model_dim: M.
-    hidden_dim: H of an expert.
-    num_experts: E.
-    num_groups: G.
+    model_dim, hidden_dim, num_experts, num_groups: M, H of an expert, E, G.
     capacity_factor: C = capacity_factor * S / E in training; None: nothing is dropped in training either ('dropless',
       as in MegaBlocks, Gale et al., arXiv 2211.15841).
     dispatch: a name of dispatch.DISPATCHERS, or 'auto'.

@@ -7,7 +7,7 @@ gradient is a second loop, backwards, which runs each block again and differenti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from lingvo_moe import xla_sharding
 from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import results_of
-from lingvo_moe.core.weights import Specs, Theta, WeightSpec
+from lingvo_moe.core.weights import Specs, Theta
 from lingvo_moe.layers.remat import again
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.layers.transformer import Layer
@@ -24,8 +24,8 @@ from lingvo_moe.ops.custom_gradient import pull_back
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.xla_sharding import shard
 
-# (number of the block, x, shared, its weights by flat name) -> (x, auxiliary outputs, a nest of tensors)
-Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Mapping[str, tf.Tensor]], tuple[tf.Tensor, Any]]
+# (number of the block, x, shared, its weights) -> (x, auxiliary outputs, a nest of tensors)
+Block = Callable[[tf.Tensor, tf.Tensor, Sequence[tf.Tensor], Theta], tuple[tf.Tensor, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,24 +53,20 @@ class ScannedStack(Stack):
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
-    stacked = weights_lib.flatten({name: theta[name] for name in self.traced})
-    specs = weights_lib.flatten({name: layer.weights() for name, layer in self.traced.items()})
+    specs = {name: layer.weights() for name, layer in self.traced.items()}
 
-    def run_block(number, x_BTM, memory, weights):
+    def run_block(number, x_BTM, memory, theta):
       routed = {}
       for place, (name, layer) in enumerate(self.traced.items()):
-        own = {n: w for n, w in weights.items() if n.startswith(name + '/')}
         with tf.name_scope(name):
-          with tf.name_scope('weights'):
-            own = {n: xla_sharding.gather(w, specs[n].dims) for n, w in own.items()}
-          own = weights_lib.unflatten(own)[name]
+          own = _used(theta[name], specs[name])
           own_key = prng.fold(key, number * self.period + place)
           of_memory = (*(memory or [None]), memory_mask_BTU)
           x_BTM, routing = layer(own, x_BTM, mask_BTT, paddings_BT, *of_memory, own_key)
         routed |= {name: routing.routed} if layer.is_moe else {}
       return x_BTM, routed
 
-    x_BTM, by_block = scan(run_block, x_BTM, [memory_BUM] if self.cross_attention else [], stacked, specs)
+    x_BTM, by_block = scan(run_block, x_BTM, [memory_BUM] if self.cross_attention else [], theta, specs)
     routed = {}
     for name, of_blocks in by_block.items():
       for block, layer_name in enumerate(weights_lib.names_by_layer(name, self.num_blocks)):
@@ -85,14 +81,12 @@ class ScannedStack(Stack):
       for name, layer in self.traced.items():
         with tf.name_scope(name):
           own = {'cross_attention': layer.weights()['cross_attention']}
-          cache = layer.memory_cache(weights_at(theta[name], own, number), memory_BUM)
+          cache = layer.memory_cache(_used(theta[name], own, number), memory_BUM)
         filled[name] = {kind: array.write(number, cache[kind]) for kind, array in arrays[name].items()}
       return [filled]
 
     (arrays,) = counted(self.num_blocks, fill, {name: {'keys': array(), 'values': array()} for name in self.traced})
-    return {
-      name: {kind: shard(array.stack(), 'LBNUK') for kind, array in by_kind.items()} for name, by_kind in arrays.items()
-    }
+    return tf.nest.map_structure(lambda array: shard(array.stack(), 'LBNUK'), arrays)
 
   def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
     """Runs one loop over blocks, each of which writes its positions of the cache in place."""
@@ -101,7 +95,7 @@ class ScannedStack(Stack):
       written = {}
       for name, layer in self.traced.items():
         with tf.name_scope(name):
-          own = weights_at(theta[name], layer.weights(), number)
+          own = _used(theta[name], layer.weights(), number)
           of_layers = {**cache[name], 'self': own_caches[name]}
           x_BWM, of_layers = layer.extend(own, x_BWM, now, memory_mask_B1U, paddings_BW, of_layers, number)
         written[name] = of_layers['self']
@@ -113,11 +107,7 @@ class ScannedStack(Stack):
 
 
 def scan(
-  block: Block,
-  x_BTM: tf.Tensor,
-  shared: Sequence[tf.Tensor],
-  weights: Mapping[str, tf.Tensor],
-  specs: Mapping[str, WeightSpec],
+  block: Block, x_BTM: tf.Tensor, shared: Sequence[tf.Tensor], theta: Theta, specs: Specs
 ) -> tuple[tf.Tensor, Any]:
   """Scan: runs blocks 0, 1, ... L - 1 in a loop.
 
@@ -125,21 +115,23 @@ def scan(
     block: function; it may also close over tensors, such as masks and random keys, which get no gradient.
     x_BTM: input of block 0; a block's output has its shape and type.
     shared: tensors [B, ...] that are inputs of every block and get a gradient.
-    weights: weights [L, ...] of all blocks by flat name.
-    specs: specifications of one block's weights by flat name.
+    theta: weights [L, ...] of all blocks, and possibly others.
+    specs: specifications of one block's weights.
 
   Returns:
     (output of the last block, auxiliary outputs of the blocks stacked on a leading axis L).
   """
+  weights, specs = weights_lib.flatten(theta), weights_lib.flatten(specs)
   names = list(specs)
   count = weights[names[0]].shape[0]
   scope = tf.get_current_name_scope()
-  aux_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, _at(weights, specs, 0))[1])
+  aux_specs = results_of(lambda: block(tf.constant(0), x_BTM, shared, weights_lib.unflatten(_at(weights, specs, 0)))[1])
 
   def run_block(number, x, *flat, under=f'{scope}/' if scope else ''):
     # The body of a loop is a graph of its own, whose name scopes begin anew; tools group compiled operations by scope.
     with tf.name_scope(under):
-      return block(number, x, flat[: len(shared)], dict(zip(names, flat[len(shared) :], strict=True)))
+      own = weights_lib.unflatten(dict(zip(names, flat[len(shared) :], strict=True)))
+      return block(number, x, flat[: len(shared)], own)
 
   @tf.custom_gradient
   def run(x, *flat):
@@ -188,12 +180,12 @@ def scan(
   return y, tf.nest.pack_sequence_as(aux_specs, auxiliary)
 
 
-def weights_at(theta: Theta, specs: Specs, number: tf.Tensor) -> Theta:
-  """Weights of one block, those that `specs` names, gathered for use."""
+def _used(theta: Theta, specs: Specs, number: tf.Tensor | None = None) -> Theta:
+  """Weights that `specs` names, gathered for use: of one block, or of block `number` of stacked ones."""
   with tf.name_scope('weights'):
-    flat = weights_lib.flatten(specs)
-    own = _at(weights_lib.flatten(theta), flat, number)
-    return weights_lib.unflatten({name: xla_sharding.gather(w, flat[name].dims) for name, w in own.items()})
+    weights, specs = weights_lib.flatten(theta), weights_lib.flatten(specs)
+    own = weights if number is None else _at(weights, specs, number)
+    return weights_lib.unflatten({name: xla_sharding.gather(own[name], spec.dims) for name, spec in specs.items()})
 
 
 def _at(weights, specs, number):

@@ -13,20 +13,16 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
   """tf.custom_gradient with the gradient under the name scopes of the function, which analysis/parts.py reads."""
 
   @functools.wraps(function)
+  @tf.custom_gradient
   def run(*args):
     scope = tf.get_current_name_scope()
+    results, grad = function(*args)
 
-    @tf.custom_gradient
-    def scoped(*args):
-      results, grad = function(*args)
+    def grad_in_scope(*dresults):
+      with tf.name_scope(f'gradient_tape/{scope}/' if scope else 'gradient_tape/'):
+        return grad(*dresults)
 
-      def grad_in_scope(*dresults):
-        with tf.name_scope(f'gradient_tape/{scope}/' if scope else 'gradient_tape/'):
-          return grad(*dresults)
-
-      return results, grad_in_scope
-
-    return scoped(*args)
+    return results, grad_in_scope
 
   return run
 

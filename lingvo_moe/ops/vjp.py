@@ -82,27 +82,6 @@ def softmax_cross_entropy(logits_BTV, label_BT, smoothing=0.0, z_weight=0.0, spa
   return tf.stop_gradient(xent_BT), loss_BT
 
 
-def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """Einsum; its gradient for the weight is one einsum with the weight's axes in their order.
-
-  The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as
-  the arithmetic.
-  """
-  x = tf.cast(x, weight.dtype)
-
-  @custom_gradient
-  def run(x, weight):
-    def grad(dy):
-      dx = tf.einsum(backward_equation(equation), dy, weight)
-      # dx first: other layers wait for it, and after it the weight is not read again and may be updated in place.
-      with tf.control_dependencies([dx]):
-        return dx, weight_gradient(equation, x, dy)
-
-    return tf.einsum(equation, x, weight), grad
-
-  return run(x, weight)
-
-
 def backward_equation(equation: str) -> str:
   """Einsum equation of dx from (dy, weight)."""
   x_axes, weight_axes, y_axes = split_equation(equation)
@@ -123,6 +102,27 @@ def split_equation(equation: str) -> tuple[str, str, str]:
   operands, y_axes = equation.split('->')
   x_axes, weight_axes = operands.split(',')
   return x_axes, weight_axes, y_axes
+
+
+def product(equation, x, weight, einsum=tf.einsum, of_weight=weight_gradient) -> tf.Tensor:
+  """Einsum; its gradient for the weight is one einsum with the weight's axes in their order.
+
+  The derived gradient has them in another order and is transposed: with 512 experts that takes four times as long as
+  the arithmetic. A backend may pass its own `einsum`, and a function of (equation, x, dy) for the weight's gradient.
+  """
+  x = tf.cast(x, weight.dtype)
+
+  @custom_gradient
+  def run(x, weight):
+    def grad(dy):
+      dx = einsum(backward_equation(equation), dy, weight)
+      # dx first: other layers wait for it, and after it the weight is not read again and may be updated in place.
+      with tf.control_dependencies([dx]):
+        return dx, of_weight(equation, x, dy)
+
+    return einsum(equation, x, weight), grad
+
+  return run(x, weight)
 
 
 def dispatch_rows(x_GSM: tf.Tensor, places: Places, einsum: bool = False) -> tf.Tensor:

@@ -132,7 +132,7 @@ def write(prefix: str, slices: Sequence[Slice]) -> None:
   tf.raw_ops.SaveV2(
     prefix=prefix,
     tensor_names=[part.name for part in slices],
-    shape_and_slices=[part.slice_spec for part in slices],
+    shape_and_slices=[slice_spec(part.shape, part.begin, part.value.shape) for part in slices],
     tensors=[tf.convert_to_tensor(part.value) for part in slices],
   )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +18,6 @@ class Slice(NamedTuple):
   shape: tuple[int, ...]  # of the whole tensor
   begin: tuple[int, ...]  # where the slice begins in it
   value: np.ndarray | tf.Tensor
-
-  @property
-  def slice_spec(self) -> str:
-    """Slice in the notation of TensorFlow's SaveV2, such as '8 3 4,4:0,3'; '' for the whole tensor."""
-    return slice_spec(self.shape, self.begin, tuple(self.value.shape))
 
 
 def named_slots(slots: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +35,8 @@ def is_slot(name: str) -> bool:
   return name.startswith(_SLOTS)
 
 
-def slice_spec(shape, begin, sizes) -> str:
+def slice_spec(shape: Sequence[int], begin: Sequence[int], sizes: Sequence[int]) -> str:
+  """Slice in the notation of TensorFlow's SaveV2, such as '8 3 4,4:0,3'; '' for the whole tensor."""
   if tuple(sizes) == tuple(shape):
     return ''
   extents = ':'.join(f'{at},{size}' for at, size in zip(begin, sizes, strict=True))

@@ -39,19 +39,10 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   per_expert = x_axes[0] == weight_axes[0] == y_axes[0]
   if not per_expert:
     return vjp.product(equation, x, weight)
-  run_parts = _in_parts if weight.shape[0] % backend.current().sub_batches == 0 else tf.einsum
-
-  @custom_gradient
-  def run(x, weight):
-    def grad(dy):
-      dx = run_parts(vjp.backward_equation(equation), dy, weight)
-      with tf.control_dependencies([dx]):  # as in vjp.product
-        factors = (x, dy) if weight_axes[-1] in y_axes else (dy, x)
-        return dx, FactoredGradient(*map(_rows_of_experts, factors))
-
-    return run_parts(equation, x, weight), grad
-
-  return run(x, weight)
+  einsum = _in_parts if weight.shape[0] % backend.current().sub_batches == 0 else tf.einsum
+  factors = lambda x, dy: (x, dy) if weight_axes[-1] in y_axes else (dy, x)
+  factored = lambda _, x, dy: FactoredGradient(*map(_rows_of_experts, factors(x, dy)))
+  return vjp.product(equation, x, weight, einsum, factored)
 
 
 def _with_gradients_in_type_of_x(equation, x, weight):
