@@ -49,27 +49,19 @@ class Model(Protocol):
 class Program:
   """Model with its optimizer, schedule and seed.
 
-  Attributes:
-    model: weights and loss.
-    optimizer: see optimizer.py.
-    schedule: schedule of the learning rate.
-    clip_norm: largest global norm of the gradients; 0: no limit.
-    seed: seed of initial weights and of random numbers in training.
-    num_groups: number of groups of rows of a batch; the rows of a group stay together.
-    micro_batches: number of parts of a batch that are computed one after the other, with their gradients added up:
-      equal results to rounding, in less memory, but for balance losses that are of what is given at once (noisy top-k
-      and hierarchical gates). It divides num_groups.
-    frozen: parts of the weights that are never updated, such as 'encoder' or 'encoder/layer_00'; see weights.below.
+  Micro-batches are parts of a batch that are computed one after the other, with their gradients added up: equal results
+  to rounding, in less memory, but for balance losses that are of what is given at once (noisy top-k and hierarchical
+  gates).
   """
 
   model: Model
   optimizer: Optimizer
-  schedule: Schedule
-  clip_norm: float = 0.0
-  seed: int = 0
-  num_groups: int = 1
-  micro_batches: int = 1
-  frozen: tuple[str, ...] = ()
+  schedule: Schedule  # of the learning rate
+  clip_norm: float = 0.0  # largest global norm of the gradients; 0: no limit
+  seed: int = 0  # of initial weights and of random numbers in training
+  num_groups: int = 1  # groups of rows of a batch; the rows of a group stay together
+  micro_batches: int = 1  # divides num_groups
+  frozen: tuple[str, ...] = ()  # parts of the weights that are never updated, such as 'encoder/layer_00'; weights.below
 
   @functools.cached_property
   def weight_specs(self) -> dict[str, WeightSpec]:

@@ -50,7 +50,7 @@ def test_examples_of_docstrings_run(toy_run, run, monkeypatch):
 def test_examples_of_the_document_run(toy_run, run, monkeypatch):
   text = (pathlib.Path(__file__).parent.parent / 'docs' / 'serving.md').read_text(encoding='utf-8')
   blocks = re.findall(r'^```pycon\n(.*?)^```$', text, flags=re.DOTALL | re.MULTILINE)
-  dev_loss = f'{toy_run.checkpoints().best().loss:.4g}'
+  dev_loss = f'{toy_run.checkpoints().best().dev_loss:.4g}'
   blocks = [re.sub(r'(?<=dev loss \()[\d.]+', dev_loss, block) for block in blocks]  # to rounding
   monkeypatch.setattr(loaded_lib, 'load', lambda *options: run)
   test = doctest.DocTestParser().get_doctest('\n'.join(blocks), {}, 'serving.md', None, 0)

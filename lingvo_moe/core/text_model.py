@@ -63,25 +63,15 @@ class PairScore(NamedTuple):
 
 
 class TextModel(abc.ABC):
-  """Model that translates, scores or continues text. Its methods may be called from several threads.
+  """Model that translates, scores or continues text. Its methods may be called from several threads."""
 
-  Attributes:
-    path: where it was loaded from.
-    model: name of the model.
-    step: step of the checkpoint.
-    checkpoint: the checkpoint in words.
-    beam_size: W, the most hypotheses of an answer.
-    max_length: tokens of a text that is read; of a longer one only the beginning is.
-    continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
-  """
-
-  path: str
-  model: str
-  step: int
-  checkpoint: str
-  beam_size: int
-  max_length: int
-  continues_text: bool
+  path: str  # where it was loaded from
+  model: str  # name of the model
+  step: int  # of the checkpoint
+  checkpoint: str  # the checkpoint in words
+  beam_size: int  # W, the most hypotheses of an answer
+  max_length: int  # tokens of a text that is read; of a longer one only the beginning is
+  continues_text: bool  # whether an answer continues its text, as a language model's, and does not take its place
 
   @abc.abstractmethod
   def translator(self, n_best: int = 1) -> Translator:

@@ -46,10 +46,10 @@ class Evaluation(NamedTuple):
   """Dev loss of a checkpoint."""
 
   step: int  # of the checkpoint
-  loss: float  # cross-entropy
-  text: str = ''  # hash of the dev text; '' where an earlier version did not note it
-  changes: int = 0  # how often the dev text had changed before; only losses of the latest text are compared
-  later: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
+  dev_loss: float  # cross-entropy
+  dev_text: str = ''  # hash of the dev text; '' where an earlier version did not note it
+  text_changes: int = 0  # how often the dev text had changed before; only losses of the latest text are compared
+  evaluated_after: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Checkpoints:
   def best(self) -> Evaluation | None:
     """Lowest dev loss on the latest dev text, the earliest of equals."""
     evaluations = [evaluation for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
-    changes = max((evaluation.changes for evaluation in evaluations), default=0)
-    comparable = [evaluation for evaluation in evaluations if evaluation.changes == changes]
-    return min(comparable, key=lambda evaluation: (evaluation.loss, evaluation.step), default=None)
+    changes = max((evaluation.text_changes for evaluation in evaluations), default=0)
+    comparable = [evaluation for evaluation in evaluations if evaluation.text_changes == changes]
+    return min(comparable, key=lambda evaluation: (evaluation.dev_loss, evaluation.step), default=None)
 
   def choose(self, step: int | None = None, which: str = 'last') -> int:
     """The given step, or that of a checkpoint by its rank; UserError if there is none.
@@ -104,7 +104,7 @@ class Checkpoints:
   def describe(self, step: int) -> str:
     """A checkpoint in words: 'step 600, the best by dev loss (1.234); the newest is of step 900'."""
     best = self.best()
-    ranks = {f'the best by dev loss ({best.loss:.4g})': best.step} if best else {}
+    ranks = {f'the best by dev loss ({best.dev_loss:.4g})': best.step} if best else {}
     ranks['the newest'] = self.latest()
     own = [rank for rank, its_step in ranks.items() if its_step == step]
     others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
@@ -191,12 +191,12 @@ class Checkpoints:
     """
     changes, later = 0, ()
     if (best := self.best()) is not None:
-      changes = best.changes + (text != best.text)
-      if text == best.text and best.later is not None and best.step < step and not dev_loss < best.loss:
+      changes, is_same = best.text_changes + (text != best.dev_text), text == best.dev_text
+      if is_same and best.evaluated_after is not None and best.step < step and not dev_loss < best.dev_loss:
         # Into the best one's folder, since that checkpoint is always kept.
-        self._write_evaluation(best._replace(later=sorted({*best.later, step})))
-      if best.step == step and not best.text:
-        later = best.later  # of an earlier version: patience counts on
+        self._write_evaluation(best._replace(evaluated_after=sorted({*best.evaluated_after, step})))
+      if best.step == step and not best.dev_text:
+        later = best.evaluated_after  # of an earlier version: patience counts on
     if math.isfinite(dev_loss):
       self._write_evaluation(Evaluation(step, dev_loss, text, changes, later))
     self._drop_old()
@@ -234,8 +234,7 @@ class Checkpoints:
     return self._folder(step) if self._is_remote else os.path.join(self.directory, f'.partial_{step:08d}')
 
   def _write_evaluation(self, evaluation: Evaluation) -> None:
-    values = {'dev_loss': evaluation.loss, 'dev_text': evaluation.text, 'text_changes': evaluation.changes}
-    values |= {} if evaluation.later is None else {'evaluated_after': [*evaluation.later]}
+    values = {name: value for name, value in evaluation._asdict().items() if name in _KINDS and value is not None}
     files.write(os.path.join(self._folder(evaluation.step), _DEV_LOSS), json_files.dump(values))
 
   def evaluation(self, step: int) -> Evaluation | None:
@@ -244,8 +243,8 @@ class Checkpoints:
     read = json_files.read_if_any(os.path.join(self._folder(step), _DEV_LOSS), 'a dev loss', way_out, **_KINDS)
     if read is None:
       return None
-    text, changes = read.get('dev_text') or '', read.get('text_changes') or 0
-    return Evaluation(step, float(read['dev_loss']), text, changes, read.get('evaluated_after'))
+    noted = {name: value for name, value in read.items() if name in _KINDS and value is not None}
+    return Evaluation(step, **{'evaluated_after': None, **noted})
 
   def sweep(self) -> None:
     """Removes what a crash left half written or half removed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from lingvo_moe.run import reporting, warm_start
@@ -9,18 +10,18 @@ from lingvo_moe.run.signals import Signals, StoppedBySignal
 from lingvo_moe.run.training import Step, Training
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
   """Hook that computes the dev loss every eval_every steps, after their state is saved, since evaluating takes a while.
 
   Raises StoppedBySignal where a signal comes meanwhile.
   """
 
-  def __init__(self, training: Training, signals: Signals):
-    self._training = training
-    self._signals = signals
+  training: Training
+  signals: Signals
 
   def __call__(self, step: Step) -> None:
-    if self._training.is_evaluated(step.number):
+    if self.training.is_evaluated(step.number):
       self._evaluate(step.number)
 
   def catch_up(self) -> None:
@@ -29,7 +30,7 @@ class Evaluation:
     A dev loss is due where it was interrupted; and that of the best checkpoint where the dev text is another than it
     was measured on, unless nothing is evaluated any more.
     """
-    training = self._training
+    training = self.training
     step = training.runtime.step
     is_due = training.is_evaluated(step) and training.checkpoints.evaluation(step) is None
     if training.is_resumed and (is_due or step < training.config.max_steps):
@@ -42,15 +43,15 @@ class Evaluation:
 
     def measure():
       measured = self._measure(step)
-      self._training.log.evaluation(step, measured)
+      self.training.log.evaluation(step, measured)
       return measured.mean
 
     self._note(step, measure)
 
   def _measure_best_again(self, step: int) -> None:
     """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
-    training, best = self._training, self._training.checkpoints.best()
-    if best is None or best.text == training.dev_input.content_hash:
+    training, best = self.training, self.training.checkpoints.best()
+    if best is None or best.dev_text == training.dev_input.content_hash:
       return
 
     def measure():
@@ -63,15 +64,15 @@ class Evaluation:
       return measured.mean
 
     loss = self._note(best.step, measure)
-    why = 'the dev text has changed' if best.text else 'an earlier version did not note the dev text of its losses'
+    why = 'the dev text has changed' if best.dev_text else 'an earlier version did not note the dev text of its losses'
     training.group.say(
       f'{why}: the best checkpoint, of step {best.step}, is measured again, so that later ones are compared with it: '
-      f'dev loss {loss:.4f}, was {best.loss:.4f}'
+      f'dev loss {loss:.4f}, was {best.dev_loss:.4f}'
     )
 
   def _measure(self, step: int) -> reporting.DevLoss:
     """Computes the dev loss of the runtime's state; `step` is the one to go on from where a signal comes first."""
-    training, signals = self._training, self._signals
+    training, signals = self.training, self.signals
     # Several processes evaluate to the end together: they could not give up at the same batch.
     give_up = lambda: training.runtime.process_count == 1 and signals.received
     measured = reporting.evaluate(training.task, training.runtime, training.dev_input, give_up)
@@ -82,7 +83,7 @@ class Evaluation:
 
   def _note(self, step: int, measure: Callable[[], float]) -> float:
     """Notes the dev loss of a checkpoint: the one logged, where a crash kept it from being noted, else as measured."""
-    training = self._training
+    training = self.training
     text = training.dev_input.content_hash
     logged = training.log.measured(step, text)
     loss = logged if training.runtime.agree(logged is not None) else measure()

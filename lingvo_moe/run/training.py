@@ -1,11 +1,6 @@
 """Training run that is set up, the stream of its steps, and hooks, which the loop calls with every step.
 
-check_finite            ends a run that diverged
-Training.log_step       writes the log
-Advice                  says how long training takes (advice.py)
-Training.save_step      saves checkpoints
-Evaluation              computes the dev loss (evaluation.py)
-StopOnSignal            saves and stops after SIGTERM, SIGINT or SIGHUP (signals.py)
+Other hooks: Advice (advice.py), Evaluation (evaluation.py) and StopOnSignal (signals.py).
 """
 
 from __future__ import annotations
@@ -68,9 +63,9 @@ class Training:
     best = self.checkpoints.best()
     if best is None:
       return 0
-    if best.later is None:
+    if best.evaluated_after is None:
       return (self.runtime.step - best.step) // self.config.eval_every
-    return sum(step <= self.runtime.step for step in best.later)
+    return sum(step <= self.runtime.step for step in best.evaluated_after)
 
   def save(self, wait: bool = False) -> None:
     """Saves the runtime's state, in the background unless `wait`.

@@ -113,7 +113,8 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   other_kind = bool(copies) and expert != dense
   if other_kind:
     copies = {}
-  silent = _outputs_of_shared(specs, copies)
+  outputs = [name for name in specs if name.endswith('/shared/wo') and name.replace('/shared/wo', '/wo') in copies]
+  silent = {name: np.broadcast_to(np.float32(0), specs[name].shape) for name in outputs}
   if not taken:
     raise UserError(
       f'--init_from={source}: no weight of this model has its name and shape in {prefix}; '
@@ -160,12 +161,6 @@ def _copies_of_dense(
         value = np.expand_dims(value, spec.dims.index('E'))
       copies[name] = np.broadcast_to(value, spec.shape)
   return copies
-
-
-def _outputs_of_shared(specs: Mapping[str, WeightSpec], copies: Collection[str]) -> dict[str, np.ndarray]:
-  """Zeros for the output weights of shared experts beside copies of a dense layer."""
-  names = [name for name in specs if name.endswith('/shared/wo') and name.replace('/shared/wo', '/wo') in copies]
-  return {name: np.broadcast_to(np.float32(0), specs[name].shape) for name in names}
 
 
 def _in_dense(name: str) -> str:

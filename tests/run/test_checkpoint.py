@@ -147,12 +147,12 @@ def test_evaluations_after_the_best_are_counted_though_their_checkpoints_are_dro
     if dev_loss:
       kept.note_dev_loss(step, dev_loss)
       kept.note_dev_loss(step, dev_loss)  # once more, as after a crash
-  assert kept.steps() == [2, 6] and kept.best()[:2] == (2, 2.0) and kept.best().later == [4, 6]
+  assert kept.steps() == [2, 6] and kept.best()[:2] == (2, 2.0) and kept.best().evaluated_after == [4, 6]
   kept.save(state_at(7))
   kept.note_dev_loss(7, 1.0)
-  assert kept.best()[:2] == (7, 1.0) and kept.best().later == []
+  assert kept.best()[:2] == (7, 1.0) and kept.best().evaluated_after == []
   (tmp_path / 'step_00000007' / 'dev_loss.json').write_text('{"dev_loss": 1.0}')  # of an earlier version
-  assert kept.best().later is None
+  assert kept.best().evaluated_after is None
 
 
 @pytest.mark.parametrize('loss, left', [(1.0, [3]), (3.0, [1, 3])])
@@ -173,7 +173,7 @@ def test_a_kill_while_a_dev_loss_is_noted_and_old_checkpoints_are_dropped_is_mad
     assert sorted(os.listdir(tmp_path)) == [f'step_{step:08d}' for step in left]
     assert {path.name for path in tmp_path.glob('*/*')} == {'dev_loss.json'}
     assert kept.best()[:2] == ((1, 2.0) if loss > 2 else (3, loss))
-    assert kept.best().later == ([2, 3] if loss > 2 else [])
+    assert kept.best().evaluated_after == ([2, 3] if loss > 2 else [])
     evaluate_two_of_three()
 
   evaluate_two_of_three()
@@ -185,14 +185,14 @@ def test_losses_of_another_dev_text_are_not_compared(tmp_path):
   for step, dev_loss in ((1, 3.0), (2, 3.5), (3, 3.6)):
     kept.save(state_at(step))
     kept.note_dev_loss(step, dev_loss, 'all')
-  assert kept.steps() == [1, 3] and kept.best().later == [2, 3]
+  assert kept.steps() == [1, 3] and kept.best().evaluated_after == [2, 3]
 
   kept.note_dev_loss(1, 5.0, 'few')  # the best again, on text of a higher loss
-  assert kept.best()[:2] == (1, 5.0) and kept.best().later == []
+  assert kept.best()[:2] == (1, 5.0) and kept.best().evaluated_after == []
   kept.save(state_at(4))
   assert kept.steps() == [1, 4]
   kept.note_dev_loss(4, 5.1, 'few')
-  assert kept.best()[:2] == (1, 5.0) and kept.best().later == [4]
+  assert kept.best()[:2] == (1, 5.0) and kept.best().evaluated_after == [4]
   kept.note_dev_loss(1, 3.0, 'all')  # the first text once more
   kept.save(state_at(5))
   kept.note_dev_loss(5, 2.9, 'all')
@@ -216,7 +216,7 @@ def test_a_dev_loss_that_is_not_finite_is_never_best(tmp_path, bad):
   save(kept, state_at(2), 4.0)
   save(kept, state_at(3), bad)
   assert kept.best()[:2] == (2, 4.0)
-  assert kept.best().later == [3]  # patience counts it
+  assert kept.best().evaluated_after == [3]  # patience counts it
 
 
 def test_a_write_that_did_not_finish_is_ignored_and_replaced(tmp_path):

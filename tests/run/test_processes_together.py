@@ -123,7 +123,7 @@ def test_a_dev_loss_that_the_leader_has_logged_is_measured_by_no_process(tmp_pat
       runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input
     )
     Evaluation(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or 3.5)
-    return saver.checkpoints.best().loss, len(measured)
+    return saver.checkpoints.best().dev_loss, len(measured)
 
   assert in_processes(play) == [(3.5, 1) if logged is None else (logged, 0)] * COUNT
 
