@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tqdm
 
@@ -19,7 +19,10 @@ def of(paths: Sequence[str], cache_dir: str, quiet: bool = False) -> list[str]:
   """Hash of each file, in hex; hashes.json in a cache folder keeps them, and only saves time."""
   cache = os.path.join(cache_dir, 'hashes.json')
   paths = [files.absolute(path) for path in paths]
-  known = _read(cache)
+  try:
+    known = json_files.read(cache, files=_HASHES)['files']
+  except (OSError, ValueError):
+    known = {}
   states = {path: files.state(path) for path in paths}
   changed = {path: state for path, state in states.items() if known.get(path, [])[:-1] != state}
   size, hidden = sum(state[0] for state in changed.values()), quiet or None
@@ -31,10 +34,3 @@ def of(paths: Sequence[str], cache_dir: str, quiet: bool = False) -> list[str]:
       os.makedirs(cache_dir, exist_ok=True)
       files.write(cache, json_files.dump({'files': known | lasting}))
   return [(known | new)[path][-1] for path in paths]
-
-
-def _read(cache: str) -> Mapping[str, list]:
-  try:
-    return json_files.read(cache, 'a list of hashes', 'remove it', files=_HASHES)['files']
-  except (OSError, ValueError):
-    return {}

@@ -8,7 +8,7 @@ A path is relative to data_dir, which may move. A run of an earlier version has 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from lingvo_moe.core import content_hashes, files, json_files, log_directory
 from lingvo_moe.core.errors import UserError, listed
@@ -34,7 +34,9 @@ def check(run: RunDir, config: TaskConfig, cache_dir: str, accept: bool, say: Ca
   way_out = 'restore it from a copy, or remove it, and the corpus is taken as it is'
   path = run.file(log_directory.CORPUS)
   before = json_files.read_if_any(path, 'a record of a corpus', way_out, parts=kind) if run.exists else None
-  now = _record(parts, config.data_dir, cache_dir)
+  hashes = iter(content_hashes.of([path for paths in parts.values() for path in paths], cache_dir))
+  relative = lambda path: os.path.relpath(path, config.data_dir)
+  now = {part: {relative(path): next(hashes) for path in paths} for part, paths in parts.items()}
   if before is not None and before['parts'] == now:
     return
   if before is not None:
@@ -46,12 +48,6 @@ def check(run: RunDir, config: TaskConfig, cache_dir: str, accept: bool, say: Ca
       )
     say(f'going on with another corpus: {changes}')
   files.write(path, json_files.dump({'parts': now}))
-
-
-def _record(parts: Mapping[str, Sequence[str]], data_dir: str, cache_dir: str) -> Record:
-  hashes = iter(content_hashes.of([path for paths in parts.values() for path in paths], cache_dir))
-  relative = lambda path: os.path.relpath(path, data_dir)
-  return {part: {relative(path): next(hashes) for path in paths} for part, paths in parts.items()}
 
 
 def _changes(before: Record, now: Record) -> list[str]:

@@ -25,10 +25,8 @@ _PACKAGES = ('lingvo_moe', 'tensorflow', 'tensorflow-text', 'numpy', 'sentencepi
 def record(logdir: str, step: int, **facts: Any) -> None:
   """Appends a line to environment.jsonl, unless its last line says the same but for step and time.
 
-  Args:
-    logdir: of the run.
-    step: updates made when the trainer starts. Later lines are dropped, as those of the log are.
-    **facts: what else is known, ready for JSON.
+  `step` is that at which the trainer starts: later lines are dropped, as those of the log are. `facts` are ready for
+  JSON.
   """
   path = os.path.join(logdir, log_directory.ENVIRONMENT)
   lines: list[Mapping[str, Any]] = []
