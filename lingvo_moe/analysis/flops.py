@@ -117,15 +117,10 @@ def _scores(config: ModelConfig, tokens: int) -> int:
 def _add_attention(
   parts: Parts, config: TransformerConfig, layer: Layer, tokens: int, attended: list[tuple[int, int]], times: int = 1
 ) -> None:
-  """Adds the FLOPs of a layer's attentions: to itself, and to a source where it has one.
+  """Adds the FLOPs of a layer's attentions, to itself and to a source where it has one, with products made `times`.
 
-  Args:
-    parts: to add to.
-    config: of the model.
-    layer: whose attention it is.
-    tokens: with queries.
-    attended: of each attention, the tokens with keys and values, and the pairs of a query and a key.
-    times: that each product is made.
+  There are `tokens` with queries; `attended` has for each attention the tokens with keys and values, and the pairs of a
+  query and a key.
   """
   specs = layer.attention.weights()
   queries, keys = specs['wq'].size + specs['wo'].size, specs['wk'].size + specs['wv'].size

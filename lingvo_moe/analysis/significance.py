@@ -85,13 +85,9 @@ def corpus_scores(counts: np.ndarray) -> dict[str, float]:
 def paired_bootstrap(
   baseline: np.ndarray, system: np.ndarray, samples: int = SAMPLES, seed: int = SEED
 ) -> dict[str, Difference]:
-  """Each metric's difference on one test set.
+  """Each metric's difference on one test set, from counts [lines, counts] of two systems on the same lines.
 
-  Args:
-    baseline: counts [lines, counts] of one system.
-    system: of the other, on the same lines.
-    samples: resamples of all lines.
-    seed: of the resamples; the same draws serve every metric and both systems.
+  The same draws serve every metric and both systems.
   """
   a, b = _resampled([baseline, system], samples, np.random.default_rng(seed), np.float32)
   by_metric = {}
@@ -112,11 +108,9 @@ def mean_bootstrap(
   """The difference of each metric's mean over several test sets.
 
   Args:
-    baselines: counts [lines, counts] of one system, by test set.
-    systems: of the other.
+    baselines, systems: counts [lines, counts] of each system, by test set.
     ids: the sentence of each line, by test set: lines of the same sentence are resampled together.
-    samples: resamples.
-    seed: of them.
+    samples, seed: of the resamples.
 
   Returns:
     By metric; p is two-sided: the share of resamples whose difference is as far from their mean as the one that was

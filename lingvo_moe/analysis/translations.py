@@ -61,12 +61,9 @@ def direction(source: str, target: str) -> str:
 def read(
   run: LogDirectory, split: str, step: int, data_dir: str | None = None, own_corpus: bool = True
 ) -> dict[str, Translations]:
-  """Every pair's translations by a checkpoint, with their sources and references.
+  """Every pair's translations by the checkpoint of a step that a run has decoded, with sources and references.
 
   Args:
-    run: which has decoded the step.
-    split: test, dev or any file prefix.
-    step: of the checkpoint.
     data_dir: the corpus; None: the text that the decoder wrote with its translations, or the run's corpus where an
       earlier version wrote none.
     own_corpus: whether that may be read; a run of someone else may name any folder, and text in it would be shown.

@@ -23,15 +23,9 @@ MakeRuntime = Callable[[Program], Runtime]
 def train(config: ModelConfig, clock: Clock, make: MakeRuntime, profile: bool = False) -> Timing:
   """Times a train step: forward, backward and update. Tokens that the loss is over count, and those of a source.
 
-  Args:
-    config: configuration of the model.
-    clock: number of calls.
-    make: function that makes the runtime of a program.
-    profile: True to trace a few more steps, of TensorFlow's own kernels, for the seconds of each part.
-
   Returns:
     The Timing, with tokens_per_s, flops, loss_went_down, and for a model with experts dispatch, num_groups and
-    dropped of the last step. With a profile parts_s: see profile.by_part.
+    dropped of the last step. With `profile`, which traces a few more steps, parts_s: see profile.by_part.
   """
   task = task_of(config)
   batch = task.random_batch()

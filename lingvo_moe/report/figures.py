@@ -12,12 +12,9 @@ from lingvo_moe.report.svg import Curve
 
 
 def table(head: Sequence[Any], rows: Sequence[Sequence[Any]], name: str) -> Markup:
-  """Table that scrolls by itself where it is wider than the page; the first cell of a row is its heading.
+  """Table of texts, numbers or Markup, which scrolls by itself where it is wider than the page.
 
-  Args:
-    head: of the columns.
-    rows: of texts, numbers or Markup.
-    name: of the table, for screen readers.
+  The first cell of a row is its heading; `name` is for screen readers.
   """
   columns = tag('tr', *(tag('th', cell, scope='col') for cell in head))
   body = (tag('tr', tag('th', _cell(first), scope='row'), *map(_data, others)) for first, *others in rows)

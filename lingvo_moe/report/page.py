@@ -29,13 +29,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def write(runs: Sequence[str], split: str, data_dir: str | None = None, out: str | None = None) -> tuple[str, int]:
-  """Writes the report on one run or two; returns the path of the file and its bytes.
+  """Writes the report on one run or two, given by log directories; returns the path of the file and its bytes.
 
-  Args:
-    runs: log directories.
-    split: held-out set of scores and samples.
-    data_dir: corpus that was decoded; None: text beside the translations.
-    out: file to write; None: report.html in the first log directory.
+  Scores and samples are of `split`, with the text of the corpus data_dir, or without it the text beside the
+  translations. The file is `out`, by default report.html in the first log directory.
   """
   records = reading.read(runs, split, data_dir)
   out = out or os.path.join(records[0].run.path, log_directory.REPORT)

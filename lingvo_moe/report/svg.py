@@ -33,14 +33,7 @@ class Curve:
 
 
 def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = False) -> Markup:
-  """Curves over a shared x axis.
-
-  Args:
-    shown: at least one, with points.
-    x_name: what the x axis has, with its unit.
-    label: what a screen reader says.
-    from_zero: whether the y axis begins at 0.
-  """
+  """Curves, at least one and each with points, over an x axis `x_name`; `label` is what a screen reader says."""
   height = 240
   x_range = series_lib.extent([x for curve in shown for x in curve.series.xs])
   y_low, y_high = _y_range(shown, from_zero)
@@ -68,14 +61,9 @@ def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = Fa
 
 
 def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, label: str) -> Markup:
-  """Dots of several quantities on a line for every name.
+  """Dots of several quantities, `rows`, on a line for every name, over an axis from 0 to `high`.
 
-  Args:
-    names: of the lines, from the top.
-    rows: quantities; xs of a series are numbers of lines, ys its values. `dash` chooses the shape.
-    high: largest value of the axis, which begins at 0.
-    x_name: what the axis has.
-    label: what a screen reader says.
+  The xs of a quantity's series are numbers of lines, from the top, and ys its values. `dash` chooses the shape.
   """
   left, step = _NAMES, 17
   bottom, right = _TOP + step * len(names), WIDTH - _RIGHT
@@ -101,12 +89,7 @@ def heat_map(
 ) -> Markup:
   """Heat map: a rectangle for each number of `levels`, filled by the class l<level> of the style sheet.
 
-  Args:
-    levels: rows from the top, of equal length.
-    row_names: as many as rows.
-    column_names: as many as columns; as many of them are written as there is room for.
-    columns: what the columns are.
-    label: what a screen reader says.
+  Rows are given from the top. Of the names, as many are written as there is room for; `columns` is what columns are.
   """
   rows, count = len(levels), len(levels[0])
   left = _NAMES

@@ -25,10 +25,7 @@ _QUANTITIES = (
 def curves_of(records: Sequence[RunRecord], quantities: dict[str, str], points: int = POINTS) -> list[Curve]:
   """Curves over steps of quantities of the log, of every run: of one run a colour each, of two a colour for each run.
 
-  Args:
-    records: the runs.
-    quantities: names for the legend, by key of a line of the log.
-    points: of a curve, at most.
+  `quantities` are names for the legend, by key of a line of the log. A curve has at most so many `points`.
   """
   drawn = []
   for record in records:
