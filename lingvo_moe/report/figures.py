@@ -53,13 +53,9 @@ def legend(shown: Sequence[Curve], shapes: bool = False) -> Markup | None:
     return None
   items = []
   for curve in shown:
-    if shapes:
-      diamond = 'M12 .5l4.5 4.5 -4.5 4.5 -4.5 -4.5z'
-      kind, path = ('diamonds', diamond) if curve.dash % 2 else ('marks', 'M12 5h0')
-      drawn = [tag('path', class_=f'{kind} c{curve.colour}', d=path)]
-    else:
-      drawn = [tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d='M0 5H24')]
-      drawn += [tag('path', class_=f'marks c{curve.colour}', d='M12 5h0')] if curve.marks else []
+    drawn = [] if shapes else [tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d='M0 5H24')]
+    if shapes or curve.marks:
+      drawn.append(svg.markers([(12, 5)], curve.colour, curve.dash if shapes else 0))
     items.append(tag('li', tag('svg', *drawn, viewBox='0 0 24 10', aria_hidden='true'), ' ', curve.name))
   return tag('ul', *items, class_='legend')
 

@@ -18,7 +18,8 @@ from lingvo_moe.report.series import Series
 WIDTH = 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 10, 36
 _NAMES = 84  # room for names at the left of a plot
-_SHAPES = ('marks', 0, 'h0'), ('diamonds', 4.5, 'l4.5 4.5 -4.5 4.5 -4.5 -4.5z')  # of dots: class, top, path from there
+# Shapes of markers: class of the style sheet, rise of the path's first point, path from there.
+_SHAPES = ('marks', 0, 'h0'), ('diamonds', 4.5, 'l4.5 4.5 -4.5 4.5 -4.5 -4.5z')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def curves(shown: Sequence[Curve], x_name: str, label: str, from_zero: bool = Fa
     if len(points) > 1:
       drawn.append(tag('path', class_=f'curve c{curve.colour} d{curve.dash}', d=_polyline(points)))
     if curve.marks or len(points) == 1:
-      drawn.append(tag('path', class_=f'marks c{curve.colour}', d=''.join(f'M{x:.1f} {y:.1f}h0' for x, y in points)))
+      drawn.append(markers(points, curve.colour))
   return _picture(height, label, drawn)
 
 
@@ -77,11 +78,15 @@ def dots(names: Sequence[str], rows: Sequence[Curve], high: float, x_name: str, 
   for row, name in enumerate(names):
     drawn.append(tag('text', text.shortened(name, 11), x=left - 6, y=f'{at_row(row) + 4:.1f}', class_='end'))
   for curve in rows:
-    kind, rise, shape = _SHAPES[curve.dash % 2]
-    points = ((at(value), at_row(row) - rise) for row, value in zip(curve.series.xs, curve.series.ys))
-    shapes = ''.join(f'M{x:.1f} {y:.1f}{shape}' for x, y in points)
-    drawn.append(tag('path', class_=f'{kind} c{curve.colour}', d=shapes))
+    points = [(at(value), at_row(row)) for row, value in zip(curve.series.xs, curve.series.ys)]
+    drawn.append(markers(points, curve.colour, curve.dash))
   return _picture(bottom + 36, label, drawn)
+
+
+def markers(points: Sequence[tuple[float, float]], colour: int, shape: int = 0) -> Markup:
+  """Markers at points: dots, or of an odd shape diamonds."""
+  kind, rise, path = _SHAPES[shape % 2]
+  return tag('path', class_=f'{kind} c{colour}', d=''.join(f'M{x:.1f} {y - rise:.1f}{path}' for x, y in points))
 
 
 def heat_map(
