@@ -21,7 +21,6 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, parallel, text
 from lingvo_moe.corpora.text import Progress
 
-_BATCH = 4096  # pairs
 _FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}
 _USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
 _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
@@ -90,7 +89,7 @@ class Texts:
       yield from self._batches_of_pairs(progress)
       return
     counts = [0, 0]
-    sides = [text.line_batches(path, _BATCH, progress, strict=False) for path in self._files]
+    sides = [text.line_batches(path, progress=progress, strict=False) for path in self._files]
     for batches in itertools.zip_longest(*sides, fillvalue=[]):
       counts = [count + len(batch) for count, batch in zip(counts, batches, strict=True)]
       if counts[0] == counts[1]:
@@ -107,7 +106,7 @@ class Texts:
         pairs = _of_json_lines(contents, self._columns, self.sides, path)
       else:
         pairs = _of_table(_rows(contents, self._format, path), self._columns, self.sides, path)
-      for batch in text.batches(pairs, _BATCH, raw, progress):
+      for batch in text.batches(pairs, raw, progress):
         yield tuple([_bytes(pair[side]) for pair in batch] for side in (0, 1))
 
   def where(self, side: int) -> str:

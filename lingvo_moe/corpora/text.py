@@ -18,7 +18,7 @@ from lingvo_moe.corpora import packed
 Progress = Callable[[int], object]  # called with bytes of a file
 _T = TypeVar('_T')
 
-_LINES_A_BATCH = 4096
+_BATCH = 4096  # lines, or pairs of them
 _FORMATS = re.compile(f'[{FORMAT}]+')
 
 
@@ -48,7 +48,7 @@ def corpus_folder(data_dir: str) -> str:
 
 
 def line_batches(
-  path: str, size: int = _LINES_A_BATCH, progress: Progress | None = None, strict: bool = True
+  path: str, size: int = _BATCH, progress: Progress | None = None, strict: bool = True
 ) -> Iterator[list[bytes]]:
   """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
@@ -63,7 +63,7 @@ def line_batches(
   """
   number = 0
   with packed.opened(path) as (raw, contents):
-    for batch in batches(contents, size, raw, progress):
+    for batch in batches(contents, raw, progress, size):
       batch = [line.rstrip(b'\r\n') for line in batch]
       if strict:
         check(b'\n'.join(batch), path, number)
@@ -71,7 +71,7 @@ def line_batches(
       yield batch
 
 
-def batches(items: Iterator[_T], size: int, raw: IO[bytes], progress: Progress | None) -> Iterator[list[_T]]:
+def batches(items: Iterator[_T], raw: IO[bytes], progress: Progress | None, size: int = _BATCH) -> Iterator[list[_T]]:
   """Yields what is read from a file in lists of up to `size`; `progress` gets the bytes consumed since the last."""
   consumed = 0
   while batch := list(itertools.islice(items, size)):

@@ -139,7 +139,7 @@ class HttpApp:
     most = self._run.beam_size - 1
     if query.alternatives > most:
       raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
-    lines = query.lines
+    lines = [line for text in query.texts for line in text]
     if len(lines) > self.batcher.max_waiting:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
@@ -223,7 +223,7 @@ def _result(query: query_lib.Query, answer: Answers, over_the_length: str) -> di
   texts: list[list[str]] = []  # of each text, its translation and the alternatives
   warnings, first = [], 0
   for number, text in enumerate(query.texts):
-    count = len(query_lib.lines_of(text))
+    count = len(text)
     lines = answer.hypotheses[first : first + count]
     ranks = range(min(1 + query.alternatives, max(map(len, lines))))
     texts.append(['\n'.join(line[min(rank, len(line) - 1)].text for line in lines) for rank in ranks])

@@ -28,20 +28,11 @@ class BadQueryError(Exception):
 class Query(NamedTuple):
   """Query of a request: lines, languages and number of alternatives."""
 
-  texts: list[str]
+  texts: list[list[str]]  # lines of each, as a model translates a line at a time
   is_list: bool  # whether q was a list, and so the answer is
   source: str | None  # None: not said, or 'auto'
   target: str | None
   alternatives: int = 0
-
-  @property
-  def lines(self) -> list[str]:
-    """Lines of all texts: a model translates a line at a time."""
-    return [line for text in self.texts for line in lines_of(text)]
-
-
-def lines_of(text: str) -> list[str]:
-  return text.replace('\r\n', '\n').split('\n')
 
 
 def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Query:
@@ -95,6 +86,7 @@ def _query(fields: dict[str, Any]) -> Query:
   if isinstance(alternatives, bool) or not isinstance(alternatives, int) or alternatives < 0:
     raise BadQueryError(f'alternatives must be a number of translations, 0 or more; it is {_seen(alternatives)}')
   source, target = (_language(fields, name) for name in ('source', 'target'))
+  texts = [text.replace('\r\n', '\n').split('\n') for text in texts]
   return Query(texts, isinstance(q, list), None if source == 'auto' else source, target, alternatives)
 
 
