@@ -107,7 +107,6 @@ class FeedForwardExperts(SizedExperts):
     return {'wi': self._matrix('EMH'), **gate, 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
-    """Outputs y_EGCM; see Experts."""
     activation = ACTIVATIONS[self.activation]
     inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
     h_EGCH = activation.function(inwards('wg' if activation.gated else 'wi'))
@@ -134,7 +133,6 @@ class DeepExperts(SizedExperts):
     return {'wi': self._matrix('EMJ'), 'wh': self._matrix('EJH'), 'wo': self._matrix('EHM')}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
-    """Outputs y_EGCM; see Experts."""
     h_EGCJ = tf.nn.relu(shard(ops.product('EGCM,EMJ->EGCJ', x_EGCM, theta['wi']), 'EGCJ'))
     h_EGCH = tf.nn.relu(shard(ops.product('EGCJ,EJH->EGCH', h_EGCJ, theta['wh']), 'EGCH'))
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from random_theta import theta_of
 
-from lingvo_moe.layers.lstm import Lstm, LstmState
+from lingvo_moe.layers.recurrent_stack import Lstm, LstmState
 from lingvo_moe.ops import backend, cpu
 
 LAYERS = {'plain': Lstm(4), 'projected': Lstm(4, 6)}

@@ -15,9 +15,8 @@ from lingvo_moe.layers.attention import Attention, Now
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.gate import gate_weight
 from lingvo_moe.layers.gates.top2 import Top2
-from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.recurrent_stack import RecurrentStack
+from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
 from lingvo_moe.ops import backend, cpu

@@ -49,7 +49,6 @@ class NoisyTopK(gate.Gate):
     return self.choices
 
   def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
-    """Chooses k experts for each token; see Gate."""
     real_GS = gate.real_tokens(paddings_GS)
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     raw_noise_GSE = None if keys_GS is None else gate.gate_logits(theta['gate_noise'], x_GSM)

@@ -28,7 +28,6 @@ class Top2(gate.LinearGate):
     return 2
 
   def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
-    """Chooses two experts for each token; see Gate."""
     noise_GS = None
     if keys_GS is not None and self.second_choice == 'random':
       noise_GS = prng.uniform(keys_GS, sizes(keys_GS))

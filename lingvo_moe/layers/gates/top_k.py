@@ -41,7 +41,6 @@ class TopK(gate.LinearGate):
     return self.choices
 
   def __call__(self, theta, x_GSM, paddings_GS, keys_GS=None, capacity=None) -> Routing:
-    """Chooses k experts for each token; see Gate."""
     logits_GSE = gate.gate_logits(theta['gate'], x_GSM)
     num_experts = logits_GSE.shape[-1]
     real_GS, gates_GSE = gate.real_tokens(paddings_GS), tf.nn.softmax(logits_GSE)

@@ -9,9 +9,8 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
-from lingvo_moe.layers.lstm import Lstm
 from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.recurrent_stack import RecurrentStack
+from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.transformer_config import ModelConfig, TransformerConfig

@@ -12,8 +12,7 @@ from random_theta import theta_of
 from lingvo_moe.core import prng
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.layers.ffn import FeedForward
-from lingvo_moe.layers.lstm import Lstm
-from lingvo_moe.layers.recurrent_stack import RecurrentStack
+from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.ops import backend, cpu, xla
 from lingvo_moe.tasks.lm import generation
 from lingvo_moe.tasks.lm.config import RecurrentConfig
