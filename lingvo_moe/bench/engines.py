@@ -152,19 +152,19 @@ def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
   """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
   import numpy as np
 
-  from lingvo_moe.engine import search
-  from lingvo_moe.engine.graph import Graph, available_threads
+  from lingvo_moe.engine import search, stages
+  from lingvo_moe.engine.graph import available_threads
   from lingvo_moe.engine.vocab import EOS
 
-  class Endless(Graph):
-    """Decoder whose hypotheses end only where they must."""
+  encoder, decoder = (stages.load(job.folder, name, available_threads()) for name in ('encoder', 'decoder'))
+  run = decoder.run
 
-    def run(self) -> None:
-      super().run()
-      search.logits(self)[:, :, EOS] = _NEVER
+  def run_endless():
+    """Runs the decoder, whose hypotheses then end only where they must."""
+    run()
+    search.logits(decoder)[:, :, EOS] = _NEVER
 
-  path = lambda name: os.path.join(job.folder, f'{name}.tflite')
-  encoder, decoder = Graph(path('encoder'), available_threads()), Endless(path('decoder'), available_threads())
+  decoder.run = run_endless
   lengths_B = np.full(len(job.sources), job.max_length, np.int32)
 
   def translate() -> list[int]:

@@ -37,7 +37,7 @@ class FlatCache:
     for name in self._caches:
       graph.input(name)[...] = 0.0
     for name, array in memory.items():
-      graph.input(name)[...] = array
+      graph.write(name, array)
 
   @property
   def is_full(self) -> bool:
@@ -63,7 +63,7 @@ class FlatCache:
       buffer_BNUK = self._graph.input(name)
       buffer_BNUK[:, :, :most], buffer_BNUK[:, :, most:] = cache_BNUK, 0.0  # what is masked must be finite
     for name, array in memory.items():
-      self._graph.input(name)[...] = array
+      self._graph.write(name, array)
 
   def _taken(self, name: str, rows: np.ndarray, positions_BU: np.ndarray) -> np.ndarray:
     """Keys or values of some rows at these positions; row by row, in which they lie K at a time."""
@@ -95,7 +95,7 @@ class FlatCache:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""
     graph, own = self._graph, slice(self._start, self._start + self._width)
     for name, value in {'ids': ids_BW, 'time': time, 'live': live_BW, 'mask': self._mask_BWU}.items():
-      graph.input(name)[...] = value
+      graph.write(name, value)
     graph.run()
     for name in self._caches:
       graph.input(name)[:, :, own] = graph.output(name.replace('cache_', 'new_', 1))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lingvo_moe.core import errors, quiet
 from lingvo_moe.core.errors import UserError
+
+if TYPE_CHECKING:
+  from ai_edge_litert.interpreter import Interpreter
 
 _MESSAGES = re.compile(rb'INFO: ')  # of the runtime
 
@@ -33,17 +38,8 @@ class Graph:
   """
 
   def __init__(self, path: str, threads: int) -> None:
-    try:
-      from ai_edge_litert.interpreter import Interpreter
-    except ImportError as e:
-      raise errors.not_installed('an export for the engine needs ai-edge-litert', e, 'litert') from None
-    try:
-      with quiet.without_messages(_MESSAGES):
-        self._interpreter = Interpreter(path, num_threads=threads)
-        self._interpreter.allocate_tensors()
-      signature = self._interpreter.get_signature_runner()
-    except (ValueError, RuntimeError) as e:
-      raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
+    self._interpreter = open_file(path, threads)
+    signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
     self._index = {name: detail['index'] for name, detail in {**inputs, **outputs}.items()}
@@ -56,7 +52,8 @@ class Graph:
       return
     for name, shape in sizes.items():
       self._interpreter.resize_tensor_input(self._index[name], shape)
-    self._interpreter.allocate_tensors()
+    with contextlib.nullcontext() if self.sizes else quiet.without_messages(_MESSAGES):  # the runtime greets once
+      self._interpreter.allocate_tensors()
     self.sizes = dict(sizes)
 
   def input(self, name: str) -> np.ndarray:
@@ -65,9 +62,25 @@ class Graph:
 
   output = input
 
+  def write(self, name: str, value: np.ndarray) -> None:
+    """Writes an input."""
+    self.input(name)[...] = value
+
   def run(self) -> None:
     """Computes the outputs of the inputs."""
     self._interpreter.invoke()
+
+
+def open_file(path: str, threads: int) -> Interpreter:
+  """Interpreter of a .tflite file."""
+  try:
+    from ai_edge_litert.interpreter import Interpreter
+  except ImportError as e:
+    raise errors.not_installed('an export for the engine needs ai-edge-litert', e, 'litert') from None
+  try:
+    return Interpreter(path, num_threads=threads)
+  except (ValueError, RuntimeError) as e:
+    raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
 
 
 def available_threads() -> int:

@@ -11,7 +11,7 @@ from lingvo_moe.core.errors import UserError
 
 MANIFEST = 'manifest.json'
 FORMAT = 'lingvo_moe engine'
-VERSION = 1
+VERSION = 2
 REQUIREMENTS_FILE = 'requirements.txt'
 # All that the engine needs besides this package; setup.py's extra [litert] has the same ai-edge-litert.
 REQUIREMENTS = ('absl-py>=2.1', 'ai-edge-litert>=2.3,<3', 'numpy>=2.0', 'sentencepiece>=0.2.0', 'tqdm>=4.66')

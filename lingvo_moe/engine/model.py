@@ -14,8 +14,8 @@ from lingvo_moe.core import files, text_model
 from lingvo_moe.core.errors import UserError, shown
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored, TextModel
 from lingvo_moe.core.visible_text import is_empty
-from lingvo_moe.engine import manifest, search
-from lingvo_moe.engine.graph import Graph, available_threads
+from lingvo_moe.engine import manifest, search, stages
+from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.engine.vocab import EOS, Vocab
 
 
@@ -61,7 +61,7 @@ class ExportedModel(TextModel):
     self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']
-    load = lambda name: Graph(os.path.join(path, f'{name}.tflite'), threads or available_threads())
+    load = lambda name: stages.load(path, name, threads or available_threads())
     self.encoder, self.decoder = load('encoder'), load('decoder')
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
     self.lock = threading.Lock()  # a graph computes for one caller at a time

@@ -21,7 +21,7 @@ def encode(encoder: Graph, sources: Sequence[Sequence[int]]) -> dict[str, np.nda
   """
   ids_BS = padded(sources)
   encoder.resize({'ids': ids_BS.shape})
-  encoder.input('ids')[...] = ids_BS
+  encoder.write('ids', ids_BS)
   encoder.run()
   return {
     **{name: encoder.output(name) for name in encoder.outputs},

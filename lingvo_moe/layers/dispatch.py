@@ -169,15 +169,15 @@ class GroupedDispatcher(Dispatcher):
     return ops.Places(row_GSR, choice_X, None, None), by_expert.offsets
 
 
-class WholeDispatcher(Dispatcher):
-  """Dispatch of every token to every expert, in order: choice r of the routing is of expert r, at weight 0 of none."""
+class SingleDispatcher(Dispatcher):
+  """Dispatch of every token to the one expert there is, and back without a weight."""
 
   def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-    return tf.broadcast_to(x_GSM[tf.newaxis], [self.routing.num_experts, *sizes(x_GSM)])
+    return x_GSM[tf.newaxis]
 
   def combine(self, y_EGCM: tf.Tensor) -> tf.Tensor:
-    return tf.einsum('GSE,EGSM->GSM', self.routing.weight_GSR, y_EGCM)
+    return y_EGCM[0]
 
 
 DISPATCHERS = {'einsum': EinsumDispatcher, 'gather': GatherDispatcher, 'grouped': GroupedDispatcher}
-_OF_BACKENDS = {**DISPATCHERS, 'whole': WholeDispatcher}
+_OF_BACKENDS = {**DISPATCHERS, 'single': SingleDispatcher}

@@ -148,4 +148,4 @@ class Layer:
   def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
     """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
     y_BTM = self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
-    return x_BTM + prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual'))
+    return ops.residual(x_BTM, prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual')))

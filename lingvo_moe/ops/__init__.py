@@ -13,6 +13,7 @@ from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 
 linear = operation(reference.linear)
 product = operation(reference.product)
+residual = operation(reference.residual)
 attention_product = operation(reference.attention_product)
 layer_norm = operation(reference.layer_norm)
 lstm = operation(reference.lstm)

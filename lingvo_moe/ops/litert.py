@@ -6,6 +6,8 @@ keys and values 39 ms. A product with a constant matrix is FULLY_CONNECTED, whos
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -45,8 +47,10 @@ def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor | WrittenCac
 
 
 def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-  """Matmul of two matrices, where the weight is a matrix."""
+  """Matmul of two matrices, where the weight is a matrix or that of one expert."""
   x_axes, weight_axes, _ = vjp.split_equation(equation)
+  if len(weight_axes) == 3 and weight.shape[0] == 1 and weight_axes[0] == x_axes[0]:  # of one expert
+    weight, weight_axes = weight[0], weight_axes[1:]
   if len(weight_axes) != 2 or weight_axes[0] == x_axes[0]:
     return tf.einsum(equation, x, weight)
   outwards = weight_axes[1] == x_axes[-1]  # the weight is [out, in]
@@ -54,26 +58,52 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.reshape(y, inferred([*sizes(x)[:-1], weight.shape[0 if outwards else 1]]))
 
 
-def sum_over_experts(function, x_GSM, theta, routing, slots, width=None):
-  """Sum over all experts, each computed for all tokens, with weight 0 where it was not chosen.
+@dataclasses.dataclass
+class ExpertsCall:
+  """Call of a layer's experts, which is left out of a graph: each expert is a graph of its own.
 
-  See reference.sum_over_rounds. A step has few tokens, so that an expert's time is that of reading its weights.
+  Attributes:
+    function: function([1, S, M], weights of one expert) of its outputs [1, S, M].
+    weights: weights of all experts by name, each with the axis E first.
+    tokens_GSM, expert_GSR, weight_GSR: the tokens, with their choices of experts and the weights of these, 0 for none.
+    outputs_GSM: placeholder of the weighted sums of outputs.
+    residual_BTM: what the residual branch of the experts adds to.
   """
-  del slots, width
-  chosen_GSRE = tf.one_hot(routing.expert_GSR, routing.num_experts)
-  weight_GSE = tf.reduce_sum(routing.weight_GSR[..., tf.newaxis] * chosen_GSRE, axis=2)
-  return function(x_GSM, theta, routing._replace(weight_GSR=weight_GSE)), tf.ones([])
+
+  function: Callable[[tf.Tensor, Mapping[str, tf.Tensor]], tf.Tensor]
+  weights: Mapping[str, tf.Tensor]
+  tokens_GSM: tf.Tensor
+  expert_GSR: tf.Tensor
+  weight_GSR: tf.Tensor
+  outputs_GSM: tf.Tensor
+  residual_BTM: tf.Tensor | None = None
 
 
+# The engine's kernels are those of float32 and int8.
 BACKEND = Backend(
   'litert',
-  {
-    'attention_product': attention_product,
-    'linear': linear.linear,
-    'product': product,
-    'sum_over_rounds': sum_over_experts,
-    'write_cache': write_cache,
-  },
-  dispatcher='whole',
-  bfloat16=False,  # the engine's kernels are those of float32 and int8
+  {'attention_product': attention_product, 'linear': linear.linear, 'product': product, 'write_cache': write_cache},
+  dispatcher='single',
+  bfloat16=False,
 )
+
+
+def without_experts(calls: list[ExpertsCall]) -> Backend:
+  """The backend that leaves experts out of a graph, and adds their calls to a list."""
+
+  def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
+    del slots, width
+    one = routing._replace(expert_GSR=None, slot_GSR=None, weight_GSR=None, num_experts=1, stats=None)
+    outputs_GSM = tf.compat.v1.placeholder(x_GSM.dtype, [None, None, x_GSM.shape[-1]])
+    of_expert = lambda x_1SM, own: function(x_1SM, own, one)
+    calls.append(ExpertsCall(of_expert, theta, x_GSM, routing.expert_GSR, routing.weight_GSR, outputs_GSM))
+    return outputs_GSM, tf.ones([])
+
+  def residual(x_BTM, y_BTM):
+    if calls and calls[-1].residual_BTM is None:
+      calls[-1].residual_BTM = x_BTM
+    return x_BTM + y_BTM
+
+  return dataclasses.replace(
+    BACKEND, overrides={**BACKEND.overrides, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
+  )

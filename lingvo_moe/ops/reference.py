@@ -32,6 +32,11 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.einsum(equation, tf.cast(x, weight.dtype), weight)
 
 
+def residual(x_BTM: tf.Tensor, y_BTM: tf.Tensor) -> tf.Tensor:
+  """Residual x + y of a branch y of a layer. After a call of sum_over_rounds, the next is that of its branch."""
+  return x_BTM + y_BTM
+
+
 def attention_product(equation: str, x: tf.Tensor, cache: tf.Tensor) -> tf.Tensor:
   """Einsum of queries with keys, '...K,BNUK->...U', or of attention weights with values, '...U,BNUK->...K'.
 

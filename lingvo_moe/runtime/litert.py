@@ -1,9 +1,14 @@
-"""Export of graphs for lingvo_moe/engine: files of LiteRT (TensorFlow Lite), with a manifest of all that they need."""
+"""Export of graphs for lingvo_moe/engine: files of LiteRT (TensorFlow Lite), with a manifest of all that they need.
+
+A graph with experts is cut before and after each layer of them, as each expert takes the rows of the tokens that chose
+it. Its parts, stages, are files, and so are the experts of a layer; engine/stages.py runs them.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +16,14 @@ import tensorflow as tf
 
 from lingvo_moe.core import errors
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine import manifest
+from lingvo_moe.engine import manifest, stages
 from lingvo_moe.layers.gates.gate import is_gate_weight
 from lingvo_moe.ops import backend as backend_lib
 from lingvo_moe.ops import litert
 from lingvo_moe.program import Program
 from lingvo_moe.tasks.task import EngineParts, Graph
+
+Tensors = Mapping[str, tf.Tensor]
 
 
 def save(
@@ -27,7 +34,7 @@ def save(
   about: Mapping[str, Any],
   kind: str = 'int8',
 ) -> None:
-  """Writes each graph as <name>.tflite, the other files of a model, requirements.txt and manifest.json.
+  """Writes the files of each graph, the other files of a model, requirements.txt and manifest.json.
 
   Args:
     folder: path of a folder that is there.
@@ -38,32 +45,104 @@ def save(
     kind: 'int8' or 'float32'. With int8, matrices have a scale for each output, and activations are quantised row by
       row as the engine runs, so that a row's result does not depend on other rows. Gates and norms stay float32.
   """
-  contents = {f'{name}.tflite': _convert(program, graph, weights, kind) for name, graph in parts.graphs.items()}
-  contents |= {**parts.files, manifest.REQUIREMENTS_FILE: '\n'.join(manifest.REQUIREMENTS).encode() + b'\n'}
+  contents = {**parts.files, manifest.REQUIREMENTS_FILE: '\n'.join(manifest.REQUIREMENTS).encode() + b'\n'}
+  for name, graph in parts.graphs.items():
+    contents |= _files(name, program, graph, weights, kind)
   for name, data in contents.items():
     with open(os.path.join(folder, name), 'wb') as f:
       f.write(data)
   manifest.write(folder, {**about, 'weights': kind, **parts.settings}, list(contents))
 
 
-def _convert(program: Program, graph: Graph, weights: Mapping[str, np.ndarray], kind: str) -> bytes:
-  """Bytes of a LiteRT file of a graph with its weights."""
+def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.ndarray], kind: str) -> dict[str, bytes]:
+  """Files of a graph with its weights, by name."""
   module = tf.Module()
-  module.weights = {name: tf.Variable(value, trainable=False) for name, value in weights.items()}
+  module.weights = {weight: tf.Variable(value, trainable=False) for weight, value in weights.items()}
+  calls: list[litert.ExpertsCall] = []
+  name_of = {}  # of a tensor that is a weight
 
-  def run(**inputs):
+  def run(*values):
+    inputs = dict(zip(graph.inputs, values, strict=True))
     # The converter quantises constants. Those of gates are multiplied by what is 1.0 only when the graph runs.
     one = tf.cast(tf.reduce_max(inputs['ids']) >= 0, tf.float32)
-    used = lambda name, value: value * one if is_gate_weight(name.rpartition('/')[2]) else value
-    theta = program.theta({name: used(name, v.value()) for name, v in module.weights.items()})
-    with backend_lib.use(litert.BACKEND):
-      return graph.function(theta, inputs)
+    used = lambda weight, value: value * one if is_gate_weight(weight.rpartition('/')[2]) else value
+    values = {weight: used(weight, v.value()) for weight, v in module.weights.items()}
+    name_of.update({value.ref(): weight for weight, value in values.items()})
+    with backend_lib.use(litert.without_experts(calls)):
+      return dict(graph.function(program.theta(values), inputs))
 
-  module.run = tf.function(run, autograph=False)
-  concrete = module.run.get_concrete_function(
-    **{name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in graph.inputs.items()}
-  )
-  converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], module)
+  whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(s.shape, s.dtype, n) for n, s in graph.inputs.items()])
+  inputs = dict(zip(graph.inputs, whole.inputs))  # then the weights
+  files = {}
+  for number, (given, wanted) in enumerate(_stages(inputs, whole.structured_outputs, calls)):
+    files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, module, kind)
+  for number, call in enumerate(calls):
+    own = {weight: weights[name_of[x.ref()]] for weight, x in call.weights.items()}
+    files[stages.file_of_experts(name, number)] = _experts(call, own, kind)
+  return files
+
+
+def _stage(function: Callable[..., Tensors], given: Tensors, module: tf.Module, kind: str) -> bytes:
+  """Bytes of a LiteRT file of a function of these tensors."""
+  run = tf.function(lambda **inputs: function(*(inputs[name] for name in given)), autograph=False)
+  concrete = run.get_concrete_function(**{name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in given.items()})
+  return _converted(tf.lite.TFLiteConverter.from_concrete_functions([concrete], module), kind)
+
+
+def _stages(inputs: Tensors, outputs: Tensors, calls: Sequence[litert.ExpertsCall]) -> list[tuple[Tensors, Tensors]]:
+  """Inputs and outputs of the parts of a graph between calls of experts, by name; see engine/stages.py."""
+  wanted = [{} for _ in [*calls, None]]
+  for name, x in outputs.items():
+    wanted[sum(call.outputs_GSM.ref() in _ancestors([x]) for call in calls)][name] = x
+  cuts = [{}]
+  for stage, call in zip(wanted, calls):
+    fields = call.tokens_GSM, call.expert_GSR, call.weight_GSR, call.residual_BTM
+    stage |= dict(zip(stages.TO_EXPERTS, fields, strict=True))
+    cuts.append(dict(zip(stages.FROM_EXPERTS, (call.outputs_GSM, call.residual_BTM), strict=True)))
+  found = []
+  for cut, stage in zip(cuts, wanted, strict=True):
+    needed = _ancestors(stage.values(), {x.ref() for x in cut.values()})
+    found.append(({n: x for n, x in {**inputs, **cut}.items() if x.ref() in needed}, stage))
+  return found
+
+
+def _ancestors(tensors: Iterable[tf.Tensor], known: Iterable = ()) -> set:
+  """References of the tensors from which these are computed, and of these, without those before what is known."""
+  found, waiting = set(), list(tensors)
+  while waiting:
+    tensor = waiting.pop()
+    if tensor.ref() not in found:
+      found.add(tensor.ref())
+      if tensor.ref() not in known:
+        waiting += tensor.op.inputs
+  return found
+
+
+def _experts(call: litert.ExpertsCall, weights: Mapping[str, np.ndarray], kind: str) -> bytes:
+  """Bytes of a LiteRT file with a signature for each expert of a layer, from its rows to its outputs."""
+  num_experts, model_dim = len(next(iter(weights.values()))), call.tokens_GSM.shape[-1]
+  module = tf.Module()
+  module.weights = [
+    {name: tf.Variable(value[e : e + 1], trainable=False) for name, value in weights.items()}
+    for e in range(num_experts)
+  ]
+
+  rows = tf.TensorSpec([None, model_dim], name='rows')
+
+  def signature(own):
+    def run(rows):
+      with backend_lib.use(litert.BACKEND):
+        return {'outputs': call.function(rows[tf.newaxis], {name: v.value() for name, v in own.items()})[0]}
+
+    return tf.function(run, autograph=False).get_concrete_function(rows)
+
+  signatures = {str(e): signature(own) for e, own in enumerate(module.weights)}
+  with tempfile.TemporaryDirectory() as folder:
+    tf.saved_model.save(module, folder, signatures)
+    return _converted(tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures)), kind)
+
+
+def _converted(converter: tf.lite.TFLiteConverter, kind: str) -> bytes:
   converter.optimizations = [tf.lite.Optimize.DEFAULT] if kind == 'int8' else []
   try:
     return converter.convert()

@@ -40,12 +40,23 @@ def test_attention_over_a_written_cache_is_that_over_one_that_holds_the_new_posi
 
 
 @pytest.mark.parametrize('expert', ['relu', 'swiglu', 'deep'])
-def test_experts_computed_for_all_tokens_give_the_output_of_those_that_were_chosen(expert):
+def test_experts_that_compute_apart_give_the_output_of_the_layer(expert):
   layer = MoE(4, 6, 5, gate=Top2(), expert=expert)
   theta = {name: normal(*spec.shape) for name, spec in layer.weights().items()}
   x_BTM, paddings_BT = normal(3, 4, 4), tf.constant([[0.0] * 4, [0, 0, 1, 1], [1] * 4])
   expected, _ = layer(theta, x_BTM, paddings_BT)
-  with backend.use(litert.BACKEND):
-    found, _ = layer(theta, x_BTM, paddings_BT)
+
+  @tf.function
+  def apart():
+    calls = []
+    with backend.use(litert.without_experts(calls)):
+      layer(theta, x_BTM, paddings_BT)
+      (call,) = calls
+      one = lambda e: {name: weight[e : e + 1] for name, weight in call.weights.items()}
+      y_EGSM = tf.stack([call.function(call.tokens_GSM, one(e)) for e in range(5)])
+    return y_EGSM, tf.one_hot(call.expert_GSR, 5) * call.weight_GSR[..., tf.newaxis]
+
+  y_EGSM, weight_GSRE = apart()
+  found = tf.reshape(tf.einsum('GSRE,EGSM->GSM', weight_GSRE, y_EGSM), x_BTM.shape)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
   assert not np.any(found[2])
