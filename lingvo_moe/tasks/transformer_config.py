@@ -263,7 +263,7 @@ class ModelConfig(BatchConfig):
       fields.refuse(self, 'groups_of_experts', f'0 with gate={self.gate!r}', f'it is for {able}')
 
   def make(self, part: type[_Part], **values: Any) -> _Part:
-    """A model or a part of one: fields that are not in `values` are those of the configuration with the same name."""
+    """A part such as a layer; fields that are not in `values` are those of the configuration with the same name."""
     names = {field.name for field in dataclasses.fields(self)} - values.keys()
     return part(**{f.name: getattr(self, f.name) for f in dataclasses.fields(part) if f.name in names}, **values)
 
@@ -308,14 +308,11 @@ class ModelConfig(BatchConfig):
 
   def program(self) -> Program:
     """The model and how it learns."""
-    return Program(
-      self.model(),
-      self._optimizer(),
-      _SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
-      clip_norm=self.clip_norm,
-      seed=self.seed,
-      num_groups=self.num_groups,
-      micro_batches=self.micro_batches,
+    return self.make(
+      Program,
+      model=self.model(),
+      optimizer=self._optimizer(),
+      schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
       frozen=tuple(part.strip() for part in self.freeze.split(',') if part.strip()),
     )
 
