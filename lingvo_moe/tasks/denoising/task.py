@@ -23,12 +23,7 @@ _SEARCH = ('num_samples', 'beam_size', 'length_norm_alpha')
 
 
 class Filler(plain_text.TextGenerator):
-  """Fills in spans with the current weights of a runtime.
-
-  Args:
-    config, vocab, runner: as of TextGenerator.
-    n_best: hypotheses of each text.
-  """
+  """Fills in spans with the current weights of a runtime."""
 
   def __init__(self, config: DenoisingConfig, vocab: SentinelVocab, runner: task.Runner, n_best: int = 1):
     text_model.check_n_best(n_best, config.beam_size)

@@ -118,10 +118,6 @@ class Continuer(TextGenerator):
 
   A continuation depends on its prompt, on the number of the prompt and on the seed. Prompts are numbered in each call;
   lines from one call to the next.
-
-  Args:
-    config, vocab, runner: as of TextGenerator.
-    n_best: continuations of each prompt.
   """
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, n_best: int = 1):
@@ -138,10 +134,7 @@ class Continuer(TextGenerator):
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
     """Continuations of each prompt; an empty prompt gives a text from its beginning.
 
-    Args:
-      texts: any number of prompts.
-      target: None.
-      first: number of the first prompt, on which samples depend.
+    `first` is the number of the first prompt, on which samples depend.
     """
     ids = [np.array([BOS, *self._vocab.encode(text)], np.int32) for text in texts]
     answers = [

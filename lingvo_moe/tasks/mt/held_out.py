@@ -101,13 +101,7 @@ class _PairsJob(task.HeldOutJob):
     self.texts = {s.name: _fingerprint([s]) for s in sets}
 
   def run(self, label: str, quiet: bool = False, unfinished: MutableMapping[str, str] | None = None) -> Computed:
-    """Computes with the weights that the runtime holds.
-
-    Args:
-      label: heads the progress bar.
-      quiet: no progress bar.
-      unfinished: translations so far, by pair and line: 'de-en:17'.
-    """
+    """See HeldOutJob.run; `unfinished` has the translations so far, by pair and line: 'de-en:17'."""
     unfinished = {} if unfinished is None else unfinished
     computed = Computed({}, {})
     name = self._sets[0].name if len(self._sets) == 1 else f'{len(self._sets)} pairs'
@@ -235,12 +229,7 @@ def job(
 ) -> task.HeldOutJob:
   """Job that translates every pair and scores the translations, or gives the log-probability of every target.
 
-  Args:
-    config: its data, values for decoding and max_length are used.
-    source_vocab: must know the tags.
-    translator: computes.
-    pairs: that the model was trained on; see `other_targets`.
-    options: what is wanted.
+  `source_vocab` must know the tags; `pairs` are those that the model was trained on.
   """
   sets = read(config, options.split, options.max_sentences, source_vocab)
   kind = ScoreJob if options.score else TranslateJob

@@ -46,12 +46,6 @@ class _Window(NamedTuple):
 class TrainInput(task.TrainInput):
   """Training input: batches of sentence pairs; see task.TrainInput.
 
-  Args:
-    config: what to read, and how it is cut into batches.
-    vocabs: (source, target) vocabularies.
-    cache_dir: folder of the token cache; created if missing.
-    feed: part of the rows that this process feeds.
-
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out.
     shares: name of a pair -> its share of the stream.
@@ -124,7 +118,6 @@ class HeldOutInput(task.DevInput):
   """Batches of dev text for the dev loss: one pass, in a fixed order, with one sentence pair a row.
 
   Args:
-    config: as in TrainInput, like vocabs, cache_dir and feed.
     max_sentences: number of sentences of each pair, evenly spaced over its lines; 0 for all.
 
   Attributes:

@@ -86,11 +86,7 @@ class Computed(NamedTuple):
 class PerplexityJob(task.HeldOutJob):
   """Perplexity of every file, and samples: perplexity.json and, a line for each sample, samples.jsonl.
 
-  Args:
-    config: configuration of the run.
-    vocab: its vocabulary.
-    runner: a runtime.
-    options: with `score` there are no samples.
+  With `options.score` there are no samples.
   """
 
   summary_file = log_directory.PERPLEXITY
@@ -160,11 +156,7 @@ class PerplexityJob(task.HeldOutJob):
 class TextGenerator(task.Translator):
   """Base of what continues texts, or fills them in, with the current weights of a runtime.
 
-  Args:
-    config: configuration of the run.
-    vocab: its vocabulary.
-    runner: a runtime.
-    search: function(model, theta, batch, config).
+  `search` is a function(model, theta, batch, config).
   """
 
   def __init__(self, config: Any, vocab: Any, runner: task.Runner, search: Callable[..., Hypotheses]):
