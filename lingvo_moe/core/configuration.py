@@ -47,7 +47,7 @@ def load(path: str) -> tuple[str, Any]:
   known = {f.name for f in dataclasses.fields(registry.get(name))}
   if unknown := next((field for field in read['values'] if field not in known), None):
     raise UserError(f'{path}: {name} has no field {unknown!r} in this version; {closest(unknown, known)}')
-  return name, _make(name, f'{path}: {name}', {k: _as_tuples(v) for k, v in read['values'].items()})
+  return name, _make(name, f'{path}: {name}', read['values'])
 
 
 def fingerprints(path: str) -> dict[str, str]:
@@ -73,10 +73,6 @@ def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
   )
   names = [name for name, spec in fields.specs(type(old)).items() if changed(name, spec)]
   return [f'{name}={shown(getattr(old, name))}, now {shown(getattr(new, name))}' for name in names]
-
-
-def _as_tuples(value):
-  return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _make(name: str, label: str, values: dict[str, Any], base: Any = None) -> Any:

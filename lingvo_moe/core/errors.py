@@ -33,9 +33,9 @@ def shown(value: Any, most: int = 80) -> str:
   return text if len(text) <= most else f'{text[:most]}...'
 
 
-def plural(count: int, one: str, many: str = '') -> str:
-  """A count with its noun: '1 line', '1,234 lines'; `many` is given where it is more than `one` and an s."""
-  return f'{count:,} {one if count == 1 else many or one + "s"}'
+def plural(count: int, one: str) -> str:
+  """A count with its noun: '1 line', '1,234 lines'."""
+  return f'{count:,} {one}{"" if count == 1 else "s"}'
 
 
 def listed(names: Iterable[str], most: int = 8, between: str = ', ') -> str:

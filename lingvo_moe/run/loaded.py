@@ -30,9 +30,6 @@ class LoadedRun(TextModel):
     config: its configuration, with the values for decoding.
     runtime: a runtime for config.program().
     step: step of the checkpoint.
-
-  Attributes:
-    config: the configuration.
   """
 
   def __init__(self, run: RunDir, config: TaskConfig, runtime: Runtime, step: int) -> None:
