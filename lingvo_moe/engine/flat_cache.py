@@ -13,8 +13,8 @@ import numpy as np
 
 from lingvo_moe.engine.graph import Graph
 
-# Least number of steps for which there is room after positions were dropped. Sizes are multiples of it, because every
-# new size costs a resize, and a larger one costs attention to unused positions.
+# Steps for which there is room after a resize, at least. Sizes are multiples of ROOM * W: a new size costs copies, and
+# a larger one costs attention to unused positions.
 ROOM = 8
 
 
@@ -25,19 +25,17 @@ class FlatCache:
     graph: the decoder, whose inputs this object writes, except `ids`, `time` and `live`.
     memory: what the decoder reads of the sources, by the names of its inputs; rows are the first axis.
     width: W.
+    steps: the most steps that will be run.
   """
 
-  def __init__(self, graph: Graph, memory: Mapping[str, np.ndarray], width: int) -> None:
-    self._graph, self._width = graph, width
-    self._memory = list(memory)
-    self._caches = [name for name in graph.inputs if name.startswith('cache_')]
+  def __init__(self, graph: Graph, memory: Mapping[str, np.ndarray], width: int, steps: int) -> None:
+    self._graph, self._width, self._memory, self._block = graph, width, dict(memory), ROOM * width
     self._mask_BWU = np.zeros([len(memory['segments']), width, 0], np.float32)
-    self._source_length = memory['segments'].shape[1]
-    self._make_room(len(memory['segments']), 0)
-    for name in self._caches:
-      graph.input(name)[...] = 0.0
-    for name, array in memory.items():
-      graph.write(name, array)
+    # Buffers for the most positions there can be: none grows and is copied, and what is not written takes no memory.
+    largest = self._shapes(steps * width)
+    self._kept = {name: np.empty(shape, np.float32) for name, shape in largest.items() if name.startswith('cache_')}
+    graph.resize(largest)
+    self._resize(0)
 
   @property
   def is_full(self) -> bool:
@@ -48,48 +46,69 @@ class FlatCache:
     """Keeps some of the rows, and of the positions those that a live hypothesis uses, with room for more steps.
 
     Args:
-      rows: numbers of the rows to keep, of those there are.
+      rows: numbers of the rows to keep, of those there are, in order.
       live_BW: whether there is a hypothesis, in all rows there are.
     """
+    all_rows, _, room = self._mask_BWU.shape
     mask_BWU = np.where(live_BW[:, :, np.newaxis], self._mask_BWU, 0)[rows]
     used_BU = mask_BWU.max(axis=1)
     most = int(used_BU.sum(axis=1).max(initial=0))
     positions_BU = np.argsort(-used_BU, axis=1, kind='stable')[:, :most]
     self._mask_BWU = np.take_along_axis(mask_BWU, positions_BU[:, np.newaxis], axis=2)
-    kept = {name: self._taken(name, rows, positions_BU) for name in self._caches}
-    memory = {name: self._graph.input(name)[rows] for name in self._memory if self._is_resized(len(rows), most)}
-    self._make_room(len(rows), most)
+    self._move(rows, positions_BU)
+    if len(rows) < all_rows:
+      for name, array in self._memory.items():
+        self._memory[name] = array[rows]
+    if len(rows) == all_rows and most + self._block // 2 <= room <= most + 2 * self._block:
+      self._set_room(most, room)
+    else:
+      self._resize(most)
+
+  def _move(self, rows: np.ndarray, positions_BU: np.ndarray) -> None:
+    """Moves keys and values of these rows and positions to the beginning of each buffer."""
+    moves = []
+    for to, (row, at_U) in enumerate(zip(rows, positions_BU, strict=True)):
+      first = 0 if row != to else int(np.sum(np.logical_and.accumulate(at_U == np.arange(len(at_U)))))
+      moves.append((to, row, slice(first, len(at_U)), at_U[first:]))
+    for name in self._kept:
+      buffer_BNUK = self._graph.input(name)
+      for to, row, own, at_U in moves:
+        buffer_BNUK[to, :, own] = buffer_BNUK[row].take(at_U, axis=1)
+
+  def _resize(self, used: int) -> None:
+    """Gives the decoder's inputs room behind the positions that are used. What they held is written again."""
+    rows, room = len(self._mask_BWU), (-(-used // self._block) + 1) * self._block
+    kept = {name: self._copy(name, rows, used) for name in self._kept}
+    self._graph.resize(self._shapes(room))
+    self._graph.release()
     for name, cache_BNUK in kept.items():
       buffer_BNUK = self._graph.input(name)
-      buffer_BNUK[:, :, :most], buffer_BNUK[:, :, most:] = cache_BNUK, 0.0  # what is masked must be finite
-    for name, array in memory.items():
+      buffer_BNUK[:, :, :used], buffer_BNUK[:, :, used:] = cache_BNUK, 0.0  # what is masked must be finite
+    for name, array in self._memory.items():
       self._graph.write(name, array)
+    self._set_room(used, room)
 
-  def _taken(self, name: str, rows: np.ndarray, positions_BU: np.ndarray) -> np.ndarray:
-    """Keys or values of some rows at these positions; row by row, in which they lie K at a time."""
-    buffer_BNUK = self._graph.input(name)
-    return np.stack([buffer_BNUK[row].take(at, axis=1) for row, at in zip(rows, positions_BU, strict=True)])
+  def _copy(self, name: str, rows: int, used: int) -> np.ndarray:
+    """The first rows and positions of a cache, in memory that was in use before: new pages would take more time."""
+    cache_BNUK = self._graph.input(name)[:rows, :, :used]
+    kept_BNUK = self._kept[name].reshape(-1)[: cache_BNUK.size].reshape(cache_BNUK.shape)
+    kept_BNUK[...] = cache_BNUK
+    return kept_BNUK
 
-  def _shapes(self, rows: int, used: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the decoder's inputs for so many rows, and positions that are used, with room behind them."""
-    block = ROOM * self._width
-    sizes = {'memory': self._source_length, 'segments': self._source_length}
-    sizes |= dict.fromkeys(('cache', 'mask'), (-(-used // block) + 1) * block)
+  def _shapes(self, room: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the decoder's inputs with so many positions."""
+    source_length = self._memory['segments'].shape[1]
+    sizes = {'memory': source_length, 'segments': source_length, 'cache': room, 'mask': room}
     shapes = {}
     for name, (_, *shape) in self._graph.shapes.items():
       if name != 'time':
-        shapes[name] = (rows, *(sizes[name.partition('_')[0]] if size < 0 else size for size in shape))
+        shapes[name] = (len(self._mask_BWU), *(sizes[name.partition('_')[0]] if size < 0 else size for size in shape))
     return shapes
 
-  def _is_resized(self, rows: int, used: int) -> bool:
-    return self._graph.sizes != self._shapes(rows, used)
-
-  def _make_room(self, rows: int, used: int) -> None:
-    """Resizes the decoder's inputs, which loses their contents if a size changes; `used` positions are in the mask."""
-    shapes = self._shapes(rows, used)
-    self._graph.resize(shapes)
+  def _set_room(self, used: int, room: int) -> None:
+    """Begins the room at the end of the `used` positions that the mask has."""
     self._start = used
-    self._mask_BWU = np.pad(self._mask_BWU, [(0, 0), (0, 0), (0, shapes['mask'][2] - used)])
+    self._mask_BWU = np.pad(self._mask_BWU, [(0, 0), (0, 0), (0, room - used)])
 
   def run(self, ids_BW: np.ndarray, time: int, live_BW: np.ndarray) -> None:
     """Runs a step of the decoder for the last symbol of each hypothesis, and writes the new keys and values."""
@@ -97,7 +116,7 @@ class FlatCache:
     for name, value in {'ids': ids_BW, 'time': time, 'live': live_BW, 'mask': self._mask_BWU}.items():
       graph.write(name, value)
     graph.run()
-    for name in self._caches:
+    for name in self._kept:
       graph.input(name)[:, :, own] = graph.output(name.replace('cache_', 'new_', 1))
     self._mask_BWU[:, :, own] = np.eye(self._width)
     self._start += self._width

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
   from ai_edge_litert.interpreter import Interpreter
 
 _MESSAGES = re.compile(rb'INFO: ')  # of the runtime
+_madvise = ctypes.CDLL(None).madvise
+_MAPPINGS = '/proc/self/maps'  # Linux
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -38,7 +42,7 @@ class Graph:
   """
 
   def __init__(self, path: str, threads: int) -> None:
-    self._interpreter = open_file(path, threads)
+    self._interpreter, self._mapped = open_file(path, threads), _mapped(path)
     signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}
@@ -70,6 +74,11 @@ class Graph:
     """Computes the outputs of the inputs."""
     self._interpreter.invoke()
 
+  def release(self) -> None:
+    """Takes the file's pages out of memory: weights are packed, and rows of embeddings are read again when needed."""
+    for begin, size in self._mapped:
+      _madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
 
 def open_file(path: str, threads: int) -> Interpreter:
   """Interpreter of a .tflite file."""
@@ -81,6 +90,19 @@ def open_file(path: str, threads: int) -> Interpreter:
     return Interpreter(path, num_threads=threads)
   except (ValueError, RuntimeError) as e:
     raise UserError(f'{path} could not be read ({errors.reason(e)}): export the run again') from None
+
+
+def _mapped(path: str) -> list[tuple[int, int]]:
+  """Addresses and sizes of a file's mappings in this process; none where the system does not list them."""
+  if not os.path.exists(_MAPPINGS):
+    return []
+  found = []
+  with open(_MAPPINGS, encoding='utf-8', errors='replace') as f:
+    for addresses, *_, mapped in (line.split(maxsplit=5) for line in f):
+      if mapped.rstrip('\n') == os.path.realpath(path):
+        begin, end = (int(address, 16) for address in addresses.split('-'))
+        found.append((begin, end - begin))
+  return found
 
 
 def available_threads() -> int:

@@ -11,22 +11,27 @@ from lingvo_moe.engine.flat_cache import FlatCache
 from lingvo_moe.engine.graph import Graph
 from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
+# Tokens that the encoder reads in one run: its memory grows with them, and its speed no longer does.
+_TOKENS = 512
 _RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
 
 
 def encode(encoder: Graph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S].
-
-  Those of the encoder are views of its buffers, of which none may be held by the next call.
-  """
+  """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S]."""
   ids_BS = padded(sources)
-  encoder.resize({'ids': ids_BS.shape})
-  encoder.write('ids', ids_BS)
-  encoder.run()
-  return {
-    **{name: encoder.output(name) for name in encoder.outputs},
-    'segments': (ids_BS != PAD).astype(np.int32),
-  }
+  rows, length = ids_BS.shape
+  memory = {'segments': (ids_BS != PAD).astype(np.int32)}
+  for begin in range(0, rows, step := max(1, _TOKENS // length)):
+    part = slice(begin, begin + step)
+    encoder.resize({'ids': ids_BS[part].shape})
+    encoder.write('ids', ids_BS[part])
+    encoder.run()
+    for name in encoder.outputs:
+      result = encoder.output(name)
+      memory.setdefault(name, np.empty([rows, *result.shape[1:]], result.dtype))[part] = result
+      del result  # a view of a buffer of the encoder, of which none may be held by the next run
+  encoder.release()
+  return memory
 
 
 def search(
@@ -44,7 +49,7 @@ def search(
   """
   beam = Beam.begin(max_lengths_B, width, n_best)
   found, numbers, time = Beam.begin(max_lengths_B, width, n_best), np.arange(len(max_lengths_B)), 0
-  cache = FlatCache(decoder, memory, width)
+  cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()))
 
   def note_results():
     for name in _RESULTS:
@@ -68,7 +73,7 @@ def score(decoder: Graph, memory: Mapping[str, np.ndarray], targets: Sequence[Se
   labels_BT = padded(targets)
   lengths_B, numbers = np.array(list(map(len, targets))), np.arange(len(targets))
   log_probs_B = np.zeros(len(targets))
-  cache = FlatCache(decoder, memory, width)
+  cache = FlatCache(decoder, memory, width, labels_BT.shape[1])
   for time in range(labels_BT.shape[1]):
     live_BW = (time < lengths_B[numbers])[:, np.newaxis] & (np.arange(width) == 0)
     if cache.is_full:

@@ -97,6 +97,10 @@ class StagedGraph:
   def output(self, name: str) -> np.ndarray:
     return next(stage for stage in self._stages if name in stage.outputs).output(name)
 
+  def release(self) -> None:
+    for stage in self._stages:
+      stage.release()
+
   def run(self) -> None:
     for stage, experts, following in zip(self._stages, self._experts, self._stages[1:]):
       stage.run()
