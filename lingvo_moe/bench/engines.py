@@ -156,7 +156,7 @@ def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
   from lingvo_moe.engine.graph import available_threads
   from lingvo_moe.engine.vocab import EOS
 
-  encoder, decoder = (stages.load(job.folder, name, available_threads()) for name in ('encoder', 'decoder'))
+  decoder, encoder = (stages.load(job.folder, name, available_threads()) for name in ('decoder', 'encoder'))
   run = decoder.run
 
   def run_endless():

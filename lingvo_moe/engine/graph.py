@@ -43,6 +43,7 @@ class Graph:
 
   def __init__(self, path: str, threads: int) -> None:
     self._interpreter, self._mapped = open_file(path, threads), _mapped(path)
+    self.release()
     signature = self._interpreter.get_signature_runner()
     inputs, outputs = signature.get_input_details(), signature.get_output_details()
     self.shapes = {name: tuple(map(int, detail['shape_signature'])) for name, detail in inputs.items()}

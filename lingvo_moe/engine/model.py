@@ -62,7 +62,7 @@ class ExportedModel(TextModel):
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']
     load = lambda name: stages.load(path, name, threads or available_threads())
-    self.encoder, self.decoder = load('encoder'), load('decoder')
+    self.decoder, self.encoder = load('decoder'), load('encoder')  # loading the larger takes more memory for a while
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
     self.lock = threading.Lock()  # a graph computes for one caller at a time
 

@@ -28,15 +28,20 @@ def file_of_experts(name: str, number: int) -> str:
 
 
 def load(folder: str, name: str, threads: int) -> Graph | StagedGraph:
-  """The graph of this name in an export."""
-  first = Graph(os.path.join(folder, file_of_stage(name, 0)), threads)
+  """The graph of this name in an export, with packed weights."""
+  graph = Graph(os.path.join(folder, file_of_stage(name, 0)), threads)
   rest, experts = [], []
   for number in itertools.count():
     path = os.path.join(folder, file_of_experts(name, number))
     if not os.path.exists(path):
-      return StagedGraph([first, *rest], experts) if rest else first
+      break
     experts.append(Experts(path, threads))
     rest.append(Graph(os.path.join(folder, file_of_stage(name, number + 1)), threads))
+  if rest:
+    graph = StagedGraph([graph, *rest], experts)
+  graph.resize({name: tuple(max(size, 1) for size in shape) for name, shape in graph.shapes.items()})
+  graph.release()
+  return graph
 
 
 class Experts:
