@@ -8,6 +8,8 @@ dev loss is used, and printed; --step=N and --checkpoint=last select another one
   --format=ctranslate2   a dense model for CTranslate2, from pieces to pieces
   --format=litert        for lingvo-moe translate, serve and lingvo_moe.load without TensorFlow; --weights=float32 keeps
                          weights as they are, and takes four times the memory of int8
+  --format=huggingface   an imported model (lingvo-moe import), trained further or not, in the form that it came in
+  --format=safetensors   the weights by the names that they have here
 
 --keep_experts removes the experts that the pairs of --languages use least on dev text, in every MoE layer, and prints
 BLEU before and after. --stablehlo_rows=8 adds encoder and decoding step for 8 sentences as StableHLO, for JAX alone.
@@ -38,8 +40,9 @@ if TYPE_CHECKING:
   from lingvo_moe.run.rundir import RunDir
   from lingvo_moe.runtime.local import LocalRuntime
 
-FORMATS = ('saved_model', 'ctranslate2', 'litert')
+FORMATS = ('saved_model', 'ctranslate2', 'litert', 'huggingface', 'safetensors')
 WEIGHTS = ('int8', 'float32')
+WEIGHTS_ALONE = ('huggingface', 'safetensors')  # formats without a program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Options(checkpoint_flags.BestCheckpointOptions):
         '--data_dir, --split and --max_sentences say on what text experts are chosen: add --keep_experts, such as '
         '--keep_experts=0.5, or leave them out'
       )
+    if self.keep_experts is not None and self.format in WEIGHTS_ALONE:
+      raise UserError(f'--keep_experts is not for --format={self.format}: leave one of them out')
     if self.weights and self.format != 'litert':
       raise UserError(f'--weights is for --format=litert; saw --format={self.format}: leave one of them out')
     if self.format != 'saved_model' and self.stablehlo_rows:
@@ -108,12 +113,27 @@ def export(options: Options) -> None:
   step = options.choose_step(run)
   print(f'using the checkpoint of {run.checkpoints().describe(step)}')
   config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
+  if options.format in WEIGHTS_ALONE:
+    return _export_weights(run, step, options)
   specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
   model = Model(config, step, {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()})
   if options.keep_experts is not None:
     model = _prune(model, options)
   with new_folder.writing(options.out) as folder:
     _save(folder, run, model, options)
+  _say_written(run, options)
+
+
+def _export_weights(run: RunDir, step: int, options: Options) -> None:
+  """Writes weights a tensor at a time, so that a model may be larger than memory."""
+  from lingvo_moe.run import hub_export
+
+  with new_folder.writing(options.out) as folder:
+    (hub_export.save_hub_folder if options.format == 'huggingface' else hub_export.save_weights)(folder, run, step)
+  _say_written(run, options)
+
+
+def _say_written(run: RunDir, options: Options) -> None:
   size = sum(path.stat().st_size for path in pathlib.Path(options.out).rglob('*') if path.is_file())
   print(f'{options.out}: {options.format} of {run.load()[0]}, {size / 1e6:.1f} MB')
 
@@ -138,7 +158,11 @@ class Model(NamedTuple):
 
 def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   """Raises UserError where the run cannot be exported so, before any work."""
-  if not task_of(config).is_exported:
+  if options.format == 'huggingface':
+    from lingvo_moe.run import hub_export
+
+    hub_export.require(run)
+  if options.format not in WEIGHTS_ALONE and not task_of(config).is_exported:
     raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)

@@ -65,6 +65,7 @@ class Attention:
     bias: whether there are biases.
     logit_cap: largest magnitude of a score, which becomes cap * tanh(score / cap), as in Grok-1; 0: no limit.
     relative: relative position bias, for self-attention; None: none.
+    attention_scale: factor of the scores; 0: K^-0.5, by which they have unit variance. T5 has 1.
   """
 
   model_dim: int
@@ -76,6 +77,7 @@ class Attention:
   bias: bool = True
   logit_cap: float = 0.0
   relative: RelativePositions | None = None
+  attention_scale: float = 0.0
 
   def __post_init__(self):
     if self.num_heads % self.kv_heads:
@@ -152,7 +154,7 @@ class Attention:
     """
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
-    scale = self.head_dim**-0.5  # for scores of unit variance; applied to the weights of queries, the smallest tensors
+    scale = self.attention_scale or self.head_dim**-0.5  # applied to the weights of queries, the smallest tensors
     with tf.name_scope('projection'):
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)

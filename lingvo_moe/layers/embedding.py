@@ -8,38 +8,74 @@ import math
 import tensorflow as tf
 
 from lingvo_moe import ops
-from lingvo_moe.core.weights import Normal, Specs, Theta, WeightSpec
+from lingvo_moe.core.weights import Constant, Normal, Specs, Theta, WeightSpec
 from lingvo_moe.xla_sharding import shard
+
+# Score of a masked symbol: its exp is 0 beside that of any other, and label smoothing's share of it stays small.
+_MASKED = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-  """Embedding table with a vector per symbol, shared with the output softmax (Press and Wolf, 2017)."""
+  """Embedding table with a vector per symbol, shared with the output softmax (Press and Wolf, 2017).
+
+  Attributes:
+    vocab_size: V.
+    model_dim: M.
+    embedding_scale: factor of the vectors that are looked up; 0: sqrt(M).
+    logit_scale: factor of the output scores.
+    logit_bias: whether every symbol has a bias of its output score.
+    masked_symbols: ids that the output softmax leaves out.
+  """
 
   vocab_size: int
   model_dim: int
+  embedding_scale: float = 0.0
+  logit_scale: float = 1.0
+  logit_bias: bool = False
+  masked_symbols: tuple[int, ...] = ()
 
   def weights(self) -> Specs:
     shape = (self.vocab_size, self.model_dim)
-    return {'table': WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM', float32=True)}
+    table = WeightSpec(shape, 'VM', Normal(self.model_dim**-0.5), factored='VM', float32=True)
+    bias = {'bias': WeightSpec(shape[:1], 'V', Constant(0.0), float32=True)} if self.logit_bias else {}
+    return {'table': table, **bias}
 
   def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
     """Embedding vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
-    return shard(tf.gather(theta['table'], ids_BT), 'BTM') * math.sqrt(self.model_dim)
+    return shard(tf.gather(theta['table'], ids_BT), 'BTM') * (self.embedding_scale or math.sqrt(self.model_dim))
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """Scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
     with tf.name_scope('softmax'):
-      return shard(ops.product('BTM,VM->BTV', x_BTM, theta['table']), 'BTV')
+      logits_BTV = shard(ops.product('BTM,VM->BTV', x_BTM, theta['table']), 'BTV')
+      logits_BTV = logits_BTV * self.logit_scale if self.logit_scale != 1 else logits_BTV
+      logits_BTV = logits_BTV + theta['bias'] if self.logit_bias else logits_BTV
+      if not self.masked_symbols:
+        return logits_BTV
+      masked_V = tf.reduce_max(tf.one_hot(self.masked_symbols, self.vocab_size), axis=0) > 0
+      return tf.where(masked_V, _MASKED, logits_BTV)
 
 
-def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
+@dataclasses.dataclass(frozen=True)
+class Sinusoids:
+  """Sinusoidal positions that are added to embeddings; `offset` is the first one, `endpoint` see below."""
+
+  offset: int = 0
+  endpoint: bool = True
+
+  def __call__(self, positions_BT: tf.Tensor, model_dim: int) -> tf.Tensor:
+    return sinusoidal_positions(positions_BT + self.offset if self.offset else positions_BT, model_dim, self.endpoint)
+
+
+def sinusoidal_positions(positions_BT: tf.Tensor, model_dim: int, endpoint: bool = True) -> tf.Tensor:
   """Sinusoidal positions, float32 [B, T, M]: sines at geometric wavelengths 2 pi .. 20000 pi, then cosines.
 
-  Vaswani et al. (2017), section 3.5, with sines and cosines in two halves instead of interleaved.
+  Vaswani et al. (2017), section 3.5, with sines and cosines in two halves instead of interleaved. With `endpoint` the
+  longest wavelength is 20000 pi, as in tensor2tensor; without, that of one more timescale would be, as in the paper.
   """
   num_timescales = (model_dim + 1) // 2
-  log_step = math.log(10_000.0) / max(1, num_timescales - 1)
+  log_step = math.log(10_000.0) / max(1, num_timescales - endpoint)
   rates = tf.exp(tf.range(num_timescales, dtype=tf.float32) * -log_step)
   angles = tf.expand_dims(tf.cast(positions_BT, tf.float32), -1) * rates
   return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)[..., :model_dim]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
-from lingvo_moe.core.weights import Specs, Theta, WeightSpec, glorot_uniform
+from lingvo_moe.core.weights import Constant, Specs, Theta, WeightSpec, glorot_uniform
 from lingvo_moe.layers.dispatch import Dispatched, GroupedRows
 from lingvo_moe.layers.ffn import ACTIVATIONS
 from lingvo_moe.xla_sharding import shard
@@ -97,27 +97,30 @@ class FeedForwardExperts(SizedExperts):
   """Expert feed-forward act(x wi) wo, without biases; with ReLU that of the paper.
 
   A gated one, (act(x wg) * x wi) wo, is GEGLU with GELU, SwiGLU with SiLU (Shazeer, arXiv 2002.05202). `activation` is
-  a name of ffn.ACTIVATIONS.
+  a name of ffn.ACTIVATIONS. With `bias` each of the two has a bias, as in NLLB-200.
   """
 
   activation: str = 'relu'
+  bias: bool = False
 
   def weights(self) -> Specs:
     gate = {'wg': self._matrix('EMH')} if ACTIVATIONS[self.activation].gated else {}
-    return {'wi': self._matrix('EMH'), **gate, 'wo': self._matrix('EHM')}
+    bias = lambda size, letter: WeightSpec((self.num_experts, size), f'E{letter}', Constant(0.0))
+    biases = {'bi': bias(self.hidden_dim, 'H'), 'bo': bias(self.model_dim, 'M')} if self.bias else {}
+    return {'wi': self._matrix('EMH'), **gate, 'wo': self._matrix('EHM'), **biases}
 
   def __call__(self, theta: Theta, x_EGCM: tf.Tensor, keys_EGC: tf.Tensor | None = None) -> tf.Tensor:
     activation = ACTIVATIONS[self.activation]
     inwards = lambda name: shard(ops.product('EGCM,EMH->EGCH', x_EGCM, theta[name]), 'EGCH')
-    h_EGCH = activation.function(inwards('wg' if activation.gated else 'wi'))
-    if activation.gated:
-      h_EGCH *= inwards('wi')
+    biased = lambda y, name: y + theta[name][:, tf.newaxis, tf.newaxis] if self.bias else y
+    h_EGCH = biased(inwards('wi'), 'bi')
+    h_EGCH = activation.function(inwards('wg')) * h_EGCH if activation.gated else activation.function(h_EGCH)
     h_EGCH = prng.dropout(h_EGCH, self.dropout, keys_EGC)
-    return shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM')
+    return biased(shard(ops.product('EGCH,EHM->EGCM', h_EGCH, theta['wo']), 'EGCM'), 'bo')
 
   def rows(self, theta: Theta, x: GroupedRows, keys_X: tf.Tensor | None = None) -> GroupedRows:
     """Outputs of grouped rows: with ReLU by ops.grouped_ffn."""
-    if self.activation != 'relu':
+    if self.activation != 'relu' or self.bias:
       return super().rows(theta, x, keys_X)
     ones = lambda: tf.ones([sizes(x.x_XM)[0], self.hidden_dim])
     keep_XH = None if keys_X is None else prng.dropout(ones(), self.dropout, keys_X)

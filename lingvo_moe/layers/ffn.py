@@ -28,6 +28,7 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
 ACTIVATIONS = {
   'relu': Activation(tf.nn.relu, gated=False),
   'gelu': Activation(_gelu, gated=False),
+  'swish': Activation(tf.nn.silu, gated=False),
   'swiglu': Activation(tf.nn.silu, gated=True),
   'geglu': Activation(_gelu, gated=True),
 }
@@ -37,8 +38,8 @@ ACTIVATIONS = {
 class FeedForward:
   """Feed-forward f(x wi + bi) wo + bo (Vaswani et al., 2017, equation 2), with dropout of the hidden layer.
 
-  f is a ReLU or a GELU. A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or GELU ('geglu';
-  Shazeer, arXiv 2002.05202).
+  f is a ReLU, a GELU or a SiLU ('swish'). A gated one, (f(x wg) * (x wi + bi)) wo + bo, has f = SiLU ('swiglu') or
+  GELU ('geglu'; Shazeer, arXiv 2002.05202).
 
   Attributes:
     model_dim, hidden_dim: M, H.

@@ -42,6 +42,8 @@ class MoE:
     gate: chooses the experts of each token.
     expert: kind of the experts, a name of experts.EXPERTS; or a function of (M, H, E, dropout) that returns Experts.
     expert_dropout: dropout of the hidden layer of experts, shared ones too.
+    expert_bias: whether experts have biases.
+    expert_output_scale: factor of the output of chosen experts.
     output_masking: share of tokens that get no output of chosen experts in training, while the others are scaled
       up to the same mean (expert output masking, NLLB Team, arXiv 2207.04672, section 6.2). Shared experts are not.
     shared_experts: number of experts that every token visits beside the chosen ones, as one dense feed-forward of so
@@ -58,6 +60,8 @@ class MoE:
   gate: Gate = _TOP2
   expert: str | functools.partial = 'relu'
   expert_dropout: float = 0.0
+  expert_bias: bool = False
+  expert_output_scale: float = 1.0
   output_masking: float = 0.0
   shared_experts: int = 0
   capacity_chunks: int = 1
@@ -68,7 +72,8 @@ class MoE:
   @property
   def experts(self) -> Experts:
     make = EXPERTS[self.expert] if isinstance(self.expert, str) else self.expert
-    return make(self.model_dim, self.hidden_dim, self.num_experts, self.expert_dropout)
+    bias = {'bias': True} if self.expert_bias else {}
+    return make(self.model_dim, self.hidden_dim, self.num_experts, self.expert_dropout, **bias)
 
   @property
   def shared(self) -> FeedForward | None:
@@ -134,6 +139,8 @@ class MoE:
     if key is not None and self.output_masking:
       keep_BT = prng.dropout(tf.ones(sizes(y_BTM)[:2], y_BTM.dtype), self.output_masking, prng.fold(key, 'output'))
       y_BTM *= keep_BT[..., tf.newaxis]
+    if self.expert_output_scale != 1:
+      y_BTM *= self.expert_output_scale
     if self.shared:
       y_BTM += self.shared(theta['shared'], x_BTM, prng.fold(key, 'shared'))
     return y_BTM, routing

@@ -42,6 +42,9 @@ class Stack:
     causal: whether no position attends to a later one; with cross-attention none does in any case.
     norm_type: a name of norm.NORMS.
     post_norm: whether the output of each branch is normalised too.
+    norm_first: whether a branch normalises its input; otherwise the sum of input and output, and no last normalisation.
+    norm_epsilon: what is added to variances.
+    shared_relative: whether all layers have one table of relative position biases, as in T5.
   """
 
   num_layers: int
@@ -55,6 +58,9 @@ class Stack:
   causal: bool = False
   norm_type: str = 'layer'
   post_norm: bool = False
+  norm_first: bool = True
+  norm_epsilon: float = 1e-6
+  shared_relative: bool = False
 
   def __post_init__(self):
     if self.cross_attention and self.attention.rotary_base:
@@ -84,11 +90,24 @@ class Stack:
 
   @property
   def norm(self) -> LayerNorm | RMSNorm:
-    return NORMS[self.norm_type](self.attention.model_dim)
+    return NORMS[self.norm_type](self.attention.model_dim, self.norm_epsilon)
 
   def weights(self) -> Specs:
     stacked = lambda specs: specs if self.num_blocks is None else weights_lib.stack(specs, self.num_blocks)
-    return {**{name: stacked(layer.weights()) for name, layer in self.traced.items()}, 'norm': self.norm.weights()}
+    layers = {name: layer.weights() for name, layer in self.traced.items()}
+    last = {'norm': self.norm.weights()} if self.norm_first else {}
+    if self.shared_relative:
+      last['relative'], *_ = [own['attention'].pop('relative') for own in layers.values()]
+    return {**{name: stacked(own) for name, own in layers.items()}, **last}
+
+  def _own(self, theta: Theta, name: str) -> Theta:
+    """Weights of a layer, with those that all layers share."""
+    if not self.shared_relative:
+      return theta[name]
+    return {**theta[name], 'attention': {**theta[name]['attention'], 'relative': theta['relative']}}
+
+  def _last(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    return self.norm(theta['norm'], x_BTM) if self.norm_first else x_BTM
 
   def __call__(
     self,
@@ -112,7 +131,7 @@ class Stack:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
     paddings_BT = tf.cast(segments_BT == 0, tf.float32)
     x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-    return ops.map_sub_batches(lambda x_BTM: self.norm(theta['norm'], x_BTM), x_BTM), routed
+    return ops.map_sub_batches(lambda x_BTM: self._last(theta, x_BTM), x_BTM), routed
 
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""
@@ -127,7 +146,7 @@ class Stack:
       if self.remat == 'block' and key is not None:
         run = functools.partial(rematerialised, run)
       with tf.name_scope(name):  # compiled operations carry the scope, so that tools can group them by layer
-        x_BTM, routed = run(theta[name], x_BTM, *([memory_BUM] if self.cross_attention else []))
+        x_BTM, routed = run(self._own(theta, name), x_BTM, *([memory_BUM] if self.cross_attention else []))
       all_routed |= routed
     return x_BTM, all_routed
 
@@ -191,14 +210,14 @@ class Stack:
     empty_BW = tf.broadcast_to(empty_B1, sizes(x_BWM)[:2]) if now.live_BW is None else empty_B1 | ~now.live_BW
     paddings_BW = tf.cast(empty_BW, tf.float32)
     x_BWM, cache = self._extend(theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache)
-    return self.norm(theta['norm'], x_BWM), cache
+    return self._last(theta, x_BWM), cache
 
   def _extend(self, theta, x_BWM, now, memory_mask_B1U, paddings_BW, cache):
     """Runs the layers in order for a step of decoding; arguments are those of Layer.extend, results of `extend`."""
     cache = dict(cache)
     for name, layer in self.layers.items():
       with tf.name_scope(name):
-        x_BWM, cache[name] = layer.extend(theta[name], x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
+        x_BWM, cache[name] = layer.extend(self._own(theta, name), x_BWM, now, memory_mask_B1U, paddings_BW, cache[name])
     return x_BWM, cache
 
   def _layer(self, number: int) -> Layer:
@@ -211,4 +230,6 @@ class Stack:
       remat_attention=self.remat == 'attention',
       norm_type=self.norm_type,
       post_norm=self.post_norm,
+      norm_first=self.norm_first,
+      norm_epsilon=self.norm_epsilon,
     )

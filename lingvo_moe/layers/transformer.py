@@ -27,7 +27,8 @@ class Layer:
 
   Each is a residual branch over normalised input, x + dropout(f(norm(x))), as in Lingvo. `remat_attention`
   rematerialises attention for its gradient. `norm_type` is a name of norm.NORMS. With `post_norm` the output of each
-  branch is normalised too, before the dropout, as in Grok-1.
+  branch is normalised too, before the dropout, as in Grok-1. Without `norm_first` a branch is norm(x + dropout(f(x))),
+  as in Vaswani et al. (2017).
   """
 
   attention: Attention
@@ -37,10 +38,12 @@ class Layer:
   remat_attention: bool = False
   norm_type: str = 'layer'
   post_norm: bool = False
+  norm_first: bool = True
+  norm_epsilon: float = 1e-6
 
   @property
   def norm(self) -> LayerNorm | RMSNorm:
-    return NORMS[self.norm_type](self.attention.model_dim)
+    return NORMS[self.norm_type](self.attention.model_dim, self.norm_epsilon)
 
   @property
   def is_moe(self) -> bool:
@@ -91,7 +94,7 @@ class Layer:
       return x_BTM, None
     with tf.name_scope('moe'):
       own = theta['moe']
-      h_BTM = ops.map_sub_batches(lambda x_BTM: self.norm(own['norm'], x_BTM), x_BTM)
+      h_BTM = ops.map_sub_batches(lambda x_BTM: self._input(own, x_BTM), x_BTM)
       y_BTM, routing = self.ffn(own, h_BTM, paddings_BT, prng.fold(key, 'gate'))
       add = lambda x_BTM, y_BTM, key: self._add(x_BTM, own, y_BTM, key, 'moe')
       return ops.map_sub_batches(add, x_BTM, y_BTM, key), routing
@@ -142,10 +145,15 @@ class Layer:
     """Residual branch x + dropout(f(norm(x))); f is a function of the weights of the branch, a tensor and a key."""
     own = theta[name]
     with tf.name_scope(name):
-      y_BTM = function(own, self.norm(own['norm'], x_BTM), prng.fold(key, name))
+      y_BTM = function(own, self._input(own, x_BTM), prng.fold(key, name))
       return self._add(x_BTM, own, y_BTM, key, name)
 
   def _add(self, x_BTM: tf.Tensor, theta: Theta, y_BTM: tf.Tensor, key: tf.Tensor | None, branch: str) -> tf.Tensor:
     """Residual: x plus the output of a branch, which is normalised if there is a second norm, then dropped out."""
     y_BTM = self.norm(theta['post_norm'], y_BTM) if self.post_norm else y_BTM
-    return ops.residual(x_BTM, prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual')))
+    x_BTM = ops.residual(x_BTM, prng.dropout(y_BTM, self.residual_dropout, prng.fold(key, f'{branch}/residual')))
+    return x_BTM if self.norm_first else self.norm(theta['norm'], x_BTM)
+
+  def _input(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
+    """Input of the function of a branch."""
+    return self.norm(theta['norm'], x_BTM) if self.norm_first else x_BTM

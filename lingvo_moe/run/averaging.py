@@ -23,8 +23,6 @@ from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.slices import Slice
 
-_PART_BYTES = 64 << 20  # of a tensor that is averaged at a time, and of what is written at once
-
 _Terms = tuple[Sequence[checkpoint.Stored], float]  # a weight of an average: the sum of tensors over a divisor
 
 
@@ -50,7 +48,7 @@ def average(run: RunDir, steps: Sequence[int], out: str) -> int:
   """Writes the mean of the weights of some checkpoints to the log directory `out`; returns the step they are under.
 
   Sums are float64 and rounded once, to each weight's own type. Memory holds one weight, as TensorFlow reads it, and a
-  few times _PART_BYTES beside it. The directory appears whole or not at all.
+  few times PART_BYTES beside it. The directory appears whole or not at all.
 
   Raises:
     UserError: `out` exists or cannot be written; a checkpoint is damaged, or not of the same model as the others.
@@ -101,7 +99,7 @@ def _write_run(run: RunDir, step: int, terms: Mapping[str, _Terms], note: Mappin
     prefix = written.checkpoints().path(step)
     os.makedirs(os.path.dirname(prefix))
     try:
-      _write(prefix, _means(step, terms))
+      checkpoint.write_parts(prefix, _means(step, terms))
     except tf.errors.OpError as e:
       raise UserError(f'--out={out} could not be written ({errors.reason(e)}): make room there') from None
     written.finish(step, 'average')
@@ -130,28 +128,10 @@ def _weight_shapes(prefix: str) -> dict[str, tuple[int, ...]]:
 
 
 def _means(step: int, terms: Mapping[str, _Terms]) -> Iterator[Slice]:
-  """The checkpoint, in slices of at most _PART_BYTES."""
+  """The checkpoint, in slices of at most checkpoint.PART_BYTES."""
   yield Slice('step', (), (), np.asarray(step, np.int64))
   for name, (tensors, divisor) in sorted(terms.items()):
     shape, dtype = tensors[0].shape, tensors[0].dtype
-    for index in checkpoint.blocks(shape, _PART_BYTES // dtype.size):
+    for index in checkpoint.blocks(shape, checkpoint.PART_BYTES // dtype.size):
       mean = sum(tensor[index].astype(np.float64) for tensor in tensors) / divisor
       yield Slice(name, shape, tuple(part.start for part in index), mean.astype(dtype.as_numpy_dtype))
-
-
-def _write(prefix: str, parts: Iterator[Slice]) -> None:
-  """Writes a bundle, never holding much more than _PART_BYTES of it."""
-  bundles, held = [], []
-
-  def flush():
-    bundles.append(f'{prefix}_part_{len(bundles):05d}')
-    checkpoint.write(bundles[-1], held)
-    held.clear()
-
-  for part in parts:
-    # A bundle holds one slice of a tensor at most.
-    if held and (sum(p.value.nbytes for p in held) + part.value.nbytes > _PART_BYTES or held[-1].name == part.name):
-      flush()
-    held.append(part)
-  flush()
-  checkpoint.merge(bundles, prefix)

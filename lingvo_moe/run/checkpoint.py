@@ -20,6 +20,7 @@ from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.runtime.slices import Slice, slice_spec
 
+PART_BYTES = 64 << 20  # of what write_parts writes at once
 _TYPES = {'step': tf.int64}  # of all other tensors: float32
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
 _READ_ERRORS = (tf.errors.OpError, RuntimeError, ValueError, IndexError)
@@ -135,6 +136,24 @@ def write(prefix: str, slices: Sequence[Slice]) -> None:
     shape_and_slices=[slice_spec(part.shape, part.begin, part.value.shape) for part in slices],
     tensors=[tf.convert_to_tensor(part.value) for part in slices],
   )
+
+
+def write_parts(prefix: str, parts: Iterable[Slice]) -> None:
+  """Writes a bundle, never holding much more than PART_BYTES of it."""
+  bundles, held = [], []
+
+  def flush():
+    bundles.append(f'{prefix}_part_{len(bundles):05d}')
+    write(bundles[-1], held)
+    held.clear()
+
+  for part in parts:
+    # A bundle holds one slice of a tensor at most.
+    if held and (sum(p.value.nbytes for p in held) + part.value.nbytes > PART_BYTES or held[-1].name == part.name):
+      flush()
+    held.append(part)
+  flush()
+  merge(bundles, prefix)
 
 
 def merge(prefixes: Sequence[str], prefix: str) -> None:

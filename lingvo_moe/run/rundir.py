@@ -139,10 +139,11 @@ class RunDir:
         f'run by --init_from={self.path}'
       )
     check(config)
-    self._write_config(name, config)
+    self.write_config(name, config)
     return config
 
-  def _write_config(self, name: str, config: TaskConfig) -> None:
+  def write_config(self, name: str, config: TaskConfig) -> None:
+    """Writes config.json, with the hashes of the files of the run that the configuration names."""
     fingerprints = {}
 
     def relative(path):

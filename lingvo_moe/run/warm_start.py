@@ -48,6 +48,11 @@ def restore_or_init(
   """
   group.on_leader(checkpoints.sweep)
   latest = checkpoints.latest()
+  if latest == 0 and files.exists(run.file(log_directory.IMPORTED)):
+    runtime.init()
+    checkpoints.load_weights(runtime, 0)
+    group.say('going on from the weights that were imported')
+    return True
   if latest is not None:
     resume(runtime, checkpoints, latest)
     ignored = f'; --init_from={init_from} is for new runs and is ignored' if init_from else ''

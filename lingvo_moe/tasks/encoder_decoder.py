@@ -21,8 +21,8 @@ from lingvo_moe.tasks.losses import Batch, Routings, Totals
 class EncoderDecoder(losses.TokenModel):
   """Encoder-decoder model: source ids in, a distribution over each next target symbol out.
 
-  With `source_embedding` None the encoder shares the target embedding; the output softmax always shares it.
-  `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none.
+  With `source_embedding` None the encoder shares the target embedding; without `output_embedding` the output softmax
+  shares it too. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none.
   """
 
   encoder: Stack
@@ -30,6 +30,7 @@ class EncoderDecoder(losses.TokenModel):
   target_embedding: Embedding
   source_embedding: Embedding | None = None
   sinusoidal: bool = True
+  output_embedding: Embedding | None = None
   subset: str = dataclasses.field(default='pair', kw_only=True)
 
   def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:

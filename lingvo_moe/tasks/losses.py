@@ -13,11 +13,12 @@ from lingvo_moe import ops
 from lingvo_moe.core import prng
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Specs, Theta
-from lingvo_moe.layers.embedding import sinusoidal_positions
+from lingvo_moe.layers.embedding import Sinusoids
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
 
+_FROM_ZERO = Sinusoids()
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
 Logits = Callable[[tf.Tensor], tf.Tensor]  # x_BTM -> float32 logits [B, T, V]
 Routings = dict[str, Routed]  # by layer name: 'encoder/layer_01'
@@ -27,7 +28,7 @@ _PARTS = ('source_embedding', 'target_embedding', 'encoder', 'decoder', 'output_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenModel:
-  """Base of models with a `target_embedding` and a loss over target tokens.
+  """Base of models with a `target_embedding`, maybe an `output_embedding`, and a loss over target tokens.
 
   Weights and scores are float32 whatever `activation_dtype` is. `report_decisions` adds to the metrics of a loss the
   decision of every gate on every token: 'decisions', {layer: (expert_GSR, weight_GSR, margin_GS)}. `subset` is by what
@@ -41,6 +42,7 @@ class TokenModel:
   z_loss_weight: float = 0.0
   activation_dtype: str = 'float32'
   report_decisions: bool = False
+  sinusoids: Sinusoids = _FROM_ZERO
   subset: str = 'file'
 
   def weights(self) -> Specs:
@@ -134,7 +136,7 @@ class TokenModel:
     def embed(ids_BT, positions_BT, key):
       x_BTM = embedding.lookup(theta[name], ids_BT)
       if positions_BT is not None:
-        x_BTM += sinusoidal_positions(positions_BT, embedding.model_dim)
+        x_BTM += self.sinusoids(positions_BT, embedding.model_dim)
       x_BTM = tf.cast(x_BTM, self.activation_dtype if backend.current().bfloat16 else tf.float32)
       return prng.dropout(x_BTM, self.input_dropout, prng.fold(key, 'input'))
 

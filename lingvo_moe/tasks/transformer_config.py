@@ -16,11 +16,13 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.attention import Attention
 from lingvo_moe.layers.dispatch import DISPATCHERS
+from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.layers.experts import EXPERTS
-from lingvo_moe.layers.ffn import FeedForward
+from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.layers.gates.gate import Gate
 from lingvo_moe.layers.moe import MoE
+from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.remat import POLICIES
 from lingvo_moe.layers.scanned_stack import ScannedStack
 from lingvo_moe.layers.stack import Stack
@@ -344,9 +346,25 @@ class TransformerConfig(ModelConfig):
   )
   attention_dropout: float = field(0.1, 'Dropout of the attention weights.', at_least=0, below=1)
   ffn_dropout: float = field(0.0, 'Dropout of the hidden layer of dense feed-forwards.', at_least=0, below=1)
+  norm: str = field('layer', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
+  norm_epsilon: float = field(1e-6, 'Added to variances.', above=0)
+  norm_first: bool = field(True, 'Whether residual branches normalise their input; otherwise the sum, as in 2017.')
+  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
+  bias: bool = field(True, 'Whether attention and dense feed-forward layers have biases.')
+  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  attention_scale: float = field(0.0, 'Factor of the scores of attention; 0: K^-0.5.', at_least=0)
+  embedding_scale: float = field(0.0, 'Factor of embeddings; 0: the root of model_dim.', at_least=0)
+  logit_scale: float = field(1.0, 'Factor of output scores.', above=0)
+  logit_bias: bool = field(False, 'Whether every symbol has a bias of its output score.')
+  masked_symbols: tuple[int, ...] = field((), 'Ids that the output softmax leaves out.', way_out='e.g. (0,)')
+  tied_output: bool = field(True, 'Whether the output softmax shares the embedding of the target.')
+  expert_bias: bool = field(False, 'Whether experts have biases, as those of NLLB-200.')
+  expert_output_scale: float = field(1.0, 'Factor of the output of the chosen experts.', above=0)
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
+    if self.expert_bias and self.expert not in ACTIVATIONS:
+      fields.refuse(self, 'expert_bias', f'False with expert={self.expert!r}', 'it is for feed-forward experts')
     if self.scan_layers and self.remat != 'block':
       fields.refuse(self, 'remat', "'block' with scan_layers, which keeps the inputs of its blocks alone")
 
@@ -358,7 +376,11 @@ class TransformerConfig(ModelConfig):
     """Stack of layers, scanned or not; `values` are further fields of a Stack."""
     ffn = self.make(FeedForward, hidden_dim=self.ff_dim, dropout=self.ffn_dropout)
     kind = ScannedStack if self.scan_layers else Stack
-    return self.make(kind, num_layers=num_layers, attention=attention, ffn=ffn, moe=moe, **values)
+    return self.make(kind, num_layers=num_layers, attention=attention, ffn=ffn, moe=moe, norm_type=self.norm, **values)
+
+  def embedding(self, vocab_size: int) -> Embedding:
+    """Embedding of so many symbols."""
+    return self.make(Embedding, vocab_size=vocab_size)
 
   def with_share_of_experts(self, share: float) -> Self:
     """Configuration with this share of the experts of each MoE layer, rounded up, for weights without the others.

@@ -63,7 +63,7 @@ def read_all(prefix):
 
 @pytest.mark.parametrize('part_bytes', [16, 40, 100, 1 << 20])
 def test_it_is_numpys_mean_rounded_once_however_small_the_parts(run, tmp_path, part_bytes, monkeypatch):
-  monkeypatch.setattr(averaging, '_PART_BYTES', part_bytes)
+  monkeypatch.setattr(checkpoint, 'PART_BYTES', part_bytes)
   out = RunDir(str(tmp_path / 'out'))
   assert averaging.average(run, [1, 2, 4], out.path) == 4
   found = read_all(out.checkpoints().path(4))

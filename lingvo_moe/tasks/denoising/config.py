@@ -8,18 +8,14 @@ import tensorflow as tf
 
 from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
-from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import ACTIVATIONS
-from lingvo_moe.layers.norm import NORMS
-from lingvo_moe.layers.positions import RelativePositions
 from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
-from lingvo_moe.tasks.transformer_config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class DenoisingConfig(TransformerConfig, PlainTextConfig):
+class DenoisingConfig(EncoderDecoderConfig, PlainTextConfig):
   """Span corruption: noise, stacks and decoding of an encoder-decoder.
 
   The model is T5's (v1.1): RMSNorm before each branch, no biases, relative position biases in self-attention, one
@@ -36,20 +32,13 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
   )
   noise_density: float = field(0.15, 'Share of the tokens that is noise.', above=0, below=1)
   mean_span: float = field(3.0, 'Mean length of the spans of noise.', at_least=1)
-  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
-  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
-  relative_buckets: int = field(32, 'Buckets of relative positions.', at_least=4)
-  relative_distance: int = field(128, 'Distance from which on all are in one bucket.', at_least=2)
-  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
-  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
-  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  positions: str = 'relative'
+  norm: str = 'rms'
+  bias: bool = False
   num_samples: int = field(3, 'Windows of each file that the decoder fills in.', at_least=0, may_change=True)
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
-    self._check_stacks(encoder_layers=True, decoder_layers=True)
-    for bidirectional in (True, False):
-      self._positions(bidirectional)  # refuses a distance that is too short
     needed = spans.counts(self.lengths.window, self.noise_density, self.mean_span).spans
     if self.sentinels < needed:
       rule = f'at least {needed}, the spans of a window of {self.lengths.window} tokens'
@@ -76,19 +65,5 @@ class DenoisingConfig(TransformerConfig, PlainTextConfig):
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
-    moe = self.moe()
-    attention = lambda is_decoder: self.attention(relative=self._positions(bidirectional=not is_decoder))
-    stack = lambda layers, is_decoder: self.stack(
-      layers, attention(is_decoder), moe, cross_attention=is_decoder, norm_type=self.norm
-    )
-    return self.make(
-      EncoderDecoder,
-      encoder=stack(self.encoder_layers, False),
-      decoder=stack(self.decoder_layers, True),
-      target_embedding=Embedding((self.vocab_size or 8000) + self.sentinels, self.model_dim),
-      sinusoidal=False,
-      subset='file',
-    )
-
-  def _positions(self, bidirectional: bool) -> RelativePositions:
-    return RelativePositions(self.relative_buckets, self.relative_distance, bidirectional)
+    embedding = self.embedding((self.vocab_size or 8000) + self.sentinels)
+    return self.encoder_decoder(None, embedding, subset='file')

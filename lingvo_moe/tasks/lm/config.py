@@ -8,8 +8,7 @@ from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.corpora.documents import DOCUMENTS
 from lingvo_moe.layers.embedding import Embedding
-from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
-from lingvo_moe.layers.norm import NORMS
+from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.recurrent_stack import Lstm, RecurrentStack
 from lingvo_moe.tasks.lm.model import LanguageModel
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
@@ -70,10 +69,8 @@ class LmConfig(TransformerConfig, LanguageConfig):
   num_kv_heads: int = field(0, 'Key/value heads, a divisor of num_heads; 0: as many.', at_least=0)
   rotary_base: float = field(10_000.0, 'Base of the rotary positions.', above=1)
   logit_cap: float = field(0.0, "Largest magnitude of attention's scores, by a tanh; 0: no limit.", at_least=0)
-  norm: str = field('rms', 'Normalisation: LayerNorm or RMSNorm.', choices=tuple(NORMS))
-  post_norm: bool = field(False, 'Whether the output of each residual branch is normalised too, as in Grok-1.')
-  bias: bool = field(False, 'Whether attention and dense feed-forward layers have biases.')
-  activation: str = field('relu', 'Hidden layer of dense feed-forward layers.', choices=tuple(ACTIVATIONS))
+  norm: str = 'rms'
+  bias: bool = False
 
   def _check_combinations(self) -> None:
     super()._check_combinations()
@@ -82,10 +79,12 @@ class LmConfig(TransformerConfig, LanguageConfig):
 
   def model(self) -> LanguageModel:
     """The model that these values describe."""
+    embedding = self.embedding(self.vocab_size or 8000)
     return self.make(
       LanguageModel,
-      decoder=self.stack(self.num_layers, self.attention(), self.moe(), causal=True, norm_type=self.norm),
-      target_embedding=Embedding(self.vocab_size or 8000, self.model_dim),
+      decoder=self.stack(self.num_layers, self.attention(), self.moe(), causal=True),
+      target_embedding=embedding,
+      output_embedding=None if self.tied_output else embedding,
     )
 
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 from lingvo_moe.core import fields
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
-from lingvo_moe.layers.embedding import Embedding
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.mt import batching
 from lingvo_moe.tasks.sentencepiece_training import RULES
-from lingvo_moe.tasks.transformer_config import BatchConfig, TransformerConfig
+from lingvo_moe.tasks.transformer_config import BatchConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,14 +135,11 @@ class DataConfig(BatchConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class MtConfig(TransformerConfig, DataConfig):
+class MtConfig(EncoderDecoderConfig, DataConfig):
   """Translation: stacks, evaluation and decoding."""
 
   task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
 
-  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
-  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
-  experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
   eval_sentences: int = field(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0, may_change=True)
   decode_ratio: float = field(
     2.0,
@@ -152,15 +149,6 @@ class MtConfig(TransformerConfig, DataConfig):
     may_change=True,
   )
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
-
-  @property
-  def causal_experts(self) -> bool:
-    """Whether the decoder has experts."""
-    return bool(self.num_experts) and self.experts_in != 'encoder'
-
-  def _check_combinations(self) -> None:
-    super()._check_combinations()
-    self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
 
   @property
   def longest_answer(self) -> int:
@@ -179,13 +167,7 @@ class MtConfig(TransformerConfig, DataConfig):
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
-    moe_in = lambda stack: self.moe() if self.experts_in in ('both', stack) else None
-    source = Embedding(self.source_vocab_size, self.model_dim)
-    target = source if self.shared_vocab else Embedding(self.target_vocab_size, self.model_dim)
-    return self.make(
-      EncoderDecoder,
-      encoder=self.stack(self.encoder_layers, self.attention(), moe_in('encoder')),
-      decoder=self.stack(self.decoder_layers, self.attention(), moe_in('decoder'), cross_attention=True),
-      target_embedding=target,
-      source_embedding=None if self.shared_vocab else source,
-    )
+    source = self.embedding(self.source_vocab_size)
+    if self.shared_vocab:
+      return self.encoder_decoder(None, source)
+    return self.encoder_decoder(source, self.embedding(self.target_vocab_size))

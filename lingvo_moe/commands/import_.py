@@ -1,0 +1,44 @@
+"""lingvo-moe import FOLDER --logdir=RUN
+
+Imports a public checkpoint. FOLDER is a model as the hub of Hugging Face lays it out: config.json, model.safetensors or
+its shards with their index, and the files of its tokeniser. RUN becomes a log directory with one checkpoint, of step 0,
+that decode, translate, serve, score, export and lint take like any other, and whose weights training begins with:
+
+  lingvo-moe translate RUN < source.txt
+  lingvo-moe train --model=MODEL --logdir=runs/mine --init_from=RUN --data_dir=CORPUS
+
+Families are those of docs/import.md. Nothing in the folder is executed; pickled weights (pytorch_model.bin) are
+refused.
+Memory holds one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from absl import flags
+
+from lingvo_moe import app
+from lingvo_moe.core import quiet
+
+_FOLDER = flags.DEFINE_string('folder', None, 'Folder of the model, unless it is an argument.')
+_LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory to make.', required=True)
+_SET = flags.DEFINE_multi_string(
+  'set', [], 'Value of a field of the model, such as beam_size=6 or batch_tokens=8192; may be repeated.'
+)
+
+
+@app.command(tensorflow=False, run_flag='folder')
+def main():
+  quiet.import_tensorflow()
+  from lingvo_moe.core import weights
+  from lingvo_moe.run import importing
+
+  model, config = importing.import_folder(_FOLDER.value, _LOGDIR.value, _SET.value)
+  count = weights.count(config.model().weights())
+  print(f'{_LOGDIR.value}: {model} of {count:,} weights, imported from {_FOLDER.value}')
+  print(f'lingvo-moe translate {shlex.quote(_LOGDIR.value)} < TEXT')
+
+
+if __name__ == '__main__':
+  main()

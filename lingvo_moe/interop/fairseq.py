@@ -1,0 +1,75 @@
+"""Names of tensors that the families of fairseq share: Marian, M2M100 and NLLB-200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.interop.table import Entry, linear, norm
+
+
+def attention(theirs: str, ours: str) -> Iterator[Entry]:
+  """Attention with biases, of which that of keys has no effect."""
+  for name, weight, bias in (('q', 'wq', 'bq'), ('k', 'wk', ''), ('v', 'wv', 'bv'), ('out', 'wo', 'bo')):
+    yield from linear(f'{theirs}.{name}_proj', ours, weight, bias)
+
+
+def layers(
+  config: Mapping[str, Any], cross_attention: str = 'encoder_attn', ffn: str = '', ffn_norm: str = 'final_layer_norm'
+) -> Iterator[Entry]:
+  """Layers of both stacks; the names are those of cross-attention, of what is before fc1, and of its normalisation."""
+  for stack in ('encoder', 'decoder'):
+    every = config.get(f'{stack}_sparse_step')
+    for i in range(config[f'{stack}_layers']):
+      theirs, ours = f'model.{stack}.layers.{i}', f'{stack}/layer_{i:02d}'
+      yield from attention(f'{theirs}.self_attn', f'{ours}/attention')
+      yield from norm(f'{theirs}.self_attn_layer_norm', f'{ours}/attention/norm')
+      if stack == 'decoder':
+        yield from attention(f'{theirs}.{cross_attention}', f'{ours}/cross_attention')
+        yield from norm(f'{theirs}.{cross_attention}_layer_norm', f'{ours}/cross_attention/norm')
+      if every and (i + 1) % every == 0:
+        yield from norm(f'{theirs}.{ffn_norm}', f'{ours}/moe/norm')
+        yield from linear(f'{theirs}.{ffn}router.classifier', f'{ours}/moe', 'gate')
+        for e in range(config['num_experts']):
+          yield from feed_forward(f'{theirs}.{ffn}experts.expert_{e}.', f'{ours}/moe', e)
+      else:
+        yield from norm(f'{theirs}.{ffn_norm}', f'{ours}/ffn/norm')
+        yield from feed_forward(f'{theirs}.{ffn}', f'{ours}/ffn')
+
+
+def feed_forward(theirs: str, ours: str, expert: int | None = None) -> Iterator[Entry]:
+  """Two linear layers."""
+  yield from linear(f'{theirs}fc1', ours, 'wi', 'bi', expert)
+  yield from linear(f'{theirs}fc2', ours, 'wo', 'bo', expert)
+
+
+def last_norms() -> Iterator[Entry]:
+  """Normalisation after the last layer of each stack, of families with normalisation first."""
+  for stack in ('encoder', 'decoder'):
+    yield from norm(f'model.{stack}.layer_norm', f'{stack}/norm')
+
+
+def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Values of the fields of a configuration that these families state alike."""
+  for name in ('ffn_dim', 'attention_heads'):
+    if config[f'encoder_{name}'] != config[f'decoder_{name}']:
+      raise ValueError(f'decoder_{name}={config[f"decoder_{name}"]} is not encoder_{name}={config[f"encoder_{name}"]}')
+  return dict(
+    model_dim=config['d_model'],
+    ff_dim=config['encoder_ffn_dim'],
+    num_heads=config['encoder_attention_heads'],
+    head_dim=config['d_model'] // config['encoder_attention_heads'],
+    encoder_layers=config['encoder_layers'],
+    decoder_layers=config['decoder_layers'],
+    norm_epsilon=1e-5,
+    embedding_scale=0.0 if config.get('scale_embedding') else 1.0,
+    activation=ACTIVATIONS[config['activation_function']],
+    residual_dropout=config['dropout'],
+    input_dropout=config['dropout'],
+    attention_dropout=config['attention_dropout'],
+    ffn_dropout=config['activation_dropout'],
+    shared_vocab=True,
+  )
+
+
+ACTIVATIONS = {'relu': 'relu', 'swish': 'swish', 'silu': 'swish', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu'}

@@ -1,0 +1,127 @@
+"""Folder of a model as Hugging Face's hub lays it out: config.json, safetensors files, files of the tokeniser.
+
+Nothing in a folder is executed. A tensor is read when it is asked for, so a folder may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from lingvo_moe.core import files, json_files
+from lingvo_moe.core.errors import UserError, closest
+
+WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+_PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json')
+TYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+
+
+class TensorInfo(NamedTuple):
+  """Where a tensor is, and what it is."""
+
+  file: str
+  shape: tuple[int, ...]
+  dtype: str  # safetensors' name: 'F32', 'F16' or 'BF16'
+
+
+class HubFolder:
+  """A model's folder.
+
+  Attributes:
+    path: of the folder.
+    config: contents of config.json.
+  """
+
+  def __init__(self, path: str):
+    self.path = path
+    if not os.path.isdir(path):
+      raise UserError(f'a model is a folder with config.json and model.safetensors; there is no folder {path}')
+    self.config = self.json('config.json')
+
+  def file(self, name: str) -> str:
+    return os.path.join(self.path, name)
+
+  def json(self, name: str, kind: json_files.Kind | None = None) -> dict[str, Any]:
+    """Contents of a JSON file of the folder, whose values are of a kind; UserError where it is missing or damaged."""
+    try:
+      read = json_files.read(self.file(name), f'the {name} of a model', 'fetch it again')
+      if kind and (odd := next((key for key, value in read.items() if not kind.fits(value)), None)):
+        raise UserError(f'{self.file(name)}: {odd!r} must be {kind.name}: fetch it again')
+      return read
+    except FileNotFoundError:
+      raise UserError(f'{self.path} has no {name}: fetch the whole folder of the model') from None
+
+  def json_if_any(self, name: str) -> dict[str, Any]:
+    return self.json(name) if os.path.exists(self.file(name)) else {}
+
+  def need(self, *names: str) -> list[str]:
+    """Paths of files that must be there."""
+    if missing := [name for name in names if not os.path.isfile(self.file(name))]:
+      raise UserError(f'{self.path} has no {missing[0]}, which this model needs for its vocabulary: fetch it too')
+    return [self.file(name) for name in names]
+
+  @functools.cached_property
+  def tensors(self) -> Mapping[str, TensorInfo]:
+    """All tensors by name.
+
+    Raises:
+      UserError: there are none, or only pickled ones; a file is damaged; an index names a file outside of the folder.
+    """
+    found = {}
+    for name in self._files():
+      try:
+        with safetensors.safe_open(self.file(name), 'np') as opened:
+          for tensor in opened.keys():
+            part = opened.get_slice(tensor)
+            found[tensor] = TensorInfo(name, tuple(part.get_shape()), part.get_dtype())
+      except (safetensors.SafetensorError, OSError) as e:
+        raise self._damaged(name, e) from None
+    if odd := next((name for name, info in found.items() if info.dtype not in TYPES), None):
+      raise UserError(f'{odd!r} of {self.path} has type {found[odd].dtype}: types are {", ".join(TYPES)}; convert it')
+    return found
+
+  def read(self, name: str) -> np.ndarray:
+    """A tensor in the type that it has in its file; UserError if there is none of that name."""
+    if name not in self.tensors:
+      raise UserError(f'{self.path} has no tensor {name!r}; {closest(name, self.tensors)}: it is cut short, or another')
+    file = self.tensors[name].file
+    try:
+      with safetensors.safe_open(self.file(file), 'np') as opened:
+        return opened.get_tensor(name)
+    except (safetensors.SafetensorError, OSError) as e:
+      raise self._damaged(file, e) from None
+
+  def _files(self) -> list[str]:
+    if os.path.isfile(self.file(WHOLE)):
+      return [WHOLE]
+    if os.path.isfile(self.file(INDEX)):
+      return sorted({self._inside(name) for name in self._index().values()})
+    if pickled := next((name for name in _PICKLES if os.path.exists(self.file(name))), None):
+      raise UserError(
+        f'weights are read from safetensors files; {self.path} has {pickled}, a pickle, which may run code: where '
+        'transformers is installed, AutoModel.from_pretrained(FOLDER).save_pretrained(OTHER) writes the other kind'
+      )
+    raise UserError(f'{self.path} has neither {WHOLE} nor {INDEX}: fetch the whole folder of the model')
+
+  def _index(self) -> Mapping[str, str]:
+    weight_map = self.json(INDEX).get('weight_map')
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+      raise UserError(f'{self.file(INDEX)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')
+    return weight_map
+
+  def _inside(self, name: str) -> str:
+    if os.path.basename(name) != name or not files.is_inside(self.file(name), self.path):
+      raise UserError(f'{self.file(INDEX)} must name files of its own folder; saw {name!r}: fetch the model again')
+    if not os.path.isfile(self.file(name)):
+      raise UserError(f'{self.file(INDEX)} names {name}, which is not there: fetch the whole folder of the model')
+    return name
+
+  def _damaged(self, name: str, error: Exception) -> UserError:
+    return UserError(f'{self.file(name)} is damaged or cut short ({str(error).splitlines()[0]}): fetch it again')

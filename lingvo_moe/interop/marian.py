@@ -1,0 +1,54 @@
+"""Marian models and OPUS-MT (Helsinki-NLP/opus-mt-*): Transformers with normalisation last, as of 2017."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.core import json_files
+from lingvo_moe.interop import fairseq, vocabulary
+from lingvo_moe.interop.hub_folder import HubFolder
+from lingvo_moe.interop.table import Entry, Imported, Symbols
+
+ARCHITECTURES = ('MarianMTModel',)
+_TOKENISER = ('source.spm', 'target.spm', 'vocab.json')
+_LANGUAGE = re.compile(r'>>(\S+)<<')
+
+
+def convert(folder: HubFolder) -> Imported:
+  """The folder's model as a run here."""
+  folder.need(*_TOKENISER)
+  source, target = (vocabulary.read(folder.file(name)) for name in _TOKENISER[:2])
+  ids = folder.json('vocab.json', json_files.INTEGER)
+  pieces = {i: piece for piece, i in ids.items()}
+  tags = {piece: match[1] for piece in ids if (match := _LANGUAGE.fullmatch(piece))}
+  # The decoder begins with pad. Pieces of the source without an id are unknown.
+  special = (-1, folder.config['decoder_start_token_id'], ids['</s>'], ids['<unk>'])
+  more = [piece.piece for piece in source.pieces if piece.piece not in ids and piece.type == vocabulary.NORMAL]
+  symbols = Symbols(special, folder.config['vocab_size'], len(more))
+  names = [pieces.get(i, '') for i in symbols.theirs[: len(symbols.theirs) - len(more)]]
+  return Imported(
+    model='mt.opus.Base',
+    values={**values(folder.config), 'tag_target': bool(tags)},
+    entries=list(entries(folder.config)),
+    symbols=symbols,
+    vocabularies={
+      'source_vocab': vocabulary.reordered(source, names + more, tags),
+      'target_vocab': vocabulary.reordered(target, names + [''] * len(more), tags),
+    },
+    tokeniser=_TOKENISER,
+    computed=('embed_positions.weight', 'embed_tokens.weight', 'lm_head.weight'),
+  )
+
+
+def values(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Values of the fields of a configuration."""
+  return {**fairseq.sizes(config), 'norm_first': False, 'position_endpoint': False, 'logit_bias': True}
+
+
+def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
+  """Tensors there and weights here."""
+  yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
+  yield Entry('final_logits_bias', 'target_embedding/bias', 'symbols')
+  yield from fairseq.layers(config)

@@ -1,0 +1,74 @@
+"""Mixtral (arXiv 2401.04088): a language model whose every layer has SwiGLU experts, of which a token visits two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.interop import vocabulary
+from lingvo_moe.interop.hub_folder import HubFolder
+from lingvo_moe.interop.table import Entry, Imported, Symbols, linear, norm
+
+ARCHITECTURES = ('MixtralForCausalLM',)
+_TOKENISER = ('tokenizer.model',)
+
+
+def convert(folder: HubFolder) -> Imported:
+  """The folder's model as a run here."""
+  (path,) = folder.need(*_TOKENISER)
+  base, size = vocabulary.read(path), folder.config['vocab_size']
+  pieces = [piece.piece for piece in base.pieces] + [''] * (size - len(base.pieces))
+  symbols = Symbols((-1, *map(pieces.index, ('<s>', '</s>', '<unk>'))), size)
+  return Imported(
+    model='lm.mixtral.Mixtral8x7B',
+    values=values(folder.config),
+    entries=list(entries(folder.config)),
+    symbols=symbols,
+    vocabularies={'vocab': vocabulary.reordered(base, [pieces[i] for i in symbols.theirs], {})},
+    tokeniser=_TOKENISER,
+  )
+
+
+def values(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Values of the fields of a configuration."""
+  heads = config['num_attention_heads']
+  return dict(
+    num_layers=config['num_hidden_layers'],
+    model_dim=config['hidden_size'],
+    ff_dim=config['intermediate_size'],
+    num_heads=heads,
+    num_kv_heads=config['num_key_value_heads'] % heads,
+    head_dim=config.get('head_dim') or config['hidden_size'] // heads,
+    rotary_base=config['rope_theta'],
+    norm_epsilon=config['rms_norm_eps'],
+    embedding_scale=1.0,
+    tied_output=config['tie_word_embeddings'],
+    scan_layers=False,
+    remat='none',
+    activation_dtype='float32',
+    dispatch='auto',
+    num_experts=config['num_local_experts'],
+    moe_every=1,
+    gate='top_k',
+    choices=config['num_experts_per_tok'],
+    expert='swiglu',
+    aux_loss_weight=config['router_aux_loss_coef'],
+  )
+
+
+def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
+  """Tensors there and weights here."""
+  yield Entry('model.embed_tokens.weight', 'target_embedding/table', 'symbols')
+  if not config['tie_word_embeddings']:
+    yield Entry('lm_head.weight', 'output_embedding/table', 'symbols')
+  for i in range(config['num_hidden_layers']):
+    theirs, ours = f'model.layers.{i}', f'decoder/layer_{i:02d}'
+    yield from norm(f'{theirs}.input_layernorm', f'{ours}/attention/norm', bias=False)
+    for part in 'qkvo':
+      yield from linear(f'{theirs}.self_attn.{part}_proj', f'{ours}/attention', f'w{part}')
+    yield from norm(f'{theirs}.post_attention_layernorm', f'{ours}/moe/norm', bias=False)
+    yield from linear(f'{theirs}.block_sparse_moe.gate', f'{ours}/moe', 'gate')
+    for e in range(config['num_local_experts']):
+      for name, weight in (('w1', 'wg'), ('w3', 'wi'), ('w2', 'wo')):
+        yield from linear(f'{theirs}.block_sparse_moe.experts.{e}.{name}', f'{ours}/moe', weight, expert=e)
+  yield from norm('model.norm', 'decoder/norm', bias=False)

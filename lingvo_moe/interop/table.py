@@ -1,0 +1,132 @@
+"""Tables of a family: which tensor there is which weight here, and how one becomes the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Symbols(NamedTuple):
+  """Order of the symbols of an imported model: the special ones first, as all models here have them.
+
+  Attributes:
+    special: ids there of pad, of the symbol with which the decoder begins, of eos and unk; -1: it is not there.
+    size: number of symbols there.
+    unknown: number of symbols here, the last ones, that are the unknown one there.
+  """
+
+  special: tuple[int, int, int, int]
+  size: int
+  unknown: int = 0
+
+  @property
+  def theirs(self) -> list[int]:
+    """Id there by id here."""
+    rest = [i for i in range(self.size) if i not in self.special]
+    return [*self.special, *rest, *[self.special[3]] * self.unknown]
+
+  @property
+  def masked(self) -> tuple[int, ...]:
+    """Ids that no output may have: of symbols that are not there, or are there under another id too."""
+    return tuple(sorted(set(range(len(self.theirs))) - set(self.firsts())))
+
+  def inwards(self, rows_V: np.ndarray) -> np.ndarray:
+    """Rows in the order of ids here; zeros for a symbol that is not there."""
+    theirs = np.asarray(self.theirs)
+    picked = rows_V[theirs]  # -1 picks the last row, which is overwritten
+    picked[theirs < 0] = 0
+    return picked
+
+  def outwards(self, rows_V: np.ndarray) -> np.ndarray:
+    """Rows in the order of ids there."""
+    return rows_V[self.firsts()]
+
+  def firsts(self) -> list[int]:
+    """The first id here of each id there, in order."""
+    first = {}
+    for here, there in enumerate(self.theirs):
+      first.setdefault(there, here)
+    first.pop(-1, None)
+    return [first[there] for there in sorted(first)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A tensor there and the weight here, or the part of it that is an expert's.
+
+  Attributes:
+    theirs: name there.
+    ours: name here, '' for one that has no counterpart: a bias of keys, which softmax cancels.
+    kind: 'matrix', [out, in] there and [*in, *out] here; 'same', of the same order; 'symbols', a row a symbol.
+    expert: number on the first axis of the weight; None: the whole weight.
+    optional: whether a folder may lack it.
+  """
+
+  theirs: str
+  ours: str
+  kind: str = 'same'
+  expert: int | None = None
+  optional: bool = False
+
+  def inwards(self, tensor: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
+    """The weight, or the expert's part, of this shape."""
+    if self.kind == 'matrix':
+      tensor = tensor.T
+    elif self.kind == 'symbols':
+      tensor = symbols.inwards(tensor.reshape(-1, *shape[1:]))
+    return tensor.reshape(shape)
+
+  def shape_there(self, shape: Sequence[int], symbols: Symbols) -> tuple[int, ...]:
+    """Shape of the tensor, up to how axes are joined, given that of the weight."""
+    return (symbols.size, *shape[1:]) if self.kind == 'symbols' else tuple(shape)
+
+  def outwards(self, weight: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
+    """The tensor of this shape."""
+    if self.kind == 'matrix':
+      weight = weight.reshape(tuple(reversed(shape))).T
+    elif self.kind == 'symbols':
+      weight = symbols.outwards(weight)
+    return np.ascontiguousarray(weight).reshape(shape)
+
+
+def linear(theirs: str, ours: str, weight: str, bias: str | None = None, expert: int | None = None) -> Iterator[Entry]:
+  """A linear layer: torch's `weight` [out, in] and, unless `bias` is None, `bias` [out]; '' for one that is dropped."""
+  yield Entry(f'{theirs}.weight', f'{ours}/{weight}', 'matrix', expert)
+  if bias is not None:
+    yield Entry(f'{theirs}.bias', bias and f'{ours}/{bias}', 'same', expert)
+
+
+def norm(theirs: str, ours: str, bias: bool = True) -> Iterator[Entry]:
+  """A normalisation: `weight`, and `bias`."""
+  yield Entry(f'{theirs}.weight', f'{ours}/scale')
+  if bias:
+    yield Entry(f'{theirs}.bias', f'{ours}/bias')
+
+
+class Imported(NamedTuple):
+  """A folder's model as a run here: what a family's module makes of it.
+
+  Attributes:
+    model: name of the registered class.
+    values: of its fields, but for those that name vocabularies.
+    entries: tensors there and weights here.
+    symbols: order of the symbols.
+    vocabularies: contents of SentencePiece models by the field that names one.
+    tokeniser: files of the folder that belong to its vocabulary.
+    computed: endings of the names of tensors that are computed here, or copies of others: tables of sinusoids.
+  """
+
+  model: str
+  values: Mapping[str, Any]
+  entries: Sequence[Entry]
+  symbols: Symbols
+  vocabularies: Mapping[str, bytes]
+  tokeniser: Sequence[str]
+  computed: Sequence[str] = ()
+
+  def ignored(self, name: str) -> bool:
+    """Whether a tensor of this name is computed here, or a copy of another."""
+    return name.endswith(tuple(self.computed))

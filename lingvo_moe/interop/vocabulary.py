@@ -1,0 +1,61 @@
+"""Vocabularies of imported models: SentencePiece models written anew, with the symbols in the order of this zoo.
+
+Here the special symbols are 0 to 3 (pad, bos, eos, unk), and all others follow in the order that they have there. A
+symbol that text is never encoded to is an unused piece, a language a tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_moe.core import files
+from lingvo_moe.core.errors import UserError
+
+_SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
+_KINDS = sentencepiece_model_pb2.ModelProto.SentencePiece
+NORMAL = _KINDS.NORMAL
+
+
+def read(path: str) -> sentencepiece_model_pb2.ModelProto:
+  """A SentencePiece model; UserError where the file is none."""
+  try:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(files.read(path))
+  except Exception:  # google.protobuf's DecodeError, whose module is not public
+    proto = None
+  if proto is None or not proto.pieces:
+    raise UserError(f'{path} is not a SentencePiece model: fetch it again')
+  return proto
+
+
+def reordered(
+  base: sentencepiece_model_pb2.ModelProto, names: Sequence[str], tags: Mapping[str, str], symbols: Iterable[str] = ()
+) -> bytes:
+  """A SentencePiece model with the pieces of `base` in another order.
+
+  Args:
+    base: has the scores of the pieces, and how text is normalised.
+    names: the piece of every id, of which the first four are special; one that `base` lacks is not used.
+    tags: language of those names that choose one.
+    symbols: names that stand for themselves in text, though `base` lacks them.
+  """
+  known = {piece.piece: piece for piece in base.pieces}
+  written, symbols = sentencepiece_model_pb2.ModelProto(), set(symbols)
+  written.CopyFrom(base)
+  del written.pieces[:]
+  for i, name in enumerate(names):
+    piece = written.pieces.add(piece=name or f'<unused_{i}>', score=0.0, type=_KINDS.UNUSED)
+    if i < len(_SPECIAL):
+      piece.piece, piece.type = _SPECIAL[i], _KINDS.UNKNOWN if _SPECIAL[i] == '<unk>' else _KINDS.CONTROL
+    elif name in tags:
+      piece.piece, piece.type = f'<2{tags[name]}>', _KINDS.CONTROL
+    elif name in symbols:
+      piece.type = _KINDS.USER_DEFINED
+    elif name in known and known[name].type not in (_KINDS.UNKNOWN, _KINDS.CONTROL):
+      piece.CopyFrom(known[name])
+  spec = written.trainer_spec
+  spec.pad_id, spec.bos_id, spec.eos_id, spec.unk_id = range(4)
+  spec.pad_piece, spec.bos_piece, spec.eos_piece, spec.unk_piece = _SPECIAL
+  spec.vocab_size = len(names)
+  return written.SerializeToString()

@@ -1,0 +1,114 @@
+"""Import of a public checkpoint: makes a log directory of a model's folder, and a folder of such a run.
+
+The run has the configuration, the vocabularies and one checkpoint, of step 0, as any other; and what an export needs:
+imported.json, and the configuration and the tokeniser's files of the folder in original/.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
+from lingvo_moe.core import weights as weights_lib
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.interop import families
+from lingvo_moe.interop.hub_folder import HubFolder
+from lingvo_moe.interop.table import Imported
+from lingvo_moe.run import checkpoint
+from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.tasks.task import TaskConfig, task_of
+
+_VOCABULARIES = {'source_vocab': 'source.model', 'target_vocab': 'target.model', 'vocab': 'pieces.model'}
+_SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json')
+
+
+def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[str, TaskConfig]:
+  """Makes a log directory of a model's folder, whole or not at all; returns (model name, configuration).
+
+  Memory holds one tensor, and its copy in the order and type that it has here.
+
+  Raises:
+    UserError: `out` exists, or the folder is damaged, incomplete, or of a model that is not known here.
+  """
+  new_folder.check(out, 'an imported model')
+  folder = HubFolder(path)
+  imported = families.convert(folder)
+  config = _config(imported, settings)
+  shapes = {name: spec.shape for name, spec in weights_lib.flatten(config.model().weights()).items()}
+  _check_tensors(folder, imported, shapes)
+  with new_folder.writing(out) as partial:
+    run = RunDir(partial)
+    os.makedirs(run.vocab_dir)
+    vocabs = {field: os.path.join(run.vocab_dir, _VOCABULARIES[field]) for field in imported.vocabularies}
+    for field, path in vocabs.items():
+      files.write(path, imported.vocabularies[field])
+    config = configuration.resolve(imported.model, (), (), config, **vocabs)
+    _ = task_of(config).vocabs  # refuses what does not fit
+    run.write_config(imported.model, config)
+    _write_weights(run, folder, imported, shapes)
+    os.makedirs(run.file(log_directory.ORIGINAL))
+    for name in (*_SETTINGS, *imported.tokeniser):
+      if os.path.exists(folder.file(name)):
+        shutil.copy(folder.file(name), run.file(log_directory.ORIGINAL))
+    note = {'of': os.path.abspath(path), 'architecture': folder.config['architectures'][0]}
+    tensors = {name: [info.dtype, *info.shape] for name, info in folder.tensors.items()}
+    files.write(run.file(log_directory.IMPORTED), json_files.dump({**note, 'tensors': tensors}))
+    run.finish(0, 'imported')
+  return imported.model, config
+
+
+def _config(imported: Imported, settings: Sequence[str]) -> TaskConfig:
+  size = len(imported.symbols.theirs)
+  sizes = {field.replace('vocab', 'vocab_size'): size for field in imported.vocabularies}
+  values = {**imported.values, **sizes, 'masked_symbols': imported.symbols.masked}
+  given = bindings.from_settings(imported.model, settings)
+  return configuration.resolve(imported.model, (), given, **values)
+
+
+def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
+  """Refuses a tensor that is missing, left over, or of another shape than the configuration says."""
+  used = {entry.theirs: entry for entry in imported.entries}
+  missing = next((name for name, entry in used.items() if name not in folder.tensors and not entry.optional), None)
+  if missing:
+    raise UserError(f'{folder.path} has no tensor {missing!r}, which its configuration asks for: fetch it again')
+  left = next((name for name in folder.tensors if name not in used and not imported.ignored(name)), None)
+  if left:
+    raise UserError(f'{folder.path} has a tensor {left!r} that is not known here: is it of another release?')
+  for name, entry in used.items():
+    if not entry.ours or name not in folder.tensors:
+      continue
+    shape, theirs = shapes[entry.ours][0 if entry.expert is None else 1 :], folder.tensors[name].shape
+    ours = entry.shape_there(shape, imported.symbols)
+    if int(np.prod(ours)) != int(np.prod(theirs)):
+      raise UserError(
+        f'{folder.path}: {name!r} has shape {list(theirs)}, and its configuration makes it {list(ours)}: fetch it again'
+      )
+
+
+def _write_weights(run: RunDir, folder: HubFolder, imported: Imported, shapes) -> None:
+  prefix = run.checkpoints().path(0)
+  os.makedirs(os.path.dirname(prefix))
+  try:
+    checkpoint.write_parts(prefix, _slices(folder, imported, shapes))
+  except tf.errors.OpError as e:
+    raise UserError(f'{prefix} could not be written ({errors.reason(e)}): make room there') from None
+
+
+def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
+  """The checkpoint, a tensor at a time."""
+  yield Slice('step', (), (), np.asarray(0, np.int64))
+  for entry in imported.entries:
+    if not entry.ours or entry.theirs not in folder.tensors:
+      continue
+    shape, tensor = shapes[entry.ours], folder.read(entry.theirs).astype(np.float32)
+    if entry.expert is None:
+      yield Slice(entry.ours, shape, (0,) * len(shape), entry.inwards(tensor, shape, imported.symbols))
+    else:
+      weight = entry.inwards(tensor, shape[1:], imported.symbols)[np.newaxis]
+      yield Slice(entry.ours, shape, (entry.expert, *(0,) * (len(shape) - 1)), weight)

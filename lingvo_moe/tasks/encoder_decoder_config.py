@@ -1,0 +1,73 @@
+"""Configuration of an encoder-decoder Transformer: its stacks and positions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lingvo_moe.core.fields import field
+from lingvo_moe.layers.embedding import Embedding, Sinusoids
+from lingvo_moe.layers.positions import RelativePositions
+from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
+from lingvo_moe.tasks.transformer_config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoderConfig(TransformerConfig):
+  """Encoder-decoder: stacks and positions.
+
+  A subclass has `model()`.
+  """
+
+  encoder_layers: int = field(4, 'Layers of the encoder.', at_least=1, at_most=10_000)
+  decoder_layers: int = field(4, 'Layers of the decoder.', at_least=1, at_most=10_000)
+  experts_in: str = field('both', 'Stacks that have MoE layers.', choices=('both', 'encoder', 'decoder'))
+  positions: str = field(
+    'sinusoidal',
+    'Positions: sinusoids that are added to embeddings, or relative biases of self-attention (T5).',
+    choices=('sinusoidal', 'relative'),
+  )
+  position_offset: int = field(0, 'Position of the first symbol in the sinusoids.', at_least=0)
+  position_endpoint: bool = field(
+    True, 'Whether the longest wavelength of the sinusoids is 20000 pi; otherwise that of one more would be.'
+  )
+  relative_buckets: int = field(32, 'Buckets of relative positions.', at_least=4)
+  relative_distance: int = field(128, 'Distance from which on all are in one bucket.', at_least=2)
+  shared_relative: bool = field(False, 'Whether the layers of a stack share their relative biases, as in T5.')
+
+  @property
+  def causal_experts(self) -> bool:
+    """Whether the decoder has experts."""
+    return bool(self.num_experts) and self.experts_in != 'encoder'
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
+    for is_decoder in (False, True):
+      self._relative(is_decoder)  # refuses a distance that is too short
+
+  def encoder_decoder(self, source: Embedding | None, target: Embedding, **values: Any) -> EncoderDecoder:
+    """The model, given the embeddings of its sides; None: the source shares that of the target."""
+    moe = self.moe()
+    stack = lambda name, layers, is_decoder: self.stack(
+      layers,
+      self.attention(relative=self._relative(is_decoder)),
+      moe if self.experts_in in ('both', name) else None,
+      cross_attention=is_decoder,
+    )
+    return self.make(
+      EncoderDecoder,
+      encoder=stack('encoder', self.encoder_layers, False),
+      decoder=stack('decoder', self.decoder_layers, True),
+      source_embedding=source,
+      target_embedding=target,
+      output_embedding=None if self.tied_output else target,
+      sinusoidal=self.positions == 'sinusoidal',
+      sinusoids=Sinusoids(self.position_offset, self.position_endpoint),
+      **values,
+    )
+
+  def _relative(self, is_decoder: bool) -> RelativePositions | None:
+    if self.positions != 'relative':
+      return None
+    return RelativePositions(self.relative_buckets, self.relative_distance, bidirectional=not is_decoder)

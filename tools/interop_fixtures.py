@@ -1,0 +1,157 @@
+#!/usr/bin/env python
+"""python tools/interop_fixtures.py tests/data/interop
+
+Makes tiny models of public families with random weights, as folders of the hub, with what their own implementation
+computes: the fixtures of tests/interop. Needs an environment of its own, without this package:
+
+  pip install torch==2.13.0 transformers==4.57.1 sentencepiece==0.2.3 safetensors==0.8.0 protobuf
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import sentencepiece
+import torch
+import transformers
+
+TEXT = """Ein Hund läuft über die Wiese.\nA dog runs across the meadow.\nZwei Kinder spielen im Garten.
+Two children are playing in the garden.\nDie Frau liest ein Buch am Fenster.\nThe woman reads a book by the window.
+Wo ist der Bahnhof?\nWhere is the station?\nIch habe heute keine Zeit.\nI have no time today.
+Der Zug fährt um acht Uhr ab.\nThe train leaves at eight o'clock.\nEr trinkt jeden Morgen Kaffee.
+He drinks coffee every morning.\nDas Wasser ist sehr kalt.\nThe water is very cold.\nSie singt ein altes Lied.
+She sings an old song.\nWir gehen morgen in die Stadt.\nWe are going to town tomorrow.""".split('\n')
+LINES = [*TEXT[0::2], 'Ein alter Zug, 12 Uhr: läuft!', 'Die 犬 und  zwei   Kinder', '', 'u']
+SIZES = dict(d_model=8, dropout=0.0)
+MARIAN = dict(
+  encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=12,
+  decoder_ffn_dim=12, max_position_embeddings=64, attention_dropout=0.0, activation_dropout=0.0, scale_embedding=True,
+)  # fmt: skip
+T5 = dict(d_model=8, d_kv=4, d_ff=12, num_layers=2, num_decoder_layers=2, num_heads=2, dropout_rate=0.0)
+
+
+def train(folder, name, lines, size, **options):
+  """Trains a SentencePiece model."""
+  prefix = str(folder / name.partition('.')[0])
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=size, hard_vocab_limit=False,
+    character_coverage=1.0, normalization_rule_name='identity', minloglevel=2, **options,
+  )  # fmt: skip
+  os.remove(prefix + '.vocab')
+  os.rename(prefix + '.model', folder / name)
+  return sentencepiece.SentencePieceProcessor(str(folder / name))
+
+
+def randomised(model):
+  """The model with random weights, biases and scales too."""
+  torch.manual_seed(1)
+  with torch.no_grad():
+    for name, weight in model.named_parameters():
+      if 'embed_positions' not in name:
+        noise = torch.randn_like(weight)
+        weight.copy_(weight + noise * 0.1 if weight.ndim == 1 else noise * 0.2)
+    if hasattr(model, 'final_logits_bias'):
+      model.final_logits_bias.normal_(0, 0.3)
+  return model.eval()
+
+
+def marian(folder):
+  source, target = train(folder, 'source.spm', TEXT[0::2], 70), train(folder, 'target.spm', TEXT[1::2], 70)
+  pieces = {s.id_to_piece(i): None for s in (source, target) for i in range(s.get_piece_size())}
+  names = ['</s>', '<unk>', '>>deu<<', '>>nld<<', *(p for p in pieces if not p.startswith('<'))]
+  names.remove(source.id_to_piece(40))  # a piece of the source that the vocabulary lacks
+  ids = {piece: i for i, piece in enumerate([*names, '<pad>'])}
+  (folder / 'vocab.json').write_text(json.dumps(ids, ensure_ascii=False))
+  config = transformers.MarianConfig(
+    vocab_size=len(ids), pad_token_id=ids['<pad>'], eos_token_id=0, decoder_start_token_id=ids['<pad>'],
+    forced_eos_token_id=0, activation_function='swish', bos_token_id=None, **SIZES, **MARIAN,
+  )  # fmt: skip
+  model = transformers.MarianMTModel(config)
+  model.generation_config.bad_words_ids = [[ids['<pad>']]]
+  tokenizer = transformers.MarianTokenizer(*(str(folder / n) for n in ('source.spm', 'target.spm', 'vocab.json')))
+  return model, lambda line: tokenizer('>>deu<< ' + line)['input_ids'], tokenizer
+
+
+def t5(folder, **options):
+  train(folder, 'spiece.model', TEXT, 90, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+  tokenizer = transformers.T5Tokenizer(str(folder / 'spiece.model'), extra_ids=4, legacy=False)
+  (folder / 'tokenizer_config.json').write_text(json.dumps({'extra_ids': 4}))
+  size = -(-len(tokenizer) // 8) * 8
+  config = transformers.T5Config(vocab_size=size, decoder_start_token_id=0, **T5, **options)
+  return transformers.T5ForConditionalGeneration(config), lambda line: tokenizer(line)['input_ids'], tokenizer
+
+
+def t5_v1_1(folder):
+  return t5(folder, feed_forward_proj='gated-gelu', tie_word_embeddings=False)
+
+
+def switch(folder):
+  _, encode, tokenizer = t5(folder)
+  size = -(-len(tokenizer) // 8) * 8
+  config = transformers.SwitchTransformersConfig(
+    vocab_size=size, decoder_start_token_id=0, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+    expert_capacity=64, **T5,
+  )  # fmt: skip
+  return transformers.SwitchTransformersForConditionalGeneration(config), encode, tokenizer
+
+
+def mixtral(folder):
+  train(folder, 'tokenizer.model', TEXT, 350, model_type='bpe', byte_fallback=True)
+  tokenizer = transformers.LlamaTokenizer(str(folder / 'tokenizer.model'), legacy=False)
+  config = transformers.MixtralConfig(
+    vocab_size=len(tokenizer), hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, num_local_experts=4, max_position_embeddings=64,
+  )  # fmt: skip
+  return transformers.MixtralForCausalLM(config), lambda line: tokenizer(line)['input_ids'], tokenizer
+
+
+def expected(model, encode):
+  """What the model computes, of two sentences of different length with random targets."""
+  ids = [encode(line) for line in LINES]
+  rng, size = np.random.default_rng(0), model.config.vocab_size
+  if not model.config.is_encoder_decoder:
+    rows = torch.tensor(rng.integers(3, size, (3, 9)))
+    out = model(input_ids=rows, labels=rows, output_router_logits=True)
+    return ids, dict(ids=rows.numpy(), logits=out.logits, aux_loss=out.aux_loss)
+  sources = [ids[0], ids[3]]
+  longest = max(map(len, sources))
+  pad = lambda row, fill: row + [fill] * (longest - len(row))
+  src = torch.tensor([pad(row, model.config.pad_token_id) for row in sources])
+  mask = torch.tensor([pad([1] * len(row), 0) for row in sources])
+  targets = torch.tensor(rng.integers(4, size - 1, (2, 7)))
+  begin = torch.full((2, 1), model.config.decoder_start_token_id)
+  inputs = torch.cat([begin, targets[:, :-1]], dim=1)
+  out = model(input_ids=src, attention_mask=mask, decoder_input_ids=inputs)
+  loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
+  options = dict(max_new_tokens=12, do_sample=False, bad_words_ids=[[model.config.pad_token_id]])
+  greedy = model.generate(input_ids=src, attention_mask=mask, num_beams=1, **options)
+  beam = model.generate(
+    input_ids=src, attention_mask=mask, num_beams=4, length_penalty=0.0, early_stopping=False, **options
+  )
+  arrays = dict(encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam)
+  return ids, dict(src=src, mask=mask, inputs=inputs, targets=targets, **arrays)
+
+
+def main(out):
+  for make in (marian, t5, t5_v1_1, switch, mixtral):
+    folder = pathlib.Path(out) / make.__name__
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model, encode, _ = make(folder)
+    model = randomised(model)
+    model.save_pretrained(folder)
+    ids, arrays = expected(model, encode)
+    arrays = {k: v.detach().numpy() if isinstance(v, torch.Tensor) else v for k, v in arrays.items()}
+    np.savez_compressed(folder / 'expected.npz', **arrays)
+    versions = {'transformers': transformers.__version__, 'torch': torch.__version__}
+    (folder / 'expected.json').write_text(
+      json.dumps({'versions': versions, 'lines': LINES, 'ids': ids}, ensure_ascii=False)
+    )
+    print(folder, sum(f.stat().st_size for f in folder.iterdir()) // 1024, 'KiB')
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
