@@ -46,6 +46,7 @@ setup(
     'gin-config>=0.5',
     'numpy>=2.0',
     'sacrebleu>=2.4,<3',
+    'safetensors>=0.5',
     'sentencepiece>=0.2.0',
     'tqdm>=4.66',
   ],

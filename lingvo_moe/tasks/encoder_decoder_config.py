@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lingvo_moe.core import fields
 from lingvo_moe.core.fields import field
 from lingvo_moe.layers.embedding import Embedding, Sinusoids
 from lingvo_moe.layers.positions import RelativePositions
@@ -43,6 +44,8 @@ class EncoderDecoderConfig(TransformerConfig):
   def _check_combinations(self) -> None:
     super()._check_combinations()
     self._check_stacks(encoder_layers=self.experts_in != 'decoder', decoder_layers=self.experts_in != 'encoder')
+    if self.shared_relative and self.scan_layers:
+      fields.refuse(self, 'shared_relative', 'False with scan_layers', 'a loop has the weights of each layer by itself')
     for is_decoder in (False, True):
       self._relative(is_decoder)  # refuses a distance that is too short
 

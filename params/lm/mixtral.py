@@ -8,7 +8,7 @@ from lingvo_moe.tasks.lm.config import LmConfig
 
 @registry.register
 class Mixtral8x7B(LmConfig):
-  """Mixtral 8x7B: 46.7B weights, 12.9B used by a token. Published: 47B, 13B.
+  """Mixtral 8x7B: 46.7B weights, 12.7B used by a token. Published: 47B, 13B.
 
   Result:  not yet run; public weights by lingvo-moe import
   """

@@ -37,6 +37,8 @@ registry.tiny(
   '52.5k weights',
   source_vocab_size=300,
   max_length=64,
+  batch_tokens=256,
+  num_groups=4,
   model_dim=32,
   ff_dim=64,
   num_heads=4,

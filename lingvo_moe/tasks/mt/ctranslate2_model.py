@@ -24,13 +24,24 @@ from lingvo_moe.tasks.vocab import BOS, EOS, UNK, Vocab
 
 _POSITIONS = 2048  # in the table, at least: CTranslate2 refuses a search that goes on beyond it
 
+# Fields that make other layers than those which are written.
+_LAYERS = (
+  'positions norm norm_first norm_epsilon post_norm bias activation attention_scale embedding_scale logit_scale '
+  'logit_bias tied_output position_offset position_endpoint'
+).split()
+
 
 def require(config: MtConfig) -> None:
-  """Raises UserError where the model has experts, or ctranslate2 is not installed."""
+  """Raises UserError where the model has experts or layers of another kind, or ctranslate2 is not installed."""
   if config.num_experts:
     raise UserError(
       f'CTranslate2 has no mixture of experts, and this model has num_experts={config.num_experts}: use '
       '--format=saved_model, or export a dense model'
+    )
+  if other := [name for name in _LAYERS if getattr(config, name) != getattr(MtConfig, name)]:
+    raise UserError(
+      f'--format=ctranslate2 has layers with the defaults of a translation model; saw '
+      f'{other[0]}={getattr(config, other[0])!r}: use --format=litert'
     )
   try:
     import ctranslate2  # noqa: F401
