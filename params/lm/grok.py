@@ -2,9 +2,9 @@
 
 Its run.py and model.py: 64 layers, all with experts; M=6144; 48 query heads and 8 key/value heads of 128; experts are
 gated, GELU(x w) * x v, with H=32768; RMSNorm before and after each branch; rotary positions; attention scores capped at
-30 by a tanh; no biases; one embedding of 131,072 symbols for input and output; context 8192. How it was trained is not
-public: optimizer, batch and losses are GShard's here. A token's weights are the softmax at its two experts, not
-rescaled.
+30 by a tanh; no biases; one embedding of 131,072 symbols for input and output, whose scores are multiplied by 3^-0.5;
+context 8192. How it was trained is not public: optimizer, batch and losses are GShard's here. A token's weights are the
+softmax at its two experts, not rescaled.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Grok1(LmConfig):
   expert: str = 'geglu'
   post_norm: bool = True
   logit_cap: float = 30.0
+  logit_scale: float = 3**-0.5
+  norm_epsilon: float = 1e-5
   input_dropout: float = 0.0
   residual_dropout: float = 0.0
   attention_dropout: float = 0.0
