@@ -72,19 +72,18 @@ class AotRuntime:
   def train(self, batch: Mapping[str, Any]) -> Compiled:
     """Compiles the train step for batches of these shapes."""
     arguments = self._lowering.state(), self._lowering.batch(batch)
-    return self._compile(self.program.train_step, arguments, (self._lowering.shardings, None), donate=(0,))
+    out_shardings = self._lowering.shardings, None
+    return self._compile(self.program.train_step, *arguments, out_shardings=out_shardings, donate_argnums=0)
 
   def function(self, f: Callable[[dict, dict], Any], batch: Mapping[str, Any], by_rows: bool = False) -> Compiled:
     """Compiles f(weights, batch), whose result is whole on every device, or with `by_rows` split as the batch is."""
     arguments = {'weights': self._lowering.state()['weights']}, self._lowering.batch(batch)
     call = lambda state, batch: f(state['weights'], batch)
-    return self._compile(call, arguments, self._lowering.rows if by_rows else self._lowering.whole)
+    return self._compile(call, *arguments, out_shardings=self._lowering.rows if by_rows else self._lowering.whole)
 
-  def _compile(self, f, arguments, out_shardings, donate=()) -> Compiled:
-    begun, mesh, for_tpu = time.perf_counter(), self._lowering.mesh, self._topology is not None
-    with lowering.first_line_only():
-      traced = lowering.exported(f, mesh, *arguments).call if for_tpu else lowering.traced(f, mesh)
-      lowered = jax.jit(traced, out_shardings=out_shardings, donate_argnums=donate).lower(*arguments)
+  def _compile(self, f, *arguments, **options) -> Compiled:
+    begun, for_tpu = time.perf_counter(), self._topology is not None
+    lowered = lowering.lowered(f, self._lowering.mesh, *arguments, portable=for_tpu, **options)
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
       # Of a program that does not fit in memory, the dump is the only result.

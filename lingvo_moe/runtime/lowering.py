@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,12 +106,11 @@ def traced(f: Callable, mesh: Mesh) -> Callable:
   return call_tf(with_mesh, has_side_effects=False)
 
 
-@contextlib.contextmanager
-def first_line_only() -> Iterator[None]:
-  """Cuts a UserError in a traced function to its first line; the others are JAX's tracing history."""
+def lowered(f: Callable, mesh: Mesh, *arguments: Any, portable: bool = False, **options: Any) -> jax.stages.Lowered:
+  """Lowers TensorFlow function f under options of jax.jit; with `portable` for devices of any kind, see `exported`."""
   try:
-    yield
-  except UserError as e:
+    return jax.jit(exported(f, mesh, *arguments).call if portable else traced(f, mesh), **options).lower(*arguments)
+  except UserError as e:  # its other lines are JAX's tracing history
     raise UserError(str(e).split('\n')[0]) from None
 
 

@@ -113,8 +113,8 @@ class SpmdRuntime(Runtime):
     self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
     self._current: dict[str, Any] = {}  # state, shared by the runtimes of `under`
-    self._train = _Compiled(program.train_step, mesh, lambda: (self._lowering.shardings, None), donate=(0,))
-    self._eval = _Compiled(program.eval_step, mesh, lambda: self._whole)
+    self._train = _Compiled(program.train_step, mesh, out_shardings=(self._lowering.shardings, None), donate_argnums=0)
+    self._eval = _Compiled(program.eval_step, mesh, out_shardings=self._whole)
     finite = lambda weights: {name: jax.numpy.isfinite(w).all() for name, w in weights.items()}
     self._finite = jax.jit(finite, out_shardings=self._whole)
 
@@ -181,7 +181,7 @@ class SpmdRuntime(Runtime):
       return jax.device_get(self._eval(self._current['weights'], fed))
 
   def function(self, f: Callable[[dict, dict], Any]) -> Function:
-    compiled = _Compiled(f, self.mesh, lambda: self._whole)
+    compiled = _Compiled(f, self.mesh, out_shardings=self._whole)
 
     def call(batch):
       with processes_lib.loss_reported():
@@ -242,10 +242,8 @@ class SpmdRuntime(Runtime):
 class _Compiled:
   """Function of (state or weights, batch), compiled for each shape of batch; process 0 prints how long that took."""
 
-  def __init__(self, f: Callable, mesh: Mesh, out: Callable[[], Any], donate: tuple[int, ...] = ()):
-    self._jitted = functools.cache(
-      lambda: jax.jit(lowering.traced(f, mesh), out_shardings=out(), donate_argnums=donate)
-    )
+  def __init__(self, f: Callable, mesh: Mesh, **options: Any):
+    self._lower = functools.partial(lowering.lowered, f, mesh, **options)
     self._programs: dict[tuple, jax.stages.Compiled] = {}
 
   def __call__(self, state, batch):
@@ -256,8 +254,7 @@ class _Compiled:
     shapes = tuple((name, x.shape) for name, x in batch.items())
     if shapes not in self._programs:
       begun = time.perf_counter()
-      with lowering.first_line_only():
-        self._programs[shapes] = self._jitted().lower(state, batch).compile()
+      self._programs[shapes] = self._lower(state, batch).compile()
       if jax.process_index() == 0:
         rows, length = next(iter(batch.values())).shape[:2]
         seconds = time.perf_counter() - begun
