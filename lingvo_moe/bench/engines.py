@@ -22,15 +22,14 @@ if TYPE_CHECKING:
   from lingvo_moe.tasks.mt.config import MtConfig
 
 ENGINES = ('tensorflow', 'litert_int8', 'litert_float32', 'ctranslate2_int8', 'ctranslate2_float32')
+_COMPARED = ('tokens_per_s', 'median_s', 'peak_rss_mib', 'other_cores')
 _NEVER = -1e9  # logit of a symbol that is chosen only where no other may be
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Values of one timing, in JSON on the standard input of the process."""
+  """Timing of an engine, in JSON on the standard input of its process."""
 
-  engine: str
-  folder: str  # of the export
   sources: list[list[int]]  # each with its end
   max_length: int
   beam_size: int
@@ -102,53 +101,40 @@ def compare(
   from lingvo_moe.tasks.task import task_of
 
   sources = task_of(config).random_batch()['src_ids'][:rows].tolist()
+  job = Job(sources, config.max_length, config.beam_size, config.length_norm_alpha, **dataclasses.asdict(clock))
+  runs, compared = {}, []
   with tempfile.TemporaryDirectory() as folder:
-    runs = {}
     for engine in engines:
-      path = os.path.join(folder, engine)
-      job = Job(
-        engine, path, sources, config.max_length, config.beam_size, config.length_norm_alpha, clock.warmup, clock.calls
-      )
-      given, command = json.dumps(dataclasses.asdict(job)), [sys.executable, '-P', '-m', 'lingvo_moe.bench.engines']
-      runs[engine] = functools.partial(processes.records, command, engine, input=given)
-      if engine == 'tensorflow':
-        runs[engine] = functools.partial(processes.records, tensorflow, engine)
-      else:
+      path, command = os.path.join(folder, engine), tensorflow
+      if engine != 'tensorflow':
+        command = [sys.executable, '-P', '-m', __name__, engine, path]
         os.mkdir(path)
         progress(f'export: {engine}')
         export(path, config, engine)
+      runs[engine] = functools.partial(processes.records, command, engine, input=json.dumps(dataclasses.asdict(job)))
     found = processes.alternate(runs, rounds, progress)
-  median = lambda timings, name: statistics.median(timing[name] for timing in timings)
-  compared = []
   for engine, timed in found.items():
-    timings = [timing for (timing,) in timed]
-    compared.append(
-      {
-        'engine': engine,
-        **{name: median(timings, name) for name in ('tokens_per_s', 'median_s', 'peak_rss_mib', 'other_cores')},
-        's_per_sentence': round(median(timings, 'median_s') / len(sources), 6),
-        'tokens_per_s_of_rounds': [timing['tokens_per_s'] for timing in timings],
-        'sentences': len(sources),
-        'beam_size': config.beam_size,
-      }
-    )
-  return [{**each, 'ratio': round(each['tokens_per_s'] / compared[0]['tokens_per_s'], 4)} for each in compared]
+    of_rounds = {name: [timing[name] for (timing,) in timed] for name in _COMPARED}
+    medians = {name: statistics.median(values) for name, values in of_rounds.items()}
+    compared.append({'engine': engine, **medians, 'sentences': len(sources), 'beam_size': config.beam_size})
+    compared[-1]['s_per_sentence'] = round(medians['median_s'] / len(sources), 6)
+    compared[-1]['tokens_per_s_of_rounds'] = of_rounds['tokens_per_s']
+    compared[-1]['ratio'] = round(medians['tokens_per_s'] / compared[0]['tokens_per_s'], 4)
+  return compared
 
 
-def measure(job: Job) -> Timing:
-  """Times a translation of all sources by an engine."""
-  library, _, kind = job.engine.rpartition('_')
-  translate = {'litert': _litert, 'ctranslate2': _ctranslate2}[library](job, kind)
+def measure(job: Job, engine: str, folder: str) -> Timing:
+  """Times a translation of all sources by an engine, with the model that was exported to a folder."""
+  library, _, kind = engine.rpartition('_')
+  translate = {'litert': _litert, 'ctranslate2': _ctranslate2}[library](job, folder, kind)
   lengths = set()
   timing = Clock(job.warmup, job.calls).time(lambda: lengths.update(translate()))
   if lengths != {job.max_length}:
     raise RuntimeError(f'every translation must have {job.max_length} symbols; saw {sorted(lengths)}')
-  rows = len(job.sources)
-  tokens_per_s = round(rows * job.max_length / timing['median_s'], 1)
-  return {**timing, 'tokens_per_s': tokens_per_s, 'sentences': rows, 'beam_size': job.beam_size}
+  return {**timing, 'tokens_per_s': round(len(job.sources) * job.max_length / timing['median_s'], 1)}
 
 
-def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
+def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   """Function that translates by lingvo_moe/engine, and returns the numbers of symbols."""
   import numpy as np
 
@@ -156,7 +142,7 @@ def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
   from lingvo_moe.engine.graph import available_threads
   from lingvo_moe.engine.vocab import EOS
 
-  decoder, encoder = (stages.load(job.folder, name, available_threads()) for name in ('decoder', 'encoder'))
+  decoder, encoder = (stages.load(folder, name, available_threads()) for name in ('decoder', 'encoder'))
   run = decoder.run
 
   def run_endless():
@@ -166,35 +152,26 @@ def _litert(job: Job, kind: str) -> Callable[[], list[int]]:
 
   decoder.run = run_endless
   lengths_B = np.full(len(job.sources), job.max_length, np.int32)
-
-  def translate() -> list[int]:
-    memory = search.encode(encoder, job.sources)
-    beam = search.search(decoder, memory, lengths_B, job.beam_size, job.alpha, n_best=1)
-    return beam.found_lengths_BW[:, 0].tolist()
-
-  return translate
+  memory = lambda: search.encode(encoder, job.sources)
+  beam = lambda: search.search(decoder, memory(), lengths_B, job.beam_size, job.alpha, n_best=1)
+  return lambda: beam().found_lengths_BW[:, 0].tolist()
 
 
-def _ctranslate2(job: Job, kind: str) -> Callable[[], list[int]]:
+def _ctranslate2(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
   """Function that translates by CTranslate2, and returns the numbers of symbols."""
   import ctranslate2
 
   cores = len(os.sched_getaffinity(0))
-  translator = ctranslate2.Translator(job.folder, inter_threads=1, intra_threads=cores, compute_type=kind)
+  translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=cores, compute_type=kind)
   sources = [[piece(i) for i in row[:-1]] for row in job.sources]  # CTranslate2 adds the end
   lengths = {'min_decoding_length': job.max_length, 'max_decoding_length': job.max_length}
-
-  def translate() -> list[int]:
-    found = translator.translate_batch(
-      sources, beam_size=job.beam_size, length_penalty=job.alpha, max_batch_size=0, max_input_length=0, **lengths
-    )
-    return [len(result.hypotheses[0]) for result in found]
-
-  return translate
+  search = {'beam_size': job.beam_size, 'length_penalty': job.alpha, 'max_batch_size': 0, 'max_input_length': 0}
+  return lambda: [len(result.hypotheses[0]) for result in translator.translate_batch(sources, **search, **lengths)]
 
 
 if __name__ == '__main__':
-  timing = measure(Job(**json.load(sys.stdin)))
+  engine, folder, results = sys.argv[1:]
+  timing = measure(Job(**json.load(sys.stdin)), engine, folder)
   assert 'tensorflow' not in sys.modules
-  with open(sys.argv[1].removeprefix('--json='), 'w', encoding='utf-8') as f:
+  with open(results.removeprefix('--json='), 'w', encoding='utf-8') as f:
     f.write(json.dumps(timing) + '\n')

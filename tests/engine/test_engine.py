@@ -304,6 +304,17 @@ def test_activations_are_float32_whatever_the_model_says():
   assert {x.dtype for x in memory.values()} == {tf.float32}
 
 
+@pytest.mark.parametrize('size', [64, 97, 286, 640])
+def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_first(size):
+  logits_BWV = np.random.default_rng(size).integers(-9, 9, [3, 2, size]).astype(np.float32)
+  found = graphs.ranked(tf.constant(logits_BWV), 11)
+  best_BWJ, symbols_BWJ = tf.math.top_k(logits_BWV, 11)
+  np.testing.assert_array_equal(found['best'], best_BWJ)
+  np.testing.assert_array_equal(found['symbols'], symbols_BWJ)
+  np.testing.assert_allclose(found['log_z'], tf.reduce_logsumexp(logits_BWV, axis=-1), rtol=1e-6)
+  np.testing.assert_array_equal(tf.reshape(found['logits'], logits_BWV.shape), logits_BWV)
+
+
 def test_weights_are_chosen_for_litert_alone(toy_run):
   with pytest.raises(UserError, match='--weights is for --format=litert; saw --format=saved_model'):
     export.Options(toy_run.path, out='x', weights='int8')

@@ -56,7 +56,7 @@ def make(config: MtConfig) -> dict[str, Graph]:
     cache = {name: {'self': of('cache', i), 'memory': of('memory', i)} for i, name in layers}
     logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs['segments'], cache)
     new = {f'new_{kind}_{i}': cache[name]['self'][kind].new_BNWK for i, name in layers for kind in kinds}
-    return {**_ranked(logits_BWV, candidates), **new}
+    return {**ranked(logits_BWV, candidates), **new}
 
   keys_values = tf.TensorSpec([None, heads, None, head_dim])
   step = {
@@ -70,7 +70,7 @@ def make(config: MtConfig) -> dict[str, Graph]:
   return {'encoder': Graph(encode, {'ids': tf.TensorSpec([None, None], tf.int32)}), 'decoder': Graph(decode, step)}
 
 
-def _ranked(logits_BWV: tf.Tensor, count: int) -> Tensors:
+def ranked(logits_BWV: tf.Tensor, count: int) -> Tensors:
   """Logits, the logarithm of their sum of exp, and the `count` best with their symbols, as of tf.math.top_k.
 
   top_k is slow for many symbols. The best are in the `count` parts of the vocabulary with the largest maxima. `logits`
