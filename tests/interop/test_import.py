@@ -2,17 +2,15 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import tensorflow as tf
+from imported_model import FIXTURES, ImportedModel
 
-from lingvo_moe.core import weights
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
@@ -20,29 +18,9 @@ from lingvo_moe.tasks import inference
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import EOS
 
-FIXTURES = pathlib.Path(__file__).parents[1] / 'data' / 'interop'
 TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch')
 LIMIT = 12  # symbols of an answer in the fixtures
 ALL = (*TRANSLATION, 'mixtral')
-
-
-class Imported:
-  def __init__(self, name, out):
-    self.name = name
-    importing.import_folder(str(FIXTURES / name), str(out))
-    self.run = RunDir(str(out))
-    _, self.config = self.run.load()
-    self.model = self.config.model()
-    specs = {name: spec.shape for name, spec in weights.flatten(self.model.weights()).items()}
-    stored = self.run.checkpoints().restore(0, specs)
-    self.theta = weights.unflatten({name: tf.constant(tensor[...]) for name, tensor in stored.items()})
-    self.symbols = families.convert(HubFolder(str(FIXTURES / name))).symbols
-    self.here = {there: i for i, there in reversed(list(enumerate(self.symbols.theirs)))}
-    self.expected = dict(np.load(FIXTURES / name / 'expected.npz'))
-    self.lines = json.loads((FIXTURES / name / 'expected.json').read_text())
-
-  def ids(self, theirs):
-    return np.vectorize(self.here.get)(theirs).astype(np.int32)
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +28,7 @@ def imported(tmp_path_factory):
   made = {}
   return lambda name: (
     made.setdefault(name, None)
-    or made.update({name: Imported(name, tmp_path_factory.mktemp(name) / 'run')})
+    or made.update({name: ImportedModel(name, tmp_path_factory.mktemp(name) / 'run')})
     or made[name]
   )
 
