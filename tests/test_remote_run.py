@@ -20,12 +20,12 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.log_directory import LogDirectory
 from lingvo_moe.corpora import documents as plain_text
 from lingvo_moe.corpora import parallel, text
+from lingvo_moe.engine.text_vocab import Bytes
 from lingvo_moe.report import page, reading
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks.plain_text import windows
-from lingvo_moe.tasks.plain_text.vocab import Bytes
 
 BINDINGS = (
   'Tiny.source_vocab_size = 282',

@@ -57,6 +57,7 @@ def piece(i: int) -> str:
 def export(folder: str, config: MtConfig, engine: str) -> None:
   """Writes a model with initial weights to a folder for an engine."""
   from lingvo_moe.runtime import litert
+  from lingvo_moe.tasks import engine_graphs
   from lingvo_moe.tasks.mt import ctranslate2_model, graphs
   from lingvo_moe.tasks.task import EngineParts
 
@@ -65,7 +66,7 @@ def export(folder: str, config: MtConfig, engine: str) -> None:
   program = config.program()
   weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
   if library == 'litert':
-    graphs.require(config)
+    engine_graphs.require(config)
     return litert.save(folder, program, EngineParts(graphs.make(config), {}, {}), weights, {}, kind)
   ctranslate2_model.require(config)
   source = config.source_vocab_size

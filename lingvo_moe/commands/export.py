@@ -162,7 +162,8 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
     from lingvo_moe.run import hub_export
 
     hub_export.require(run)
-  if options.format not in WEIGHTS_ALONE and not task_of(config).is_exported:
+  of_any_text = options.format in WEIGHTS_ALONE or (options.format == 'litert' and options.keep_experts is None)
+  if not of_any_text and not task_of(config).is_exported:
     raise UserError(f'models of translation are exported; {run.path} holds a run of {run.load()[0]}')
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)

@@ -9,11 +9,13 @@ import abc
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
 from lingvo_moe.core.errors import UserError, closest
+
+T = TypeVar('T')
 
 
 class Hypothesis(NamedTuple):
@@ -53,6 +55,36 @@ class Translator:
   def score(self, sources: Sequence[str], targets: Sequence[str], target: str | None = None) -> Scored:
     """Log-probabilities of given translations."""
     raise UserError('this model scores no pairs: use the decoder with --score')
+
+
+class Generator(Translator):
+  """Translator whose texts may have line breaks, and whose answers may depend on the number of a text, as samples do.
+
+  Texts are numbered in each call, and lines from one call to the next.
+  """
+
+  _lines = 0
+
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+    """Answers texts, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+    """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
+    answers = self.translate([_unescaped(line) for line in lines], target, self._lines)
+    self._lines += len(lines)
+    shown = [[h._replace(text=_escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
+    return Answers(shown, answers.truncated)
+
+
+def _escaped(text: str) -> str:
+  r"""A text on one line: 'a<line break>b' is a\nb."""
+  return text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r')
+
+
+def _unescaped(line: str) -> str:
+  """The text of a line that `_escaped` made. A backslash before another character stands for itself."""
+  return '\\'.join(part.replace('\\n', '\n').replace('\\r', '\r') for part in line.split('\\\\'))
 
 
 class PairScore(NamedTuple):
@@ -223,6 +255,21 @@ def check_n_best(n_best: int, beam_size: int) -> None:
       f'a beam of {beam_size} has no {n_best} hypotheses to choose from: use --n_best={beam_size}, or a larger '
       '--beam_size'
     )
+
+
+def of_finite_probability(found: list[T]) -> list[T]:
+  """Hypotheses of a text, those of a probability above 0, of which there must be one."""
+  if not found:
+    raise UserError('a text has no answer of finite probability: weights must be finite; use an earlier checkpoint')
+  return found
+
+
+def check_continuations(n_best: int, search: str, beam_size: int) -> None:
+  """Raises UserError where a search of a language model has fewer continuations of a prompt."""
+  if search == 'greedy' and n_best > 1:
+    raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
+  if search == 'beam':
+    check_n_best(n_best, beam_size)
 
 
 def choose_target(languages: Sequence[str] | None, requested: str | None) -> str | None:

@@ -1,9 +1,11 @@
-"""Inference engine without TensorFlow: translates with an export of a model, by LiteRT, NumPy and sentencepiece.
+"""Inference engine without TensorFlow: translates and continues text with an export, by LiteRT, NumPy, sentencepiece.
 
-files          manifest.py: the files of an export, their hashes and settings
-arithmetic     graph.py: a LiteRT graph and its buffers; vocab.py: text to ids and back
-search         flat_cache.py: keys and values of a beam; beam.py: ranking of hypotheses; search.py: both, step by step
-model          model.py: lines in, translations out
+files          manifest.py: the files of an export, their hashes and settings; exported.py: a folder of them
+arithmetic     graph.py: a LiteRT graph and its buffers; stages.py: graphs in stages, with experts between them
+text           vocab.py, text_vocab.py: text to ids and back, of sentences and of running text
+search         flat_cache.py: keys and values of a beam; beam.py: ranking of hypotheses; search.py: both, step by step;
+               sampling.py: samples, symbol by symbol
+models         translation.py: lines in, translations out; generation.py: prompts in, continuations out; model.py: load
 
 Imports core/ alone. runtime/litert.py writes the exports.
 """

@@ -8,14 +8,24 @@ same in TensorFlow. The graph reads the mask of earlier positions, and attends t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from lingvo_moe.engine.graph import Graph
+from lingvo_moe.engine.stages import StagedGraph
 
 # Steps for which there is room after a resize, at least. Sizes are multiples of ROOM * W: a new size costs copies, and
 # a larger one costs attention to unused positions.
 ROOM = 8
+
+
+class Prompt(NamedTuple):
+  """Text that the hypotheses of each row continue."""
+
+  last_B: np.ndarray  # its last symbol
+  lengths_B: np.ndarray  # number of symbols before that
+  mask_BP: np.ndarray  # which of P positions have one
+  caches: Mapping[str, np.ndarray]  # their keys and values [B, N, P, K] by the decoder's names
 
 
 class FlatCache:
@@ -26,16 +36,29 @@ class FlatCache:
     memory: what the decoder reads of the sources, by the names of its inputs; rows are the first axis.
     width: W.
     steps: the most steps that will be run.
+    prompt: what comes before the first step; None: nothing.
   """
 
-  def __init__(self, graph: Graph, memory: Mapping[str, np.ndarray], width: int, steps: int) -> None:
+  def __init__(
+    self,
+    graph: StagedGraph,
+    memory: Mapping[str, np.ndarray],
+    width: int,
+    steps: int,
+    prompt: Prompt | None = None,
+  ) -> None:
     self._graph, self._width, self._memory, self._block = graph, width, dict(memory), ROOM * width
-    self._mask_BWU = np.zeros([len(memory['segments']), width, 0], np.float32)
+    rows = len(next(iter(memory.values())))
+    mask_BP, caches = (prompt.mask_BP, prompt.caches) if prompt else (np.zeros([rows, 0]), {})
+    self._mask_BWU = np.repeat(mask_BP[:, np.newaxis], width, axis=1).astype(np.float32)
+    used = mask_BP.shape[1]
     # Buffers for the most positions there can be: none grows and is copied, and what is not written takes no memory.
-    largest = self._shapes(steps * width)
+    largest = self._shapes(used + steps * width)
     self._kept = {name: np.empty(shape, np.float32) for name, shape in largest.items() if name.startswith('cache_')}
     graph.resize(largest)
-    self._resize(0)
+    for name, cache_BNPK in caches.items():
+      graph.input(name)[:, :, :used] = cache_BNPK
+    self._resize(used)
 
   @property
   def is_full(self) -> bool:
@@ -97,7 +120,7 @@ class FlatCache:
 
   def _shapes(self, room: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the decoder's inputs with so many positions."""
-    source_length = self._memory['segments'].shape[1]
+    source_length = self._memory['segments'].shape[1] if 'segments' in self._memory else 0
     sizes = {'memory': source_length, 'segments': source_length, 'cache': room, 'mask': room}
     shapes = {}
     for name, (_, *shape) in self._graph.shapes.items():

@@ -7,35 +7,46 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lingvo_moe.engine.beam import Beam, NextSymbols
-from lingvo_moe.engine.flat_cache import FlatCache
-from lingvo_moe.engine.graph import Graph
+from lingvo_moe.engine.flat_cache import FlatCache, Prompt
+from lingvo_moe.engine.stages import StagedGraph
 from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
-# Tokens that the encoder reads in one run: its memory grows with them, and its speed no longer does.
+# Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
 _TOKENS = 512
 _RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
 
 
-def encode(encoder: Graph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+def encode(encoder: StagedGraph, sources: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
   """What the decoder reads of sources: keys and values by name, [B, N, S, K], and `segments` [B, S]."""
   ids_BS = padded(sources)
-  rows, length = ids_BS.shape
-  memory = {'segments': (ids_BS != PAD).astype(np.int32)}
+  return {**run_on_ids(encoder, ids_BS), 'segments': (ids_BS != PAD).astype(np.int32)}
+
+
+def run_on_ids(graph: StagedGraph, ids_BT: np.ndarray) -> dict[str, np.ndarray]:
+  """Results by name of a graph whose one input is `ids`, computed some rows at a time."""
+  rows, length = ids_BT.shape
+  results = {}
   for begin in range(0, rows, step := max(1, _TOKENS // length)):
     part = slice(begin, begin + step)
-    encoder.resize({'ids': ids_BS[part].shape})
-    encoder.write('ids', ids_BS[part])
-    encoder.run()
-    for name in encoder.outputs:
-      result = encoder.output(name)
-      memory.setdefault(name, np.empty([rows, *result.shape[1:]], result.dtype))[part] = result
-      del result  # a view of a buffer of the encoder, of which none may be held by the next run
-  encoder.release()
-  return memory
+    graph.resize({'ids': ids_BT[part].shape})
+    graph.write('ids', ids_BT[part])
+    graph.run()
+    for name in graph.outputs:
+      result = graph.output(name)
+      results.setdefault(name, np.empty([rows, *result.shape[1:]], result.dtype))[part] = result
+      del result  # a view of a buffer of the graph, of which none may be held by the next run
+  graph.release()
+  return results
 
 
 def search(
-  decoder: Graph, memory: Mapping[str, np.ndarray], max_lengths_B: np.ndarray, width: int, alpha: float, n_best: int
+  decoder: StagedGraph,
+  memory: Mapping[str, np.ndarray],
+  max_lengths_B: np.ndarray,
+  width: int,
+  alpha: float,
+  n_best: int,
+  prompt: Prompt | None = None,
 ) -> Beam:
   """Beam search for the n_best translations of each row, which the beam that is returned has found.
 
@@ -46,10 +57,13 @@ def search(
     width: W, the live hypotheses of a row.
     alpha: length normalisation.
     n_best: number of translations, at most W.
+    prompt: what the hypotheses continue; None: bos.
   """
   beam = Beam.begin(max_lengths_B, width, n_best)
+  if prompt:
+    memory, beam.last_BW = {'lengths': prompt.lengths_B}, np.repeat(prompt.last_B[:, np.newaxis], width, axis=1)
   found, numbers, time = Beam.begin(max_lengths_B, width, n_best), np.arange(len(max_lengths_B)), 0
-  cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()))
+  cache = FlatCache(decoder, memory, width, int(max_lengths_B.max()), prompt)
 
   def note_results():
     for name in _RESULTS:
@@ -68,7 +82,9 @@ def search(
   return found
 
 
-def score(decoder: Graph, memory: Mapping[str, np.ndarray], targets: Sequence[Sequence[int]], width: int) -> np.ndarray:
+def score(
+  decoder: StagedGraph, memory: Mapping[str, np.ndarray], targets: Sequence[Sequence[int]], width: int
+) -> np.ndarray:
   """Log-probabilities of targets, each with its end, float64 [B]: the first hypothesis of each row is led along one."""
   labels_BT = padded(targets)
   lengths_B, numbers = np.array(list(map(len, targets))), np.arange(len(targets))
@@ -87,13 +103,13 @@ def score(decoder: Graph, memory: Mapping[str, np.ndarray], targets: Sequence[Se
   return log_probs_B
 
 
-def logits(decoder: Graph) -> np.ndarray:
+def logits(decoder: StagedGraph) -> np.ndarray:
   """Logits [B, W, V], a view of the decoder's, which have an axis of parts of the vocabulary."""
   logits_BWDP = decoder.output('logits')
   return logits_BWDP.reshape(*logits_BWDP.shape[:2], -1)
 
 
-def _next_symbols(decoder: Graph) -> NextSymbols:
+def _next_symbols(decoder: StagedGraph) -> NextSymbols:
   """Scores of the next symbols; views of the decoder's outputs, of which none may be held by the next step."""
   best_BWJ, symbols_BWJ, log_z_BW = (decoder.output(name) for name in ('best', 'symbols', 'log_z'))
   return NextSymbols(best_BWJ, symbols_BWJ, logits(decoder)[:, :, EOS], log_z_BW)

@@ -27,18 +27,13 @@ def file_of_experts(name: str, number: int) -> str:
   return f'{name}_experts_{number}.tflite'
 
 
-def load(folder: str, name: str, threads: int) -> Graph | StagedGraph:
-  """The graph of this name in an export, with packed weights."""
-  graph = Graph(os.path.join(folder, file_of_stage(name, 0)), threads)
-  rest, experts = [], []
-  for number in itertools.count():
-    path = os.path.join(folder, file_of_experts(name, number))
-    if not os.path.exists(path):
-      break
-    experts.append(Experts(path, threads))
-    rest.append(Graph(os.path.join(folder, file_of_stage(name, number + 1)), threads))
-  if rest:
-    graph = StagedGraph([graph, *rest], experts)
+def load(folder: str, name: str, threads: int, experts: str | None = None) -> StagedGraph:
+  """The graph of this name in an export, with packed weights; its experts are those of the graph `experts`, or own."""
+  files_of = lambda path_of: list(itertools.takewhile(os.path.exists, map(path_of, itertools.count())))
+  stages = files_of(lambda number: os.path.join(folder, file_of_stage(name, number)))
+  of_layers = files_of(lambda number: os.path.join(folder, file_of_experts(experts or name, number)))
+  stages = [Graph(path, threads) for path in stages]
+  graph = StagedGraph(stages, [Experts(path, threads) for path in of_layers[: len(stages) - 1]])
   graph.resize({name: tuple(max(size, 1) for size in shape) for name, shape in graph.shapes.items()})
   graph.release()
   return graph

@@ -10,7 +10,7 @@ import sentencepiece
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.visible_text import is_empty
 
-PAD, BOS, EOS = 0, 1, 2
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 
 def text_ids(ids: Iterable[int], size: int, skip: Collection[int] = (PAD, BOS)) -> list[int]:

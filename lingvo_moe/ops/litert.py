@@ -88,8 +88,11 @@ BACKEND = Backend(
 )
 
 
-def without_experts(calls: list[ExpertsCall]) -> Backend:
-  """The backend that leaves experts out of a graph, and adds their calls to a list."""
+def without_experts(calls: list[ExpertsCall], step: bool = True) -> Backend:
+  """The backend that leaves experts out of a graph, and adds their calls to a list.
+
+  With `step`, caches are inputs of the graph; without it they are what the graph returns, written by one call.
+  """
 
   def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
     del slots, width
@@ -104,6 +107,7 @@ def without_experts(calls: list[ExpertsCall]) -> Backend:
       calls[-1].residual_BTM = x_BTM
     return x_BTM + y_BTM
 
-  return dataclasses.replace(
-    BACKEND, overrides={**BACKEND.overrides, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
-  )
+  overrides = {**BACKEND.overrides, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
+  if not step:
+    overrides['write_cache'] = lambda buffer, x_BNWK, start, layer=None: x_BNWK
+  return dataclasses.replace(BACKEND, overrides=overrides)

@@ -60,6 +60,7 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
   module.weights = {weight: tf.Variable(value, trainable=False) for weight, value in weights.items()}
   calls: list[litert.ExpertsCall] = []
   name_of = {}  # of a tensor that is a weight
+  step = any(input_name.startswith('cache_') for input_name in graph.inputs)
 
   def run(*values):
     inputs = dict(zip(graph.inputs, values, strict=True))
@@ -68,15 +69,15 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
     used = lambda weight, value: value * one if is_gate_weight(weight.rpartition('/')[2]) else value
     values = {weight: used(weight, v.value()) for weight, v in module.weights.items()}
     name_of.update({value.ref(): weight for weight, value in values.items()})
-    with backend_lib.use(litert.without_experts(calls)):
+    with backend_lib.use(litert.without_experts(calls, step)):
       return dict(graph.function(program.theta(values), inputs))
 
   whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(s.shape, s.dtype, n) for n, s in graph.inputs.items()])
   inputs = dict(zip(graph.inputs, whole.inputs))  # then the weights
-  files = {}
-  for number, (given, wanted) in enumerate(_stages(inputs, whole.structured_outputs, calls)):
+  files, parts = {}, _stages(inputs, whole.structured_outputs, calls)
+  for number, (given, wanted) in enumerate(parts):
     files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, module, kind)
-  for number, call in enumerate(calls):
+  for number, call in enumerate([] if graph.experts else calls[: len(parts) - 1]):
     own = {weight: weights[name_of[x.ref()]] for weight, x in call.weights.items()}
     files[stages.file_of_experts(name, number)] = _experts(call, own, kind)
   return files
@@ -91,11 +92,11 @@ def _stage(function: Callable[..., Tensors], given: Tensors, module: tf.Module, 
 
 def _stages(inputs: Tensors, outputs: Tensors, calls: Sequence[litert.ExpertsCall]) -> list[tuple[Tensors, Tensors]]:
   """Inputs and outputs of the parts of a graph between calls of experts, by name; see engine/stages.py."""
-  wanted = [{} for _ in [*calls, None]]
-  for name, x in outputs.items():
-    wanted[sum(call.outputs_GSM.ref() in _ancestors([x]) for call in calls)][name] = x
+  ancestors = {name: _ancestors([x]) for name, x in outputs.items()}
+  number = {name: sum(call.outputs_GSM.ref() in found for call in calls) for name, found in ancestors.items()}
+  wanted = [{name: outputs[name] for name in outputs if number[name] == i} for i in range(max(number.values()) + 1)]
   cuts = [{}]
-  for stage, call in zip(wanted, calls):
+  for stage, call in zip(wanted[:-1], calls):
     fields = call.tokens_GSM, call.expert_GSR, call.weight_GSR, call.residual_BTM
     stage |= dict(zip(stages.TO_EXPERTS, fields, strict=True))
     cuts.append(dict(zip(stages.FROM_EXPERTS, (call.outputs_GSM, call.residual_BTM), strict=True)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lingvo_moe import ops
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core import text_model
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, flat_sequence
@@ -42,9 +42,7 @@ def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
     for w, (length, score, log_prob) in enumerate(of_row)
     if length and np.isfinite(log_prob)
   ]
-  if not found:
-    raise UserError('a text has no answer of finite probability: weights must be finite; use an earlier checkpoint')
-  return found
+  return text_model.of_finite_probability(found)
 
 
 def search(

@@ -261,7 +261,8 @@ class Graph(NamedTuple):
   """Function of a model as a graph that the engine runs."""
 
   function: Callable[[Any, Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]  # (nested weights, inputs) -> outputs
-  inputs: Mapping[str, tf.TensorSpec]  # by name; 'ids' is one of them
+  inputs: Mapping[str, tf.TensorSpec]  # by name; 'ids' is one of them; a step over a cache has names in cache_
+  experts: str | None = None  # name of another graph with the same calls of experts, of which there is one copy then
 
 
 class EngineParts(NamedTuple):
@@ -277,7 +278,10 @@ _OF_EXPORTS = {'translation': 'lingvo_moe.tasks.mt.held_out'}
 
 def job_of_export(model: ExportedModel, options: HeldOutOptions, data_dir: str | None, pairs: str | None) -> HeldOutJob:
   """Held-out job on an export for the engine, whose manifest says which task it has; imports no TensorFlow."""
-  return importlib.import_module(_OF_EXPORTS[model.settings['task']]).job_of_export(model, options, data_dir, pairs)
+  module = _OF_EXPORTS.get(model.settings['task'])
+  if module is None:
+    raise UserError(f'{model.path} is an export that continues text: use lingvo-moe translate, or decode its run')
+  return importlib.import_module(module).job_of_export(model, options, data_dir, pairs)
 
 
 class Task:
@@ -394,7 +398,7 @@ class Task:
 
   def engine_parts(self) -> EngineParts:
     """The model for the engine, with weights of config.program(); UserError where the engine cannot compute it."""
-    self._refuse('is not exported: only models of translation are')
+    self._refuse('is not exported for the engine, which translates and continues text: use its log directory')
 
   # Measurement without text: lingvo-moe cost, lint, parity and bench
 

@@ -19,12 +19,11 @@ from sentencepiece import sentencepiece_model_pb2
 from lingvo_moe.core import files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import vocab as engine_vocab
-from lingvo_moe.engine.vocab import BOS, EOS, PAD
+from lingvo_moe.engine.vocab import BOS, EOS, PAD, UNK
 
 if TYPE_CHECKING:
   import tensorflow as tf  # slow to import, and not needed to train a vocabulary
 
-UNK = 3
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 _TAG = re.compile(r'<2(\S+)>')
 

@@ -25,12 +25,12 @@ import lingvo_moe
 from lingvo_moe import decoder, serve, translate
 from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.engine import manifest, search
-from lingvo_moe.engine import model as engine_model
+from lingvo_moe.engine import manifest, search, stages, translation
 from lingvo_moe.engine.graph import available_threads
 from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, litert
 from lingvo_moe.run import results as results_lib
+from lingvo_moe.tasks import engine_graphs
 from lingvo_moe.tasks.mt import graphs
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
@@ -212,7 +212,7 @@ def results(tmp_path):
 def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files(options, results, monkeypatch, capsys):
   monkeypatch.setattr(results_lib, '_UNFINISHED_SECONDS', 0.0)
   decoder.decode(options)
-  expected, read, reads = results(), engine_model.Translator._read, itertools.count(1)
+  expected, read, reads = results(), translation.Translator._read, itertools.count(1)
   assert set(expected) == {'de-en.hyp', 'de-en.src', 'de-en.ref', 'scores.json'}
 
   def until_the_tenth(*args):
@@ -220,14 +220,14 @@ def test_a_decoder_of_an_export_that_was_interrupted_continues_to_the_same_files
       raise KeyboardInterrupt
     return read(*args)
 
-  monkeypatch.setattr(engine_model.Translator, '_read', until_the_tenth)
+  monkeypatch.setattr(translation.Translator, '_read', until_the_tenth)
   with pytest.raises(KeyboardInterrupt):
     decoder.decode(dataclasses.replace(options, overwrite=True))
   assert set(results()) == {'scores.unfinished.jsonl'}
   decoder.decode(options)
   assert 'going on after 9 lines' in capsys.readouterr().err
   assert next(reads) == 10 + (24 - 9) + 1 and results() == expected
-  monkeypatch.setattr(engine_model.Translator, 'translate', lambda *args: 1 / 0)
+  monkeypatch.setattr(translation.Translator, 'translate', lambda *args: 1 / 0)
   decoder.decode(options)
   said = capsys.readouterr()
   assert 'was made with the same settings' in said.err and 'mean BLEU' in said.out
@@ -258,7 +258,7 @@ def test_results_of_other_settings_are_replaced_whole_with_overwrite_alone(optio
   ],
 )
 def test_the_decoder_refuses_before_it_translates(options, monkeypatch, given, runtime_options, message):
-  monkeypatch.setattr(engine_model.Translator, 'translate', lambda *a: 1 / 0)
+  monkeypatch.setattr(translation.Translator, 'translate', lambda *a: 1 / 0)
   with pytest.raises(UserError, match=message):
     decoder.decode(dataclasses.replace(options, **given), RuntimeOptions(**runtime_options))
 
@@ -273,7 +273,7 @@ def test_other_jobs_refuse_what_an_export_cannot_do(folders, load, options):
 
 def test_the_library_takes_threads_and_refuses_a_backend(folders, monkeypatch):
   made = []
-  monkeypatch.setattr(engine_model.stages, 'load', lambda path, name, threads: made.append(threads))
+  monkeypatch.setattr(stages, 'load', lambda path, name, threads, experts: made.append(threads))
   path = str(folders['int8'])
   for options in {}, {'set_threads': False}, {'threads': 3}, {'set_threads': False, 'threads': 2}:
     lingvo_moe.load(path, **options)
@@ -287,12 +287,12 @@ def test_the_library_takes_threads_and_refuses_a_backend(folders, monkeypatch):
 def test_gates_that_the_engine_cannot_compute_are_refused_with_the_way_out(gate):
   config = tiny_config.make(num_experts=9, gate=gate, groups_of_experts=3 if gate == 'hierarchical' else 0, choices=2)
   with pytest.raises(UserError, match=f"this model has gate='{gate}': use --format=saved_model"):
-    graphs.require(config)
+    engine_graphs.require(config)
 
 
 @pytest.mark.parametrize('gate', ['top2', 'top_k', 'top_k_unnormalised', 'switch', 'noisy_top_k'])
 def test_gates_that_choose_single_experts_are_exported(gate):
-  graphs.require(tiny_config.make(num_experts=4, gate=gate))
+  engine_graphs.require(tiny_config.make(num_experts=4, gate=gate))
 
 
 def test_activations_are_float32_whatever_the_model_says():
@@ -307,7 +307,7 @@ def test_activations_are_float32_whatever_the_model_says():
 @pytest.mark.parametrize('size', [64, 97, 286, 640])
 def test_best_symbols_are_those_of_all_the_vocabulary_the_first_of_equal_ones_first(size):
   logits_BWV = np.random.default_rng(size).integers(-9, 9, [3, 2, size]).astype(np.float32)
-  found = graphs.ranked(tf.constant(logits_BWV), 11)
+  found = engine_graphs.ranked(tf.constant(logits_BWV), 11)
   best_BWJ, symbols_BWJ = tf.math.top_k(logits_BWV, 11)
   np.testing.assert_array_equal(found['best'], best_BWJ)
   np.testing.assert_array_equal(found['symbols'], symbols_BWJ)

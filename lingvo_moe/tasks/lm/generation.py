@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng, text_model
-from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, sampling
@@ -121,10 +120,7 @@ class Continuer(TextGenerator):
   """
 
   def __init__(self, config: LanguageConfig, vocab: TextVocab, runner: task.Runner, n_best: int = 1):
-    if config.search == 'greedy' and n_best > 1:
-      raise UserError(f'a prompt has one greedy continuation; saw {n_best} wanted: --search=sample or beam has several')
-    if config.search == 'beam':
-      text_model.check_n_best(n_best, config.beam_size)
+    text_model.check_continuations(n_best, config.search, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(generate, n_best=n_best))
     self._width = width_of(config, n_best)
 

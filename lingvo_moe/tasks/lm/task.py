@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from typing import Any
 
 import numpy as np
 
+from lingvo_moe.core import files
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.batches import zeros
-from lingvo_moe.tasks.lm import generation
+from lingvo_moe.tasks.lm import generation, graphs
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import BATCH_KEYS, HeldOutInput, TrainInput
@@ -18,7 +20,8 @@ from lingvo_moe.tasks.plain_text import task as plain_text
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.vocab import BOS
 
-_SAMPLING = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'num_samples', 'prompt', 'max_new_tokens')
+_GENERATION = ('search', 'sample_temperature', 'top_k', 'top_p', 'sample_seed', 'max_new_tokens')
+_SAMPLING = (*_GENERATION, 'num_samples', 'prompt')
 _BEAM = ('beam_size', 'length_norm_alpha')
 
 
@@ -71,6 +74,16 @@ class LanguageTask(plain_text.PlainTextTask):
   dev_input_class = HeldOutInput
   held_out_job_class = PerplexityJob
   translator_class = generation.Continuer
+
+  def engine_parts(self) -> task.EngineParts:
+    graphs.require(self.config)
+    config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
+    values = {name: getattr(config, name) for name in (*_GENERATION, *_BEAM)}
+    name = 'byte' if config.vocab == 'byte' else os.path.basename(config.vocab)
+    contents = {} if config.vocab == 'byte' else {name: files.read(config.vocab)}
+    width = config.beam_size if config.search == 'beam' else 1
+    settings = {'task': 'language', 'vocab': name, 'max_length': self.max_length, **values}
+    return task.EngineParts(graphs.make(config, width), contents, settings)
 
   def random_batch(self, seed: int = 0, full: bool = True) -> task.Batch:
     """Batch of random ids: rows of `window` tokens, or of 1 to `window` with padding after them."""

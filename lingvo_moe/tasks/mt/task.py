@@ -17,7 +17,7 @@ from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.attention import Now
 from lingvo_moe.layers.stack import StackCache
-from lingvo_moe.tasks import inference, task
+from lingvo_moe.tasks import engine_graphs, inference, task
 from lingvo_moe.tasks.batches import BATCH_KEYS, SOURCE_KEYS, zeros
 from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, random_batch, run_vocabs
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -146,7 +146,7 @@ class TranslationTask(task.Task):
 
   def engine_parts(self) -> task.EngineParts:
     config = dataclasses.replace(self.config.for_inference(), dispatch='auto', scan_layers=False)
-    graphs.require(config)
+    engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'max_length', 'decode_ratio', 'decode_extra', 'num_experts'
     settings = {name: getattr(config, name) for name in names}

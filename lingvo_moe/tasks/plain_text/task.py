@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import log_directory
+from lingvo_moe.core import log_directory, text_model
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import documents
 from lingvo_moe.search.beam_search import Hypotheses
@@ -153,7 +153,7 @@ class PerplexityJob(task.HeldOutJob):
     raise NotImplementedError
 
 
-class TextGenerator(task.Translator):
+class TextGenerator(text_model.Generator):
   """Base of what continues texts, or fills them in, with the current weights of a runtime.
 
   `search` is a function(model, theta, batch, config).
@@ -163,7 +163,6 @@ class TextGenerator(task.Translator):
     self._config = config = config.for_inference(runner.row_multiple, config.row_length)
     self._vocab = vocab
     self._groups = runner.row_multiple
-    self._lines = 0
     program = config.program()
     self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch, config))
 
@@ -178,24 +177,3 @@ class TextGenerator(task.Translator):
       part = texts[start : start + rows]
       hypotheses = self._search(self._batch(part, rows, first + start))
       yield from (inference.decoded(hypotheses, row) for row in range(len(part)))
-
-  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> task.Answers:
-    """Answers texts, of which `first` is the number of the first."""
-    raise NotImplementedError
-
-  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> task.Answers:
-    """Answers lines, in which a line break is written as a backslash and an n, and so it is in the results."""
-    answers = self.translate([_unescaped(line) for line in lines], target, self._lines)
-    self._lines += len(lines)
-    shown = [[h._replace(text=_escaped(h.text)) for h in of_line] for of_line in answers.hypotheses]
-    return task.Answers(shown, answers.truncated)
-
-
-def _escaped(text: str) -> str:
-  r"""A text on one line: 'a<line break>b' is a\nb."""
-  return text.replace('\\', '\\\\').replace('\n', '\\n').replace('\r', '\\r')
-
-
-def _unescaped(line: str) -> str:
-  """The text of a line that `_escaped` made. A backslash before another character stands for itself."""
-  return '\\'.join(part.replace('\\n', '\n').replace('\\r', '\r') for part in line.split('\\\\'))

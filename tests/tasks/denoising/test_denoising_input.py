@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.engine.text_vocab import Bytes
 from lingvo_moe.tasks.batches import BATCH_KEYS
 from lingvo_moe.tasks.denoising.config import DenoisingConfig
 from lingvo_moe.tasks.denoising.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.denoising.vocab import SentinelVocab
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
-from lingvo_moe.tasks.plain_text.vocab import Bytes
 from lingvo_moe.tasks.task import Feed, task_of
 from lingvo_moe.tasks.vocab import BOS, EOS
 

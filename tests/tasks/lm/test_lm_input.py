@@ -13,11 +13,12 @@ import sentencepiece
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import documents
+from lingvo_moe.engine.text_vocab import Bytes, Characters
 from lingvo_moe.tasks.lm.config import LmConfig
 from lingvo_moe.tasks.lm.generation import Continuer
 from lingvo_moe.tasks.lm.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.plain_text import vocab as vocab_lib
-from lingvo_moe.tasks.plain_text.vocab import Bytes, Characters, Pieces
+from lingvo_moe.tasks.plain_text.vocab import Pieces
 from lingvo_moe.tasks.task import Feed, task_of
 from lingvo_moe.tasks.vocab import BOS, EOS, SPECIAL, UNK
 

@@ -1,0 +1,102 @@
+"""Exported language model: prompts in, continuations out; samples, greedy ones, or those of beam search."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.core import text_model
+from lingvo_moe.core.text_model import Answers, Hypothesis
+from lingvo_moe.engine import sampling, search, text_vocab
+from lingvo_moe.engine.exported import ExportedModel
+from lingvo_moe.engine.flat_cache import Prompt
+from lingvo_moe.engine.stages import StagedGraph
+from lingvo_moe.engine.vocab import BOS
+
+_ROWS = 16  # prompts of a batch
+
+
+class LanguageModel(ExportedModel):
+  """Exported language model."""
+
+  continues_text = True
+
+  def __init__(self, path: str, threads: int | None = None) -> None:
+    super().__init__(path, threads)
+    self.decoder, self.reader = self._graph('decoder'), self._graph('reader', experts='decoder')
+    name = self.settings['vocab']
+    self.vocab = text_vocab.read(name if name == 'byte' else os.path.join(path, name))
+
+  def translator(self, n_best: int = 1) -> Continuer:
+    return Continuer(self, n_best)
+
+  def choose_target(self, requested: str | None) -> str | None:
+    return text_model.choose_target(None, requested)
+
+  def pairs(self) -> list[tuple[str, str]]:
+    return []
+
+
+class Continuer(text_model.Generator):
+  """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed.
+
+  Args:
+    model: the model.
+    n_best: continuations of each prompt.
+  """
+
+  def __init__(self, model: LanguageModel, n_best: int = 1) -> None:
+    text_model.check_continuations(n_best, model.settings['search'], model.beam_size)
+    self._model, self._n_best = model, n_best
+
+  def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
+    """Continuations of each prompt; an empty prompt gives a text from its beginning."""
+    del target
+    found = []
+    for start in range(0, len(texts), _ROWS):
+      prompts = [[BOS, *self._model.vocab.encode(text).tolist()] for text in texts[start : start + _ROWS]]
+      with self._model.lock:
+        found += self._continue(prompts, first + start)
+    return Answers(found, [])
+
+  def _continue(self, prompts: Sequence[Sequence[int]], first: int) -> list[list[Hypothesis]]:
+    settings, decoder = self._model.settings, self._model.decoder
+    limit = settings['max_new_tokens']
+    if settings['search'] == 'beam':
+      width, alpha = self._model.beam_size, settings['length_norm_alpha']
+      limits_B = np.full(len(prompts), limit, np.int32)
+      beam = search.search(decoder, {}, limits_B, width, alpha, self._n_best, read(self._model.reader, prompts, 1))
+      results = beam.found_ids_BWT, beam.found_lengths_BW, beam.found_log_probs_BW, beam.scores_BW
+    else:
+      prompt = read(self._model.reader, prompts, self._n_best)
+      sampler = sampling.Sampler(settings['search'] == 'greedy', *map(settings.get, sampling.SETTINGS))
+      keys_B = sampling.keys(settings['sample_seed'], len(prompts), self._n_best, first)
+      by_prompt = lambda x: x.reshape(len(prompts), self._n_best, *x.shape[1:])
+      ids, lengths, log_probs = map(by_prompt, sampling.sample(decoder, prompt, sampler, keys_B, limit))
+      results = ids, lengths, log_probs, log_probs
+    return [self._hypotheses(*(x[row] for x in results)) for row in range(len(prompts))]
+
+  def _hypotheses(self, ids_WT, lengths_W, log_probs_W, scores_W) -> list[Hypothesis]:
+    """Hypotheses that have a probability above 0."""
+    decode = lambda w: self._model.vocab.decode(ids_WT[w, : lengths_W[w]])
+    found = [
+      Hypothesis(decode(w), float(scores_W[w]), float(log_prob))
+      for w, log_prob in enumerate(log_probs_W)
+      if lengths_W[w] and math.isfinite(log_prob)
+    ]
+    return text_model.of_finite_probability(found)
+
+
+def read(reader: StagedGraph, prompts: Sequence[Sequence[int]], copies: int) -> Prompt:
+  """Keys and values of all symbols but the last of each prompt, in so many rows for each."""
+  ids_BP = search.padded([prompt[:-1] for prompt in prompts])
+  caches = {}
+  if ids_BP.size:
+    new = search.run_on_ids(reader, ids_BP)
+    caches = {name.replace('new_', 'cache_', 1): np.repeat(cache, copies, axis=0) for name, cache in new.items()}
+  lengths_B = np.repeat([len(prompt) - 1 for prompt in prompts], copies).astype(np.int32)
+  last_B = np.repeat([prompt[-1] for prompt in prompts], copies).astype(np.int32)
+  return Prompt(last_B, lengths_B, np.arange(ids_BP.shape[1]) < lengths_B[:, np.newaxis], caches)

@@ -1,0 +1,105 @@
+"""Sampling in NumPy: continuations drawn symbol by symbol, by temperature, top-k and top-p, or greedily.
+
+Draws are those of search/sampling.py, with the random numbers of core/prng.py, which describe them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from lingvo_moe.engine import search
+from lingvo_moe.engine.flat_cache import FlatCache, Prompt
+from lingvo_moe.engine.stages import StagedGraph
+from lingvo_moe.engine.vocab import BOS, EOS, PAD
+
+SETTINGS = ('sample_temperature', 'top_k', 'top_p')
+_GOLDEN, _OFFSET = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
+
+
+class Sampler(NamedTuple):
+  """Choice of the next symbol."""
+
+  greedy: bool
+  temperature: float
+  top_k: int
+  top_p: float
+
+  def __call__(self, logits_BV: np.ndarray, keys_B: np.ndarray) -> np.ndarray:
+    """The next symbols, int32 [B]."""
+    logits_BV = np.where(np.isin(np.arange(logits_BV.shape[1]), (PAD, BOS)), np.float32(-np.inf), logits_BV)
+    if self.greedy:
+      return logits_BV.argmax(axis=1).astype(np.int32)
+    noise_BV = -np.log(-np.log(np.maximum(_uniform(keys_B, logits_BV.shape[1]), np.float32(2.0**-25))))
+    return (self._restricted(logits_BV) + noise_BV).argmax(axis=1).astype(np.int32)
+
+  def _restricted(self, logits_BV: np.ndarray) -> np.ndarray:
+    """Logits at the temperature, -inf for the symbols that are never drawn."""
+    logits_BV = logits_BV / np.float32(self.temperature)
+    if self.top_k:
+      least_B1 = -np.sort(-logits_BV, axis=1)[:, : self.top_k][:, -1:]
+      logits_BV = np.where(logits_BV < least_B1, np.float32(-np.inf), logits_BV)
+    if self.top_p < 1:
+      sorted_BV = -np.sort(-logits_BV, axis=1)
+      weights_BV = np.exp(sorted_BV - sorted_BV[:, :1])
+      probs_BV = weights_BV / weights_BV.sum(axis=1, keepdims=True)
+      before_BV = probs_BV.cumsum(axis=1) - probs_BV
+      least_B1 = np.where(before_BV < self.top_p, sorted_BV, np.inf).min(axis=1, keepdims=True)
+      logits_BV = np.where(logits_BV < least_B1, np.float32(-np.inf), logits_BV)
+    return logits_BV
+
+
+def sample(
+  decoder: StagedGraph, prompt: Prompt, sampler: Sampler, keys_B: np.ndarray, max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Draws a continuation of each row, with its end, of at most max_length symbols: ids [B, T], lengths, log p."""
+  rows = len(keys_B)
+  ids_BT, lengths_B = np.full([rows, max_length], PAD, np.int32), np.zeros(rows, np.int32)
+  log_probs_B, last_B, numbers, live_B = np.zeros(rows, np.float32), prompt.last_B, np.arange(rows), np.ones(rows, bool)
+  cache = FlatCache(decoder, {'lengths': prompt.lengths_B}, 1, max_length, prompt)
+  for time in range(max_length):
+    if cache.is_full:
+      cache.keep(np.flatnonzero(live_B), live_B[:, np.newaxis])
+      numbers, last_B, live_B = numbers[live_B], last_B[live_B], live_B[live_B]
+    cache.run(last_B[:, np.newaxis], time, live_B[:, np.newaxis])
+    logits_BV = search.logits(decoder)[:, 0]
+    last_B = sampler(logits_BV, _fold(keys_B[numbers], time))
+    step_B = logits_BV[np.arange(len(last_B)), last_B] - decoder.output('log_z')[:, 0]
+    del logits_BV  # a view, which may not be held by the next step
+    ids_BT[numbers[live_B], time] = last_B[live_B]
+    log_probs_B[numbers] += np.where(live_B, step_B, 0)
+    lengths_B[numbers] += live_B
+    live_B = live_B & (last_B != EOS)
+    if not live_B.any():
+      break
+  return ids_BT, lengths_B, log_probs_B
+
+
+def keys(seed: int, prompts: int, copies: int, first: int) -> np.ndarray:
+  """Random keys of so many samples of each prompt, of which `first` is the number of the first."""
+  key = _fold(np.zeros(1, np.uint32), seed & 0xFFFFFFFF)
+  if seed >= 2**32:
+    high = _fold(_fold(np.zeros(1, np.uint32), zlib.crc32(b'high bits')), seed >> 32)
+    key = _fold(high, seed & 0xFFFFFFFF)
+  keys_B = _fold(_fold(key, zlib.crc32(b'sample')), np.arange(first, first + prompts))
+  return _fold(keys_B[:, np.newaxis], np.arange(copies)).reshape(-1)
+
+
+def _fold(key: np.ndarray, data: int | np.ndarray) -> np.ndarray:
+  """Keys from keys and numbers, as prng.fold."""
+  return _mix(key ^ (np.atleast_1d(data).astype(np.uint32) * _GOLDEN + _OFFSET))  # numbers would warn of overflow
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """Hash 'lowbias32'."""
+  x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+  x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+  return x ^ (x >> 16)
+
+
+def _uniform(keys_B: np.ndarray, count: int) -> np.ndarray:
+  """Uniform float32 [B, count] in [0, 1), as prng.uniform."""
+  spread = np.arange(count, dtype=np.uint32) * _GOLDEN + np.uint32(1)
+  return (_mix(keys_B[:, np.newaxis] ^ spread) >> 8).astype(np.float32) * np.float32(2.0**-24)

@@ -1,0 +1,151 @@
+"""Exported translation model: sentences in, translations and scores out."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import numpy as np
+
+from lingvo_moe.core import text_model
+from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
+from lingvo_moe.core.visible_text import is_empty
+from lingvo_moe.engine import search
+from lingvo_moe.engine.exported import ExportedModel
+from lingvo_moe.engine.vocab import EOS, Vocab
+
+
+class TranslationModel(ExportedModel):
+  """Exported translation model."""
+
+  continues_text = False
+
+  def __init__(self, path: str, threads: int | None = None) -> None:
+    super().__init__(path, threads)
+    # Loading the larger takes more memory for a while.
+    self.decoder, self.encoder = self._graph('decoder'), self._graph('encoder')
+    self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
+
+  def translator(self, n_best: int = 1) -> Translator:
+    return Translator(self, n_best)
+
+  def choose_target(self, requested: str | None) -> str | None:
+    return text_model.choose_target(sorted(self.settings['tags']) if self.settings['tagged'] else None, requested)
+
+  def pairs(self) -> list[tuple[str, str]]:
+    return [tuple(pair) for pair in self.settings['pairs']]
+
+
+class Translator(text_model.Translator):
+  """Translates and scores sentences with an exported model, in batches by length.
+
+  Args:
+    model: the model.
+    n_best: number of translations of each sentence.
+  """
+
+  def __init__(self, model: TranslationModel, n_best: int = 1) -> None:
+    text_model.check_n_best(n_best, model.beam_size)
+    self._model, self._n_best = model, n_best
+    self.target_vocab = model.target
+
+  def translate(
+    self,
+    texts: Sequence[str],
+    target: str | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+    known: Collection[int] = (),
+    keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
+  ) -> Answers:
+    """Translates sentences; one without tokens is translated to an empty line.
+
+    Args:
+      texts: any number of them.
+      target: language whose tag is put before each; None: no tag.
+      progress: called with the number of sentences done since the last call.
+      known: numbers of sentences that the caller has, for which an empty line is returned.
+      keep: called with the number and the translations of each further sentence, when its batch is done.
+    """
+    model, settings = self._model, self._model.settings
+    sources, truncated = self._sources(texts, target)
+    found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
+    sources = [[] if i in known else ids for i, ids in enumerate(sources)]
+    progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
+    for batch in self._batches(sources):
+      with model.lock:
+        beam = search.search(
+          model.decoder,
+          search.encode(model.encoder, [sources[i] for i in batch]),
+          np.array([self._max_length(len(sources[i])) for i in batch], np.int32),
+          model.beam_size,
+          settings['length_norm_alpha'],
+          self._n_best,
+        )
+      for row, i in enumerate(batch):
+        found[i] = self._read(beam, row)
+        keep(i, found[i])
+      progress(len(batch))
+    return Answers(found, truncated)
+
+  def score(
+    self,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    target: str | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+  ) -> Scored:
+    """Log p of each target given its source, summed over its symbols and the end.
+
+    An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
+    """
+    model = self._model
+    source_ids, source_cut = self._sources(sources, target)
+    target_ids, target_cut = _cut(model.target.encode(targets), model.max_length - 1)
+    labels = [[*ids, EOS] for ids in target_ids]
+    log_probs = np.array([0.0 if is_empty(line) else -np.inf for line in targets])
+    tokens = np.zeros(len(targets), np.int64)
+    progress(sum(not ids for ids in source_ids))
+    for batch in self._batches(source_ids):
+      with model.lock:
+        memory = search.encode(model.encoder, [source_ids[i] for i in batch])
+        log_probs[batch] = search.score(model.decoder, memory, [labels[i] for i in batch], model.beam_size)
+        del memory
+      tokens[batch] = [len(labels[i]) for i in batch]
+      progress(len(batch))
+    return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))
+
+  def _sources(self, texts: Sequence[str], target: str | None) -> tuple[list[list[int]], list[int]]:
+    """(ids with tag and end, none of a text without tokens; numbers of texts that were cut)."""
+    model = self._model
+    tag = [] if target is None else [model.settings['tags'][target]]
+    rows, cut = _cut(model.source.encode(texts), model.max_length - 1 - len(tag))
+    return [[*tag, *ids, EOS] if ids else [] for ids in rows], cut
+
+  def _batches(self, sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Numbers of sources that have tokens, longest first, in batches of so many tokens with padding."""
+    order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
+    while order:
+      rows = max(1, self._model.settings['batch_tokens'] // len(sources[order[0]]))
+      yield order[:rows]
+      order = order[rows:]
+
+  def _max_length(self, source_length: int) -> int:
+    """Length limit of a translation in symbols, with the end."""
+    settings = self._model.settings
+    limit = math.floor(np.float32(settings['decode_ratio']) * np.float32(source_length)) + settings['decode_extra']
+    return min(max(limit, 1), self._model.max_length)
+
+  def _read(self, beam: search.Beam, row: int) -> list[Hypothesis]:
+    """Hypotheses of a row that have a probability above 0, best first."""
+    found = []
+    for w, length in enumerate(beam.found_lengths_BW[row]):
+      score, log_prob = float(beam.scores_BW[row, w]), float(beam.found_log_probs_BW[row, w])
+      if length and math.isfinite(log_prob):
+        found.append(Hypothesis(self._model.target.decode(beam.found_ids_BWT[row, w, :length]), score, log_prob))
+    return text_model.of_finite_probability(found)
+
+
+def _cut(rows: list[list[int]], most: int) -> tuple[list[list[int]], list[int]]:
+  """Rows of at most so many ids, and the numbers of those that were longer."""
+  return [row[:most] for row in rows], [i for i, row in enumerate(rows) if len(row) > most]
