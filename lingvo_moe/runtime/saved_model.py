@@ -33,7 +33,7 @@ def save(folder: str, function: TextFunction, weights: Mapping[str, np.ndarray],
   module.resources = list(function.resources)
 
   def run(*arguments, **named):
-    with backend_lib.use(cpu.SAVED):
+    with backend_lib.use(cpu.saved()):
       given = [*arguments, *(named[name] for name in list(function.inputs)[len(arguments) :])]
       return function({name: w.value() for name, w in module.weights.items()}, *given)
 

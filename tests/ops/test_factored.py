@@ -31,6 +31,12 @@ def test_rows_are_padded_to_one_of_a_few_numbers_or_are_not_few(rows, padded):
     np.testing.assert_allclose(grad.padded().multiplied(), want, atol=1e-5)
 
 
+@pytest.mark.parametrize('rows, has_few', [(32, True), (33, False)])
+def test_a_product_in_bfloat16_pays_with_fewer_rows(rows, has_few):
+  x, dy = (tf.cast(some(3, rows, size), tf.bfloat16) for size in (8, 6))
+  assert bool(FactoredGradient(x, dy).has_few_rows) == has_few
+
+
 def gradient_of(f):
   """Gradient for the weight of f(weight, x) as a tensor, and its type on the tape."""
   kinds = []

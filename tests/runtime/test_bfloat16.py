@@ -9,7 +9,7 @@ import tensorflow as tf
 import tiny_config
 
 from lingvo_moe import machine
-from lingvo_moe.ops import cpu
+from lingvo_moe.ops import backend, cpu
 from lingvo_moe.ops.cpu import grouped_ffn
 from lingvo_moe.optim.cpu import in_place
 from lingvo_moe.optim.cpu.matrix_updates import MatrixByMatrix
@@ -129,6 +129,16 @@ def test_without_units_activations_are_float32_and_a_job_says_so(run, monkeypatc
   assert losses == trained(config_of('float32'))[1]
   other = LocalRuntime(config.program(), backend='reference')
   assert other.note is None
+
+
+@pytest.mark.parametrize('has', [True, False])
+def test_a_saved_function_has_the_type_of_the_processor_that_saves_it(has, monkeypatch):
+  monkeypatch.setattr(cpu, 'has_bfloat16', lambda: has)
+  config = config_of('bfloat16')
+  program, batch = config.program(), task_of(config).random_batch()
+  with backend.use(cpu.saved()):
+    memory_BUM = program.model.encode(program.theta(program.init()['weights']), batch)[0]
+  assert memory_BUM.dtype == (tf.bfloat16 if has else tf.float32)
 
 
 def test_nothing_is_said_where_there_are_units_or_activations_are_float32(monkeypatch):

@@ -52,18 +52,16 @@ def backend(*, training: bool) -> Backend:
   )
 
 
-# For functions that are saved and run elsewhere: overrides that only need TensorFlow's kernels and have no gradients of
-# their own, which a SavedModel does not hold. No sub-batches: threads are for the process that loads it to set.
-SAVED = Backend(
-  'cpu_saved',
-  {
-    'grouped_ffn': grouped_ffn.grouped_ffn_forward,
-    'linear': linear.linear,
-    'queue_positions': kernels.queue_positions,
-    'write_cache': kernels.write_cache,
-  },
-  dispatcher='grouped',
-)
+def saved() -> Backend:
+  """CPU backend for functions that are saved and run elsewhere, which compute in the types of this processor.
+
+  Its overrides only need TensorFlow's kernels and have no gradients of their own, which a SavedModel does not hold. It
+  has no sub-batches: threads are for the process that loads the function to set.
+  """
+  names = 'linear', 'queue_positions', 'write_cache'
+  overrides = {name: OVERRIDES[name] for name in names} | {'grouped_ffn': grouped_ffn.grouped_ffn_forward}
+  return Backend('cpu_saved', overrides, dispatcher='grouped', bfloat16=has_bfloat16())
+
 
 # Updates of large weights, compiled by XLA for CPUs; see optim/cpu/in_place.py.
 COMPILED = Backend('cpu_xla', {'mean_square': kernels.compiled_mean_square})
