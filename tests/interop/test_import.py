@@ -1,6 +1,7 @@
 """Imported models against their own implementation: fixtures of tools/interop_fixtures.py."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -10,6 +11,8 @@ import safetensors.numpy
 import tensorflow as tf
 from imported_model import FIXTURES, ImportedModel
 
+import lingvo_moe
+from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.run import hub_export, importing
@@ -25,12 +28,7 @@ ALL = (*TRANSLATION, 'mixtral')
 
 @pytest.fixture(scope='module')
 def imported(tmp_path_factory):
-  made = {}
-  return lambda name: (
-    made.setdefault(name, None)
-    or made.update({name: ImportedModel(name, tmp_path_factory.mktemp(name) / 'run')})
-    or made[name]
-  )
+  return functools.cache(lambda name: ImportedModel(name, tmp_path_factory.mktemp(name) / 'run'))
 
 
 def batch_of(one):
@@ -126,6 +124,14 @@ def test_export_of_an_import_is_the_folder_and_imports_to_the_same_checkpoint(im
       np.testing.assert_array_equal(back.read(tensor), there.read(tensor))
   importing.import_folder(str(tmp_path), str(tmp_path / 'again'))
   assert RunDir(str(tmp_path / 'again')).checkpoints().fingerprint(0) == one.run.checkpoints().fingerprint(0)
+
+
+@pytest.mark.parametrize('name', TRANSLATION)
+def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, tmp_path):
+  one, out = imported(name), str(tmp_path / 'out')
+  export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32'))
+  lines, target = one.lines['lines'][:4], 'deu' if name == 'marian' else None
+  assert lingvo_moe.load(out).translate(lines, target) == lingvo_moe.load(one.run.path).translate(lines, target)
 
 
 @pytest.mark.parametrize('dtype', ['F16', 'BF16'])
