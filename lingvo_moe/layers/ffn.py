@@ -25,11 +25,15 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
   return tf.nn.gelu(x, approximate=True)
 
 
+def _silu(x: tf.Tensor) -> tf.Tensor:
+  return x * tf.sigmoid(x)  # tf.nn.silu has a gradient of its own, which TensorFlow's converters do not take
+
+
 ACTIVATIONS = {
   'relu': Activation(tf.nn.relu, gated=False),
   'gelu': Activation(_gelu, gated=False),
-  'swish': Activation(tf.nn.silu, gated=False),
-  'swiglu': Activation(tf.nn.silu, gated=True),
+  'swish': Activation(_silu, gated=False),
+  'swiglu': Activation(_silu, gated=True),
   'geglu': Activation(_gelu, gated=True),
 }
 
