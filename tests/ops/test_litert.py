@@ -25,18 +25,19 @@ def test_a_product_is_that_of_the_reference(equation, shape):
   )
 
 
-def test_attention_over_a_written_cache_is_that_over_one_that_holds_the_new_positions():
+def test_attention_over_a_written_cache_is_to_its_positions_and_each_hypothesis_to_its_own_new_one():
   q, buffer, new = normal(2, 3, 2, 5), normal(2, 3, 4, 5), normal(2, 3, 2, 5)
-  whole = tf.concat([buffer, new], axis=2)
   with backend.use(litert.BACKEND):
     cache = ops.write_cache(buffer, new, tf.constant(0))
     scores = ops.attention_product('BNTK,BNUK->BNTU', q, cache)
     values = ops.attention_product('BNTU,BNUK->BNTK', scores, cache)
-  expected = reference.attention_product('BNTK,BNUK->BNTU', q, whole)
-  np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(
-    values, reference.attention_product('BNTU,BNUK->BNTK', expected, whole), rtol=1e-5, atol=1e-5
-  )
+  for w in range(2):
+    own = slice(w, w + 1)
+    whole = tf.concat([buffer, new[:, :, own]], axis=2)
+    expected = reference.attention_product('BNTK,BNUK->BNTU', q[:, :, own], whole)
+    np.testing.assert_allclose(scores[:, :, own], expected, rtol=1e-5, atol=1e-5)
+    expected = reference.attention_product('BNTU,BNUK->BNTK', expected, whole)
+    np.testing.assert_allclose(values[:, :, own], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('expert', ['relu', 'swiglu', 'deep'])
