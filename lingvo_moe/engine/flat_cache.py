@@ -7,6 +7,7 @@ same in TensorFlow. The graph reads the mask of earlier positions, and attends t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -54,7 +55,8 @@ class FlatCache:
     used = mask_BP.shape[1]
     # Buffers for the most positions there can be: none grows and is copied, and what is not written takes no memory.
     largest = self._shapes(used + steps * width)
-    self._kept = {name: np.empty(shape, np.float32) for name, shape in largest.items() if name.startswith('cache_')}
+    names = [name for name in largest if name.startswith('cache_')]
+    self._kept = dict(zip(names, np.empty([len(names), math.prod(largest[names[0]])], np.float32)))
     graph.resize(largest)
     for name, cache_BNPK in caches.items():
       graph.input(name)[:, :, :used] = cache_BNPK
@@ -114,7 +116,7 @@ class FlatCache:
   def _copy(self, name: str, rows: int, used: int) -> np.ndarray:
     """The first rows and positions of a cache, in memory that was in use before: new pages would take more time."""
     cache_BNUK = self._graph.input(name)[:rows, :, :used]
-    kept_BNUK = self._kept[name].reshape(-1)[: cache_BNUK.size].reshape(cache_BNUK.shape)
+    kept_BNUK = self._kept[name][: cache_BNUK.size].reshape(cache_BNUK.shape)
     kept_BNUK[...] = cache_BNUK
     return kept_BNUK
 

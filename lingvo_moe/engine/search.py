@@ -12,7 +12,7 @@ from lingvo_moe.engine.stages import StagedGraph
 from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
 # Tokens that a graph reads in one run: its memory grows with them, and its speed no longer does.
-_TOKENS = 512
+_TOKENS = 256
 _RESULTS = ('found_ids_BWT', 'found_lengths_BW', 'found_log_probs_BW', 'scores_BW')
 
 
