@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,9 +80,13 @@ class Entry:
       tensor = symbols.inwards(tensor.reshape(-1, *shape[1:]))
     return tensor.reshape(shape)
 
-  def shape_there(self, shape: Sequence[int], symbols: Symbols) -> tuple[int, ...]:
-    """Shape of the tensor, up to how axes are joined, given that of the weight."""
-    return (symbols.size, *shape[1:]) if self.kind == 'symbols' else tuple(shape)
+  def fits(self, theirs: Sequence[int], shape: Sequence[int], symbols: Symbols) -> bool:
+    """Whether a tensor of a shape is the weight, or the expert's part, of this shape here."""
+    if self.kind == 'matrix':
+      return any(list(theirs) == [math.prod(shape[i:]), math.prod(shape[:i])] for i in range(1, len(shape)))
+    there = [n for n in ((symbols.size, *shape[1:]) if self.kind == 'symbols' else shape) if n != 1]
+    theirs = [n for n in theirs if n != 1]
+    return theirs in (there, [math.prod(there)])
 
   def outwards(self, weight: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
     """The tensor of this shape."""

@@ -39,7 +39,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
   new_folder.check(out, 'an imported model')
   folder = HubFolder(path)
   imported = families.convert(folder)
-  config = _config(imported, settings)
+  config = _config(folder, imported, settings)
   shapes = {name: spec.shape for name, spec in weights_lib.flatten(config.model().weights()).items()}
   _check_tensors(folder, imported, shapes)
   with new_folder.writing(out) as partial:
@@ -63,10 +63,12 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
   return imported.model, config
 
 
-def _config(imported: Imported, settings: Sequence[str]) -> TaskConfig:
+def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> TaskConfig:
   size = len(imported.symbols.theirs)
   sizes = {field.replace('vocab', 'vocab_size'): size for field in imported.vocabularies}
   values = {**imported.values, **sizes, 'masked_symbols': imported.symbols.masked}
+  if type(beams := folder.json_if_any('generation_config.json').get('num_beams')) is int:
+    values['beam_size'] = beams
   given = bindings.from_settings(imported.model, settings)
   return configuration.resolve(imported.model, (), given, **values)
 
@@ -84,10 +86,10 @@ def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
     if not entry.ours or name not in folder.tensors:
       continue
     shape, theirs = shapes[entry.ours][0 if entry.expert is None else 1 :], folder.tensors[name].shape
-    ours = entry.shape_there(shape, imported.symbols)
-    if int(np.prod(ours)) != int(np.prod(theirs)):
+    if not entry.fits(theirs, shape, imported.symbols):
       raise UserError(
-        f'{folder.path}: {name!r} has shape {list(theirs)}, and its configuration makes it {list(ours)}: fetch it again'
+        f'{folder.path}: {name!r} has shape {list(theirs)}, which does not fit its configuration ({entry.ours} '
+        f'{list(shape)} here): fetch it again'
       )
 
 

@@ -22,6 +22,7 @@ from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import EOS
 
 TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch')
+FC1 = 'model.encoder.layers.0.fc1.weight'
 LIMIT = 12  # symbols of an answer in the fixtures
 ALL = (*TRANSLATION, 'mixtral')
 
@@ -188,10 +189,14 @@ def _cut(folder):
     (lambda f: _rewrite(f, lambda t: t.update(other=np.zeros(3, np.float32))), "a tensor 'other' that is not known"),
     (
       lambda f: _config(f, encoder_ffn_dim=13, decoder_ffn_dim=13),
-      r'has shape \[12, 8\], and its configuration makes it',
+      r'has shape \[12, 8\], which does not fit its config',
     ),
     (lambda f: _config(f, decoder_ffn_dim=13), 'decoder_ffn_dim'),
     (lambda f: _config(f, activation_function='quick_gelu'), 'quick_gelu'),
+    (
+      lambda f: _rewrite(f, lambda t: t.update({FC1: np.ascontiguousarray(t[FC1].T)})),
+      r"fc1.weight' has shape \[8, 12\], which does not fit",
+    ),
     (_pickle, 'pytorch_model.bin, a pickle, which may run code'),
     (_cut, 'is damaged or cut short'),
     (_index, 'must name files of its own folder'),
