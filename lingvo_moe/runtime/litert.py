@@ -56,19 +56,20 @@ def save(
 
 def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.ndarray], kind: str) -> dict[str, bytes]:
   """Files of a graph with its weights, by name."""
-  module = tf.Module()
-  module.weights = {weight: tf.Variable(value, trainable=False) for weight, value in weights.items()}
   calls: list[litert.ExpertsCall] = []
-  name_of = {}  # of a tensor that is a weight
+  name_of = {}  # of a tensor that stands for a weight of experts, of which no stage has any
+  of_experts = {weight for weight in weights if program.weight_specs[weight].dims.startswith('E')}
+  variables = {n: tf.Variable(value, trainable=False) for n, value in weights.items() if n not in of_experts}
   step = any(input_name.startswith('cache_') for input_name in graph.inputs)
 
-  def run(*values):
-    inputs = dict(zip(graph.inputs, values, strict=True))
+  def run(*arguments):
+    inputs = dict(zip(graph.inputs, arguments, strict=True))
     # The converter quantises constants. Those of gates are multiplied by what is 1.0 only when the graph runs.
     one = tf.cast(tf.reduce_max(inputs['ids']) >= 0, tf.float32)
     used = lambda weight, value: value * one if is_gate_weight(weight.rpartition('/')[2]) else value
-    values = {weight: used(weight, v.value()) for weight, v in module.weights.items()}
-    name_of.update({value.ref(): weight for weight, value in values.items()})
+    values = {weight: used(weight, v.value()) for weight, v in variables.items()}
+    values |= {weight: tf.compat.v1.placeholder(tf.float32, weights[weight].shape) for weight in of_experts}
+    name_of.update({values[weight].ref(): weight for weight in of_experts})
     with backend_lib.use(litert.without_experts(calls, step)):
       return dict(graph.function(program.theta(values), inputs))
 
@@ -76,17 +77,19 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
   inputs = dict(zip(graph.inputs, whole.inputs))  # then the weights
   files, parts = {}, _stages(inputs, whole.structured_outputs, calls)
   for number, (given, wanted) in enumerate(parts):
-    files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, module, kind)
+    files[stages.file_of_stage(name, number)] = _stage(whole.prune(list(given.values()), wanted), given, kind)
   for number, call in enumerate([] if graph.experts else calls[: len(parts) - 1]):
     own = {weight: weights[name_of[x.ref()]] for weight, x in call.weights.items()}
     files[stages.file_of_experts(name, number)] = _experts(call, own, kind)
   return files
 
 
-def _stage(function: Callable[..., Tensors], given: Tensors, module: tf.Module, kind: str) -> bytes:
+def _stage(function: Callable[..., Tensors], given: Tensors, kind: str) -> bytes:
   """Bytes of a LiteRT file of a function of these tensors."""
   run = tf.function(lambda **inputs: function(*(inputs[name] for name in given)), autograph=False)
   concrete = run.get_concrete_function(**{name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in given.items()})
+  module = tf.Module()
+  module.weights = list(concrete.variables)
   return _converted(tf.lite.TFLiteConverter.from_concrete_functions([concrete], module), kind)
 
 
