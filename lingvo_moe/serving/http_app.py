@@ -155,17 +155,20 @@ class HttpApp:
       raise too_large
     if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':
       await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
+    body = bytearray()
     try:
       async with asyncio.timeout(_BODY_SECONDS):
-        return await request.clone(client_max_size=self._max_body).read()
-    except web.HTTPRequestEntityTooLarge:
-      raise too_large from None
+        async for chunk in request.content.iter_any():
+          body += chunk
+          if len(body) > self._max_body:
+            raise too_large
     except TimeoutError:
       raise BadQueryError(f'the body took more than {_BODY_SECONDS} seconds to come', 408) from None
     except (web.RequestPayloadError, HttpProcessingError):
       encoding = request.headers.get('Content-Encoding')
       said = f'{encoding:.40}, as its Content-Encoding says' if encoding else 'as long as its header says'
       raise BadQueryError(f'the body is not {said}') from None
+    return bytes(body)
 
 
 class _Languages:
