@@ -31,14 +31,14 @@ def choose_steps(run: RunDir, last: int | None = None, steps: Sequence[int] = ()
   if not run.exists:
     run.load()  # says what is missing
   existing = run.checkpoints().steps()
-  for step in sorted(steps):
-    run.checkpoints().existing(step)
+  listed = ', '.join(map(str, existing)) or 'none'
+  if missing := sorted(set(steps) - set(existing)):
+    raise UserError(f'{run.path} has no checkpoint of step {", ".join(map(str, missing))}; there: {listed}')
   if len(set(steps)) < len(steps):
     raise UserError(f'every step counts once in an average; saw {", ".join(map(str, steps))}')
   if last and last > len(existing):
     raise UserError(
-      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(existing)} '
-      f'({", ".join(map(str, existing)) or "none"}): '
+      f'the last {last} checkpoints of {run.path} are to be averaged, but it has {len(existing)} ({listed}): '
       'ask for fewer, or train with keep_checkpoints or keep_every for more'
     )
   return sorted(steps) or existing[-last:]

@@ -109,7 +109,7 @@ def test_the_run_is_left_alone_and_the_average_is_a_finished_run_of_its_own(run,
 def test_steps_are_the_last_or_those_given_and_a_missing_one_is_told(run):
   assert averaging.choose_steps(run, last=2) == [3, 4]
   assert averaging.choose_steps(run, steps=[4, 1]) == [1, 4]
-  with pytest.raises(UserError, match='has no checkpoint of step 5; there: 1, 2, 3, 4'):
+  with pytest.raises(UserError, match='run has no checkpoint of step 5, 9; there: 1, 2, 3, 4'):
     averaging.choose_steps(run, steps=[1, 9, 5])
   with pytest.raises(UserError, match=r'the last 5 checkpoints .* but it has 4 \(1, 2, 3, 4\)'):
     averaging.choose_steps(run, last=5)
