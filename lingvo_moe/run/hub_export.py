@@ -13,12 +13,14 @@ from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
+from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 
 _SHARD_BYTES = 2 << 30  # of a file, and of what is held in memory
+_TYPES = [[dtype] for dtype in TYPES]
 _TENSOR = json_files.Kind(
   'a type and sizes',
-  lambda value: isinstance(value, list) and value[:1] and value[0] in TYPES and all(type(n) is int for n in value[1:]),
+  lambda value: isinstance(value, list) and value[:1] in _TYPES and all(type(n) is int and n >= 0 for n in value[1:]),
 )
 
 Named = Iterator[tuple[str, np.ndarray]]
@@ -42,8 +44,7 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
   note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
   original = HubFolder(run.file(log_directory.ORIGINAL))
   imported = families.convert(original)
-  _, config = run.load()
-  stored = run.checkpoints().restore(step, {n: s.shape for n, s in config.program().weight_specs.items()})
+  stored = run.checkpoints().restore(step, _shapes(run))
   entries = {entry.theirs: entry for entry in imported.entries}
 
   def tensors() -> Named:
@@ -64,11 +65,16 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
 
 def save_weights(folder: str, run: RunDir, step: int) -> None:
   """Writes the weights under the names that they have in a checkpoint, and config.json."""
-  _, config = run.load()
-  shapes = {name: spec.shape for name, spec in config.program().weight_specs.items()}
+  shapes = _shapes(run)
   stored = run.checkpoints().restore(step, shapes)
   _save(folder, ((name, stored[name][...]) for name in shapes))
   shutil.copy(run.config_file, folder)
+
+
+def _shapes(run: RunDir) -> dict[str, tuple[int, ...]]:
+  """Shapes of the weights, by the names that they have in a checkpoint."""
+  _, config = run.load()
+  return checkpoint.by_layer({name: spec.shape for name, spec in config.program().weight_specs.items()})
 
 
 def _save(folder: str, tensors: Named) -> None:

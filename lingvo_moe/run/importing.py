@@ -40,14 +40,15 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
   folder = HubFolder(path)
   imported = families.convert(folder)
   config = _config(folder, imported, settings)
-  shapes = {name: spec.shape for name, spec in weights_lib.flatten(config.model().weights()).items()}
+  specs = weights_lib.flatten(config.model().weights())
+  shapes = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
   _check_tensors(folder, imported, shapes)
   with new_folder.writing(out) as partial:
     run = RunDir(partial)
     os.makedirs(run.vocab_dir)
     vocabs = {field: os.path.join(run.vocab_dir, _VOCABULARIES[field]) for field in imported.vocabularies}
-    for field, path in vocabs.items():
-      files.write(path, imported.vocabularies[field])
+    for field, vocab in vocabs.items():
+      files.write(vocab, imported.vocabularies[field])
     config = configuration.resolve(imported.model, (), (), config, **vocabs)
     _ = task_of(config).vocabs  # refuses what does not fit
     run.write_config(imported.model, config)
@@ -67,9 +68,12 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
   size = len(imported.symbols.theirs)
   sizes = {field.replace('vocab', 'vocab_size'): size for field in imported.vocabularies}
   values = {**imported.values, **sizes, 'masked_symbols': imported.symbols.masked}
-  if type(beams := folder.json_if_any('generation_config.json').get('num_beams')) is int:
-    values['beam_size'] = beams
   given = bindings.from_settings(imported.model, settings)
+  chosen = bindings.read(imported.model, (), given)
+  if odd := next((field for field in chosen if chosen[field] != values.get(field, chosen[field])), None):
+    raise UserError(f'{odd} of an imported model is {values[odd]!r}; saw --set {odd}={chosen[odd]!r}: leave it out')
+  if type(beams := folder.json_if_any('generation_config.json').get('num_beams')) is int:
+    values['beam_size'] = chosen.get('beam_size', beams)
   return configuration.resolve(imported.model, (), given, **values)
 
 

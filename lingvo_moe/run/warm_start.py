@@ -48,15 +48,17 @@ def restore_or_init(
   """
   group.on_leader(checkpoints.sweep)
   latest = checkpoints.latest()
-  if latest == 0 and files.exists(run.file(log_directory.IMPORTED)):
-    runtime.init()
-    checkpoints.load_weights(runtime, 0)
-    group.say('going on from the weights that were imported')
-    return True
   if latest is not None:
-    resume(runtime, checkpoints, latest)
+    where = f'step {latest}'
+    if latest == 0 and files.exists(run.file(log_directory.IMPORTED)):  # it has weights alone
+      runtime.init()
+      shapes = {name: spec.shape for name, spec in runtime.program.weight_specs.items()}
+      runtime.load({**runtime.state(), 'weights': checkpoints.restore(0, shapes)})
+      where = 'the weights that were imported'
+    else:
+      resume(runtime, checkpoints, latest)
     ignored = f'; --init_from={init_from} is for new runs and is ignored' if init_from else ''
-    group.say(f'going on from step {latest}{ignored}')
+    group.say(f'going on from {where}{ignored}')
     return True
   runtime.init()
   source = init_from or noted(run)

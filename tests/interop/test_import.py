@@ -153,6 +153,35 @@ def test_types_of_a_folder_are_kept(dtype, tmp_path, monkeypatch):
     np.testing.assert_array_equal(back.read(tensor).view(np.int16), value.view(np.int16))
 
 
+def test_a_scanned_run_is_imported_and_exported_layer_by_layer(imported, tmp_path):
+  source, out = str(FIXTURES / 'marian'), tmp_path / 'run'
+  importing.import_folder(source, str(out), ['scan_layers=True', "remat='block'"])
+  run = RunDir(str(out))
+  assert run.load()[1].scan_layers and json.loads((out / 'imported.json').read_text())['of'] == source
+  assert run.checkpoints().fingerprint(0) == imported('marian').run.checkpoints().fingerprint(0)
+  (tmp_path / 'hub').mkdir()
+  (tmp_path / 'ours').mkdir()
+  hub_export.save_hub_folder(str(tmp_path / 'hub'), run, 0)
+  hub_export.save_weights(str(tmp_path / 'ours'), run, 0)
+  assert HubFolder(str(tmp_path / 'hub')).tensors == HubFolder(source).tensors
+  names = {name for name, _ in tf.train.list_variables(run.checkpoints().path(0))} - {'step'}
+  assert safetensors.numpy.load_file(tmp_path / 'ours' / 'model.safetensors').keys() == names
+
+
+def test_a_value_that_the_folder_gives_cannot_be_set(tmp_path):
+  with pytest.raises(UserError, match='num_heads of an imported model is 2; saw --set num_heads=4: leave it out'):
+    importing.import_folder(str(FIXTURES / 't5'), str(tmp_path / 'run'), ['num_heads=4'])
+
+
+@pytest.mark.parametrize('damage', [[['F32'], 2], ['F33', 2], ['F32', -2], [], 'F32'])
+def test_a_damaged_note_of_an_import_is_refused(imported, damage, tmp_path):
+  shutil.copytree(imported('marian').run.path, tmp_path / 'run')
+  path = tmp_path / 'run' / 'imported.json'
+  path.write_text(json.dumps({'tensors': {'model.shared.weight': damage}}))
+  with pytest.raises(UserError, match='tensors.* must be .*a type and sizes.*: import it again'):
+    hub_export.save_hub_folder(str(tmp_path), RunDir(str(tmp_path / 'run')), 0)
+
+
 def _rewrite(folder, change):
   tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
   change(tensors)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tiny_config
 from whole_state import WholeState
 
-from lingvo_moe.run import checkpoint, warm_start
+from lingvo_moe.run import checkpoint, process_group, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
@@ -97,6 +97,20 @@ def test_a_relative_path_finds_the_configuration_beside_the_checkpoint(dense, mo
   monkeypatch.chdir(run.file(folder))
   warm_start.take_weights(runtime, source, Task(MOE))  # which asks for no vocabularies
   assert seen == [run.path]
+
+
+def test_an_imported_run_begins_with_its_weights_and_new_optimizer_slots(tmp_path, capsys):
+  run, program = RunDir(str(tmp_path)), DENSE.program()
+  state, theirs = program.init(), dataclasses.replace(program, seed=7).init()['weights']
+  run.checkpoints().save(WholeState({'step': state['step'], 'weights': theirs, 'slots': {}}))
+  (tmp_path / 'imported.json').touch()
+  loaded = {}
+  runtime = types.SimpleNamespace(program=program, init=lambda: None, state=lambda: state, load=loaded.update)
+  assert warm_start.restore_or_init(runtime, run, run.checkpoints(), Task(DENSE), 'other', process_group.ALONE)
+  assert loaded['slots'].keys() == state['slots'].keys() != set()
+  np.testing.assert_array_equal(loaded['weights']['target_embedding/table'][...], theirs['target_embedding/table'])
+  said = capsys.readouterr()
+  assert 'going on from the weights that were imported; --init_from=other is for new runs' in said.out + said.err
 
 
 def test_layers_of_other_sizes_are_not_copied(dense):
