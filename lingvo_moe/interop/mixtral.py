@@ -31,7 +31,7 @@ def convert(folder: HubFolder) -> Imported:
 
 def values(config: Mapping[str, Any]) -> dict[str, Any]:
   """Values of the fields of a configuration."""
-  heads = config['num_attention_heads']
+  heads, choices = config['num_attention_heads'], config['num_experts_per_tok']
   return dict(
     num_layers=config['num_hidden_layers'],
     model_dim=config['hidden_size'],
@@ -50,9 +50,10 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     num_experts=config['num_local_experts'],
     moe_every=1,
     gate='top_k',
-    choices=config['num_experts_per_tok'],
+    choices=choices,
     expert='swiglu',
-    aux_loss_weight=config['router_aux_loss_coef'],
+    # Theirs is of all layers together, and `choices` where all experts have an equal share; here the sum of layers, 1.
+    aux_loss_weight=config['router_aux_loss_coef'] * choices / config['num_hidden_layers'],
   )
 
 

@@ -70,13 +70,14 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
   )
   if 'num_experts' not in config:
     return common | {'num_experts': 0}
+  sparse = config['num_sparse_encoder_layers']  # there, losses are means of the layers of a stack, here their sums
   return common | dict(
     num_experts=config['num_experts'],
     moe_every=config['encoder_sparse_step'],
     gate='switch',
     expert=activation,
-    aux_loss_weight=config['router_aux_loss_coef'],
-    router_z_loss_weight=config['router_z_loss_coef'],
+    aux_loss_weight=config['router_aux_loss_coef'] / sparse,
+    router_z_loss_weight=config['router_z_loss_coef'] / sparse,
   )
 
 

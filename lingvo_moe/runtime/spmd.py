@@ -144,7 +144,7 @@ class SpmdRuntime(Runtime):
     self._current |= {
       'step': _place(np.asarray(state['step'][...], np.int32), self._whole),
       'weights': place(state['weights'], self._lowering.shardings['weights']),
-      'slots': place(state.get('slots', {}), self._lowering.shardings['slots']),
+      'slots': self._current.get('slots', {}) | place(state.get('slots', {}), self._lowering.shardings['slots']),
     }
 
   def state(self) -> dict:
