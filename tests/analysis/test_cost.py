@@ -320,12 +320,14 @@ def test_unrolled_layers_made_again_on_a_tpu_cost_what_the_formula_says(remat):
   compiled = cost.compile_step(config, mesh, topology)
   told = cost.analyze(compiled, config.program(), mesh, topology)
   found = {name: mesh.num_devices * part.flops for name, part in told['parts'].items()}
-  expected = flops.train_step(config)
+  expected, none = flops.train_step(config), flops.train_step(dataclasses.replace(config, remat='none'))
   lookups = found.pop('other')  # rows of a small table are looked up by a product
   assert expected.pop('other') == 0 <= lookups < 0.1 * sum(expected.values())
-  assert found == expected
+  # Products of attention in the forward pass, a third of all without `remat`, may be fused with projections, see above.
+  fused = expected['attention'] - found['attention']
+  assert 0 <= fused <= none['attention'] / 3
+  assert found == {**expected, 'attention': found['attention'], 'projections': expected['projections'] + fused}
   again = sum(part.flops for part in told['phases']['rematerialisation'].values())
-  none = flops.train_step(dataclasses.replace(config, remat='none'))
   assert mesh.num_devices * again == sum(expected.values()) - sum(none.values())
 
 
