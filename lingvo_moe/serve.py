@@ -98,10 +98,10 @@ def load(options: Options) -> TextModel:
   if run.continues_text:
     raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
   try:
-    target = run.choose_target(None)
+    languages = run.choose_target(None)
   except UserError:  # several, of which any will do
-    target = next((target for _, target in run.pairs()), None)
-  run.answer(['1'], target)
+    languages = next((run.choose_target(target, source) for source, target in run.pairs()), None)
+  run.answer(['1'], languages)
   return run
 
 

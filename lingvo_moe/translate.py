@@ -49,6 +49,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   """Options of the job."""
 
   target: str | None = flag(None, 'Target language, for models of several.')
+  source: str | None = flag(None, 'Source language, for models that read it.')
   n_best: int = flag(1, 'Translations of each line, at most --beam_size.', lower_bound=1)
   batch_lines: int | None = flag(
     None,
@@ -73,14 +74,14 @@ def translate(
   Of several processes the leader reads and writes; all of them translate.
   """
   run, group = load(options, runtime_options)
-  target = group.on_all(lambda: run.choose_target(options.target))
+  languages = group.on_all(lambda: run.choose_target(options.target, options.source))
   group.on_all(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
   group.say(f'using the checkpoint of {run.checkpoint}')
   lines_read = 0
   batches = _batches(source, options.batch_lines, None if group.count == 1 else _WHILE_SECONDS)
   while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
-      translated = group.on_all(functools.partial(run.answer, lines, target, options.n_best))
+      translated = group.on_all(functools.partial(run.answer, lines, languages, options.n_best))
       group.on_leader(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
       lines_read += len(lines)
 

@@ -23,6 +23,15 @@ GIANTS = [n for n in NAMES if n.startswith('mt.m4.') and n not in TINIES]
 LM_GIANTS = ['lm.grok.Grok1', 'lm.glam.Glam64B64E']
 # Table 9 of Switch Transformers; of Base as table 8 prints it, with more digits.
 SWITCH = {'Base': 7410e6, 'Large': 26e9, 'XXL': 395e9, 'C': 1571e9}
+# Of the releases of NLLB-200 and M2M100.
+MULTILINGUAL = {
+  'nllb.Dense600M': 615e6,
+  'nllb.Dense1B': 1.37e9,
+  'nllb.Dense3B': 3.34e9,
+  'nllb.MoE54B': 54.5e9,
+  'm2m100.M418M': 484e6,
+  'm2m100.M1B': 1.24e9,
+}
 
 # Table 1 of GShard, and T(96L) of section 4.2: (weights, experts in all).
 TABLE_1 = {
@@ -65,6 +74,11 @@ def test_glam_has_the_weights_of_its_table_4():
 @pytest.mark.parametrize('name', SWITCH)
 def test_switch_transformers_have_their_published_weights(name):
   assert weights_lib.count(specs_of(f'switch.c4.{name}')) == pytest.approx(SWITCH[name], rel=0.02)
+
+
+@pytest.mark.parametrize('name', MULTILINGUAL)
+def test_multilingual_models_have_the_weights_of_their_releases(name):
+  assert weights_lib.count(specs_of(f'mt.{name}')) == pytest.approx(MULTILINGUAL[name], rel=0.002)
 
 
 def test_switch_transformers_count_otherwise_as_table_9_prints_two_of_them():

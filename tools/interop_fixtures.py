@@ -25,6 +25,12 @@ Der Zug fährt um acht Uhr ab.\nThe train leaves at eight o'clock.\nEr trinkt je
 He drinks coffee every morning.\nDas Wasser ist sehr kalt.\nThe water is very cold.\nSie singt ein altes Lied.
 She sings an old song.\nWir gehen morgen in die Stadt.\nWe are going to town tomorrow.""".split('\n')
 LINES = [*TEXT[0::2], 'Ein alter Zug, 12 Uhr: läuft!', 'Die 犬 und  zwei   Kinder', '', 'u']
+MANY = [
+  *TEXT,
+  *'Un chien court dans le pré.\nOù est la gare ?\nСобака бежит по лугу.\nГде находится вокзал?'.split('\n'),
+  *'一只狗跑过草地。\n火车站在哪里？\nيركض كلب عبر المرج.\nأين المحطة؟\nΠού είναι ο σταθμός;'.split('\n'),
+  *'एक कुत्ता घास के मैदान में दौड़ता है।\nस्टेशन कहाँ है?\n犬が草原を走っている。\n개가 초원을 달린다.'.split('\n'),
+]
 SIZES = dict(d_model=8, dropout=0.0)
 MARIAN = dict(
   encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=12,
@@ -75,6 +81,53 @@ def marian(folder):
   return model, lambda line: tokenizer('>>deu<< ' + line)['input_ids'], tokenizer
 
 
+def m2m100(folder):
+  pieces = train(folder, 'sentencepiece.bpe.model', MANY, 210)
+  names = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
+  names.remove(pieces.id_to_piece(40))  # a piece that the vocabulary lacks
+  ids = {piece: i for i, piece in enumerate(['<s>', '<pad>', '</s>', '<unk>', *names])}
+  (folder / 'vocab.json').write_text(json.dumps(ids, ensure_ascii=False))
+  files = (str(folder / name) for name in ('vocab.json', 'sentencepiece.bpe.model'))
+  tokenizer = transformers.M2M100Tokenizer(*files, src_lang='de', tgt_lang='en')
+  size = len(ids) + 100 + tokenizer.num_madeup_words
+  config = transformers.M2M100Config(vocab_size=size, encoder_layerdrop=0.0, decoder_layerdrop=0.0, **SIZES, **MARIAN)
+  return transformers.M2M100ForConditionalGeneration(config), lambda line: tokenizer(line)['input_ids'], tokenizer
+
+
+def nllb_tokenizer(folder, languages, **options):
+  """A tokenizer with its symbols in the order of the release: the languages, then the mask."""
+  pieces = train(folder, 'sentencepiece.bpe.model', MANY, 210)
+  added = enumerate([*languages, '<mask>'], pieces.get_piece_size() + 1)
+  return transformers.NllbTokenizer(
+    str(folder / 'sentencepiece.bpe.model'),
+    src_lang='deu_Latn',
+    tgt_lang='eng_Latn',
+    additional_special_tokens=languages,
+    added_tokens_decoder={i: transformers.AddedToken(name, special=True) for i, name in added},
+    **options,
+  )
+
+
+def nllb(folder):
+  languages = transformers.models.nllb.tokenization_nllb.FAIRSEQ_LANGUAGE_CODES
+  tokenizer = nllb_tokenizer(folder, languages)
+  (folder / 'special_tokens_map.json').write_text(json.dumps({'additional_special_tokens': languages}))
+  config = transformers.M2M100Config(
+    vocab_size=len(tokenizer) + 2, encoder_layerdrop=0.0, decoder_layerdrop=0.0, **SIZES, **MARIAN
+  )
+  return transformers.M2M100ForConditionalGeneration(config), lambda line: tokenizer(line)['input_ids'], tokenizer
+
+
+def nllb_moe(folder):
+  tokenizer = nllb_tokenizer(folder, ['deu_Latn', 'eng_Latn', 'zho_Hans'], legacy_behaviour=True)
+  tokenizer.save_pretrained(folder)
+  config = transformers.NllbMoeConfig(
+    vocab_size=len(tokenizer) + 2, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=64,
+    encoder_layerdrop=0.0, decoder_layerdrop=0.0, **SIZES, **MARIAN,
+  )  # fmt: skip
+  return transformers.NllbMoeForConditionalGeneration(config), lambda line: tokenizer(line)['input_ids'], tokenizer
+
+
 def t5(folder, **options):
   train(folder, 'spiece.model', TEXT, 90, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
   tokenizer = transformers.T5Tokenizer(str(folder / 'spiece.model'), extra_ids=4, legacy=False)
@@ -108,9 +161,23 @@ def mixtral(folder):
   return transformers.MixtralForCausalLM(config), lambda line: tokenizer(line)['input_ids'], tokenizer
 
 
-def expected(model, encode):
+def chosen_experts(model, run):
+  """The two experts of the largest logits of every token, by the name of a router, while `run` runs."""
+  chosen, hooks = {}, []
+  for name, module in model.named_modules():
+    if name.endswith('router.classifier'):
+      note = lambda _, inputs, logits, name=name: chosen.update({name: logits.topk(2).indices})
+      hooks.append(module.register_forward_hook(note))
+  run()
+  for hook in hooks:
+    hook.remove()
+  return chosen
+
+
+def expected(model, encode, tokenizer):
   """What the model computes, of two sentences of different length with random targets."""
-  ids = [encode(line) for line in LINES]
+  lines = MANY[len(TEXT) :] if hasattr(tokenizer, 'src_lang') else []
+  ids = [encode(line) for line in [*LINES, *lines]]
   rng, size = np.random.default_rng(0), model.config.vocab_size
   if not model.config.is_encoder_decoder:
     rows = torch.tensor(rng.integers(3, size, (3, 9)))
@@ -122,17 +189,25 @@ def expected(model, encode):
   src = torch.tensor([pad(row, model.config.pad_token_id) for row in sources])
   mask = torch.tensor([pad([1] * len(row), 0) for row in sources])
   targets = torch.tensor(rng.integers(4, size - 1, (2, 7)))
+  forced = {}
+  if hasattr(tokenizer, 'src_lang'):
+    get_id = getattr(tokenizer, 'get_lang_id', tokenizer.convert_tokens_to_ids)
+    forced = {'forced_bos_token_id': get_id(tokenizer.tgt_lang)}
+    targets[:, 0] = forced['forced_bos_token_id']
   begin = torch.full((2, 1), model.config.decoder_start_token_id)
   inputs = torch.cat([begin, targets[:, :-1]], dim=1)
-  out = model(input_ids=src, attention_mask=mask, decoder_input_ids=inputs)
+  run = lambda: model(input_ids=src, attention_mask=mask, decoder_input_ids=inputs)
+  out = run()
   loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
-  options = dict(max_new_tokens=12, do_sample=False, bad_words_ids=[[model.config.pad_token_id]])
+  bad = [[i] for i in {model.config.pad_token_id, model.config.bos_token_id} - {None}]
+  options = dict(max_new_tokens=12, do_sample=False, bad_words_ids=bad, **forced)
   greedy = model.generate(input_ids=src, attention_mask=mask, num_beams=1, **options)
   beam = model.generate(
     input_ids=src, attention_mask=mask, num_beams=4, length_penalty=0.0, early_stopping=False, **options
   )
   arrays = dict(encoder=out.encoder_last_hidden_state, logits=out.logits, loss=loss, greedy=greedy, beam=beam)
-  return ids, dict(src=src, mask=mask, inputs=inputs, targets=targets, **arrays)
+  experts = chosen_experts(model, run) if model.config.model_type == 'nllb-moe' else {}
+  return ids, dict(src=src, mask=mask, inputs=inputs, targets=targets, **arrays, **experts)
 
 
 def training(model):
@@ -205,20 +280,21 @@ def numpy_arrays(values):
 
 
 def main(out, seed=1):
-  for make in (marian, t5, t5_v1_1, switch, mixtral):
+  for make in (marian, m2m100, nllb, nllb_moe, t5, t5_v1_1, switch, mixtral):
     folder = pathlib.Path(out) / make.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    model, encode, _ = make(folder)
+    model, encode, tokenizer = make(folder)
     model = randomised(model, int(seed))
     model.save_pretrained(folder)
-    ids, arrays = expected(model, encode)
+    ids, arrays = expected(model, encode, tokenizer)
     np.savez_compressed(folder / 'expected.npz', **numpy_arrays(arrays))
     if make in (marian, switch, mixtral):
       np.savez_compressed(folder / 'training.npz', **numpy_arrays(training(model)))
     versions = {'transformers': transformers.__version__, 'torch': torch.__version__}
+    lines = [*LINES, *MANY[len(TEXT) :]][: len(ids)]
     (folder / 'expected.json').write_text(
-      json.dumps({'versions': versions, 'lines': LINES, 'ids': ids}, ensure_ascii=False)
+      json.dumps({'versions': versions, 'lines': lines, 'ids': ids}, ensure_ascii=False)
     )
     print(folder, sum(f.stat().st_size for f in folder.iterdir()) // 1024, 'KiB')
 

@@ -69,10 +69,10 @@ def dump(value: Mapping[str, Any], indent: int | None = None) -> str:
   return json.dumps({**value, _CHECKSUM: _checksum(json.loads(text))}, indent=indent, ensure_ascii=False) + '\n'
 
 
-def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
+def parse(text: str | bytes, *, long_integers: bool = False, **kinds: Kind) -> dict[str, Any]:
   """The JSON object in a text, UTF-8 if bytes, without its checksum, which is verified if there is one.
 
-  `kinds` are what the values of these keys must be.
+  `kinds` are what the values of these keys must be; `long_integers` allows integers of more than 64 bits.
 
   Raises:
     ValueError: says what is wrong.
@@ -81,7 +81,7 @@ def parse(text: str | bytes, **kinds: Kind) -> dict[str, Any]:
     raise ValueError(f'over {MOST_BYTES >> 20} MiB')
   try:
     text = text.decode('utf-8') if isinstance(text, bytes) else text
-    value = json.loads(text, parse_int=_int64 if _LONG.search(text) else None)
+    value = json.loads(text, parse_int=_int64 if not long_integers and _LONG.search(text) else None)
   except ValueError as e:
     raise NotJsonError(str(e)) from None
   except RecursionError:
@@ -107,6 +107,8 @@ def read(
   path: str,
   what: str = 'what was written there',
   way_out: str = 'restore it from a copy, or make it again',
+  *,
+  long_integers: bool = False,
   **kinds: Kind,
 ) -> dict[str, Any]:
   """The JSON object in a file; see `parse`.
@@ -118,7 +120,7 @@ def read(
     UserError: it is not such a file.
   """
   try:
-    return parse(files.read(path, MOST_BYTES + 1), **kinds)
+    return parse(files.read(path, MOST_BYTES + 1), long_integers=long_integers, **kinds)
   except NotJsonError as e:
     problem = f'JSON ({e}), so it is not {what}'
   except ValueError as e:

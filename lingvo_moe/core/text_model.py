@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar, overload
 import numpy as np
 
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.language_tags import Languages as Languages
 
 T = TypeVar('T')
 
@@ -44,15 +45,15 @@ class Scored(NamedTuple):
 class Translator:
   """Text to text, with one set of weights: translations, continuations, or spans filled in."""
 
-  def translate(self, texts: Sequence[str], target: str | None = None) -> Answers:
+  def translate(self, texts: Sequence[str], target: Languages = None) -> Answers:
     """Answers texts; `target` is from Task.choose_target."""
     raise NotImplementedError
 
-  def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
+  def translate_lines(self, lines: Sequence[str], target: Languages = None) -> Answers:
     """Answers lines; where texts may have line breaks, each is written as a backslash and an n, here and in answers."""
     return self.translate(lines, target)
 
-  def score(self, sources: Sequence[str], targets: Sequence[str], target: str | None = None) -> Scored:
+  def score(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> Scored:
     """Log-probabilities of given translations."""
     raise UserError('this model scores no pairs: use the decoder with --score')
 
@@ -110,8 +111,8 @@ class TextModel(abc.ABC):
     """The translator, made at the first call and kept; UserError where the model does not translate."""
 
   @abc.abstractmethod
-  def choose_target(self, requested: str | None) -> str | None:
-    """Target language for `answer`, given the one requested; UserError names the languages there are."""
+  def choose_target(self, requested: str | None, source: str | None = None) -> Languages:
+    """Languages for `answer`, given those requested; UserError names the languages there are."""
 
   @abc.abstractmethod
   def pairs(self) -> list[tuple[str, str]]:
@@ -119,22 +120,45 @@ class TextModel(abc.ABC):
 
   @overload
   def translate(
-    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, scores: Literal[False] = False
+    self,
+    sentences: Iterable[str],
+    target: str | None = None,
+    n_best: None = None,
+    scores: Literal[False] = False,
+    source: str | None = None,
   ) -> list[str]: ...
   @overload
   def translate(
-    self, sentences: Iterable[str], target: str | None = None, n_best: None = None, *, scores: Literal[True]
+    self,
+    sentences: Iterable[str],
+    target: str | None = None,
+    n_best: None = None,
+    *,
+    scores: Literal[True],
+    source: str | None = None,
   ) -> list[Hypothesis]: ...
   @overload
   def translate(
-    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[False] = False
+    self,
+    sentences: Iterable[str],
+    target: str | None = None,
+    *,
+    n_best: int,
+    scores: Literal[False] = False,
+    source: str | None = None,
   ) -> list[list[str]]: ...
   @overload
   def translate(
-    self, sentences: Iterable[str], target: str | None = None, *, n_best: int, scores: Literal[True]
+    self,
+    sentences: Iterable[str],
+    target: str | None = None,
+    *,
+    n_best: int,
+    scores: Literal[True],
+    source: str | None = None,
   ) -> list[list[Hypothesis]]: ...
 
-  def translate(self, sentences, target=None, n_best=None, scores=False):
+  def translate(self, sentences, target=None, n_best=None, scores=False, source=None):
     """Translates sentences, to the text that the job translate writes for them.
 
     Args:
@@ -143,6 +167,7 @@ class TextModel(abc.ABC):
       target: target language, for models of several.
       n_best: number of translations of each sentence, at most beam_size; None: one, not in a list.
       scores: True for Hypothesis with score and log-probability in place of text.
+      source: source language, for models that read it.
 
     Returns:
       For each sentence a translation, or with n_best a list of them, best first.
@@ -150,12 +175,14 @@ class TextModel(abc.ABC):
     sentences = self._checked('sentences', sentences)
     if self.continues_text:
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    answers = self.translator(self._wanted(n_best)).translate(sentences, self.choose_target(target))
+    answers = self.translator(self._wanted(n_best)).translate(sentences, self.choose_target(target, source))
     for i in answers.truncated:
       warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
     return _shaped(answers, n_best, scores)
 
-  def score(self, pairs: Iterable[tuple[str, str]], target: str | None = None) -> list[PairScore]:
+  def score(
+    self, pairs: Iterable[tuple[str, str]], target: str | None = None, source: str | None = None
+  ) -> list[PairScore]:
     """Scores translations: log p(target | source) of each (source, target).
 
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
@@ -163,15 +190,16 @@ class TextModel(abc.ABC):
     Args:
       pairs: (source, target) each. A side over the length limit is cut, with a warning.
       target: target language, for models of several.
+      source: source language, for models that read it.
     """
     pairs = list(pairs)
     if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
       raise UserError("pairs are (source, target) each, such as [('Ein Hund.', 'A dog.')]")
     sources, targets = [source for source, _ in pairs], [translation for _, translation in pairs]
     sources, targets = self._checked('sources', sources), self._checked('targets', targets)
-    translator, target = self.translator(), self.choose_target(target)
+    translator, languages = self.translator(), self.choose_target(target, source)
     with self.named_in_refusals():
-      scored = translator.score(sources, targets, target)
+      scored = translator.score(sources, targets, languages)
     for i in scored.truncated:
       warnings.warn(f'pair {i} has a side {self.over_the_length} and was scored in part', stacklevel=2)
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
@@ -203,7 +231,7 @@ class TextModel(abc.ABC):
 
   # What the jobs translate and serve use.
 
-  def answer(self, lines: Sequence[str], target: str | None = None, n_best: int = 1) -> Answers:
+  def answer(self, lines: Sequence[str], target: Languages = None, n_best: int = 1) -> Answers:
     """Answers lines: hypotheses of each, and which lines were truncated.
 
     Args:
@@ -272,12 +300,16 @@ def check_continuations(n_best: int, search: str, beam_size: int) -> None:
     check_n_best(n_best, beam_size)
 
 
-def choose_target(languages: Sequence[str] | None, requested: str | None) -> str | None:
-  """Target language whose tag a sentence gets, given the one requested; None: no tag.
+def choose_target(
+  languages: Sequence[str] | None, requested: str | None, source: str | None = None, both: bool = False
+) -> Languages:
+  """Languages whose tags a sentence gets, given those requested; None: no tag.
 
   Args:
     languages: those with a tag; None: the model takes no tag.
-    requested: a language, or None.
+    requested: target language, or None.
+    source: source language, or None; not read unless both sides have tags.
+    both: whether both sides have tags.
 
   Raises:
     UserError: a model of several languages needs a target language; others take none.
@@ -286,6 +318,10 @@ def choose_target(languages: Sequence[str] | None, requested: str | None) -> str
     if requested:
       raise UserError(f'this model has one target language and takes no tag; saw --target={requested}: leave it out')
     return None
+  if both and not source:
+    raise UserError('this model reads the language of its source: give --source= too, a language as of --target')
+  if both and source not in languages:
+    raise UserError(f'this model does not translate from {source!r}; {closest(source, languages)}')
   if not requested and len(languages) == 1:
     return languages[0]
   if not requested:
@@ -294,4 +330,4 @@ def choose_target(languages: Sequence[str] | None, requested: str | None) -> str
     )
   if requested not in languages:
     raise UserError(f'this model does not translate into {requested!r}; {closest(requested, languages)}')
-  return requested
+  return (source, requested) if both else requested

@@ -23,6 +23,13 @@ class NextSymbols(NamedTuple):
   eos_BW: np.ndarray  # logit of eos
   log_z_BW: np.ndarray  # logarithm of the sum of exp of all logits
 
+  def forced(self, symbol: int) -> NextSymbols:
+    """The symbol alone, of probability 1."""
+    best_BWJ = np.full_like(self.best_BWJ, NEG_INF)
+    best_BWJ[..., 0] = 0
+    eos_BW = np.full_like(self.eos_BW, NEG_INF)
+    return NextSymbols(best_BWJ, np.full_like(self.symbols_BWJ, symbol), eos_BW, np.zeros_like(self.log_z_BW))
+
 
 @dataclasses.dataclass
 class Beam:

@@ -47,6 +47,8 @@ def search(
   alpha: float,
   n_best: int,
   prompt: Prompt | None = None,
+  begin: int = BOS,
+  given: Sequence[int] = (),
 ) -> Beam:
   """Beam search for the n_best translations of each row, which the beam that is returned has found.
 
@@ -57,9 +59,11 @@ def search(
     width: W, the live hypotheses of a row.
     alpha: length normalisation.
     n_best: number of translations, at most W.
-    prompt: what the hypotheses continue; None: bos.
+    prompt: what the hypotheses continue; None: `begin`.
+    given: the first symbols of all, whose probabilities do not count.
   """
   beam = Beam.begin(max_lengths_B, width, n_best)
+  beam.last_BW[:] = begin
   if prompt:
     memory, beam.last_BW = {'lengths': prompt.lengths_B}, np.repeat(prompt.last_B[:, np.newaxis], width, axis=1)
   found, numbers, time = Beam.begin(max_lengths_B, width, n_best), np.arange(len(max_lengths_B)), 0
@@ -76,16 +80,24 @@ def search(
       cache.keep(rows, beam.live_BW)
       beam, numbers = beam.take(rows), numbers[rows]
     cache.run(beam.last_BW, time, beam.live_BW)
-    cache.follow(beam.advance(_next_symbols(decoder), time, alpha))
+    cache.follow(beam.advance(_next_symbols(decoder, *given[time : time + 1]), time, alpha))
     time += 1
   note_results()
   return found
 
 
 def score(
-  decoder: StagedGraph, memory: Mapping[str, np.ndarray], targets: Sequence[Sequence[int]], width: int
+  decoder: StagedGraph,
+  memory: Mapping[str, np.ndarray],
+  targets: Sequence[Sequence[int]],
+  width: int,
+  begin: int = BOS,
+  given: int = 0,
 ) -> np.ndarray:
-  """Log-probabilities of targets, each with its end, float64 [B]: the first hypothesis of each row is led along one."""
+  """Log-probabilities of targets, each with its end, float64 [B]: the first hypothesis of each row is led along one.
+
+  The decoder begins with `begin`; the first `given` symbols do not count.
+  """
   labels_BT = padded(targets)
   lengths_B, numbers = np.array(list(map(len, targets))), np.arange(len(targets))
   log_probs_B = np.zeros(len(targets))
@@ -96,10 +108,11 @@ def score(
       rows = np.flatnonzero(live_BW[:, 0])
       cache.keep(rows, live_BW)
       numbers, live_BW = numbers[rows], live_BW[rows]
-    last_B = labels_BT[numbers, time - 1] if time else np.full(len(numbers), BOS)
+    last_B = labels_BT[numbers, time - 1] if time else np.full(len(numbers), begin)
     cache.run(np.repeat(last_B[:, np.newaxis], width, axis=1), time, live_BW)
     logit_B = logits(decoder)[np.arange(len(numbers)), 0, labels_BT[numbers, time]]
-    log_probs_B[numbers] += (logit_B - decoder.output('log_z')[:, 0]) * live_BW[:, 0]
+    if time >= given:
+      log_probs_B[numbers] += (logit_B - decoder.output('log_z')[:, 0]) * live_BW[:, 0]
   return log_probs_B
 
 
@@ -109,10 +122,14 @@ def logits(decoder: StagedGraph) -> np.ndarray:
   return logits_BWDP.reshape(*logits_BWDP.shape[:2], -1)
 
 
-def _next_symbols(decoder: StagedGraph) -> NextSymbols:
-  """Scores of the next symbols; views of the decoder's outputs, of which none may be held by the next step."""
+def _next_symbols(decoder: StagedGraph, given: int | None = None) -> NextSymbols:
+  """Scores of the next symbols; views of the decoder's outputs, of which none may be held by the next step.
+
+  A symbol that is given has probability 1.
+  """
   best_BWJ, symbols_BWJ, log_z_BW = (decoder.output(name) for name in ('best', 'symbols', 'log_z'))
-  return NextSymbols(best_BWJ, symbols_BWJ, logits(decoder)[:, :, EOS], log_z_BW)
+  found = NextSymbols(best_BWJ, symbols_BWJ, logits(decoder)[:, :, EOS], log_z_BW)
+  return found if given is None else found.forced(given)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:

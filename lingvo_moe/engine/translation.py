@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import text_model
+from lingvo_moe.core import language_tags, text_model
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
 from lingvo_moe.engine import search
 from lingvo_moe.engine.exported import ExportedModel
-from lingvo_moe.engine.vocab import EOS, Vocab
+from lingvo_moe.engine.vocab import BOS, EOS, Vocab
 
 
 class TranslationModel(ExportedModel):
@@ -25,13 +25,15 @@ class TranslationModel(ExportedModel):
     super().__init__(path, threads)
     # Loading the larger takes more memory for a while.
     self.decoder, self.encoder = self._graph('decoder'), self._graph('encoder')
+    self.tag_sides = self.settings.get('tag_sides', 'source')  # an earlier version has none
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
 
   def translator(self, n_best: int = 1) -> Translator:
     return Translator(self, n_best)
 
-  def choose_target(self, requested: str | None) -> str | None:
-    return text_model.choose_target(sorted(self.settings['tags']) if self.settings['tagged'] else None, requested)
+  def choose_target(self, requested: str | None, source: str | None = None) -> text_model.Languages:
+    tags = sorted(self.settings['tags']) if self.settings['tagged'] else None
+    return text_model.choose_target(tags, requested, source, both=self.tag_sides != 'source')
 
   def pairs(self) -> list[tuple[str, str]]:
     return [tuple(pair) for pair in self.settings['pairs']]
@@ -49,11 +51,12 @@ class Translator(text_model.Translator):
     text_model.check_n_best(n_best, model.beam_size)
     self._model, self._n_best = model, n_best
     self.target_vocab = model.target
+    self._begin = model.settings.get('begin', BOS)  # an earlier version has none
 
   def translate(
     self,
     texts: Sequence[str],
-    target: str | None = None,
+    target: text_model.Languages = None,
     progress: Callable[[int], object] = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
@@ -62,13 +65,14 @@ class Translator(text_model.Translator):
 
     Args:
       texts: any number of them.
-      target: language whose tag is put before each; None: no tag.
+      target: languages whose tags sentences get; None: no tag.
       progress: called with the number of sentences done since the last call.
       known: numbers of sentences that the caller has, for which an empty line is returned.
       keep: called with the number and the translations of each further sentence, when its batch is done.
     """
     model, settings = self._model, self._model.settings
-    sources, truncated = self._sources(texts, target)
+    of_source, of_target = self._around(target)
+    sources, truncated = _rows(model.source, texts, of_source, model.max_length)
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
     sources = [[] if i in known else ids for i, ids in enumerate(sources)]
     progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
@@ -81,6 +85,8 @@ class Translator(text_model.Translator):
           model.beam_size,
           settings['length_norm_alpha'],
           self._n_best,
+          begin=self._begin,
+          given=of_target.before,
         )
       for row, i in enumerate(batch):
         found[i] = self._read(beam, row)
@@ -92,7 +98,7 @@ class Translator(text_model.Translator):
     self,
     sources: Sequence[str],
     targets: Sequence[str],
-    target: str | None = None,
+    target: text_model.Languages = None,
     progress: Callable[[int], object] = lambda count: None,
   ) -> Scored:
     """Log p of each target given its source, summed over its symbols and the end.
@@ -100,27 +106,26 @@ class Translator(text_model.Translator):
     An empty source is always translated to an empty line: log p is 0 where the target is empty too, else -inf.
     """
     model = self._model
-    source_ids, source_cut = self._sources(sources, target)
-    target_ids, target_cut = _cut(model.target.encode(targets), model.max_length - 1)
-    labels = [[*ids, EOS] for ids in target_ids]
+    of_source, of_target = self._around(target)
+    source_ids, source_cut = _rows(model.source, sources, of_source, model.max_length)
+    labels, target_cut = _rows(model.target, targets, of_target, model.max_length, keep_empty=True)
+    given = len(of_target.before)
     log_probs = np.array([0.0 if is_empty(line) else -np.inf for line in targets])
     tokens = np.zeros(len(targets), np.int64)
     progress(sum(not ids for ids in source_ids))
     for batch in self._batches(source_ids):
       with model.lock:
         memory = search.encode(model.encoder, [source_ids[i] for i in batch])
-        log_probs[batch] = search.score(model.decoder, memory, [labels[i] for i in batch], model.beam_size)
+        own = [labels[i] for i in batch]
+        log_probs[batch] = search.score(model.decoder, memory, own, model.beam_size, self._begin, given)
         del memory
-      tokens[batch] = [len(labels[i]) for i in batch]
+      tokens[batch] = [len(labels[i]) - given for i in batch]
       progress(len(batch))
     return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))
 
-  def _sources(self, texts: Sequence[str], target: str | None) -> tuple[list[list[int]], list[int]]:
-    """(ids with tag and end, none of a text without tokens; numbers of texts that were cut)."""
-    model = self._model
-    tag = [] if target is None else [model.settings['tags'][target]]
-    rows, cut = _cut(model.source.encode(texts), model.max_length - 1 - len(tag))
-    return [[*tag, *ids, EOS] if ids else [] for ids in rows], cut
+  def _around(self, languages: text_model.Languages) -> tuple[language_tags.Around, language_tags.Around]:
+    """Symbols around (sources, targets)."""
+    return language_tags.around(self._model.tag_sides, self._model.settings['tags'].__getitem__, EOS, languages)
 
   def _batches(self, sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     """Numbers of sources that have tokens, longest first, in batches of so many tokens with padding."""
@@ -134,7 +139,7 @@ class Translator(text_model.Translator):
     """Length limit of a translation in symbols, with the end."""
     settings = self._model.settings
     limit = math.floor(np.float32(settings['decode_ratio']) * np.float32(source_length)) + settings['decode_extra']
-    return min(max(limit, 1), self._model.max_length)
+    return min(max(limit, 1 if self._model.tag_sides == 'source' else 2), self._model.max_length)
 
   def _read(self, beam: search.Beam, row: int) -> list[Hypothesis]:
     """Hypotheses of a row that have a probability above 0, best first."""
@@ -146,6 +151,10 @@ class Translator(text_model.Translator):
     return text_model.of_finite_probability(found)
 
 
-def _cut(rows: list[list[int]], most: int) -> tuple[list[list[int]], list[int]]:
-  """Rows of at most so many ids, and the numbers of those that were longer."""
-  return [row[:most] for row in rows], [i for i, row in enumerate(rows) if len(row) > most]
+def _rows(
+  vocab: Vocab, texts: Sequence[str], around: language_tags.Around, most: int, keep_empty: bool = False
+) -> tuple[list[list[int]], list[int]]:
+  """(at most so many ids with those around, or none of a text without tokens; numbers of texts that were cut)."""
+  rows = vocab.encode(texts)
+  cut = [i for i, ids in enumerate(rows) if len(ids) + around.count > most]
+  return [around.put(ids, most) if ids or keep_empty else [] for ids in rows], cut

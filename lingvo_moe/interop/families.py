@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 
 from lingvo_moe.core.errors import UserError, shown
-from lingvo_moe.interop import marian, mixtral, t5
+from lingvo_moe.interop import m2m100, marian, mixtral, t5
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Imported
 
-FAMILIES: tuple[ModuleType, ...] = (marian, t5, mixtral)
+FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
 
 
 def convert(folder: HubFolder) -> Imported:
@@ -19,6 +19,8 @@ def convert(folder: HubFolder) -> Imported:
     if asked[0] in family.ARCHITECTURES:
       try:
         return family.convert(folder)
+      except UserError:
+        raise
       except (KeyError, ValueError) as e:
         raise UserError(
           f'{folder.path} is a {asked[0]} with what is not known here ({type(e).__name__}: {e}): another release of it?'

@@ -51,7 +51,8 @@ class HubFolder:
   def json(self, name: str, kind: json_files.Kind | None = None) -> dict[str, Any]:
     """Contents of a JSON file of the folder, whose values are of a kind; UserError where it is missing or damaged."""
     try:
-      read = json_files.read(self.file(name), f'the {name} of a model', 'fetch it again')
+      # A tokeniser without a limit states one of 101 bits.
+      read = json_files.read(self.file(name), f'the {name} of a model', 'fetch it again', long_integers=True)
       if kind and (odd := next((key for key, value in read.items() if not kind.fits(value)), None)):
         raise UserError(f'{self.file(name)}: {odd!r} must be {kind.name}: fetch it again')
       return read
@@ -59,7 +60,10 @@ class HubFolder:
       raise UserError(f'{self.path} has no {name}: fetch the whole folder of the model') from None
 
   def json_if_any(self, name: str) -> dict[str, Any]:
-    return self.json(name) if os.path.exists(self.file(name)) else {}
+    return self.json(name) if self.has(name) else {}
+
+  def has(self, name: str) -> bool:
+    return os.path.exists(self.file(name))
 
   def need(self, *names: str) -> list[str]:
     """Paths of files that must be there."""

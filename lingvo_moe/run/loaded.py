@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lingvo_moe.core import log_directory
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import TextModel, Translator
+from lingvo_moe.core.text_model import Languages, TextModel, Translator
 from lingvo_moe.ops.cpu import threads
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
@@ -50,7 +50,11 @@ class LoadedRun(TextModel):
     return f'LoadedRun({self.path!r}, {self.model}, {self.checkpoint})'
 
   def routing(
-    self, sentences: Iterable[str], translations: Iterable[str] | None = None, target: str | None = None
+    self,
+    sentences: Iterable[str],
+    translations: Iterable[str] | None = None,
+    target: str | None = None,
+    source: str | None = None,
   ) -> list[SentenceRouting]:
     """Finds the experts that each MoE layer chooses for each token of the sentences and of their translations.
 
@@ -58,19 +62,20 @@ class LoadedRun(TextModel):
       sentences: any number of them. One without tokens has no layers.
       translations: text that the decoder reads, a line for each sentence; None: the run's own translations.
       target: target language, for models of several.
+      source: source language, for models that read it.
     """
     sentences = self._checked('sentences', sentences)
     router = self._once(('router',), lambda: self._task.router(self._runner))
     if translations is None:
-      translations = self.translate(sentences, target)
+      translations = self.translate(sentences, target, source=source)
     translations = self._checked('translations', translations)
-    return router(sentences, translations, self.choose_target(target))
+    return router(sentences, translations, self.choose_target(target, source))
 
   def translator(self, n_best: int = 1) -> Translator:
     return self._once(('translator', n_best), lambda: self._task.translator(self._runner, n_best))
 
-  def choose_target(self, requested: str | None) -> str | None:
-    return self._task.choose_target(requested)
+  def choose_target(self, requested: str | None, source: str | None = None) -> Languages:
+    return self._task.choose_target(requested, source)
 
   def pairs(self) -> list[tuple[str, str]]:
     return self._task.pairs_of(log_directory.dev_loss_parts(self.path, self._task.subset))

@@ -85,6 +85,7 @@ def beam_search(
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
   first_B: tf.Tensor | None = None,
+  forced_B: tf.Tensor | None = None,
   prefix_BU: tf.Tensor | None = None,
 ) -> Hypotheses:
   """Beam search for the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
@@ -126,6 +127,7 @@ def beam_search(
     keep: (cache, positions_BU) -> a cache of the values at these flat positions, to drop positions
       that no live hypothesis uses any more; see flat_sequence.loop.
     first_B: input at the first step of each row, such as the last symbol of a prompt; None: bos_id.
+    forced_B: first symbol of each row's hypotheses, of probability 1; max_lengths_B must then be 2 or more. None: any.
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
 
   Raises:
@@ -142,6 +144,9 @@ def beam_search(
     length = now.time + 1
     logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
+    if forced_B is not None:
+      forced_B1V = tf.math.log(tf.one_hot(forced_B, vocab_size))[:, tf.newaxis]
+      logits_BWV = tf.where(tf.equal(now.time, 0), forced_B1V, logits_BWV)
     ends = length >= min_lengths_B, length >= max_lengths_B
     best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
     finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))

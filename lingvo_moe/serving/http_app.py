@@ -15,7 +15,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.text_model import Answers, TextModel
+from lingvo_moe.core.text_model import Answers, Languages, TextModel
 from lingvo_moe.serving import metrics as metrics_lib
 from lingvo_moe.serving import page
 from lingvo_moe.serving import query as query_lib
@@ -174,8 +174,7 @@ class HttpApp:
 class _Languages:
   """Languages of a run.
 
-  Where neither its log nor a corpus says which there are, any source is taken, as the model does not read the source's
-  code.
+  Where neither its log nor a corpus says which there are, any source is taken by a model that does not read its code.
 
   Attributes:
     listed: each language, with its name in English and the languages that it is translated into, as LibreTranslate has
@@ -196,8 +195,8 @@ class _Languages:
     except UserError:
       self._must_choose = True
 
-  def choose(self, source: str | None, target: str | None) -> str | None:
-    """Target to pass to TextModel.answer; UserError names the languages there are."""
+  def choose(self, source: str | None, target: str | None) -> Languages:
+    """Languages to pass to TextModel.answer; UserError names the languages there are."""
     for role, code in (('source', source), ('target', target)):
       if code is not None and self._known[role] and code not in self._known[role]:
         known = ', '.join(sorted(self._known[role]))
@@ -205,7 +204,7 @@ class _Languages:
     if self._must_choose and target is None:
       known = ', '.join(sorted(self._known['target'])) or 'none that is known'
       raise UserError(f'target must be given; one of {known}')
-    return self._run.choose_target(target if self._must_choose else None)
+    return self._run.choose_target(target if self._must_choose else None, source)
 
 
 def _trim_memory() -> None:

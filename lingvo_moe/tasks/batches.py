@@ -15,6 +15,7 @@ from lingvo_moe.tasks.vocab import BOS
 Batch = dict[str, np.ndarray]
 
 SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
+FIRST = 'tgt_first'  # [B, 1]: the first symbol of an answer, where search is given it
 TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 BATCH_KEYS = SOURCE_KEYS + TARGET_KEYS
 
@@ -30,9 +31,9 @@ class Side(NamedTuple):
     """Source arrays; see SOURCE_KEYS."""
     return dict(zip(SOURCE_KEYS, self, strict=True))
 
-  def as_target(self) -> Batch:
-    """Target arrays, see TARGET_KEYS; the inputs of the decoder are bos and all but the last label of a segment."""
-    before_BT = np.where(self.positions_BT > 0, np.roll(self.ids_BT, 1, axis=1), np.int32(BOS))
+  def as_target(self, begin: int = BOS) -> Batch:
+    """Target arrays, see TARGET_KEYS; the inputs of the decoder are `begin` and all but the last label of a segment."""
+    before_BT = np.where(self.positions_BT > 0, np.roll(self.ids_BT, 1, axis=1), np.int32(begin))
     return dict(zip(TARGET_KEYS, (before_BT * (self.segments_BT > 0), *self), strict=True))
 
 

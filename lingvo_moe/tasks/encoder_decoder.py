@@ -22,7 +22,8 @@ class EncoderDecoder(losses.TokenModel):
   """Encoder-decoder model: source ids in, a distribution over each next target symbol out.
 
   With `source_embedding` None the encoder shares the target embedding; without `output_embedding` the output softmax
-  shares it too. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none.
+  shares it too. `sinusoidal` adds sinusoidal positions to the embeddings, for stacks whose attention has none. The
+  first `given` symbols of a target are not scored.
   """
 
   encoder: Stack
@@ -31,6 +32,7 @@ class EncoderDecoder(losses.TokenModel):
   source_embedding: Embedding | None = None
   sinusoidal: bool = True
   output_embedding: Embedding | None = None
+  given: int = 0
   subset: str = dataclasses.field(default='pair', kw_only=True)
 
   def encode(self, theta: Theta, batch: Batch, key: tf.Tensor | None = None) -> tuple[tf.Tensor, Routings]:
@@ -80,7 +82,10 @@ class EncoderDecoder(losses.TokenModel):
 
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
-    return tf.reduce_sum(self.token_scores(theta, batch), axis=1)
+    scores_BT = self.token_scores(theta, batch)
+    if self.given:
+      scores_BT = tf.where(batch['tgt_positions'] < self.given, 0.0, scores_BT)
+    return tf.reduce_sum(scores_BT, axis=1)
 
   def init_cache(self, theta: Theta, memory_BUM: tf.Tensor, num_positions: Size) -> StackCache:
     """Cache of the decoder for `num_positions` flat positions (steps x hypotheses)."""

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import text_model
@@ -13,7 +14,7 @@ from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, flat_sequence
 from lingvo_moe.tasks import task
-from lingvo_moe.tasks.batches import SOURCE_KEYS
+from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.vocab import BOS, EOS, PAD
 
@@ -58,8 +59,9 @@ def search(
   Args:
     model: model of the configuration.
     theta: nested weights.
-    batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis.
-    config: its beam_size, length_norm_alpha, answer_lengths and longest_answer are used.
+    batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis. With
+      tgt_first, which has the first symbol of each answer, its probability does not count.
+    config: its beam_size, length_norm_alpha, begin_id, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
@@ -81,6 +83,8 @@ def search(
       n_best=n_best,
       min_length=min_length,
       **SYMBOLS,
+      first_B=None if config.begin_id == BOS else tf.fill([rows], config.begin_id),
+      forced_B=batch[FIRST][:, 0] if FIRST in batch else None,
       keep=model.decoder.keep_positions,
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.text_model import Answers as Answers
 from lingvo_moe.core.text_model import Hypothesis as Hypothesis
+from lingvo_moe.core.text_model import Languages as Languages
 from lingvo_moe.core.text_model import Scored as Scored
 from lingvo_moe.core.text_model import Translator as Translator
 from lingvo_moe.tasks import metrics as metrics_lib
@@ -372,8 +373,8 @@ class Task:
     """Answers texts with the weights that a runtime holds, by n_best hypotheses each."""
     self._refuse('does not translate: use the decoder')
 
-  def choose_target(self, asked: str | None) -> str | None:
-    """The target language to pass to the translator, given the one that was asked for."""
+  def choose_target(self, asked: str | None, source: str | None = None) -> Languages:
+    """The languages to pass to the translator, given those that were asked for."""
     if asked:
       raise UserError(f'this model has no target language; saw --target={asked}: leave it out')
     return None

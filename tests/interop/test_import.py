@@ -17,11 +17,13 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks import inference
+from lingvo_moe.tasks import batches, inference
+from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import EOS
 
-TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch')
+BOTH_TAGS = {'m2m100': ('de', 'en'), 'nllb': ('deu_Latn', 'eng_Latn'), 'nllb_moe': ('deu_Latn', 'eng_Latn')}
+TRANSLATION = ('marian', 't5', 't5_v1_1', 'switch', *BOTH_TAGS)
 FC1 = 'model.encoder.layers.0.fc1.weight'
 LIMIT = 12  # symbols of an answer in the fixtures
 ALL = (*TRANSLATION, 'mixtral')
@@ -76,6 +78,8 @@ def test_packed_rows_are_as_rows_by_themselves(imported):
 def test_greedy_and_beam_search_give_the_same_symbols(imported, name, search, beam_size):
   one = imported(name)
   batch = {key: array for key, array in batch_of(one).items() if key.startswith('src')}
+  if name in BOTH_TAGS:
+    batch['tgt_first'] = tf.constant(one.ids(one.expected[search][:, 1:2]))
   # Theirs neither counts the log-probability of the end at the limit nor has to end there: of answers that reach it,
   # all but the last two symbols are those of one of our best.
   changes = dict(beam_size=beam_size, length_norm_alpha=0.0, decode_ratio=0.0, decode_extra=LIMIT + 1)
@@ -110,8 +114,87 @@ def test_text_has_the_same_ids(imported, name):
   for line, theirs in zip(one.lines['lines'], one.lines['ids'], strict=True):
     ours = vocab.encode([line])[0] if name != 'mixtral' else vocab.encode(line).tolist()
     expected = [one.symbols.theirs[i] for i in ours]
-    special = {'marian': (1, 1), 'mixtral': (1, 0)}.get(name, (0, 1))
+    special = {'marian': (1, 1), 'mixtral': (1, 0), 'm2m100': (1, 1), 'nllb': (1, 1), 'nllb_moe': (0, 2)}
+    special = special.get(name, (0, 1))
     assert expected == theirs[special[0] : len(theirs) - special[1]], line
+
+
+@pytest.mark.parametrize('name', BOTH_TAGS)
+def test_rows_have_the_symbols_of_both_languages(imported, name):
+  one = imported(name)
+  vocab, _ = task_of(one.config).vocabs
+  lines = [line for line in one.lines['lines'] if line]
+  there = dict(zip(one.lines['lines'], one.lines['ids'], strict=True))
+  tagged = task_of(one.config).choose_target(*reversed(BOTH_TAGS[name]))
+  first = one.ids(one.expected['greedy'][:, 1])[0]
+  for index_B, batch in TextInput(one.config, (vocab, vocab), lines, tagged):
+    for row in np.flatnonzero(index_B >= 0):
+      ids = batch['src_ids'][row][batch['src_segments'][row] > 0]
+      assert [one.symbols.theirs[i] for i in ids] == there[lines[index_B[row]]]
+    np.testing.assert_array_equal(batch['tgt_first'], first)
+  ((_, batch),) = TextInput(one.config, (vocab, vocab), lines[:1], tagged, ['A dog'])
+  inputs, labels = (batch[key][0][batch['tgt_segments'][0] > 0].tolist() for key in ('tgt_inputs', 'tgt_labels'))
+  assert inputs == [EOS, *labels[:-1]] and labels[0] == first and labels[-1] == EOS
+  for asked, message in (((BOTH_TAGS[name][1], None), 'give --source='), (('xx', 'xx'), "translate from 'xx'")):
+    with pytest.raises(UserError, match=message):
+      task_of(one.config).choose_target(*asked)
+
+
+def test_experts_chosen_are_equal_for_every_token(imported):
+  one, batch = imported('nllb_moe'), batch_of(imported('nllb_moe'))
+  compared = 0
+  for name, (experts_BTR, _) in one.model.decisions(one.theta, batch).items():
+    stack, layer = name.split('/')[0], int(name[-2:]) if name[-1].isdigit() else int(name.split('layer_')[1][:2])
+    theirs = one.expected[f'model.{stack}.layers.{layer}.ffn.router.classifier'].reshape(experts_BTR.shape)
+    real_BT = one.expected['mask' if stack == 'encoder' else 'targets'] > 0
+    np.testing.assert_array_equal(experts_BTR.numpy()[real_BT], theirs[real_BT])
+    compared += int(real_BT.sum())
+  assert compared > 50
+
+
+@pytest.mark.parametrize('name', ['m2m100', 'nllb_moe'])
+def test_runs_and_exports_translate_between_named_languages_alike(imported, name, tmp_path):
+  one, lines = imported(name), ['Wo ist der Bahnhof?', 'Ein Hund läuft.', '', 'Zwei Kinder spielen im Garten.']
+  run = lingvo_moe.load(one.run.path, beam_size=4)
+  asked = dict(zip(('source', 'target'), BOTH_TAGS[name], strict=True))
+  expected = run.translate(lines, **asked, scores=True)
+  assert not any('<2' in h.text for h in expected) and len({h.text for h in expected}) > 1
+  pairs = [(line, 'A dog runs') for line in lines]
+  scored = run.score(pairs, **asked)
+  for kind in ('litert', 'saved_model'):
+    weights = {'weights': 'float32'} if kind == 'litert' else {}
+    export.export(export.Options(one.run.path, out=str(tmp_path / kind), format=kind, beam_size=4, **weights))
+  engine = lingvo_moe.load(str(tmp_path / 'litert'))
+  found = engine.translate(lines, **asked, scores=True)
+  assert [h.text for h in found] == [h.text for h in expected]
+  np.testing.assert_allclose([h.log_prob for h in found], [h.log_prob for h in expected], atol=1e-4)
+  of_engine = engine.score(pairs, **asked)
+  assert [s.tokens for s in of_engine] == [s.tokens for s in scored]
+  np.testing.assert_allclose([s.log_prob for s in of_engine], [s.log_prob for s in scored], atol=1e-4)
+  with pytest.raises(UserError, match='give --source='):
+    engine.translate(lines, asked['target'])
+  saved = tf.saved_model.load(str(tmp_path / 'saved_model'))
+  languages = {side: tf.constant(language) for side, language in asked.items()}
+  found = saved.signatures['serving_default'](lines=tf.constant(lines), **languages)
+  assert [text.decode() for text in found['text'].numpy()] == [h.text for h in expected]
+
+
+@pytest.mark.parametrize('name', BOTH_TAGS)
+def test_the_tag_of_a_target_has_no_part_in_its_score(imported, name):
+  one = imported(name)
+  batch = batch_of(one)
+  tokens = one.model.token_scores(one.theta, batch).numpy()
+  np.testing.assert_allclose(one.model.score(one.theta, batch), tokens[:, 1:].sum(axis=1), rtol=1e-5)
+  search = {key: array for key, array in batch.items() if key.startswith('src')} | {
+    'tgt_first': batch['tgt_labels'][:, :1]
+  }
+  found = inference.search(one.model, one.theta, search, dataclasses.replace(one.config, beam_size=2))
+  for row, length in enumerate(found.lengths_BW.numpy()[:, 0]):
+    ids = found.ids_BWT.numpy()[row, 0, :length]
+    side = batches.padded([ids], 1, length).as_target(one.config.begin_id)
+    of_row = {key: array[row : row + 1] for key, array in batch.items() if key.startswith('src')}
+    scored = one.model.score(one.theta, of_row | {key: tf.constant(array) for key, array in side.items()})
+    np.testing.assert_allclose(scored[0], found.log_probs_BW[row, 0], rtol=1e-4)
 
 
 @pytest.mark.parametrize('name', ALL)
@@ -127,7 +210,7 @@ def test_export_of_an_import_is_the_folder_and_imports_to_the_same_checkpoint(im
   assert RunDir(str(tmp_path / 'again')).checkpoints().fingerprint(0) == one.run.checkpoints().fingerprint(0)
 
 
-@pytest.mark.parametrize('name', TRANSLATION)
+@pytest.mark.parametrize('name', [name for name in TRANSLATION if name not in BOTH_TAGS])
 def test_the_engine_without_tensorflow_translates_as_the_import(imported, name, tmp_path):
   one, out = imported(name), str(tmp_path / 'out')
   export.export(export.Options(logdir=one.run.path, out=out, format='litert', weights='float32'))

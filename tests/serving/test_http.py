@@ -50,7 +50,7 @@ class Stub:
   def pairs(self):
     return self._pairs
 
-  def choose_target(self, requested):
+  def choose_target(self, requested, source=None):
     if not self._tags:
       return None
     if requested not in self._tags:

@@ -44,7 +44,7 @@ class Stub:
   def pairs(self):
     return []
 
-  def choose_target(self, requested):
+  def choose_target(self, requested, source=None):
     return None
 
   def answer(self, lines, target, n_best):
@@ -114,7 +114,7 @@ def load(options):
     path = model = checkpoint = over_the_length = 'stub'
     beam_size = 1
     pairs = lambda self: []
-    choose_target = lambda self, requested: None
+    choose_target = lambda self, requested, source=None: None
 
     def answer(self, lines, target, n_best):
       print('working', flush=True)

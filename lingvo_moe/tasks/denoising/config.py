@@ -12,6 +12,7 @@ from lingvo_moe.tasks.denoising import spans
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
+from lingvo_moe.tasks.vocab import BOS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class DenoisingConfig(EncoderDecoderConfig, PlainTextConfig):
   """
 
   task_class = 'lingvo_moe.tasks.denoising.task.DenoisingTask'
+  begin_id = BOS
 
   sentinels: int = field(100, 'Sentinels, the last ids; they add to vocab_size.', at_least=1)
   inputs_length: int = field(

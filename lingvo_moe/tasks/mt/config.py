@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from lingvo_moe.core import fields
+from lingvo_moe.core import fields, language_tags
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
@@ -15,6 +15,9 @@ from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.mt import batching
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.transformer_config import BatchConfig
+from lingvo_moe.tasks.vocab import EOS, SPECIAL, Vocab
+
+Sides = tuple[language_tags.Around, language_tags.Around]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,13 @@ class DataConfig(BatchConfig):
     'Whether a <2xx> symbol before the source names the target language; None: if there are several.',
     settled=True,
   )
+  tag_sides: str = field(
+    'source',
+    "Where tags are: that of the target language before the source; both, each language's before its own side, where "
+    "that of the target is given; or both with the source's behind its end.",
+    choices=language_tags.SIDES,
+  )
+  begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
   temperature: float = field(
     1.0,
     'Temperature of the sampling of pairs; 5 is usual for many languages.',
@@ -103,6 +113,8 @@ class DataConfig(BatchConfig):
       fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
     if len(dict(self.weights)) < len(self.weights):
       fields.refuse(self, 'weights', 'one number for each pair')
+    if self.tags_both and not (self.tag_target and self.shared_vocab):
+      fields.refuse(self, 'tag_sides', 'source without tag_target and shared_vocab', 'both sides share their tags')
     self._check_rows_fit(self.max_length, 'max_length')
 
   def batcher(self, *, training: bool = True) -> batching.Batcher:
@@ -128,6 +140,20 @@ class DataConfig(BatchConfig):
   def normalization(self, side: str) -> str | None:
     """The rule that is asked for the vocabulary of a side: 'source', 'target' or 'shared'."""
     return self.source_normalization if side == 'source' else self.target_normalization
+
+  @property
+  def tags_both(self) -> bool:
+    """Whether both sides have tags; that of the target is then the first symbol of a translation."""
+    return self.tag_sides != 'source'
+
+  @property
+  def begin_id(self) -> int:
+    """Id of the symbol with which the decoder begins."""
+    return SPECIAL[self.begin]
+
+  def tags_around(self, vocab: Vocab, languages: language_tags.Languages) -> Sides:
+    """Symbols around (sources, targets), given the vocabulary with tags; UserError where it lacks one."""
+    return language_tags.around(self.tag_sides, vocab.tag_id, EOS, languages)
 
   def tags(self, targets: set[str]) -> bool:
     """Whether sources have tags, given the target languages."""
@@ -162,12 +188,12 @@ class MtConfig(EncoderDecoderConfig, DataConfig):
     """
     length_B = tf.reduce_sum(tf.cast(src_segments_BT > 0, tf.float32), axis=1)
     limit_B = tf.cast(tf.floor(self.decode_ratio * length_B), tf.int32) + self.decode_extra
-    limit_B = tf.clip_by_value(limit_B, 1, self.max_length)
+    limit_B = tf.clip_by_value(limit_B, 1 + self.tags_both, self.max_length)
     return tf.where(length_B > 0, limit_B, 0)
 
   def model(self) -> EncoderDecoder:
     """The model that these values describe."""
     source = self.embedding(self.source_vocab_size)
     if self.shared_vocab:
-      return self.encoder_decoder(None, source)
+      return self.encoder_decoder(None, source, given=int(self.tags_both))
     return self.encoder_decoder(source, self.embedding(self.target_vocab_size))

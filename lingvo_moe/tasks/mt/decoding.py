@@ -52,7 +52,7 @@ class SentenceTranslator(task.Translator):
   def translate(
     self,
     sources: Sequence[str],
-    target: str | None = None,
+    target: text_model.Languages = None,
     progress: task.Progress = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
@@ -61,7 +61,7 @@ class SentenceTranslator(task.Translator):
 
     Args:
       sources: any number of sentences; they are batched by length.
-      target: language whose tag is put before each; None: no tag.
+      target: languages whose tags sentences get; None: no tag.
       progress: see task.Progress; it does not count sentences that are known.
       known: numbers of sentences whose translations the caller has, from an earlier call; what is returned for them is
         as of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last
@@ -87,7 +87,7 @@ class SentenceTranslator(task.Translator):
     self,
     sources: Sequence[str],
     targets: Sequence[str],
-    target: str | None = None,
+    target: text_model.Languages = None,
     progress: task.Progress = lambda count: None,
   ) -> task.Scored:
     """Scores pairs: log p(target | source), summed over all symbols of the target and its end.
@@ -103,12 +103,12 @@ class SentenceTranslator(task.Translator):
     for index_B, batch in batches:
       real_B = index_B >= 0
       log_probs[index_B[real_B]] = self._score(batch)[real_B]
-      tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B]
+      tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B] - self._config.tags_both
       progress(int(np.sum(real_B)))
     return task.Scored(log_probs, tokens, batches.truncated)
 
   def routing(
-    self, sources: Sequence[str], translations: Sequence[str], target: str | None = None
+    self, sources: Sequence[str], translations: Sequence[str], target: text_model.Languages = None
   ) -> list[task.SentenceRouting]:
     """Experts of each token of sentences, with the decoder reading the given translations.
 

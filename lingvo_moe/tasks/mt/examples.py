@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import language_tags
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel
 from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
-from lingvo_moe.tasks.vocab import EOS, Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
 
@@ -59,8 +61,8 @@ class Stats:
     )
 
 
-def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab) -> np.ndarray | None:
-  """Ids of the tags that go before the sources of each pair; None if sources are not tagged.
+def symbols_around(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab) -> list[SymbolsAround]:
+  """Symbols around the (sources, targets) of each pair.
 
   Sources are tagged if the training corpus has several target languages, for all splits alike.
   """
@@ -68,9 +70,21 @@ def tag_ids(config: DataConfig, pairs: list[parallel.Pair], source_vocab: Vocab)
   if config.tag_target is None:
     with contextlib.suppress(parallel.MissingFilesError):  # there may be held-out sets alone
       targets |= {pair.target for pair in dev_lines.find_pairs(config, 'train')}
-  if not config.tags(targets):
-    return None
-  return np.asarray([source_vocab.tag_id(pair.target) for pair in pairs], np.int32)
+  tagged = config.tags(targets)
+  languages = [language_tags.of_pair(tagged, config.tag_sides, pair.source, pair.target) for pair in pairs]
+  of_pairs = [config.tags_around(source_vocab, of_pair) for of_pair in languages]
+  return [SymbolsAround(*(np.array(column, np.int32) for column in zip(*side))) for side in zip(*of_pairs)]
+
+
+class SymbolsAround(NamedTuple):
+  """Ids before and after the tokens of one side, by pair: int32 [pairs, their number]."""
+
+  before: np.ndarray
+  after: np.ndarray
+
+  @property
+  def count(self) -> int:
+    return self.before.shape[1] + self.after.shape[1]
 
 
 class Examples:
@@ -87,7 +101,7 @@ class Examples:
     source_vocab, target_vocab = vocabs
     self.pairs = dev_lines.find_pairs(config, split)
     self._max_length = config.max_length
-    self._tags = tag_ids(config, self.pairs, source_vocab)
+    self._around, self._begin = symbols_around(config, self.pairs, source_vocab), config.begin_id
     self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
     self._left_out: list[np.ndarray] = []  # with dev text from train, for each pair: whether a line is left out for it
     sizes = [len(source) for source, _ in self._caches]
@@ -106,7 +120,8 @@ class Examples:
         f'{self.stats.total("lines")} pairs is: raise max_length, or look at the corpus and its vocabulary'
       )
     folders = [side.folder.rpartition('-')[2] for sides in self._caches for side in sides]
-    key = repr((folders, self._tags is not None, self._max_length))
+    tagged = config.tag_sides if config.tags_both else self._around[0].count > 1
+    key = repr((folders, tagged, self._max_length))
     if chosen:
       key += repr(('by key', config.dev_lines, config.seed, [self.pairs[number].name for number in chosen]))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
@@ -124,8 +139,7 @@ class Examples:
   def _pair_lengths(self, pair: int, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     source, target = (side.lengths(lines) for side in self._caches[pair])
     empty = (source == 0) | (target == 0)
-    source = source + 1 + (self._tags is not None)
-    target = target + 1
+    source, target = source + self._around[0].count, target + self._around[1].count
     kept = ~empty & ~self._is_left_out(pair, lines) & (source <= self._max_length) & (target <= self._max_length)
     return source * kept, target * kept, empty
 
@@ -147,9 +161,13 @@ class Examples:
     order = np.argsort(pair, kind='stable')
     pair, line = pair[order], line[plan.example][order]
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
-    source, target = (self._gather(side, pair, line) for side in (0, 1))
-    source = _side(plan, plan.source_start, *source, None if self._tags is None else self._tags[pair])
-    return source.as_source() | _side(plan, plan.target_start, *target).as_target()
+    source, target = (
+      _side(
+        plan, start, *self._gather(side, pair, line), self._around[side].before[pair], self._around[side].after[pair]
+      )
+      for side, start in enumerate((plan.source_start, plan.target_start))
+    )
+    return source.as_source() | target.as_target(self._begin)
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]
@@ -166,25 +184,25 @@ def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 
 def _side(
-  plan: BatchPlan, start: np.ndarray, ids: np.ndarray, lengths: np.ndarray, tag: np.ndarray | None = None
+  plan: BatchPlan, start: np.ndarray, ids: np.ndarray, lengths: np.ndarray, before: np.ndarray, after: np.ndarray
 ) -> batches.Side:
-  """One side of a planned batch, filled for all examples at once; eos is added to each.
+  """One side of a planned batch, filled for all examples at once.
 
   Args:
     plan: row and segment of each example.
     start: position in its row at which each begins.
     ids: ids of all examples, one after the other.
     lengths: number of ids of each.
-    tag: id that is put before each; None for no tags.
+    before, after: ids that are put before and after each, [examples, their number].
   """
-  tags = int(tag is not None)
-  counts = lengths + tags + 1
+  counts = lengths + before.shape[1] + after.shape[1]
   first = np.cumsum(counts) - counts  # place of each example's first token, among those of all
   first_id = np.cumsum(lengths) - lengths
-  tokens = np.full(int(counts.sum()), EOS, np.int32)
-  tokens[np.arange(len(ids)) + np.repeat(first - first_id + tags, lengths)] = ids
-  if tag is not None:
-    tokens[first] = tag
+  first_after = first + counts - after.shape[1]
+  tokens = np.empty(int(counts.sum()), np.int32)
+  tokens[np.arange(len(ids)) + np.repeat(first - first_id + before.shape[1], lengths)] = ids
+  for places, around in ((first, before), (first_after, after)):
+    tokens[places[:, np.newaxis] + np.arange(around.shape[1])] = around
   positions = np.arange(len(tokens)) - np.repeat(first, counts)
   place = np.repeat(plan.row * plan.length + start, counts) + positions
   side = batches.Side(*(np.zeros((plan.rows, plan.length), np.int32) for _ in range(3)))

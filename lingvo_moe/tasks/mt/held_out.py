@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.core import log_directory, text_model
+from lingvo_moe.core import language_tags, log_directory, text_model
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
 from lingvo_moe.corpora import text
+from lingvo_moe.engine.vocab import EOS
 from lingvo_moe.tasks import metrics, task
 from lingvo_moe.tasks.mt import dev_lines, scoring
 
@@ -36,7 +37,7 @@ class HeldOut:
   name: str
   source: str  # the languages
   target: str
-  tag: str | None  # the target language, if the model's sources are tagged
+  tag: text_model.Languages  # whose tags sentences get
   sources: list[str]
   targets: list[str]
 
@@ -45,18 +46,18 @@ def read(config: MtConfig, split: str, max_sentences: int, source_vocab: Vocab) 
   """Every pair that has the split, or its first lines.
 
   Args:
-    config: its data_dir, pairs, split_files and tag_target are used.
+    config: its data_dir, pairs, split_files, tag_target and tag_sides are used.
     split: test, dev, or any file prefix.
     max_sentences: of each pair; 0: all.
     source_vocab: must know the tags.
   """
+  languages = lambda pair: language_tags.of_pair(config.tag_target, config.tag_sides, pair.source, pair.target)
   for pair in dev_lines.find_pairs(config, split) if config.tag_target else ():
-    source_vocab.tag_id(pair.target)  # refuses a language the model does not know, before any work
+    # Refuses a language the model does not know, before any work.
+    language_tags.around(config.tag_sides, source_vocab.tag_id, EOS, languages(pair))
   first = slice(max_sentences or None)
   return [
-    HeldOut(
-      pair.name, pair.source, pair.target, pair.target if config.tag_target else None, sources[first], targets[first]
-    )
+    HeldOut(pair.name, pair.source, pair.target, languages(pair), sources[first], targets[first])
     for pair, sources, targets in dev_lines.read_pairs(config, split)
   ]
 
@@ -119,7 +120,11 @@ class _PairsJob(task.HeldOutJob):
     return computed
 
   def _compute(
-    self, sets: Sequence[HeldOut], tag: str | None, progress: task.Progress, unfinished: MutableMapping[str, str]
+    self,
+    sets: Sequence[HeldOut],
+    tag: text_model.Languages,
+    progress: task.Progress,
+    unfinished: MutableMapping[str, str],
   ) -> tuple[list[Any], list[int]]:
     """Sequences of values for the lines of all sets, and numbers of lines of which a part was used."""
     raise NotImplementedError
@@ -252,8 +257,11 @@ def job_of_export(
     split_files=(),
     dev_lines=0,
     tag_target=settings['tagged'],
+    tag_sides=settings.get('tag_sides', 'source'),  # an earlier version has none
   )
-  tags = types.SimpleNamespace(tag_id=lambda language: text_model.choose_target(sorted(settings['tags']), language))
+  tags = types.SimpleNamespace(
+    tag_id=lambda language: settings['tags'][text_model.choose_target(sorted(settings['tags']), language)]
+  )
   return job(config, tags, model.translator(), model.pairs(), options)
 
 

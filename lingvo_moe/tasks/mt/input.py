@@ -1,7 +1,8 @@
 """Input pipelines: batches for training, for evaluation and for decoding.
 
 A batch is a dict of int32 arrays [B, T], named by batches.BATCH_KEYS. Segments number the examples in a row from 1
-and are 0 at padding; positions count from 0 in each segment; sources and labels end with eos, inputs begin with bos.
+and are 0 at padding; positions count from 0 in each segment; sources and labels end with eos, inputs begin with bos,
+unless the configuration has tags behind sources, or another begin.
 Evaluation adds 'pairs' [B, P], which is 1 at the language pair of a row and 0 elsewhere (an empty row has only zeros),
 for losses by pair.
 """
@@ -21,6 +22,7 @@ import numpy as np
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_model import Languages
 from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler, shuffled
 from lingvo_moe.tasks import batches, task
@@ -29,7 +31,7 @@ from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
 from lingvo_moe.tasks.task import Feed
-from lingvo_moe.tasks.vocab import EOS, Vocab
+from lingvo_moe.tasks.vocab import Vocab
 
 _PLAN_VERSION = 1
 _SAVE_EVERY = 64  # windows
@@ -170,7 +172,7 @@ class TextInput:
     config: configuration, of which max_length, boundaries, num_groups and eval_batch_tokens are used.
     vocabs: (source, target) vocabularies.
     sources: the sentences.
-    target_language: language whose tag goes before each source; None for no tag.
+    languages: languages whose tags there are; None for no tag.
     targets: as many sentences, or None.
 
   Attributes:
@@ -183,27 +185,27 @@ class TextInput:
     config: DataConfig,
     vocabs: tuple[Vocab, Vocab],
     sources: Sequence[str],
-    target_language: str | None = None,
+    languages: Languages = None,
     targets: Sequence[str] | None = None,
   ):
     if targets is not None and len(targets) != len(sources):
       raise UserError(
         f'every source needs its target; saw {len(sources)} sources and {len(targets)} targets: align them'
       )
-    tag = [] if target_language is None else [vocabs[0].tag_id(target_language)]
+    around = config.tags_around(vocabs[0], languages)
     too_long, self._sides = set(), []
-    for lines, vocab, before in zip((sources, targets), vocabs, (tag, [])):
+    for lines, vocab, own in zip((sources, targets), vocabs, around):
       if lines is not None:
         rows = vocab.encode(['' if text.is_empty(line) else line.removeprefix('\ufeff') for line in lines])
-        room = config.max_length - len(before) - 1
-        too_long |= {i for i, ids in enumerate(rows) if len(ids) > room}
-        self._sides.append([[*before, *ids[:room], EOS] for ids in rows])
+        too_long |= {i for i, ids in enumerate(rows) if len(ids) + own.count > config.max_length}
+        self._sides.append([own.put(ids, config.max_length) for ids in rows])
     lengths = [np.array([len(ids) for ids in rows], np.int64) for rows in self._sides]
-    self.empty = np.flatnonzero(lengths[0] == len(tag) + 1).tolist()
+    self.empty = np.flatnonzero(lengths[0] == around[0].count).tolist()
     lengths[0][self.empty] = 0
     self.truncated = sorted(too_long - set(self.empty))
     self._plans = config.batcher(training=False).plan(lengths[0], lengths[-1])
     self._groups = config.num_groups
+    self._begin, self._first = config.begin_id, np.array(around[1].before, np.int32)
 
   def __iter__(self) -> Iterator[tuple[np.ndarray, Batch]]:
     for plan in self._plans:
@@ -211,4 +213,5 @@ class TextInput:
       index_B = np.full(rows, -1, np.int64)  # as evaluation never packs, the examples are the first rows
       index_B[: len(plan.example)] = plan.example
       source, *targets = [batches.padded([side[i] for i in plan.example], rows, plan.length) for side in self._sides]
-      yield index_B, source.as_source() | (targets[0].as_target() if targets else {})
+      answers = {batches.FIRST: np.tile(self._first, [rows, 1])} if self._first.size else {}
+      yield index_B, source.as_source() | (targets[0].as_target(self._begin) if targets else answers)

@@ -30,4 +30,4 @@ def random_batch(config: MtConfig, seed: int = 0, full: bool = True) -> Batch:
 
   source = side(config.source_vocab_size)
   target = side(config.source_vocab_size if config.shared_vocab else config.target_vocab_size)
-  return source.as_source() | target.as_target()
+  return source.as_source() | target.as_target(config.begin_id)

@@ -93,9 +93,10 @@ class TranslationTask(task.Task):
   def translator(self, runner: task.Runner, n_best: int = 1, batch_tokens: int = 0) -> decoding.SentenceTranslator:
     return decoding.SentenceTranslator(self.config, self.vocabs, runner, n_best, batch_tokens)
 
-  def choose_target(self, asked: str | None) -> str | None:
-    """Target language whose tag a sentence gets; None: no tag."""
-    return text_model.choose_target(self.vocabs[0].tags() if self.config.tag_target else None, asked)
+  def choose_target(self, asked: str | None, source: str | None = None) -> text_model.Languages:
+    """Languages whose tags a sentence gets; None: no tag."""
+    tags = self.vocabs[0].tags() if self.config.tag_target else None
+    return text_model.choose_target(tags, asked, source, both=self.config.tags_both)
 
   def pairs_of(self, subsets: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of the dev loss, of the field `pairs`, and of the corpus if it is there."""
@@ -153,6 +154,7 @@ class TranslationTask(task.Task):
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}
     settings |= {'tags': tags, 'tagged': bool(config.tag_target), 'pairs': self.pairs_of(())}
+    settings |= {'tag_sides': config.tag_sides, 'begin': config.begin_id}
     files = {'source.model': source.model_bytes, 'target.model': target.model_bytes}
     return task.EngineParts(graphs.make(config), files, settings)
 

@@ -10,7 +10,7 @@ import tensorflow_text
 
 from lingvo_moe.corpora import text
 from lingvo_moe.tasks import inference
-from lingvo_moe.tasks.batches import SOURCE_KEYS
+from lingvo_moe.tasks.batches import FIRST, SOURCE_KEYS
 from lingvo_moe.tasks.mt import decoding
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.vocab import BOS, EOS, PAD, Vocab
@@ -52,47 +52,57 @@ class TextSearch:
         'truncated': f'whether the line is over max_length={config.max_length} tokens and was translated in part',
       },
     }
-    if len(self._tags) > 1:
-      self.inputs['target'] = tf.TensorSpec(None, tf.string)
-      self.about['inputs']['target'] = f'target language, of each line or of all: {", ".join(self._tags)}'
+    for side in ('target', 'source') if config.tags_both else ('target',):
+      if len(self._tags) > 1:
+        self.inputs[side] = tf.TensorSpec(None, tf.string)
+        self.about['inputs'][side] = f'{side} language, of each line or of all: {", ".join(self._tags)}'
 
   def __call__(
-    self, weights: Mapping[str, tf.Tensor], lines: tf.Tensor, target: tf.Tensor | None = None
+    self,
+    weights: Mapping[str, tf.Tensor],
+    lines: tf.Tensor,
+    target: tf.Tensor | None = None,
+    source: tf.Tensor | None = None,
   ) -> dict[str, tf.Tensor]:
     """Translates lines [B]: {'text', 'score', 'log_prob', 'truncated'}, [B] each."""
-    ids_BT, lengths_B, truncated_B = self._tokenize(lines, target)
+    rows = tf.size(lines)
+    tag_B = self._tag_ids(rows, target, 'target') if self._tags else None
+    first_B = tag_B if self._config.tags_both else tf.zeros([rows], tf.int32)
+    if self._config.tags_both:
+      tag_B = self._tag_ids(rows, source, 'source')
+    ids_BT, lengths_B, truncated_B = self._tokenize(lines, tag_B)
     order_B = tf.argsort(lengths_B, direction='DESCENDING', stable=True)
-    found = self._search_in_batches(weights, tf.gather(ids_BT, order_B), tf.gather(lengths_B, order_B))
+    found = self._search_in_batches(weights, *(tf.gather(x, order_B) for x in (ids_BT, first_B, lengths_B)))
     back_B = tf.argsort(order_B)
     text, score, log_prob = (tf.gather(x, back_B) for x in found)
     return {'text': text, 'score': score, 'log_prob': log_prob, 'truncated': truncated_B}
 
-  def _tokenize(self, lines: tf.Tensor, target: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  def _tokenize(self, lines: tf.Tensor, tag_B: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """(ids [B, T] with tag and end, their numbers [B], which lines were cut [B]); 0 ids for a line without tokens."""
     tokens = self.resources[0].tokenize(tf.strings.regex_replace(lines, _UNSEEN, ''))
-    most = self._config.max_length - 1 - bool(self._tags)
+    most = self._config.max_length - 1 - (tag_B is not None)
     counts_B = tf.cast(tokens.row_lengths(), tf.int32)
     parts = [tokens[:, :most], tf.fill([tf.size(lines), 1], EOS)]
-    if self._tags:
-      parts.insert(0, self._tag_ids(tf.size(lines), target)[:, tf.newaxis])
+    if tag_B is not None:
+      parts.insert(len(parts) if self._config.tag_sides == 'both_source_last' else 0, tag_B[:, tf.newaxis])
     rows = tf.concat(parts, axis=1)
     lengths_B = tf.where(counts_B > 0, tf.cast(rows.row_lengths(), tf.int32), 0)
     return rows.to_tensor(PAD), lengths_B, counts_B > most
 
-  def _tag_ids(self, rows: tf.Tensor, target: tf.Tensor | None) -> tf.Tensor:
-    """Id of the tag of each line's target language, int32 [B]; refuses a language without one."""
+  def _tag_ids(self, rows: tf.Tensor, language: tf.Tensor | None, side: str) -> tf.Tensor:
+    """Id of the tag of each line's language of a side, int32 [B]; refuses a language without one."""
     languages, ids = list(self._tags), tf.constant(list(self._tags.values()), tf.int32)
-    if target is None:
+    if language is None:
       return tf.fill([rows], ids[0])
-    target_B = tf.broadcast_to(target, [rows])
-    matches_BJ = target_B[:, tf.newaxis] == tf.constant(languages)
+    language_B = tf.broadcast_to(language, [rows])
+    matches_BJ = language_B[:, tf.newaxis] == tf.constant(languages)
     known = tf.reduce_all(tf.reduce_any(matches_BJ, axis=1))
-    message = f'target must be one of the languages {", ".join(languages)}; saw'
-    with tf.control_dependencies([tf.debugging.Assert(known, [message, target_B])]):
+    message = f'{side} must be one of the languages {", ".join(languages)}; saw'
+    with tf.control_dependencies([tf.debugging.Assert(known, [message, language_B])]):
       return tf.gather(ids, tf.argmax(matches_BJ, axis=1))
 
   def _search_in_batches(
-    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, lengths_B: tf.Tensor
+    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, first_B: tf.Tensor, lengths_B: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """(texts, scores, log-probabilities), [B] each, of rows of descending length; of rows without ids, '' and 0."""
     nonempty = tf.math.count_nonzero(lengths_B, dtype=tf.int32)
@@ -101,7 +111,7 @@ class TextSearch:
       length = lengths_B[start]
       rows = tf.maximum(self._batch_tokens // length, 1)
       own = slice(start, tf.minimum(start + rows, nonempty))
-      new = self._search(weights, ids_BT[own, :length], lengths_B[own])
+      new = self._search(weights, ids_BT[own, :length], first_B[own], lengths_B[own])
       return start + rows, *(tf.concat(pair, axis=0) for pair in zip(found, new, strict=True))
 
     initial = tf.constant(0), tf.zeros([0], tf.string), tf.zeros([0]), tf.zeros([0])
@@ -110,12 +120,14 @@ class TextSearch:
     return tuple(tf.concat([x, tf.zeros([tf.size(lengths_B) - nonempty], x.dtype)], axis=0) for x in found)
 
   def _search(
-    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, lengths_B: tf.Tensor
+    self, weights: Mapping[str, tf.Tensor], ids_BT: tf.Tensor, first_B: tf.Tensor, lengths_B: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """(texts, scores, log-probabilities) of the best hypotheses of some rows."""
     segments_BT = tf.sequence_mask(lengths_B, tf.shape(ids_BT)[1], tf.int32)
     positions_BT = tf.range(tf.shape(ids_BT)[1]) * segments_BT
     batch = dict(zip(SOURCE_KEYS, (ids_BT, segments_BT, positions_BT), strict=True))
+    if self._config.tags_both:
+      batch[FIRST] = first_B[:, tf.newaxis]
     found = inference.search(self._program.model, self._program.theta(weights), batch, self._config)
     ids_BT = found.ids_BWT[:, 0]
     is_text_BT = (ids_BT != PAD) & (ids_BT != BOS) & (ids_BT != EOS) & (ids_BT < self._target_size)

@@ -1,0 +1,53 @@
+"""Symbols around the tokens of a sentence: its end, and tags of languages, where a model has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+# Languages whose tags a sentence gets: of its translation, or of both sides, (source, target); None: no tag.
+Languages = str | tuple[str, str] | None
+
+# Where tags are: that of the target language before the source; or each language's on its own side, before both, or
+# the source's behind its end.
+SIDES = ('source', 'both', 'both_source_last')
+
+
+class Around(NamedTuple):
+  """Ids before and after the tokens of a sentence."""
+
+  before: list[int]
+  after: list[int]
+
+  @property
+  def count(self) -> int:
+    return len(self.before) + len(self.after)
+
+  def put(self, ids: Sequence[int], most: int) -> list[int]:
+    """A sentence of at most so many ids in all; tokens beyond are left out."""
+    return [*self.before, *ids[: most - self.count], *self.after]
+
+
+def around(sides: str, tag_id: Callable[[str], int], eos: int, languages: Languages) -> tuple[Around, Around]:
+  """Symbols around (sources, targets).
+
+  Args:
+    sides: one of SIDES.
+    tag_id: gives the id of a language's tag, or refuses a language that has none.
+    eos: id of the end.
+    languages: those whose tags there are.
+  """
+  plain = Around([], [eos])
+  if languages is None:
+    return plain, plain
+  if isinstance(languages, str):
+    return Around([tag_id(languages)], [eos]), plain
+  source, target = map(tag_id, languages)
+  return Around([], [eos, source]) if sides == 'both_source_last' else Around([source], [eos]), Around([target], [eos])
+
+
+def of_pair(tagged: bool | None, sides: str, source: str, target: str) -> Languages:
+  """The languages whose tags sentences of a pair get, if a model has tags."""
+  if not tagged:
+    return None
+  return target if sides == 'source' else (source, target)

@@ -1,0 +1,114 @@
+"""M2M100 (arXiv 2010.11125), NLLB-200 (arXiv 2207.04672), and NLLB-MoE, which has experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lingvo_moe.core import json_files
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.interop import fairseq, vocabulary
+from lingvo_moe.interop.hub_folder import HubFolder
+from lingvo_moe.interop.table import Entry, Imported, Symbols
+
+ARCHITECTURES = ('M2M100ForConditionalGeneration', 'NllbMoeForConditionalGeneration')
+_PIECES, _IDS = 'sentencepiece.bpe.model', 'vocab.json'
+_SETTINGS, _TOKENISER_JSON = 'tokenizer_config.json', 'tokenizer.json'
+_SPECIAL = ('<s>', '<pad>', '</s>', '<unk>')
+# Languages of M2M100, whose folders do not list them. Those of NLLB-200 are listed.
+_LANGUAGES = {
+  'm2m100': (
+    'af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy '
+    'id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru '
+    'sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu'
+  ),
+  'wmt21': 'en ha is ja cs ru zh de',
+}
+
+
+def convert(folder: HubFolder) -> Imported:
+  """The folder's model as a run here."""
+  folder.need(_PIECES)
+  settings = folder.json_if_any(_SETTINGS)
+  base, size = vocabulary.read(folder.file(_PIECES)), folder.config['vocab_size']
+  is_m2m100 = folder.has(_IDS)
+  ids, tags = _of_m2m100(folder, settings) if is_m2m100 else _of_nllb(folder, settings, base)
+  special = tuple(ids[name] for name in ('<pad>', '<s>', '</s>', '<unk>'))
+  if folder.config['decoder_start_token_id'] != ids['</s>']:
+    raise ValueError(f'decoder_start_token_id={folder.config["decoder_start_token_id"]}, which is not </s>')
+  more = [piece.piece for piece in base.pieces if piece.piece not in ids and piece.type == vocabulary.NORMAL]
+  symbols = Symbols(special, size, len(more))
+  names = {i: name for name, i in ids.items()}
+  ordered = [names.get(i, '') for i in symbols.theirs[:size]] + more
+  model = vocabulary.reordered(base, ordered, tags)
+  sides = 'both_source_last' if settings.get('legacy_behaviour') else 'both'
+  return Imported(
+    model='mt.nllb.MoE54B'
+    if 'num_experts' in folder.config
+    else f'mt.{"m2m100.M418M" if is_m2m100 else "nllb.Dense600M"}',
+    values={**values(folder.config), 'tag_target': True, 'tag_sides': sides, 'begin': 'eos'},
+    entries=list(entries(folder.config)),
+    symbols=symbols,
+    vocabularies={'source_vocab': model, 'target_vocab': model},
+    tokeniser=(_PIECES, _IDS, _TOKENISER_JSON, 'added_tokens.json'),
+    computed=('embed_positions.weights', 'embed_tokens.weight', 'lm_head.weight'),
+  )
+
+
+def _of_m2m100(folder: HubFolder, settings: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str]]:
+  """Ids by piece, and languages by the piece that chooses one: `__de__`, behind all others."""
+  ids = folder.json(_IDS, json_files.INTEGER)
+  tags = {f'__{language}__': language for language in _LANGUAGES[settings.get('language_codes', 'm2m100')].split()}
+  return {**ids, **{tag: len(ids) + i for i, tag in enumerate(tags)}}, tags
+
+
+def _of_nllb(folder: HubFolder, settings: Mapping[str, Any], base: Any) -> tuple[dict[str, int], dict[str, str]]:
+  """Ids by piece, one more than in the SentencePiece model, and languages, `deu_Latn`, as the tokeniser lists them.
+
+  Raises:
+    UserError: no file lists them.
+  """
+  pieces = [*_SPECIAL, *(piece.piece for piece in base.pieces[3:])]
+  listed = settings.get('additional_special_tokens')
+  listed = listed or folder.json_if_any('special_tokens_map.json').get('additional_special_tokens')
+  known = {int(i): token['content'] for i, token in settings.get('added_tokens_decoder', {}).items()}
+  if not known:
+    known = {token['id']: token['content'] for token in folder.json_if_any(_TOKENISER_JSON).get('added_tokens', ())}
+  known = known or dict(enumerate([*(listed or ()), '<mask>'], len(pieces)))
+  added = {name: i for i, name in known.items() if i >= len(pieces)}
+  languages = [name for name in added if name != '<mask>']
+  if not languages:
+    raise UserError(f'{folder.path} lists no languages: fetch its {_SETTINGS} and special_tokens_map.json too')
+  return {name: i for i, name in enumerate(pieces)} | added, {name: name for name in languages}
+
+
+def values(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Values of the fields of a configuration."""
+  common = {**fairseq.sizes(config), 'position_offset': 2}
+  if 'num_experts' not in config:
+    return common
+  return common | dict(
+    num_experts=config['num_experts'],
+    moe_every=config['encoder_sparse_step'],
+    gate='top2',
+    second_choice='always' if config['second_expert_policy'] == 'all' else 'random',
+    expert_bias=True,
+    expert_output_scale=1 - config['moe_token_dropout'],
+    aux_loss_weight=config['router_aux_loss_coef'],
+    router_z_loss_weight=config['router_z_loss_coef'],
+    num_groups=1,
+    scan_layers=False,
+    remat='none',
+    activation_dtype='float32',
+    dispatch='auto',
+  )
+
+
+def entries(config: Mapping[str, Any]) -> Iterator[Entry]:
+  """Tensors there and weights here."""
+  yield Entry('model.shared.weight', 'target_embedding/table', 'symbols')
+  if 'num_experts' in config:
+    yield from fairseq.layers(config, 'cross_attention', 'ffn.', 'ff_layer_norm')
+  else:
+    yield from fairseq.layers(config)
+  yield from fairseq.last_norms()
