@@ -72,6 +72,8 @@ class TranslationTask(task.Task):
         row_there = {piece: i for i, piece in enumerate(their.pieces(range(their.size)))} if their else {}
         rows = [(i, row_there[piece]) for i, piece in enumerate(own.pieces(range(own.size))) if piece in row_there]
         foreign[name] = [i for i, _ in rows], [i for _, i in rows]
+    if 'target_embedding' in foreign:  # of a model whose output softmax does not share it
+      foreign['output_embedding'] = foreign['target_embedding']
     return foreign
 
   def train_input(self, cache_dir: str, feed: task.Feed) -> TrainInput:
