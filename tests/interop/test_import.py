@@ -312,7 +312,7 @@ def _cut(folder):
     (_pickle, 'pytorch_model.bin, a pickle, which may run code'),
     (_cut, 'is damaged or cut short'),
     (_index, 'must name files of its own folder'),
-    (lambda f: (f / 'vocab.json').unlink(), 'has no vocab.json'),
+    (lambda f: (f / 'vocab.json').unlink(), r'^\S+ has no vocab.json'),
     (lambda f: (f / 'source.spm').write_bytes(b'text'), 'source.spm is not a SentencePiece model'),
     (lambda f: (f / 'config.json').write_text('{'), 'config.json is not JSON'),
   ],
