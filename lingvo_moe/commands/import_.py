@@ -13,12 +13,14 @@ refused. Memory holds one tensor at a time.
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from absl import flags
 
 from lingvo_moe import app
-from lingvo_moe.core import quiet
+from lingvo_moe.core import files, quiet
+from lingvo_moe.core.errors import UserError
 
 _FOLDER = flags.DEFINE_string('folder', None, 'Folder of the model, unless it is an argument.')
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory to make.', required=True)
@@ -27,15 +29,19 @@ _SET = flags.DEFINE_multi_string(
 )
 
 
-@app.command(tensorflow=False, run_flag='folder')
-def main():
+@app.command(tensorflow=False, arguments=True)
+def main(argv):
+  given = [*argv[1:], *filter(None, [_FOLDER.value])]
+  if len(given) != 1:
+    raise UserError(f'one folder is imported: lingvo-moe import FOLDER --logdir=RUN; saw {" ".join(given) or "none"!r}')
+  folder = os.path.expanduser(files.plain(given[0]))
   quiet.import_tensorflow()
   from lingvo_moe.core import weights
   from lingvo_moe.run import importing
 
-  model, config = importing.import_folder(_FOLDER.value, _LOGDIR.value, _SET.value)
+  model, config = importing.import_folder(folder, _LOGDIR.value, _SET.value)
   count = weights.count(config.model().weights())
-  print(f'{_LOGDIR.value}: {model} of {count:,} weights, imported from {_FOLDER.value}')
+  print(f'{_LOGDIR.value}: {model} of {count:,} weights, imported from {folder}')
   print(f'lingvo-moe translate {shlex.quote(_LOGDIR.value)} < TEXT')
 
 

@@ -20,12 +20,12 @@ from lingvo_moe.core.errors import UserError
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
-def check(path: str, what: str) -> None:
+def check(path: str, what: str, flag: str = '--out') -> None:
   """Raises UserError if something is at the path, or TensorFlow could not read it; `what` goes there: 'an export'."""
-  files.check_scheme('--out', path)
-  files.check_for_tensorflow('--out', path)
+  files.check_scheme(flag, path)
+  files.check_for_tensorflow(flag, path)
   if os.path.lexists(path):
-    raise UserError(f'--out={path} exists: {what} goes to a new directory; choose another, or remove that one')
+    raise UserError(f'{flag}={path} exists: {what} goes to a new directory; choose another, or remove that one')
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ FAMILIES: tuple[ModuleType, ...] = (marian, m2m100, t5, mixtral)
 
 def convert(folder: HubFolder) -> Imported:
   """The folder's model as a run here; UserError where no family knows it, or a value that it has."""
-  asked = folder.config.get('architectures') or ['none']
+  asked = folder.config.get('architectures')
+  asked = asked if isinstance(asked, list) and asked else ['none']
   for family in FAMILIES:
     if asked[0] in family.ARCHITECTURES:
       try:

@@ -36,7 +36,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
   Raises:
     UserError: `out` exists, or the folder is damaged, incomplete, or of a model that is not known here.
   """
-  new_folder.check(out, 'an imported model')
+  new_folder.check(out, 'an imported model', '--logdir')
   folder = HubFolder(path)
   imported = families.convert(folder)
   config = _config(folder, imported, settings)
@@ -70,8 +70,9 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
   values = {**imported.values, **sizes, 'masked_symbols': imported.symbols.masked}
   given = bindings.from_settings(imported.model, settings)
   chosen = bindings.read(imported.model, (), given)
+  values |= dict.fromkeys(imported.vocabularies, '')  # named when they are written
   if odd := next((field for field in chosen if chosen[field] != values.get(field, chosen[field])), None):
-    raise UserError(f'{odd} of an imported model is {values[odd]!r}; saw --set {odd}={chosen[odd]!r}: leave it out')
+    raise UserError(f'{odd} of an imported model is that of its folder; saw --set {odd}={chosen[odd]!r}: leave it out')
   if type(beams := folder.json_if_any('generation_config.json').get('num_beams')) is int:
     values['beam_size'] = chosen.get('beam_size', beams)
   return configuration.resolve(imported.model, (), given, **values)

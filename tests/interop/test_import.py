@@ -252,7 +252,7 @@ def test_a_scanned_run_is_imported_and_exported_layer_by_layer(imported, tmp_pat
 
 
 def test_a_value_that_the_folder_gives_cannot_be_set(tmp_path):
-  with pytest.raises(UserError, match='num_heads of an imported model is 2; saw --set num_heads=4: leave it out'):
+  with pytest.raises(UserError, match='num_heads of an imported model is that of its folder; saw --set num_heads=4'):
     importing.import_folder(str(FIXTURES / 't5'), str(tmp_path / 'run'), ['num_heads=4'])
 
 
