@@ -165,7 +165,8 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
   of_any_text = options.format in WEIGHTS_ALONE or (options.format == 'litert' and options.keep_experts is None)
   if not of_any_text and not task_of(config).is_exported:
     raise UserError(
-      f'models of translation are exported so, and Transformers over text for --format=litert; {run.path} holds a run of {run.load()[0]}'
+      f'models of translation are exported so; {run.path} holds a run of {run.load()[0]}: --format=litert takes '
+      'Transformers over text too, --format=safetensors the weights of any model'
     )
   if options.keep_experts is not None:
     config.with_share_of_experts(options.keep_experts)
