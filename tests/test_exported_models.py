@@ -139,7 +139,8 @@ def test_tokens_tags_and_cuts_are_those_of_the_translators_input(toy_run):
   assert list(function.inputs) == ['lines', 'target'] and 'xx, yy' in function.about['inputs']['target']
   for languages in ('yy', ['yy'], ['xx', 'yy'] * 4):
     ids_BT, lengths_B, truncated_B = (
-      x.numpy() for x in function._tokenize(tf.constant(LINES[:8]), tf.constant(languages))
+      x.numpy()
+      for x in function._tokenize(tf.constant(LINES[:8]), function._tag_ids(8, tf.constant(languages), 'target'))
     )
     for i, line in enumerate(LINES[:8]):
       language = languages if isinstance(languages, str) else (languages * 8)[i]
@@ -148,7 +149,7 @@ def test_tokens_tags_and_cuts_are_those_of_the_translators_input(toy_run):
       ids = [] if expected.empty else next(iter(expected))[1]['src_ids'][0]
       assert ids_BT[i, : lengths_B[i]].tolist() == [n for n in ids if n]
   with pytest.raises(tf.errors.InvalidArgumentError, match='target must be one of the languages xx, yy; saw'):
-    function._tokenize(tf.constant(['Hund']), tf.constant('zz'))
+    function._tag_ids(1, tf.constant('zz'), 'target')
 
 
 @pytest.mark.slow

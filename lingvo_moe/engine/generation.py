@@ -33,8 +33,8 @@ class LanguageModel(ExportedModel):
   def translator(self, n_best: int = 1) -> Continuer:
     return Continuer(self, n_best)
 
-  def choose_target(self, requested: str | None) -> str | None:
-    return text_model.choose_target(None, requested)
+  def choose_target(self, requested: str | None, source: str | None = None) -> text_model.Languages:
+    return text_model.choose_target(None, requested, source)
 
   def pairs(self) -> list[tuple[str, str]]:
     return []

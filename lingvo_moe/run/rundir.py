@@ -131,7 +131,7 @@ class RunDir:
       self.check_files()
     self._fetch()
     config = task_of(config).prepare(self.vocab_dir, resumed)
-    may_change = fields.may_change(type(config))
+    may_change = fields.may_change(type(config)) if resumed else []
     if resumed and (changed := configuration.differences(old, config, may_change)):
       raise UserError(
         f'{self.path} holds a run with {"; ".join(changed)}: a run goes on as it began, but for '
