@@ -63,14 +63,12 @@ class Entry:
     ours: name here, '' for one that has no counterpart: a bias of keys, which softmax cancels.
     kind: 'matrix', [out, in] there and [*in, *out] here; 'same', of the same order; 'symbols', a row a symbol.
     expert: number on the first axis of the weight; None: the whole weight.
-    optional: whether a folder may lack it.
   """
 
   theirs: str
   ours: str
   kind: str = 'same'
   expert: int | None = None
-  optional: bool = False
 
   def inwards(self, tensor: np.ndarray, shape: Sequence[int], symbols: Symbols) -> np.ndarray:
     """The weight, or the expert's part, of this shape."""

@@ -81,14 +81,14 @@ def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> T
 def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
   """Refuses a tensor that is missing, left over, or of another shape than the configuration says."""
   used = {entry.theirs: entry for entry in imported.entries}
-  missing = next((name for name, entry in used.items() if name not in folder.tensors and not entry.optional), None)
+  missing = next((name for name in used if name not in folder.tensors), None)
   if missing:
     raise UserError(f'{folder.path} has no tensor {missing!r}, which its configuration asks for: fetch it again')
   left = next((name for name in folder.tensors if name not in used and not imported.ignored(name)), None)
   if left:
     raise UserError(f'{folder.path} has a tensor {left!r} that is not known here: is it of another release?')
   for name, entry in used.items():
-    if not entry.ours or name not in folder.tensors:
+    if not entry.ours:
       continue
     shape, theirs = shapes[entry.ours][0 if entry.expert is None else 1 :], folder.tensors[name].shape
     if not entry.fits(theirs, shape, imported.symbols):
@@ -111,7 +111,7 @@ def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
   """The checkpoint, a tensor at a time."""
   yield Slice('step', (), (), np.asarray(0, np.int64))
   for entry in imported.entries:
-    if not entry.ours or entry.theirs not in folder.tensors:
+    if not entry.ours:
       continue
     shape, tensor = shapes[entry.ours], folder.read(entry.theirs).astype(np.float32)
     if entry.expert is None:
