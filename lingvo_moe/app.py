@@ -25,7 +25,7 @@ _PATHS = {
   *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
 }
 _FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
-_SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'path'), files.SCHEMES)
+_SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'cache_dir', 'path'), files.SCHEMES)
 
 
 def command(*options: type[Options], tensorflow: bool = True, arguments: bool = False, run_flag: str = '') -> Callable:

@@ -19,6 +19,7 @@ COMMANDS = {
   'cldr': ('commands.cldr', 'make the default corpus, 125 languages into English'),
   'prepare': ('commands.prepare', 'make a corpus of your own text: train, dev and test'),
   'vocab': ('commands.vocab', 'train a vocabulary to share between runs'),
+  'tokenize': ('commands.tokenize', 'tokenise a large corpus before training, in many processes'),
   'import': ('commands.import_', 'import a public checkpoint: Marian, NLLB, T5, Switch, Mixtral'),
   'train': ('trainer', 'train a model, or resume a run'),
   'decode': ('decoder', 'evaluate checkpoints on held-out text: BLEU, perplexity, samples'),

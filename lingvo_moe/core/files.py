@@ -153,11 +153,12 @@ def rmtree(path: str) -> None:
   remote_files.rmtree(path) if is_remote(path) else shutil.rmtree(path, ignore_errors=True)
 
 
-def read(path: str, size: int = -1) -> bytes:
-  """The first bytes of a file; all without a size."""
+def read(path: str, size: int = -1, begin: int = 0) -> bytes:
+  """Bytes of a file from one on; all that follow without a size."""
   if is_remote(path):
-    return remote_files.read(path, size)
+    return remote_files.read(path, size, begin)
   with open(path, 'rb') as f:
+    f.seek(begin)
     return f.read(size)
 
 
@@ -167,10 +168,11 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def replacing(path: str, binary: bool = False) -> Iterator[IO]:
+def replacing(path: str, binary: bool = False, sync: bool = True) -> Iterator[IO]:
   """Opens `path`.partial for writing; it takes the place of `path` when the block ends, and is removed on an error.
 
-  What a killed process left under that name is written over. Of several writers one writes at a time.
+  What a killed process left under that name is written over. Of several writers one writes at a time. Without `sync`
+  a crash of the machine may leave it damaged.
 
   Raises:
     OSError: as of a full disk; it names the file.
@@ -206,6 +208,20 @@ def write(path: str, data: str | bytes) -> None:
   """Writes a file, whole or not at all."""
   with replacing(path, binary=isinstance(data, bytes)) as f:
     f.write(data)
+
+
+def create(path: str, data: str) -> bool:
+  """Writes a new file; False if it is there. Of two that write one in a bucket at a time, the last one has."""
+  if is_remote(path):
+    if not exists(path):
+      write(path, data)
+    return read(path) == data.encode()
+  try:
+    with open(path, 'x', encoding='utf-8') as f:
+      f.write(data)
+    return True
+  except FileExistsError:
+    return False
 
 
 def append(path: str) -> IO:

@@ -46,9 +46,10 @@ def rmtree(path: str) -> None:
       call('rmtree', path)
 
 
-def read(path: str, size: int = -1) -> bytes:
-  """The first bytes of a file; all without a size."""
+def read(path: str, size: int = -1, begin: int = 0) -> bytes:
+  """Bytes of a file from one on; all that follow without a size."""
   with _as_os_errors(path), _gfile().GFile(path, 'rb') as f:
+    f.seek(begin)
     return f.read(size)
 
 

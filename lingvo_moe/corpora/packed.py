@@ -63,6 +63,18 @@ def named(folder: str) -> list[tuple[str, str, str]]:
   return [(*name, path) for name, path in paths.items()]
 
 
+def is_packed(path: str) -> bool:
+  """Whether a file that is there is packed, by its first bytes or its name."""
+  return bool(_packing(path, files.read(path, _LOOK)))
+
+
+def _packing(path: str, first: bytes) -> str:
+  """Ending of files packed as a file is, whose first bytes and path are given; '' if it is not packed."""
+  by_bytes = [ending for ending, (_, begin, _) in _PACKED.items() if re.match(begin, first)]
+  by_name = [ending.lower() for ending in ENDING.findall(path) if ending.lower() in _PACKED]
+  return next(iter(by_bytes + by_name), '')
+
+
 @contextlib.contextmanager
 def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
   """Opens a text file: yields (the file as it lies there, its contents).
@@ -77,12 +89,9 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
   packing = ''
   try:
     with files.open_to_read(path) as raw:
-      first = raw.peek(_LOOK)
-      endings = [ending for ending, (_, begin, _) in _PACKED.items() if re.match(begin, first)]
-      endings += [ending.lower() for ending in ENDING.findall(path) if ending.lower() in _PACKED]
       contents = raw
-      if endings:
-        packing, _, open_packed = _PACKED[endings[0]]
+      if ending := _packing(path, raw.peek(_LOOK)):
+        packing, _, open_packed = _PACKED[ending]
         contents = io.BufferedReader(_Bounded(open_packed(raw), raw, path), _BUFFER)
       first = contents.peek(_LOOK)[:_LOOK]
       _refuse_what_is_no_text(path, first, any_encoding)

@@ -6,7 +6,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from lingvo_moe.core import files as files_lib
 from lingvo_moe.core.errors import UserError
@@ -47,8 +47,45 @@ def corpus_folder(data_dir: str) -> str:
   return folder
 
 
+class Part(NamedTuple):
+  """Part of a text file: lines `first` up to `last` of those that begin at bytes `begin` up to `end`.
+
+  None stands for the end. A file that is packed has no other parts by bytes than the whole.
+  """
+
+  path: str
+  begin: int = 0
+  end: int | None = None
+  first: int = 0
+  last: int | None = None
+
+  def batches(self, progress: Progress | None = None) -> Iterator[list[bytes]]:
+    """Yields the lines as line_batches does; no list is empty."""
+    done = 0
+    for batch in line_batches(self.path, progress=progress, begin=self.begin, end=self.end):
+      last = len(batch) if self.last is None else max(self.last - done, 0)
+      if own := batch[max(self.first - done, 0) : last]:
+        yield own
+      done += len(batch)
+      if last < len(batch):
+        return
+
+
+def parts(path: str, size: int) -> list[Part]:
+  """Parts of a file that are read apart: of `size` bytes each, or the whole if it is packed."""
+  total = files_lib.size(path)
+  if total <= size or packed.is_packed(path):
+    return [Part(path)]
+  return [Part(path, begin, min(begin + size, total)) for begin in range(0, total, size)]
+
+
 def line_batches(
-  path: str, size: int = _BATCH, progress: Progress | None = None, strict: bool = True
+  path: str,
+  size: int = _BATCH,
+  progress: Progress | None = None,
+  strict: bool = True,
+  begin: int = 0,
+  end: int | None = None,
 ) -> Iterator[list[bytes]]:
   """Yields the lines of a file, without line ends, in lists of up to `size`; only one list is in memory at a time.
 
@@ -57,23 +94,48 @@ def line_batches(
     size: number of lines in a list.
     progress: function called with the bytes of the file consumed since the last call.
     strict: whether a line that is not UTF-8, or has a NUL, is an error.
+    begin, end: bytes of the file between which lines begin; see Part.
 
   Raises:
     UserError: the file cannot be read, or such a line (with its number).
   """
   number = 0
   with packed.opened(path) as (raw, contents):
-    for batch in batches(contents, raw, progress, size):
+    for batch in batches(_between(contents, begin, end), raw, progress, size, begin):
       batch = [line.rstrip(b'\r\n') for line in batch]
-      if strict:
-        check(b'\n'.join(batch), path, number)
+      if strict and bad_byte(data := b'\n'.join(batch)) >= 0:
+        check(data, path, number + _lines_before(path, begin))
       number += len(batch)
       yield batch
 
 
-def batches(items: Iterator[_T], raw: IO[bytes], progress: Progress | None, size: int = _BATCH) -> Iterator[list[_T]]:
+def _between(contents: IO[bytes], begin: int, end: int | None) -> Iterator[bytes]:
+  """Lines that begin at these bytes of the contents."""
+  if begin:
+    contents.seek(begin - 1)
+    contents.readline()  # the rest of a line that begins before
+  if end is None:
+    yield from contents
+    return
+  place = contents.tell()
+  for line in contents if place < end else ():
+    yield line
+    place += len(line)
+    if place >= end:
+      return
+
+
+def _lines_before(path: str, begin: int) -> int:
+  """Number of lines that begin before a byte of a file at which, or after which, a part begins."""
+  if not begin:
+    return 0
+  return sum(map(len, line_batches(path, strict=False, end=begin)))
+
+
+def batches(
+  items: Iterator[_T], raw: IO[bytes], progress: Progress | None, size: int = _BATCH, consumed: int = 0
+) -> Iterator[list[_T]]:
   """Yields what is read from a file in lists of up to `size`; `progress` gets the bytes consumed since the last."""
-  consumed = 0
   while batch := list(itertools.islice(items, size)):
     if progress:
       progress(raw.tell() - consumed)

@@ -39,20 +39,21 @@ def check(run: RunDir, config: TaskConfig, cache_dir: str, accept: bool, say: Ca
   now = {part: {relative(path): next(hashes) for path in paths} for part, paths in parts.items()}
   if before is not None and before['parts'] == now:
     return
-  if before is not None:
-    changes = listed(_changes(before['parts'], now), _MOST_NAMED, '; ')
+  if before is not None and (changes := _changes(before['parts'], now, config.data_dir)):
+    named = listed(changes, _MOST_NAMED, '; ')
     if not accept:
       raise UserError(
-        f'{config.data_dir} is not the corpus that the run in {run.path} has learnt from: {changes}: put '
+        f'{config.data_dir} is not the corpus that the run in {run.path} has learnt from: {named}: put '
         'it back, or go on with it as it is by --accept_changed_corpus'
       )
-    say(f'going on with another corpus: {changes}')
+    say(f'going on with another corpus: {named}')
   files.write(path, json_files.dump({'parts': now}))
 
 
-def _changes(before: Record, now: Record) -> list[str]:
+def _changes(before: Record, now: Record, data_dir: str) -> list[str]:
   """Changes of the corpus, file by file."""
+  is_same = lambda old, new, path: old and new and content_hashes.is_same(old, new, os.path.join(data_dir, path))
   old, new = ({(part, path): h for part, by in record.items() for path, h in by.items()} for record in (before, now))
   what = lambda file: 'is new' if file not in old else 'is gone' if file not in new else 'has other text'
-  changed = [file for file in sorted(old.keys() | new.keys()) if old.get(file) != new.get(file)]
+  changed = [file for file in sorted(old.keys() | new.keys()) if not is_same(old.get(file), new.get(file), file[1])]
   return [f'{path} ({part}) {what((part, path))}' for part, path in changed]

@@ -1,30 +1,31 @@
 """Token cache: the ids of every line of a corpus on disk, tokenised once and read by line number.
 
-An entry is a list of files, such as one side of one pair and split: `tokens.bin`, the ids of all lines one after the
-other (uint16, or int32 for vocabularies beyond 65,536), `offsets.bin`, int64, the start of each line, and `meta.json`.
-Line i of the text is line i of the entry, empty lines included. Both arrays are memory mapped, so a corpus may be
-larger than memory.
+An entry is a list of files, such as one side of one pair and split. Line i of the text is line i of the entry, empty
+lines included. An entry consists of shards, each of the lines that begin in 128 MiB of a file, or of a packed file:
+`00000.tokens`, the ids of the lines one after the other (uint16, or int32 for vocabularies beyond 65,536),
+`00000.offsets`, int64, where each line begins, and `00000.json`, the checksums of their blocks. `meta.json` lists the
+shards when all are made.
+
+The folder may be shared or remote. Any number of processes make the shards of an entry side by side: each claims those
+that nobody has (core/claims.py). A start reads `meta.json` alone. Shards are opened when one of their lines is used,
+blocks are read and verified when they are used (blocks.py), and what is damaged is made again.
 
 The name of an entry's folder has a hash of its inputs, the vocabulary and the contents of the files: if any of them
-changes, a new folder is made, and the one of what the same files had before is removed. A folder is written under a
-temporary name and renamed when complete, so processes may build the same entry at the same time: the first to finish
-wins. Checksums of both arrays are verified when an entry is opened, and a damaged entry is built again. `hashes.json`
-beside the entries keeps the hashes of files, so that one that has not changed is not read again.
+changes, a new folder is made, and the one of what the same files had before is removed. `hashes.json` beside the
+entries keeps the hashes of files, so that one that has not changed is not read again.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import dataclasses
-import glob
+import functools
 import hashlib
 import itertools
 import os
-import shutil
-import socket
+import re
 import sys
-import uuid
-import zlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -33,92 +34,25 @@ import tqdm
 
 from lingvo_moe.core import content_hashes, json_files
 from lingvo_moe.core import files as files_lib
+from lingvo_moe.core.claims import Claims
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.core.files import lock
+from lingvo_moe.corpora.text import Part, parts
+from lingvo_moe.tasks.blocks import BlockArray, DamagedError, Writer
 
-_FORMAT = 3  # with 2, text began with a byte order mark where the file did
-_DTYPES = ('uint16', 'int32')
+_FORMAT = 4  # with 3, an entry was one shard, verified when it was opened
+_SHARD_BYTES = 128 << 20  # of text
+_WAIT_SECONDS = 2.0  # between looks at the shards that other processes make
+_THREADS = 16  # that read small files
 _META = {
-  'dtype': json_files.Kind(f'one of {", ".join(_DTYPES)}', lambda value: value in _DTYPES),
-  'tokens': json_files.INTEGER,
-  'shard_lines': json_files.list_of(json_files.INTEGER),
+  'shards': json_files.list_of(json_files.list_of(json_files.INTEGER)),  # file, begin, end, lines, ids of each
   'files': json_files.list_of(json_files.TEXT),
   'vocab': json_files.TEXT,
-  'checksums': json_files.by_name(json_files.INTEGER),
 }
-
-
-class DamagedError(Exception):
-  """Cache entry that is not as it was written; says which file."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenCache:
-  """Cache entry: the lines of one side, as ids without bos and eos.
-
-  Attributes:
-    folder: of the entry.
-    tokens: all ids, memory mapped.
-    offsets: int64, one more than lines; line i is tokens[offsets[i] : offsets[i + 1]].
-    shard_lines: number of lines of each file.
-  """
-
-  folder: str
-  tokens: np.ndarray
-  offsets: np.ndarray
-  shard_lines: Sequence[int]
-
-  @classmethod
-  def open(cls, folder: str) -> TokenCache:
-    """The entry in a folder; FileNotFoundError if there is none, DamagedError if a file fails its checksum."""
-    meta = _read_meta(folder)
-    tokens = _map(folder, 'tokens.bin', meta['dtype'], meta['tokens'], meta)
-    offsets = _map(folder, 'offsets.bin', 'int64', sum(meta['shard_lines']) + 1, meta)
-    return cls(folder, tokens, offsets, meta['shard_lines'])
-
-  def __len__(self) -> int:
-    return len(self.offsets) - 1
-
-  def lengths(self, lines: np.ndarray) -> np.ndarray:
-    """Number of ids of each of these lines."""
-    return self.offsets[lines + 1] - self.offsets[lines]
-
-  def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of these lines, one after the other, and the number of ids of each."""
-    lengths = self.lengths(lines)
-    shift = self.offsets[lines] - (np.cumsum(lengths) - lengths)
-    return self.tokens[np.repeat(shift, lengths) + np.arange(lengths.sum())].astype(np.int32), lengths
-
-  def subset(self, lines: np.ndarray) -> TokenCache:
-    """Some of the lines, in memory."""
-    tokens, lengths = self.gather(lines)
-    return TokenCache(self.folder, tokens, np.cumsum(np.concatenate([[0], lengths])), [len(lines)])
-
-
-def joined(caches: Sequence[TokenCache]) -> TokenCache:
-  """Lines of several caches as one, in memory if there are two or more."""
-  if len(caches) == 1:
-    return caches[0]
-  offsets = np.cumsum(np.concatenate([[0], *(np.diff(cache.offsets) for cache in caches)]))
-  return TokenCache('', np.concatenate([cache.tokens for cache in caches]), offsets, [len(cache) for cache in caches])
-
-
-def _read_meta(folder: str) -> dict[str, Any]:
-  try:
-    return json_files.read(os.path.join(folder, 'meta.json'), 'that of a token cache', 'it is built again', **_META)
-  except UserError as e:
-    raise DamagedError(str(e)) from None
-
-
-def _map(folder: str, name: str, dtype: str, size: int, meta: Mapping[str, Any]) -> np.ndarray:
-  path = os.path.join(folder, name)
-  if not os.path.exists(path) or os.path.getsize(path) != size * np.dtype(dtype).itemsize:
-    raise DamagedError(f'{path} is cut short')
-  # A plain array view of the map, as numpy's memmap class is slow to index.
-  array = np.asarray(np.memmap(path, dtype, 'r')) if size else np.zeros(0, dtype)
-  if zlib.crc32(array) != meta['checksums'].get(name):
-    raise DamagedError(f'{path} was changed since it was written')
-  return array
+_SHARD = {
+  'lines': json_files.INTEGER,
+  'tokens': json_files.INTEGER,
+  'checksums': json_files.by_name(json_files.list_of(json_files.INTEGER)),
+}
 
 
 class Vocab(Protocol):
@@ -128,129 +62,362 @@ class Vocab(Protocol):
   fingerprint: str  # of everything that the ids depend on
 
 
+# (parts, progress in bytes) -> (ids, lengths) of some lines at a time, and an empty pair at the end of each part
+Tokenise = Callable[[Iterator[Part], Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
 class Entry(NamedTuple):
-  """Name and text of an entry."""
+  """Name and text of an entry, and how it becomes ids.
+
+  `by_line` says whether each line is tokenised alone; parts of a file may be then.
+  """
 
   name: str
   files: Sequence[str]
+  vocab: Vocab
+  tokenise: Tokenise
+  by_line: bool = True
 
 
-# (paths, progress in bytes) -> (ids, lengths) of some lines at a time, and an empty pair at the end of each file
-Tokenise = Callable[[Sequence[str], Callable[[int], None]], Iterator[tuple[np.ndarray, np.ndarray]]]
+class _Text(NamedTuple):
+  """Text of a shard of an entry."""
+
+  path: str  # of the shard, without ending
+  part: Part
+  entry: Entry
+
+  @property
+  def claim(self) -> str:
+    return f'{self.path}.claim'
+
+  @property
+  def dtype(self) -> str:
+    return 'uint16' if self.entry.vocab.size <= 65536 else 'int32'
+
+  def is_made(self) -> bool:
+    return files_lib.exists(f'{self.path}.json')
+
+  def ids(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, lengths) of some of its lines."""
+    stream = self.entry.tokenise(iter([self.part._replace(first=first, last=last)]), lambda size: None)
+    ids, lengths = zip((np.zeros(0, self.dtype), np.zeros(0, np.int64)), *stream)
+    return np.concatenate(ids), np.concatenate(lengths)
+
+  def write(self, stream: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Writes the shard, given (ids, lengths) of its lines; its last file appears last."""
+    lines = total = 0
+    replacing = functools.partial(files_lib.replacing, binary=True, sync=False)
+    with replacing(f'{self.path}.tokens') as tokens, replacing(f'{self.path}.offsets') as offsets:
+      writers = {'tokens': Writer(tokens), 'offsets': Writer(offsets)}
+      writers['offsets'].append(np.zeros(1, np.int64))
+      for ids, lengths in stream:
+        writers['tokens'].append(ids.astype(self.dtype))
+        writers['offsets'].append(total + np.cumsum(lengths, dtype=np.int64))
+        lines += len(lengths)
+        total += len(ids)
+      for writer in writers.values():
+        writer.close()
+    checksums = {name: writer.checksums for name, writer in writers.items()}
+    with files_lib.replacing(f'{self.path}.json', sync=False) as f:
+      f.write(json_files.dump({'lines': lines, 'tokens': total, 'checksums': checksums}))
+
+  def read(self) -> dict[str, Any]:
+    """The shard's description; OSError or UserError where it is missing or damaged."""
+    return json_files.read(f'{self.path}.json', 'that of a shard of a token cache', 'it is made again', **_SHARD)
 
 
-def open_entries(
-  entries: Sequence[Entry], vocab: Vocab, tokenise: Tokenise, cache_dir: str, *, quiet: bool = False
-) -> list[TokenCache]:
-  """Opens the caches of all entries; missing ones are built, with a progress bar.
+class _Shard:
+  """Shard of an entry, which is opened when it is used.
+
+  Attributes:
+    lines, total: numbers of its lines and ids.
+  """
+
+  def __init__(self, text: _Text, lines: int, total: int):
+    self._text, self.lines, self.total = text, lines, total
+
+  @functools.cached_property
+  def _arrays(self) -> tuple[BlockArray, BlockArray]:
+    try:
+      return self._open()
+    except (DamagedError, UserError, OSError) as e:
+      print(f'the token cache is damaged ({e}); this part of it is made again', file=sys.stderr)
+    text = self._text
+    stream = text.entry.tokenise(iter([text.part]), lambda size: None)
+    text.write(itertools.takewhile(lambda batch: len(batch[1]), stream))
+    return self._open()
+
+  def _open(self) -> tuple[BlockArray, BlockArray]:
+    meta, path = self._text.read(), self._text.path
+    if (meta['lines'], meta['tokens']) != (self.lines, self.total):
+      raise DamagedError(f'{path}.json is of other lines')
+    checksums = meta['checksums']
+    return (
+      BlockArray(f'{path}.offsets', 'int64', self.lines + 1, checksums['offsets'], self._offsets_again),
+      BlockArray(f'{path}.tokens', self._text.dtype, self.total, checksums['tokens'], self._tokens_again),
+    )
+
+  @property
+  def offsets(self) -> BlockArray:
+    return self._arrays[0]
+
+  @property
+  def tokens(self) -> BlockArray:
+    return self._arrays[1]
+
+  def _offsets_again(self, start: int, end: int) -> np.ndarray:
+    before = max(start - 1, 0)
+    first = self.offsets[np.array([before])][0] if start else 0
+    _, lengths = self._text.ids(before, end - 1)
+    return np.cumsum(np.concatenate([[first], lengths]))[start - before :]
+
+  def _tokens_again(self, start: int, end: int) -> np.ndarray:
+    offsets = self.offsets[:]
+    first, last = np.searchsorted(offsets, start, 'right') - 1, np.searchsorted(offsets, end)
+    ids, _ = self._text.ids(int(first), int(last))
+    return ids[start - offsets[first] : end - offsets[first]]
+
+
+class _Lines(NamedTuple):
+  """Lines in memory as a shard."""
+
+  tokens: np.ndarray
+  offsets: np.ndarray
+
+  @property
+  def lines(self) -> int:
+    return len(self.offsets) - 1
+
+  @property
+  def total(self) -> int:
+    return len(self.tokens)
+
+
+class TokenCache:
+  """Cache entry: the lines of one side, as ids without bos and eos.
+
+  Attributes:
+    folder: of the entry; '' of several joined.
+    total: number of ids.
+    file_lines: number of lines of each file.
+  """
+
+  def __init__(self, folder: str, shards: Sequence[Any], file_lines: Sequence[int] = ()):
+    self.folder, self.file_lines, self._shards = folder, file_lines, shards
+    self._first_line = np.cumsum([0, *(shard.lines for shard in shards)])
+    self._first_token = np.cumsum([0, *(shard.total for shard in shards)])
+    self.total = int(self._first_token[-1])
+
+  def __len__(self) -> int:
+    return int(self._first_line[-1])
+
+  def spans(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the first id of each of these lines, and of the one after its last."""
+    starts, ends = np.empty((2, len(lines)), np.int64)
+    for shard, where in self._by_shard(self._first_line, lines):
+      line, offsets = lines[where] - self._first_line[shard], self._shards[shard].offsets
+      starts[where] = offsets[line] + self._first_token[shard]
+      ends[where] = offsets[line + 1] + self._first_token[shard]
+    return starts, ends
+
+  def lengths(self, lines: np.ndarray) -> np.ndarray:
+    """Number of ids of each of these lines."""
+    starts, ends = self.spans(lines)
+    return ends - starts
+
+  def gather(self, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of these lines, one after the other, and the number of ids of each."""
+    starts, ends = self.spans(lines)
+    lengths = ends - starts
+    shift = starts - (np.cumsum(lengths) - lengths)
+    return self.take(np.repeat(shift, lengths) + np.arange(lengths.sum())), lengths
+
+  def take(self, numbers: np.ndarray) -> np.ndarray:
+    """Ids by their numbers, int32."""
+    ids, flat = np.empty(numbers.size, np.int32), numbers.ravel()
+    for shard, where in self._by_shard(self._first_token, flat):
+      ids[where] = self._shards[shard].tokens[flat[where] - self._first_token[shard]]
+    return ids.reshape(numbers.shape)
+
+  def _by_shard(self, firsts: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, Any]]:
+    """Yields (shard, places of its numbers)."""
+    if len(self._shards) == 1:
+      yield 0, slice(None)
+      return
+    yield from groups(np.searchsorted(firsts, numbers, 'right') - 1)
+
+  def parts(self) -> Iterator[np.ndarray]:
+    """Yields all ids, those of a shard at a time."""
+    return (shard.tokens[:] for shard in self._shards)
+
+  @property
+  def tokens(self) -> np.ndarray:
+    """All ids, in memory if there are several shards."""
+    tokens = list(self.parts())
+    return tokens[0] if len(tokens) == 1 else np.concatenate(tokens)
+
+  @property
+  def offsets(self) -> np.ndarray:
+    """Number of the first id of each line, and at the end that of all ids; in memory."""
+    firsts = zip(self._first_token, self._shards)
+    return np.concatenate([[0], *(first + shard.offsets[:][1:] for first, shard in firsts)])
+
+  def subset(self, lines: np.ndarray) -> TokenCache:
+    """Some of the lines, in memory."""
+    tokens, lengths = self.gather(lines)
+    return TokenCache(self.folder, [_Lines(tokens, np.cumsum(np.concatenate([[0], lengths])))], [len(lines)])
+
+
+def groups(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields (value, its places in ascending order) for each of some integers, ascending."""
+  order = np.argsort(values, kind='stable')
+  starts = np.flatnonzero(np.diff(values[order], prepend=-1))  # empty if `values` is, in which case zip yields nothing
+  for start, end in zip(starts, np.append(starts[1:], len(order))):
+    yield int(values[order[start]]), order[start:end]
+
+
+def joined(caches: Sequence[TokenCache]) -> TokenCache:
+  """Lines of several caches as one."""
+  return TokenCache('', [shard for cache in caches for shard in cache._shards])
+
+
+def folders_of(entries: Sequence[Entry], cache_dir: str, quiet: bool = False) -> list[str]:
+  """Folders of entries, each named by a hash of everything that it depends on."""
+  hashes = iter(content_hashes.of([path for entry in entries for path in entry.files], cache_dir, quiet))
+  key = lambda entry: ' '.join([str(_FORMAT), entry.vocab.fingerprint, *itertools.islice(hashes, len(entry.files))])
+  digest = lambda entry: hashlib.sha256(key(entry).encode()).hexdigest()[:16]
+  return [os.path.join(cache_dir, f'{entry.name}-{digest(entry)}') for entry in entries]
+
+
+def open_entries(entries: Sequence[Entry], cache_dir: str, *, quiet: bool = False) -> list[TokenCache]:
+  """Opens the caches of all entries; missing ones are made, with other processes that do, with a progress bar.
 
   Raises:
     UserError: a file cannot be read, or the cache cannot be written.
   """
-  hashes = iter(content_hashes.of([path for entry in entries for path in entry.files], cache_dir, quiet))
-  folders = []  # each named by a hash of everything that it depends on
-  for entry in entries:
-    key = ' '.join([str(_FORMAT), vocab.fingerprint, *itertools.islice(hashes, len(entry.files))])
-    folders.append(os.path.join(cache_dir, f'{entry.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}'))
-  caches = {folder: _open(folder, quiet) for folder in folders}
-  if None in caches.values():
-    with lock(cache_dir):
-      _remove_leftovers(cache_dir)
-      caches = {folder: cache or _open(folder) for folder, cache in caches.items()}
-      missing = {folder: entry for folder, entry in zip(folders, entries, strict=True) if caches[folder] is None}
-      caches |= _build_all(missing, vocab, tokenise, quiet)
-      for folder, entry in missing.items():
-        _remove_older(folder, entry, vocab)
+  folders = folders_of(entries, cache_dir, quiet)
+  caches = {folder: _open(folder, entry, quiet) for folder, entry in zip(folders, entries, strict=True)}
+  if missing := {folder: entry for folder, entry in zip(folders, entries, strict=True) if caches[folder] is None}:
+    try:
+      _make(missing, quiet)
+    except OSError as e:
+      raise UserError(
+        f'cannot write the token cache {e.filename or cache_dir} ({e.strerror}): give another place for it'
+      ) from None
+    caches |= {folder: _open(folder, entry, quiet) for folder, entry in missing.items()}
+    for folder, entry in missing.items():
+      _remove_older(folder, entry)
   return [caches[folder] for folder in folders]
 
 
-def _build_all(missing: Mapping[str, Entry], vocab: Vocab, tokenise: Tokenise, quiet: bool) -> dict[str, TokenCache]:
-  built = {}
-  paths = [path for entry in missing.values() for path in entry.files]
-  size = sum(map(files_lib.size, paths))
-  with tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar:
-    stream = tokenise(paths, bar.update)
-    for folder, entry in missing.items():
-      bar.set_postfix_str(entry.name, refresh=False)
-      built[folder] = _build(folder, entry, vocab, stream)
-  return built
-
-
-def _remove_leftovers(cache_dir: str) -> None:
-  """Removes temporary folders of killed processes of this machine; none is in use, as this process holds the lock."""
-  for name in os.listdir(cache_dir):
-    if f'.tmp-{socket.gethostname()}-' in name:
-      shutil.rmtree(os.path.join(cache_dir, name), ignore_errors=True)
-
-
-def _remove_older(folder: str, entry: Entry, vocab: Vocab) -> None:
-  """Removes entries, by the same name and vocabulary, of what the same files held before."""
-  prefix = os.path.join(os.path.dirname(folder), entry.name)
-  for other in glob.glob(f'{glob.escape(prefix)}-{"[0-9a-f]" * 16}'):
-    with contextlib.suppress(OSError, DamagedError):
-      meta = _read_meta(other)
-      if other != folder and meta['vocab'] == vocab.fingerprint and meta['files'] == list(entry.files):
-        shutil.rmtree(other, ignore_errors=True)
-
-
-def _open(folder: str, quiet: bool = True) -> TokenCache | None:
-  """An entry; None where there is none, or a damaged one, of which a line says so unless `quiet`."""
+def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
+  """An entry; None where it is not whole yet, or its list of shards is damaged."""
   try:
-    return TokenCache.open(folder)
-  except DamagedError as e:
-    if not quiet:
-      print(f'the token cache is damaged ({e}); this part of it is made again', file=sys.stderr)
+    meta = _read_meta(folder)
   except OSError:
-    pass
-  return None
+    return None
+  except UserError as e:
+    if not quiet:
+      print(f'the token cache is damaged ({e}); its list of shards is made again', file=sys.stderr)
+    return None
+  shards, file_lines = [], [0] * len(entry.files)
+  for number, (file, begin, end, lines, total) in enumerate(meta['shards']):
+    part = Part(entry.files[file], begin, end or None)
+    shards.append(_Shard(_Text(_shard_path(folder, number), part, entry), lines, total))
+    file_lines[file] += lines
+  return TokenCache(folder, shards, file_lines)
 
 
-def _build(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> TokenCache:
-  """Writes an entry under a temporary name, then renames it into place."""
-  temporary = f'{folder}.tmp-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}'
-  try:
-    os.makedirs(temporary)
-    try:
-      _write(temporary, entry, vocab, stream)
-      try:
-        os.rename(temporary, folder)
-      except OSError:
-        if _open(folder) is None:  # damaged, and not of another process that was first
-          shutil.rmtree(folder, ignore_errors=True)
-          with contextlib.suppress(OSError):
-            os.rename(temporary, folder)
-    finally:
-      shutil.rmtree(temporary, ignore_errors=True)
-    if (cache := _open(folder)) is not None:
-      return cache
-    raise OSError(None, 'it cannot be read back', folder)
-  except OSError as e:
-    raise UserError(f'cannot write the token cache {folder} ({e.strerror}): give another place for it') from None
+def _read_meta(folder: str) -> dict[str, Any]:
+  return json_files.read(os.path.join(folder, 'meta.json'), 'that of a token cache', 'it is made again', **_META)
 
 
-def _write(folder: str, entry: Entry, vocab: Vocab, stream: Iterator) -> None:
-  dtype = _DTYPES[0] if vocab.size <= 65536 else _DTYPES[1]
-  shard_lines, total = [], 0
-  checksums = {'tokens.bin': 0, 'offsets.bin': 0}
+def _shard_path(folder: str, number: int) -> str:
+  return os.path.join(folder, f'{number:05d}')
 
-  def append(f, array):
-    name = os.path.basename(f.name)
-    checksums[name] = zlib.crc32(array, checksums[name])
-    f.write(array)
 
-  tokens, offsets = (os.path.join(folder, name) for name in checksums)
-  with open(tokens, 'wb') as tokens, open(offsets, 'wb') as offsets:
-    append(offsets, np.zeros(1, np.int64))
-    for _ in entry.files:
-      lines = 0
-      for ids, lengths in stream:
-        if not len(lengths):  # the end of the file
-          break
-        append(tokens, ids.astype(dtype))
-        append(offsets, total + np.cumsum(lengths, dtype=np.int64))
-        lines += len(lengths)
-        total += len(ids)
-      shard_lines.append(lines)
-  meta = {'dtype': dtype, 'tokens': total, 'shard_lines': shard_lines, 'files': list(entry.files)}
-  meta |= {'vocab': vocab.fingerprint, 'checksums': checksums}
-  files_lib.write(os.path.join(folder, 'meta.json'), json_files.dump(meta))
+def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
+  """Makes the entries that go into these folders, as far as no other process does, and waits for the others."""
+  todo: dict[Tokenise, list[_Text]] = {}
+  texts = {folder: _plan(folder, entry) for folder, entry in missing.items()}
+  for of_entry in texts.values():
+    for text in of_entry:
+      todo.setdefault(text.entry.tokenise, []).append(text)
+  size = sum(files_lib.size(path) for entry in missing.values() for path in entry.files)
+  with (
+    Claims() as claims,
+    tqdm.tqdm(total=size, desc='tokenising', unit='B', unit_scale=True, disable=quiet or None, leave=False) as bar,
+  ):
+
+    def progress(size: int) -> None:
+      bar.update(size)
+      claims.renew()
+
+    while any(todo.values()):
+      is_idle = True
+      for tokenise, of_vocab in todo.items():
+        for text in _make_free(of_vocab, tokenise, claims, progress):
+          bar.set_postfix_str(text.entry.name, refresh=False)
+          is_idle = False
+        todo[tokenise] = [text for text in of_vocab if not text.is_made()]
+      if is_idle and any(todo.values()):
+        bar.set_postfix_str(f'{sum(map(len, todo.values()))} shards are with other processes')
+        time.sleep(_WAIT_SECONDS)
+  for folder, of_entry in texts.items():
+    _list_shards(folder, missing[folder], of_entry)
+
+
+def _plan(folder: str, entry: Entry) -> list[_Text]:
+  files_lib.makedirs(folder)
+  own = [part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [Part(path)])]
+  return [_Text(_shard_path(folder, number), part, entry) for number, part in enumerate(own)]
+
+
+def _make_free(
+  texts: Sequence[_Text], tokenise: Tokenise, claims: Claims, progress: Callable[[int], None]
+) -> Iterator[_Text]:
+  """Makes those shards that nobody has claimed, and yields each when it is made."""
+  own: list[_Text] = []
+
+  def claimed() -> Iterator[Part]:
+    for text in texts:
+      if text.is_made() or not claims.take(text.claim):
+        continue
+      if text.is_made():  # by another since
+        claims.release(text.claim)
+        continue
+      own.append(text)
+      yield text.part
+
+  stream = tokenise(claimed(), progress)
+  for number in itertools.count():
+    if (first := next(stream, None)) is None:
+      return
+    own[number].write(itertools.takewhile(lambda batch: len(batch[1]), itertools.chain([first], stream)))
+    claims.release(own[number].claim)
+    yield own[number]
+
+
+def _list_shards(folder: str, entry: Entry, texts: Sequence[_Text]) -> None:
+  """Writes the list of an entry's shards, all of which are made."""
+  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+    made = pool.map(_Text.read, texts)
+    shards = [
+      [entry.files.index(text.part.path), text.part.begin, text.part.end or 0, meta['lines'], meta['tokens']]
+      for text, meta in zip(texts, made, strict=True)
+    ]
+  meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
+  with files_lib.replacing(os.path.join(folder, 'meta.json'), sync=False) as f:
+    f.write(json_files.dump(meta))
+
+
+def _remove_older(folder: str, entry: Entry) -> None:
+  """Removes entries, by the same name and vocabulary, of what the same files held before."""
+  cache_dir = os.path.dirname(folder)
+  for name in files_lib.listdir(cache_dir):
+    other = os.path.join(cache_dir, name)
+    if other != folder and re.fullmatch(f'{re.escape(entry.name)}-[0-9a-f]{{16}}', name):
+      with contextlib.suppress(OSError, UserError):
+        meta = _read_meta(other)
+        if meta['vocab'] == entry.vocab.fingerprint and meta['files'] == list(entry.files):
+          files_lib.rmtree(other)

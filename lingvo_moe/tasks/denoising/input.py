@@ -36,16 +36,16 @@ class TrainInput(task.TrainInput):
     super().__init__(config, feed)
     self._first_sentinel = vocab.first_sentinel
     texts = windows.open_text(config.data_dir, 'train', 'file', vocab.text, cache_dir, feed.quiet)
-    self._tokens = token_cache.joined(texts).tokens
+    self._text = token_cache.joined(texts)
     window, inputs, targets = config.lengths
-    self._windows = windows.Windows(config, feed, len(self._tokens), window)
-    epochs = f'{config.rows_of_batch() * window / len(self._tokens):.3g} epochs a step'
-    self.stats = f'{len(self._tokens):,} tokens, {epochs}; windows of {window} make {inputs} inputs, {targets} targets'
+    self._windows = windows.Windows(config, feed, self._text.total, window)
+    epochs = f'{config.rows_of_batch() * window / self._text.total:.3g} epochs a step'
+    self.stats = f'{self._text.total:,} tokens, {epochs}; windows of {window} make {inputs} inputs, {targets} targets'
 
   def batch(self, step: int) -> Batch:
     config, window = self._config, self._config.lengths.window
     numbers, _, starts = self._windows.of_step(step)
-    ids_BT = self._tokens[(starts[:, np.newaxis] + np.arange(window)) % len(self._tokens)]
+    ids_BT = self._text.take((starts[:, np.newaxis] + np.arange(window)) % self._text.total)
     noise = spans.counts(window, config.noise_density, config.mean_span)
     mask_BT = spans.random_mask(window, noise, fold(config.seed, 'noise', numbers))
     inputs, targets = spans.corrupt(ids_BT, mask_BT, self._first_sentinel)
@@ -74,7 +74,7 @@ class HeldOutInput(windows.HeldOutInput):
     ]
     layout = repr((self.fingerprints, len(self.examples), self._rows))
     self.content_hash = hashlib.sha256(layout.encode()).hexdigest()[:16]
-    total = sum(len(text.tokens) for text in self._texts)
+    total = sum(text.total for text in self._texts)
     if not self.examples:
       raise UserError(
         f'held-out text needs 2 tokens or more to corrupt; {self._paths[0]} has {total}: give a longer one'

@@ -52,8 +52,8 @@ class Stream:
     document_BT = np.searchsorted(self._ends, at_BT, side='right')
     length_BT = self._text.lengths(self._order[document_BT.ravel()]).reshape(at_BT.shape)
     begin_BT = self._ends[document_BT] - length_BT - 1
-    first_BT = self._text.offsets[self._order[document_BT.ravel()]].reshape(at_BT.shape)
-    token = lambda within_BT: self._text.tokens[np.minimum(first_BT + within_BT, len(self._text.tokens) - 1)]
+    first_BT = self._text.spans(self._order[document_BT.ravel()])[0].reshape(at_BT.shape)
+    token = lambda within_BT: self._text.take(np.minimum(first_BT + within_BT, self._text.total - 1))
     within_BT = at_BT - begin_BT
     labels_BT = np.where(within_BT == length_BT, EOS, token(within_BT))
     inputs_BT = np.where(within_BT == 0, BOS, token(np.maximum(within_BT - 1, 0)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.tasks.token_cache import Entry, TokenCache, open_entries
+from lingvo_moe.tasks.token_cache import Entry, TokenCache, folders_of, open_entries
 from lingvo_moe.tasks.vocab import Vocab
 
 
@@ -23,13 +23,12 @@ def open_pairs(
   Raises:
     UserError: the two sides differ in their number of lines, a file cannot be read, or the cache cannot be written.
   """
-  sides = []
-  for side, vocab in enumerate(vocabs):
-    entries = _entries(pairs, side)
-    sides.append(open_entries(entries, vocab, functools.partial(_tokenised, vocab), cache_dir, quiet=quiet))
-  for pair, source, target in zip(pairs, *sides, strict=True):
-    parallel.check_counts(pair, source.shard_lines, target.shard_lines)
-  return list(zip(*sides, strict=True))
+  tokenise = [functools.partial(_tokenised, vocab) for vocab in vocabs]
+  caches = open_entries(_entries(pairs, vocabs, tokenise), cache_dir, quiet=quiet)
+  sides = list(zip(caches[: len(pairs)], caches[len(pairs) :], strict=True))
+  for pair, (source, target) in zip(pairs, sides, strict=True):
+    parallel.check_counts(pair, source.file_lines, target.file_lines)
+  return sides
 
 
 class _Keys:
@@ -39,44 +38,58 @@ class _Keys:
   fingerprint = 'hashes of keys, 1'
 
 
+def _key_entries(pairs: Sequence[parallel.Pair]) -> list[Entry]:
+  """Entries of hashes of the keys of sources, then of targets; see open_keys."""
+  return _entries(pairs, [_Keys()] * 2, [_hashed] * 2, '.keys')
+
+
+def digest_of_keys(pairs: Sequence[parallel.Pair], cache_dir: str) -> str:
+  """Hash, in hex, of the entries of open_keys."""
+  return hashlib.sha256(repr(folders_of(_key_entries(pairs), cache_dir)).encode()).hexdigest()[:16]
+
+
 def open_keys(
   pairs: Sequence[parallel.Pair], cache_dir: str, *, quiet: bool = False
-) -> list[tuple[np.ndarray, np.ndarray]]:
-  """A hash of text.key, uint64, of each (source, target) line of every pair; 0 of an empty one."""
-  entries = [*_entries(pairs, 0, '.keys'), *_entries(pairs, 1, '.keys')]
-  hashes = [cache.tokens.view(np.uint64) for cache in open_entries(entries, _Keys(), _hashed, cache_dir, quiet=quiet)]
-  return list(zip(hashes[: len(pairs)], hashes[len(pairs) :], strict=True))
+) -> list[tuple[TokenCache, TokenCache]]:
+  """The (source, target) caches of every pair whose ids, as uint64, are hashes of text.key; 0 of an empty line."""
+  caches = open_entries(_key_entries(pairs), cache_dir, quiet=quiet)
+  return list(zip(caches[: len(pairs)], caches[len(pairs) :], strict=True))
 
 
-def _entries(pairs: Sequence[parallel.Pair], side: int, suffix: str = '') -> list[Entry]:
-  """The entries of the sources (0) or the targets (1)."""
-  return [Entry(f'{pair.name}.{pair.split}.{pair.sides[side][0]}{suffix}', pair.sides[side][1]) for pair in pairs]
+def _entries(pairs, vocabs, tokenise, suffix: str = '') -> list[Entry]:
+  """Entries of the sources, then of the targets; `vocabs` and `tokenise` are of both sides."""
+  return [
+    Entry(f'{pair.name}.{pair.split}.{language}{suffix}', files, vocabs[side], tokenise[side])
+    for side in (0, 1)
+    for pair in pairs
+    for language, files in [pair.sides[side]]
+  ]
 
 
-def _hashed(paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
-  """Yields (hashes, 2s) of some thousands of lines at a time, and an empty pair at the end of each file."""
-  for path in paths:
-    for batch in text.line_batches(path, progress=progress):
+def _hashed(parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+  """Yields (hashes, 2s) of some thousands of lines at a time, and an empty pair at the end of each part."""
+  for part in parts:
+    for batch in part.batches(progress):
       keys = (text.key(line.decode('utf-8')).encode() for line in batch)
       hashes = b''.join(hashlib.blake2b(key, digest_size=8).digest() if key else bytes(8) for key in keys)
       yield np.frombuffer(hashes, np.int32), np.full(len(batch), 2)
     yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
-def _tokenised(vocab: Vocab, paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
-  """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each file.
+def _tokenised(vocab: Vocab, parts: Iterator[text.Part], progress: text.Progress) -> Iterator:
+  """Yields (ids, lengths) of some thousands of lines at a time, and an empty pair at the end of each part.
 
-  All files share one tf.data pipeline, because building a pipeline takes longer than tokenising a small file.
+  All parts share one tf.data pipeline, because building a pipeline takes longer than tokenising a small file.
   """
   failure = []
 
   def batches():
     try:
-      for path in paths:
-        for batch in text.line_batches(path, progress=progress):
+      for part in parts:
+        for batch in part.batches(progress):
           yield np.array([b'' if text.is_empty(line.decode('utf-8')) else line for line in batch], object)
         yield np.array([], object)
-    except UserError as e:  # raised below, as tf.data would wrap it in an error with a stack trace
+    except (UserError, OSError) as e:  # raised below, as tf.data would wrap it in an error with a stack trace
       failure.append(e)
 
   def tokenise(lines):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, sampling, text
 
@@ -91,8 +93,8 @@ def _choose(config: DataConfig, pair: parallel.Pair, size: int, folders_with: Ma
       f'dev_lines must leave half of the lines to train on; saw dev_lines={config.dev_lines}, and {pair.name} has '
       f'{size} lines: use at most {size // 2}'
     )
-  _, files = min(pair.sides, key=lambda side: (-folders_with[side[0]], side[0]))
-  checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(files)), np.uint64, size)
+  _, paths = min(pair.sides, key=lambda side: (-folders_with[side[0]], side[0]))
+  checksums = np.fromiter((zlib.crc32(text.key(line).encode()) for line in text.lines(paths)), np.uint64, size)
   places = sampling.fold(config.seed, 'dev_lines', checksums)
   _, first = np.unique(places, return_index=True)  # one of each set of equal lines, in the order of places
   repeated = np.ones(size, bool)
@@ -141,21 +143,43 @@ def _hashes(side: TokenCache) -> np.ndarray:
 
 
 def within_train(config: DataConfig, cache_dir: str) -> list[str]:
-  """Lines that warn of dev or test text of which many sentences, on one side at least, are in train of their pair."""
+  """Lines that warn of dev or test text of which many sentences, on one side at least, are in train of their pair.
+
+  A file in the cache folder keeps them.
+  """
   from lingvo_moe.tasks.mt import cache  # imports TensorFlow
 
-  keys = {}
+  found: dict[str, list[parallel.Pair]] = {}
   for split in ('dev', 'test', 'train'):
-    with contextlib.suppress(UserError):  # there is none, or it is no text: who needs it will say so
-      pairs = _find(config, split) if split != 'train' or keys else []
+    with contextlib.suppress(UserError):  # there is none: who needs it will say so
+      found[split] = _find(config, split) if split != 'train' or found else []
+  path = os.path.join(
+    cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*found.values())], cache_dir)}.json'
+  )
+  with contextlib.suppress(OSError, UserError):
+    return json_files.read(path, warnings=json_files.list_of(json_files.TEXT))['warnings']
+  warnings = _within_train(found, cache_dir)
+  with contextlib.suppress(OSError):
+    files.write(path, json_files.dump({'warnings': warnings}))
+  return warnings
+
+
+def _within_train(found: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) -> list[str]:
+  """Warnings of within_train, given the pairs of each split."""
+  from lingvo_moe.tasks.mt import cache
+
+  keys = {}
+  for split, pairs in found.items():
+    with contextlib.suppress(UserError):  # it is no text
       sides_of = cache.open_keys(pairs, cache_dir)
       keys[split] = {pair.name: sides for pair, sides in zip(pairs, sides_of, strict=True)}
   train, warnings = keys.pop('train', {}), []
   for split, sides_of in keys.items():
     lines, shared = 0, 0
-    for name, (sources, targets) in sides_of.items():
+    for name, sides in sides_of.items():
+      sources, targets = (side.tokens.view(np.uint64) for side in sides)
       if name in train and len(sources) == len(targets):
-        in_train = [np.isin(side, own) & (side != 0) for side, own in zip((sources, targets), train[name], strict=True)]
+        in_train = [_are_in(side, own) for side, own in zip((sources, targets), train[name], strict=True)]
         lines += len(sources)
         shared += int(np.count_nonzero(np.logical_or(*in_train)))
     if shared > _MANY_SHARED * lines:
@@ -166,6 +190,14 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
   return warnings
 
 
+def _are_in(hashes: np.ndarray, train: TokenCache) -> np.ndarray:
+  """Whether each hash, other than 0, is in a cache of keys."""
+  found = np.zeros(len(hashes), bool)
+  for part in train.parts():
+    found |= np.isin(hashes, part.view(np.uint64))
+  return found & (hashes != 0)
+
+
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, list[str], list[str]]]:
   """Yields (pair, source lines, target lines) of every pair of a held-out set."""
   pairs = find_pairs(config, split)
@@ -173,6 +205,6 @@ def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[parallel.Pair, 
   for number, pair in enumerate(pairs):
     if number in chosen:
       lines = set(chosen[number].tolist())
-      yield pair, *([line for i, line in enumerate(text.lines(files)) if i in lines] for _, files in pair.sides)
+      yield pair, *([line for i, line in enumerate(text.lines(paths)) if i in lines] for _, paths in pair.sides)
     else:
       yield pair, *parallel.read_pair(pair)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +16,12 @@ from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
+from lingvo_moe.tasks.token_cache import groups
 from lingvo_moe.tasks.vocab import Vocab
 
 _CHUNK = 1 << 20  # lines scanned at a time
+_COUNTED = 1 << 22  # lines up to which statistics are counted; those of more are estimated from about as many
+_RUNS = 64  # runs of lines of a pair, evenly spaced, from which they are estimated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +43,10 @@ class PairStats:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-  """Statistics of every pair."""
+  """Statistics of every pair; estimates where there are too many lines to count in."""
 
   pairs: tuple[PairStats, ...]
+  is_estimate: bool = False
 
   def total(self, field: str) -> int:
     """Sum of a field or property of PairStats over the pairs."""
@@ -54,7 +57,7 @@ class Stats:
     reasons = {'too_long': 'too long', 'empty': 'empty', 'held_out': 'for dev'}
     dropped = ', '.join(f'{self.total(field):,} {reason}' for field, reason in reasons.items() if self.total(field))
     return (
-      f'{plural(len(self.pairs), "pair")}, {plural(self.total("kept"), "example")}, '
+      f'{plural(len(self.pairs), "pair")}, {"about " * self.is_estimate}{plural(self.total("kept"), "example")}, '
       f'{self.total("source_tokens"):,} source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')
@@ -107,13 +110,15 @@ class Examples:
     sizes = [len(source) for source, _ in self._caches]
     chosen = dev_lines.choose(config, self.pairs, sizes) if split in ('train', 'dev') else {}
     if split == 'train' and chosen:
-      keys = cache.open_keys(self.pairs, cache_dir, quiet=quiet)
+      caches = cache.open_keys(self.pairs, cache_dir, quiet=quiet)
+      keys = [tuple(side.tokens.view(np.uint64) for side in sides) for sides in caches]
       self._left_out = dev_lines.left_out(self._caches, keys, chosen, shared_vocab=source_vocab is target_vocab)
     elif split == 'dev':
       for number, lines in chosen.items():
         self._caches[number] = tuple(side.subset(lines) for side in self._caches[number])
     self.sizes = [len(source) for source, _ in self._caches]
-    self.stats = Stats(tuple(self._scan(p) for p in range(len(self.pairs))))
+    share = min(1.0, _COUNTED / sum(self.sizes))
+    self.stats = Stats(tuple(self._scan(p, share) for p in range(len(self.pairs))), share < 1)
     if not self.stats.total('kept'):
       raise UserError(
         f'split {split!r} needs sentences of at most max_length={config.max_length} tokens; none of '
@@ -126,15 +131,20 @@ class Examples:
       key += repr(('by key', config.dev_lines, config.seed, [self.pairs[number].name for number in chosen]))
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
-  def _scan(self, pair: int) -> PairStats:
-    counts = np.zeros(5, np.int64)
-    for start in range(0, self.sizes[pair], _CHUNK):
-      lines = np.arange(start, min(start + _CHUNK, self.sizes[pair]))
+  def _scan(self, pair: int, share: float) -> PairStats:
+    """Statistics of a pair, estimated from a share of its lines if that is below 1."""
+    size = self.sizes[pair]
+    runs, length = (-(-size // _CHUNK), _CHUNK) if share == 1 else (_RUNS, max(int(size * share) // _RUNS, 1))
+    counts, seen = np.zeros(5, np.int64), 0
+    for run in range(runs):
+      start = run * _CHUNK if share == 1 else run * size // runs
+      lines = np.arange(start, min(start + length, size))
       source, target, empty = self._pair_lengths(pair, lines)
       held_out = self._is_left_out(pair, lines) & ~empty
       too_long = (source == 0) & ~empty & ~held_out
       counts += [too_long.sum(), empty.sum(), source.sum(), target.sum(), held_out.sum()]
-    return PairStats(self.pairs[pair].name, self.sizes[pair], *map(int, counts))
+      seen += len(lines)
+    return PairStats(self.pairs[pair].name, size, *(int(count) * size // seen for count in counts))
 
   def _pair_lengths(self, pair: int, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     source, target = (side.lengths(lines) for side in self._caches[pair])
@@ -149,9 +159,7 @@ class Examples:
   def lengths(self, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths (source, target) with eos and tag; both are 0 for an example that is empty or too long."""
     source, target = np.empty(len(pair), np.int64), np.empty(len(pair), np.int64)
-    order = np.argsort(pair, kind='stable')
-    for p, group in _groups(pair[order]):
-      where = order[group]
+    for p, where in groups(pair):
       source[where], target[where], _ = self._pair_lengths(p, line[where])
     return source, target
 
@@ -170,17 +178,10 @@ class Examples:
     return source.as_source() | target.as_target(self._begin)
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    parts = [self._caches[p][side].gather(line[group]) for p, group in _groups(pair)]
+    parts = [self._caches[p][side].gather(line[where]) for p, where in groups(pair)]
     if not parts:
       return np.zeros(0, np.int32), np.zeros(0, np.int64)
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-
-
-def _groups(ordered: np.ndarray) -> Iterator[tuple[int, slice]]:
-  """Yields (value, slice) for each run of equal values."""
-  starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # empty if `ordered` is, in which case zip yields nothing
-  for start, end in zip(starts, np.append(starts[1:], len(ordered))):
-    yield int(ordered[start]), slice(int(start), int(end))
 
 
 def _side(

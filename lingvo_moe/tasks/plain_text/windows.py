@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lingvo_moe.core import files
 from lingvo_moe.corpora import documents
+from lingvo_moe.corpora import text as text_lib
 from lingvo_moe.corpora.sampling import fold, permute
 from lingvo_moe.tasks import task, token_cache
 from lingvo_moe.tasks.batches import Batch
@@ -23,19 +25,18 @@ def open_text(
   """Tokens of each file of a split, by documents of a kind of documents.DOCUMENTS; UserError where there is no text."""
   files_of_split = documents.find_files(data_dir, split)
 
-  def tokenise(paths: Sequence[str], progress: Callable[[int], None]) -> Iterator:
-    for path in paths:
-      for document in documents.documents(path, kind):
-        ids = vocab.encode(document)
-        if len(ids):
-          yield ids, np.array([len(ids)], np.int64)
-      progress(files.size(path))
+  def tokenise(parts: Iterator[text_lib.Part], progress: text_lib.Progress) -> Iterator:
+    for part in parts:
+      encoded = map(vocab.encode, documents.documents(part.path, kind))
+      for ids in itertools.islice((ids for ids in encoded if len(ids)), part.first, part.last):
+        yield ids, np.array([len(ids)], np.int64)
+      progress(files.size(part.path))
       yield np.zeros(0, np.int32), np.zeros(0, np.int64)
 
-  entries = [token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path]) for path in files_of_split]
-  texts = token_cache.open_entries(entries, vocab, tokenise, cache_dir, quiet=quiet)
+  entry = lambda path: token_cache.Entry(f'{documents.name_of(path)}.{kind}', [path], vocab, tokenise, by_line=False)
+  texts = token_cache.open_entries(list(map(entry, files_of_split)), cache_dir, quiet=quiet)
   for path, text in zip(files_of_split, texts, strict=True):
-    if not len(text.tokens):
+    if not text.total:
       raise documents.no_text(path)
   return texts
 

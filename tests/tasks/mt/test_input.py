@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import socket
+import subprocess
 import threading
 import types
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import parallel, text
-from lingvo_moe.tasks import token_cache
+from lingvo_moe.tasks import blocks, token_cache
 from lingvo_moe.tasks.mt import cache, dev_lines, run_vocabs, text_search
 from lingvo_moe.tasks.mt import input as mt_input
 from lingvo_moe.tasks.mt.config import DataConfig
@@ -542,10 +542,10 @@ def test_the_cache_keeps_the_lines_by_number(small):
 def test_ids_of_a_large_vocabulary_fit_their_type(tmp_path, size, dtype):
   (tmp_path / 'text').write_text('a\n')
   vocab = types.SimpleNamespace(size=size, fingerprint='of it')
-  tokenise = lambda *_: iter([(np.array([size - 1]), np.array([1])), (np.array([]), np.array([]))])
-  [entry] = token_cache.open_entries(
-    [token_cache.Entry('x', [str(tmp_path / 'text')])], vocab, tokenise, str(tmp_path / 'cache'), quiet=True
-  )
+  end = np.array([]), np.array([])
+  tokenise = lambda parts, _: (pair for _ in parts for pair in [(np.array([size - 1]), np.array([1])), end])
+  entry = token_cache.Entry('x', [str(tmp_path / 'text')], vocab, tokenise)
+  [entry] = token_cache.open_entries([entry], str(tmp_path / 'cache'), quiet=True)
   assert entry.tokens.dtype == dtype and entry.tokens.tolist() == [size - 1]
 
 
@@ -553,7 +553,7 @@ def test_the_cache_is_used_again_and_rebuilt_when_the_text_changes(small, monkey
   open_small(small)
   before = entries(small)
   with monkeypatch.context() as m:
-    m.setattr(token_cache, '_build_all', lambda missing, *_: pytest.fail('built again') if missing else {})
+    m.setattr(token_cache, '_make', lambda *_: pytest.fail('made again'))
     open_small(small)
   path = small[0][0].source_files[0]
   stat = os.stat(path)
@@ -574,9 +574,9 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 
 
-def test_a_damaged_entry_is_built_again(small):
+def test_a_damaged_shard_is_made_again(small):
   source, _ = open_small(small)
-  tokens = os.path.join(source.folder, 'tokens.bin')
+  tokens = os.path.join(source.folder, '00000.tokens')
   with open(tokens, 'r+b') as f:
     f.truncate(2)
   again, _ = open_small(small)
@@ -590,7 +590,8 @@ def test_a_flipped_byte_of_any_file_of_the_cache_changes_no_batch(world, tmp_pat
   expected = batches()
   rng = np.random.default_rng(7)
   paths = [path for path in sorted(tmp_path.rglob('*')) if path.is_file() and path.stat().st_size]
-  assert {path.name.partition('-')[0] for path in paths} >= {'tokens.bin', 'offsets.bin', 'meta.json', 'batches'}
+  names = {path.name.partition('-')[0] for path in paths}
+  assert names >= {'00000.tokens', '00000.offsets', '00000.json', 'meta.json', 'batches'}
   for path in paths:
     data = bytearray(path.read_bytes())
     data[rng.integers(len(data))] ^= 1 << rng.integers(8)
@@ -599,36 +600,54 @@ def test_a_flipped_byte_of_any_file_of_the_cache_changes_no_batch(world, tmp_pat
       same(found, wanted)
 
 
-def test_a_damaged_entry_is_said(small, capsys):
-  source, _ = open_small(small)
-  path = os.path.join(source.folder, 'offsets.bin')
+@pytest.mark.parametrize('name', ['offsets', 'tokens'])
+def test_a_damaged_block_alone_is_made_again_when_it_is_read(tmp_path, world, monkeypatch, capsys, name):
+  monkeypatch.setattr(blocks, '_BYTES', 64)
+  monkeypatch.setattr(token_cache, '_SHARD_BYTES', 2000)
+  lines = [sentence('de', i) for i in range(300)]
+  write_pair(tmp_path / 'data', 'de-en', 'train', lines, lines)
+  vocab, pairs = Vocab(world[0].source_vocab), parallel.find_pairs(str(tmp_path / 'data'))
+  opened = lambda: cache.open_pairs(pairs, (vocab, vocab), str(tmp_path / 'cache'))[0][0]
+  path = os.path.join(opened().folder, f'00001.{name}')
+  before = pathlib.Path(path).read_bytes()
   with open(path, 'r+b') as f:
-    f.write(b'\1')
-  pairs, vocab, folder = small
-  cache.open_pairs(pairs, (vocab, vocab), str(folder))
-  assert f'the token cache is damaged ({path} was changed since it was written)' in capsys.readouterr().err
+    f.seek(130)
+    f.write(b'\xff\xff')
+  source, again = opened(), []
+  ids = source._shards[1]._text.ids
+  monkeypatch.setattr(token_cache._Text, 'ids', lambda self, *lines: again.append(lines) or ids(*lines))
+  assert capsys.readouterr().err == ''
+  assert [*source.gather(np.arange(300))[0]] == [i for line in vocab.encode(lines) for i in line]
+  assert f'(block 2 of {path} was changed since it was written); this block is made again' in capsys.readouterr().err
+  assert pathlib.Path(path).read_bytes() == before
+  [(first, last)] = again
+  assert last - first < 15
 
 
 def test_a_touched_corpus_is_not_tokenised_again(small, monkeypatch):
   open_small(small)
   before = entries(small)
   os.utime(small[0][0].source_files[0])
-  monkeypatch.setattr(token_cache, '_build', lambda *args: pytest.fail('built again'))
+  monkeypatch.setattr(token_cache, '_make', lambda *args: pytest.fail('made again'))
   open_small(small)
   assert entries(small) == before
 
 
-def test_what_a_killed_builder_left_is_removed(small):
-  left = small[2] / f'de-en.train.de-0.tmp-{socket.gethostname()}-99999-abc'
-  left.mkdir(parents=True)
-  open_small(small)
-  assert not left.exists()
+def test_what_a_killed_process_claimed_is_taken_over(small):
+  folder = pathlib.Path(open_small(small)[0].folder)
+  (folder / 'meta.json').unlink()
+  (folder / '00000.json').unlink()
+  ended = subprocess.Popen(['true'])
+  ended.wait()
+  (folder / '00000.claim').write_text(f'{socket.gethostname()} {ended.pid} abc')
+  assert len(open_small(small)[0]) == 3 and not (folder / '00000.claim').exists()
 
 
-def test_builders_at_the_same_time_do_no_harm(small, monkeypatch):
-  monkeypatch.setattr(token_cache, 'lock', lambda folder: contextlib.nullcontext())
-  monkeypatch.setattr(token_cache, '_remove_leftovers', lambda folder: None)
-  small[2].mkdir()
+def test_builders_at_the_same_time_share_the_work(small, monkeypatch):
+  monkeypatch.setattr(token_cache, '_WAIT_SECONDS', 0.01)
+  monkeypatch.setattr(token_cache, '_SHARD_BYTES', 4)
+  made, write = [], token_cache._Text.write
+  monkeypatch.setattr(token_cache._Text, 'write', lambda self, stream: made.append(self.path) or write(self, stream))
   barrier, results = threading.Barrier(3), []
 
   def build():
@@ -641,7 +660,7 @@ def test_builders_at_the_same_time_do_no_harm(small, monkeypatch):
   for t in threads:
     t.join()
   assert len(results) == 3 and results[0] == results[1] == results[2]
-  assert len(entries(small)) == 2
+  assert len(entries(small)) == 2 and len(made) == len(set(made)) > 4
 
 
 def test_unequal_sides_and_bad_text_are_refused_while_tokenising(small):
@@ -654,12 +673,12 @@ def test_unequal_sides_and_bad_text_are_refused_while_tokenising(small):
     f.write(b'en 1\nen \xff\nen 3\n')
   with pytest.raises(UserError, match='line 2 of .*train.en is not'):
     open_small(small)
-  assert not [name for name in entries(small) if '.tmp-' in name]
+  assert not [*small[2].rglob('*.claim'), *small[2].rglob('*.partial')]
 
 
 def test_a_cache_that_cannot_be_written_is_refused(small, tmp_path):
   (tmp_path / 'file').write_text('')
-  with pytest.raises(UserError, match='must be a folder that can be written to'):
+  with pytest.raises(UserError, match='cannot write the token cache .*: give another place for it'):
     open_small((small[0], small[1], tmp_path / 'file' / 'cache'))
 
 
