@@ -1,12 +1,24 @@
-"""What the graphs of all models for lingvo_moe/engine have: ranked symbols, and a refusal."""
+"""Graphs of all models for lingvo_moe/engine: one step of a decoder, with ranked symbols, and a refusal.
+
+Keys and values of decoder layer i are named keys_i and values_i; they begin with `memory_` (of the source), `cache_`
+(of earlier positions of the beam) or `new_` (of this step). Sizes are open, but for the width of a step.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.shapes import inferred, sizes
+from lingvo_moe.core.weights import Theta
+from lingvo_moe.layers.attention import Cache, Now
+from lingvo_moe.tasks.task import Graph
 from lingvo_moe.tasks.transformer_config import ModelConfig
+
+Tensors = Mapping[str, tf.Tensor]
+_KINDS = 'keys', 'values'
 
 
 def require(config: ModelConfig) -> None:
@@ -17,6 +29,41 @@ def require(config: ModelConfig) -> None:
       f'the engine computes gates that choose single experts by token; this model has gate={config.gate!r}: use '
       '--format=saved_model'
     )
+
+
+def decoder(model, width: int, source: str, source_spec: tf.TensorSpec) -> Graph:
+  """One step of W = `width` hypotheses a row; `source` is the input that model.decode_step takes of a row's source."""
+  stack, attention = model.decoder, model.decoder.attention
+  parts = {'memory': 'memory', 'self': 'cache'} if stack.cross_attention else {'self': 'cache'}
+  candidates = min(2 * width + 3, model.target_embedding.vocab_size)  # pad, bos and eos may be among the 2 W best
+
+  def decode(theta: Theta, inputs: Tensors) -> Tensors:
+    own_BW1 = tf.cast(inputs['live'] >= 0, tf.float32)[..., tf.newaxis]  # the new position comes last
+    mask_BWU = tf.concat([inputs['mask'], own_BW1], axis=-1)
+    now = Now(inputs['time'][0], tf.constant(0), mask_BWU, inputs['live'] > 0)
+    of = lambda part, i: {kind: inputs[f'{part}_{kind}_{i}'] for kind in _KINDS}
+    cache = {name: {key: of(part, i) for key, part in parts.items()} for i, name in enumerate(stack.layers)}
+    logits_BWV, cache = model.decode_step(theta, inputs['ids'], now, inputs[source], cache)
+    written = named('new', (of_layer['self'] for of_layer in cache.values()))
+    return {**ranked(logits_BWV, candidates), **{name: x.new_BNWK for name, x in written.items()}}
+
+  keys_values = tf.TensorSpec([None, attention.kv_heads, None, attention.head_dim])
+  layers = [dict.fromkeys(_KINDS, keys_values)] * len(stack.layers)
+  inputs = {
+    'ids': tf.TensorSpec([None, width], tf.int32),
+    'time': tf.TensorSpec([1], tf.int32),
+    'mask': tf.TensorSpec([None, width, None]),
+    'live': tf.TensorSpec([None, width], tf.int32),
+    source: source_spec,
+  }
+  for part in parts.values():
+    inputs |= named(part, layers)
+  return Graph(decode, inputs)
+
+
+def named(part: str, layers: Iterable[Cache]) -> dict[str, tf.Tensor]:
+  """Keys and values of each layer by their names in a graph."""
+  return {f'{part}_{kind}_{i}': cache[kind] for i, cache in enumerate(layers) for kind in _KINDS}
 
 
 def ranked(logits_BWV: tf.Tensor, count: int) -> dict[str, tf.Tensor]:
