@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import app, flags
 
@@ -28,24 +28,28 @@ _FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
 _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'cache_dir', 'path'), files.SCHEMES)
 
 
-def command(*options: type[Options], tensorflow: bool = True, arguments: bool = False, run_flag: str = '') -> Callable:
+def command(
+  *options: type[Options], tensorflow: bool = True, arguments: bool = False, takes: Sequence[str] = (), usage: str = ''
+) -> Callable:
   """Decorator of a command's main: makes it a function without arguments, which runs the command as typed.
 
   Args:
     *options: classes whose flags it has, and whose values, in this order, are the arguments of main.
     tensorflow: whether it uses TensorFlow, which is then imported first, without its messages.
     arguments: whether it takes positional arguments; sys.argv without its flags is then the first argument of main.
-    run_flag: name of the flag for the log directory of the one run that it is of, if any; an argument may be its value.
+    takes: names of flags, in order, of which each must be given, by the flag or by an argument.
+    usage: how they are given, for the error where one is not; by default as for one run.
   """
-  return lambda main: functools.partial(_run, main, options, tensorflow, arguments, run_flag)
+  return lambda main: functools.partial(_run, main, options, tensorflow, arguments, takes, usage)
 
 
-def _run(main: Callable[..., int | None], options, tensorflow: bool, arguments: bool, run_flag: str) -> None:
+def _run(main: Callable[..., int | None], options, tensorflow: bool, arguments: bool, takes, usage: str) -> None:
   """Parses absl flags and runs main, whose result is the exit status; prints UserError without a stack trace."""
 
   def call(argv):
-    if run_flag:
-      _take_run(argv, flags.FLAGS[run_flag], pathlib.Path(inspect.getfile(main)).stem)
+    if takes:
+      name = pathlib.Path(inspect.getfile(main)).stem.replace('decoder', 'decode')
+      _take(argv, takes, usage or f'one run is given, by its log directory: lingvo-moe {name} runs/mine')
     elif len(argv) > 1 and not arguments:
       raise UserError(f'arguments are given as --flag=value; saw {" ".join(argv[1:])!r} (see --help)')
     if tensorflow:
@@ -105,16 +109,16 @@ def _status(call: Callable[[list[str]], int | None], argv: list[str]) -> int | N
   return 1
 
 
-def _take_run(argv: list[str], flag: flags.Flag, module: str) -> None:
-  """Gives a flag the value of the one argument; UserError unless one of both is given."""
-  given = [*argv[1:], *filter(None, [flag.value])]
-  if len(given) != 1:
-    command = 'decode' if module == 'decoder' else module
-    raise UserError(
-      f'one run is given, by its log directory: lingvo-moe {command} runs/mine; saw {" ".join(given) or "none"!r}'
-    )
-  files.check_scheme('a log directory', given[0], _SCHEMES['logdir'])
-  flag.value = given[0]
+def _take(argv: list[str], names: Sequence[str], usage: str) -> None:
+  """Gives flags the values of the arguments, in order; UserError unless each is given once."""
+  left, taken = argv[1:], [flags.FLAGS[name] for name in names]
+  given = [*left, *filter(None, (flag.value for flag in taken))]
+  if len(given) != len(names):
+    raise UserError(f'{usage}; saw {" ".join(given) or "none"!r}')
+  for flag in taken:
+    flag.value = flag.value or left.pop(0)
+    if flag.name in _SCHEMES:
+      files.check_scheme('a log directory', flag.value, _SCHEMES[flag.name])
 
 
 def print_help(module: types.ModuleType) -> None:

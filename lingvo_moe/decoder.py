@@ -82,7 +82,7 @@ class Options(checkpoint_flags.CheckpointOptions):
     return not (self.once or self.best or self.checkpoint or self.step is not None)
 
 
-@app.command(Options, RuntimeOptions, tensorflow=False, run_flag='logdir')
+@app.command(Options, RuntimeOptions, tensorflow=False, takes=('logdir',))
 def main(options: Options, runtime_options: RuntimeOptions) -> None:
   app.claim_stdout()
   decode(options, runtime_options)

@@ -48,7 +48,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   cors: Sequence[str] = flag((), "Origins, such as https://my.site, whose pages may use the server (CORS), or '*'.")
 
 
-@app.command(Options, tensorflow=False, run_flag='logdir')
+@app.command(Options, tensorflow=False, takes=('logdir',))
 def main(options: Options) -> int:
   require_extra()
   return serve(options)

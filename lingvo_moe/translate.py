@@ -58,7 +58,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   )
 
 
-@app.command(Options, RuntimeOptions, tensorflow=False, run_flag='logdir')
+@app.command(Options, RuntimeOptions, tensorflow=False, takes=('logdir',))
 def main(options: Options, runtime_options: RuntimeOptions) -> None:
   if sys.stdin is None:
     raise UserError('what is to be translated comes from standard input, which is closed: give it a file or a pipe')

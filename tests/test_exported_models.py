@@ -189,12 +189,12 @@ def test_mistakes_are_answered_and_leave_nothing(toy_run, saved, tmp_path):
 
 
 def test_a_run_and_a_folder_are_arguments_or_flags():
-  assert export.paths(['export', 'run', 'out'], None, None) == ('run', 'out')
-  assert export.paths(['export', 'run'], None, 'out') == ('run', 'out')
-  assert export.paths(['export', 'out'], 'run', None) == ('run', 'out')
+  for words in ['run', 'out'], ['run', '--out=out'], ['out', '--logdir=run']:
+    done = forks.run(['-m', 'lingvo_moe.commands.main', 'export', *words], timeout=60)
+    assert done.returncode == 1 and 'run: there is no such directory' in done.stderr
   for words in [], ['run'], ['run', 'out', 'more']:
-    with pytest.raises(UserError, match='a run is exported to a new folder'):
-      export.paths(['export', *words], None, None)
+    done = forks.run(['-m', 'lingvo_moe.commands.main', 'export', *words], timeout=60)
+    assert done.returncode == 1 and 'a run is exported to a new folder' in done.stderr
 
 
 def log_probs(config, vocabs, weights, sources, targets) -> np.ndarray:

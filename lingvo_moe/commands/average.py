@@ -45,7 +45,7 @@ def _steps() -> list[int]:
   return [int(text) for text in _STEPS.value]
 
 
-@app.command(tensorflow=False, run_flag='logdir')
+@app.command(tensorflow=False, takes=('logdir',))
 def main():
   asked = _steps()
   if files.is_remote(_LOGDIR.value):

@@ -60,7 +60,7 @@ def find(path: str, step: int | None) -> str:
   return warm_start.find(path) if step is None else checkpoints.existing(step)
 
 
-@app.command(run_flag='path')
+@app.command(takes=('path',))
 def main():
   from lingvo_moe.run import checkpoint
   from lingvo_moe.runtime import slices

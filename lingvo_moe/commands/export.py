@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 FORMATS = ('saved_model', 'ctranslate2', 'litert', 'huggingface', 'safetensors')
 WEIGHTS = ('int8', 'float32')
 WEIGHTS_ALONE = ('huggingface', 'safetensors')  # formats without a program
+_USAGE = 'a run is exported to a new folder: lingvo-moe export RUN OUT'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,21 +83,9 @@ class Options(checkpoint_flags.BestCheckpointOptions):
       raise UserError('--stablehlo_rows is for --format=saved_model: leave one of them out')
 
 
-@app.command(Options, tensorflow=False, arguments=True)
-def main(argv, options: Options) -> None:
-  logdir, out = paths(argv, options.logdir, options.out)
-  export(dataclasses.replace(options, logdir=logdir, out=out))
-
-
-def paths(argv: Sequence[str], logdir: str | None, out: str | None) -> tuple[str, str]:
-  """(log directory, folder to write), of the two arguments, or of flags in place of either."""
-  given = list(argv[1:])
-  named = [flag or (given.pop(0) if given else None) for flag in (logdir, out)]
-  if given or None in named:
-    raise UserError(
-      f'a run is exported to a new folder: lingvo-moe export RUN OUT; saw {" ".join(argv[1:]) or "none"!r}'
-    )
-  return named[0], named[1]
+@app.command(Options, tensorflow=False, takes=('logdir', 'out'), usage=_USAGE)
+def main(options: Options) -> None:
+  export(options)
 
 
 def export(options: Options) -> None:

@@ -20,7 +20,6 @@ from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core import files, quiet
-from lingvo_moe.core.errors import UserError
 
 _FOLDER = flags.DEFINE_string('folder', None, 'Folder of the model, unless it is an argument.')
 _LOGDIR = flags.DEFINE_string('logdir', None, 'The log directory to make.', required=True)
@@ -29,12 +28,9 @@ _SET = flags.DEFINE_multi_string(
 )
 
 
-@app.command(tensorflow=False, arguments=True)
-def main(argv):
-  given = [*argv[1:], *filter(None, [_FOLDER.value])]
-  if len(given) != 1:
-    raise UserError(f'one folder is imported: lingvo-moe import FOLDER --logdir=RUN; saw {" ".join(given) or "none"!r}')
-  folder = os.path.expanduser(files.plain(given[0]))
+@app.command(tensorflow=False, takes=('folder',), usage='one folder is imported: lingvo-moe import FOLDER --logdir=RUN')
+def main():
+  folder = os.path.expanduser(files.plain(_FOLDER.value))
   quiet.import_tensorflow()
   from lingvo_moe.core import weights
   from lingvo_moe.run import importing
