@@ -17,6 +17,8 @@ from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.language_tags import Languages as Languages
 
 T = TypeVar('T')
+Texts = Iterable[str]
+Code = str | None  # of a language
 
 
 class Hypothesis(NamedTuple):
@@ -121,41 +123,23 @@ class TextModel(abc.ABC):
   @overload
   def translate(
     self,
-    sentences: Iterable[str],
-    target: str | None = None,
+    sentences: Texts,
+    target: Code = None,
     n_best: None = None,
     scores: Literal[False] = False,
-    source: str | None = None,
+    source: Code = None,
   ) -> list[str]: ...
   @overload
   def translate(
-    self,
-    sentences: Iterable[str],
-    target: str | None = None,
-    n_best: None = None,
-    *,
-    scores: Literal[True],
-    source: str | None = None,
+    self, sentences: Texts, target: Code = None, n_best: None = None, *, scores: Literal[True], source: Code = None
   ) -> list[Hypothesis]: ...
   @overload
   def translate(
-    self,
-    sentences: Iterable[str],
-    target: str | None = None,
-    *,
-    n_best: int,
-    scores: Literal[False] = False,
-    source: str | None = None,
+    self, sentences: Texts, target: Code = None, *, n_best: int, scores: Literal[False] = False, source: Code = None
   ) -> list[list[str]]: ...
   @overload
   def translate(
-    self,
-    sentences: Iterable[str],
-    target: str | None = None,
-    *,
-    n_best: int,
-    scores: Literal[True],
-    source: str | None = None,
+    self, sentences: Texts, target: Code = None, *, n_best: int, scores: Literal[True], source: Code = None
   ) -> list[list[Hypothesis]]: ...
 
   def translate(self, sentences, target=None, n_best=None, scores=False, source=None):
@@ -205,13 +189,13 @@ class TextModel(abc.ABC):
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
 
   @overload
-  def generate(self, prompts: Iterable[str], n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
+  def generate(self, prompts: Texts, n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
   @overload
-  def generate(self, prompts: Iterable[str], n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
+  def generate(self, prompts: Texts, n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
   @overload
-  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
+  def generate(self, prompts: Texts, *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
   @overload
-  def generate(self, prompts: Iterable[str], *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
+  def generate(self, prompts: Texts, *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
 
   def generate(self, prompts, n_best=None, scores=False):
     """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.
