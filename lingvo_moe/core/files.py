@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
@@ -93,7 +94,11 @@ def exists(path: str) -> bool:
 
 
 def isdir(path: str) -> bool:
-  return remote_files.isdir(path) if is_remote(path) else os.path.isdir(path)
+  if not is_remote(path):
+    return os.path.isdir(path)
+  with contextlib.suppress(FileNotFoundError):
+    return remote_files.call('stat', path).is_directory
+  return False
 
 
 def isfile(path: str) -> bool:
@@ -106,8 +111,9 @@ def size(path: str) -> int:
 
 def state(path: str) -> list[int]:
   """Size, two times in nanoseconds, and inode of a file: one of them differs when it has changed."""
-  if is_remote(path):
-    return remote_files.state(path)
+  if is_remote(path):  # of which some file systems keep no time
+    stat = remote_files.call('stat', path)
+    return [stat.length, stat.mtime_nsec or time.time_ns(), 0, 0]
   stat = os.stat(path)
   return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
@@ -115,14 +121,19 @@ def state(path: str) -> list[int]:
 def file_names(folder: str) -> list[str]:
   """Names of the files in a folder; of a remote one, names that a bucket does not mark as folders, to save calls."""
   if is_remote(folder):
-    return [name for name in remote_files.names(folder) if not name.endswith('/')]
+    return [name for name in _remote_names(folder) if not name.endswith('/')]
   with os.scandir(folder) as entries:
     return [entry.name for entry in entries if entry.is_file()]
 
 
 def listdir(path: str) -> list[str]:
   """Names in a folder; a remote one that is not there is empty."""
-  return [name.rstrip('/') for name in remote_files.names(path)] if is_remote(path) else os.listdir(path)
+  return [name.rstrip('/') for name in _remote_names(path)] if is_remote(path) else os.listdir(path)
+
+
+def _remote_names(folder: str) -> list[str]:
+  """Names in a folder, those of folders with a slash if it is a bucket's; one that is not there is empty."""
+  return remote_files.call('listdir', folder) if isdir(folder) else []
 
 
 def makedirs(path: str) -> None:
@@ -150,7 +161,11 @@ def set_aside(path: str) -> str:
 
 def rmtree(path: str) -> None:
   """Removes a folder and what is in it, as far as that can be done."""
-  remote_files.rmtree(path) if is_remote(path) else shutil.rmtree(path, ignore_errors=True)
+  if not is_remote(path):
+    shutil.rmtree(path, ignore_errors=True)
+  elif isdir(path):
+    with contextlib.suppress(OSError):
+      remote_files.call('rmtree', path)
 
 
 def read(path: str, size: int = -1, begin: int = 0) -> bytes:

@@ -22,30 +22,6 @@ def call(name: str, path: str) -> Any:
     return getattr(_gfile(), name)(path)
 
 
-def isdir(path: str) -> bool:
-  with contextlib.suppress(FileNotFoundError):
-    return call('stat', path).is_directory
-  return False
-
-
-def state(path: str) -> list[int]:
-  """Size and time of a file, as files.state has them; now, where the file system keeps no time."""
-  stat = call('stat', path)
-  return [stat.length, stat.mtime_nsec or time.time_ns(), 0, 0]
-
-
-def names(folder: str) -> list[str]:
-  """Names in a folder, those of folders with a slash if it is a bucket's; one that is not there is empty."""
-  return call('listdir', folder) if isdir(folder) else []
-
-
-def rmtree(path: str) -> None:
-  """Removes a folder and what is in it, as far as that can be done."""
-  if isdir(path):
-    with contextlib.suppress(OSError):
-      call('rmtree', path)
-
-
 def read(path: str, size: int = -1, begin: int = 0) -> bytes:
   """Bytes of a file from one on; all that follow without a size."""
   with _as_os_errors(path), _gfile().GFile(path, 'rb') as f:
