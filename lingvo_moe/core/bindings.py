@@ -156,7 +156,8 @@ class _Reader:
       return
     # Other models that have been imported, those of the same module first.
     others = sorted(registry.siblings(self._name).values(), key=lambda c: c.__module__ != self._cls.__module__)
-    called = next((c for c in (*self._classes, *others) if _is_called(c, selector)), None)
+    dotted = lambda c: f'.{c.__module__}.{c.__qualname__}'  # a selector is the end, or all, of it
+    called = next((c for c in (*self._classes, *others) if dotted(c).endswith(f'.{selector}')), None)
     if called is None:
       raise UserError(
         f'{where}{shown(selector)} is not the chosen model; its bindings are written {self._cls.__name__}.<field>: '
@@ -199,11 +200,6 @@ class _Reader:
       case list() | tuple():
         return tuple(map(resolve, value))
     return value
-
-
-def _is_called(cls: type, selector: str) -> bool:
-  """Whether a selector is the end, or all, of a class's dotted name."""
-  return f'.{cls.__module__}.{cls.__qualname__}'.endswith(f'.{selector}')
 
 
 def _located(path: str) -> str:

@@ -63,13 +63,16 @@ def page(records: Sequence[RunRecord]) -> str:
     tag('header', tag('h1', f'Report on {title}'), tag('nav', links, aria_label='Sections')),
     tag('main', _summary(records), *sections, id='content', tabindex='-1'),
   ]
+  # Curves have the colours of Okabe and Ito, with more contrast where a background needs it. Those of heat maps go from
+  # blue over a neutral one at a fair share to orange; an unused expert has one of its own.
+  css = importlib.resources.files(__package__).joinpath('report.css').read_text(encoding='utf-8').removesuffix('\n')
   head = [
     tag('meta', charset='utf-8'),
     tag('meta', http_equiv='Content-Security-Policy', content=_POLICY),
     tag('meta', name='viewport', content='width=device-width, initial-scale=1'),
     tag('meta', name='color-scheme', content='light dark'),
     tag('title', f'Report on {title}'),
-    Markup(f'<style>{_style()}</style>'),
+    Markup(f'<style>\n{css}</style>'),
   ]
   whole = tag('html', tag('head', *head), tag('body', *body), lang='en')
   return f'<!DOCTYPE html>\n{whole}\n'
@@ -108,12 +111,3 @@ def _facts(record: RunRecord) -> dict[str, str]:
     'tokens': text(tokens) if tokens else '',
     'MoE layers': str(len(record.layers) or ''),
   }
-
-
-def _style() -> str:
-  """Style sheet. Its curves have the colours of Okabe and Ito, with more contrast where a background needs it.
-
-  Colours of heat maps go from blue over a neutral one at a fair share to orange; an unused expert has one of its own.
-  """
-  css = importlib.resources.files(__package__).joinpath('report.css').read_text(encoding='utf-8')
-  return '\n' + css.removesuffix('\n')

@@ -30,7 +30,6 @@ from lingvo_moe.optim import schedule
 from lingvo_moe.optim.adafactor import Adafactor
 from lingvo_moe.optim.adam import Adam
 from lingvo_moe.optim.moving_average import WithMovingAverage
-from lingvo_moe.optim.optimizer import Optimizer
 from lingvo_moe.program import Program
 
 _Part = TypeVar('_Part')
@@ -310,17 +309,14 @@ class ModelConfig(BatchConfig):
 
   def program(self) -> Program:
     """The model and how it learns."""
+    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
     return self.make(
       Program,
       model=self.model(),
-      optimizer=self._optimizer(),
+      optimizer=WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer,
       schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
       frozen=tuple(part.strip() for part in self.freeze.split(',') if part.strip()),
     )
-
-  def _optimizer(self) -> Optimizer:
-    optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
-    return WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer
 
 
 @dataclasses.dataclass(frozen=True)
