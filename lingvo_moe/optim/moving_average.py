@@ -18,14 +18,10 @@ class WithMovingAverage(Optimizer):
 
   It begins at 0, so after t updates the average of w_1 to w_t is that optimizer slot divided by `bias(decay, t)`.
   Training does not read it. It is split over devices, saved and restored as all optimizer slots are.
-
-  Attributes:
-    inner: optimizer that makes the updates.
-    decay: in [0, 1); the average looks back over some 1 / (1 - decay) steps.
   """
 
-  inner: Optimizer
-  decay: float
+  inner: Optimizer  # makes the updates
+  decay: float  # in [0, 1); the average looks back over some 1 / (1 - decay) steps
 
   def slots(self, spec: WeightSpec) -> dict[str, WeightSpec]:
     return {**self.inner.slots(spec), SLOT: zeros(spec)}

@@ -19,9 +19,6 @@ class ExpertChoice(gate.LinearGate):
   S = softmax(x W) over experts (equation 1); expert e takes the tokens of the k largest S[:, e], each with that weight.
   A token visits capacity_factor experts in the mean, from none to all. Loads are equal, so there is no balance loss.
   The choice depends on later tokens too, so it has no place in a causal decoder.
-
-  Attributes:
-    capacity_factor: see above.
   """
 
   capacity_factor: float | None = 2.0

@@ -19,15 +19,10 @@ from lingvo_moe.xla_sharding import shard
 
 
 class Gate(abc.ABC):
-  """Gate of a MoE layer: a frozen dataclass, whose fields a configuration sets by fields of the same names.
+  """Gate of a MoE layer: a frozen dataclass, whose fields a configuration sets by fields of the same names."""
 
-  Attributes:
-    experts_choose: True if experts choose tokens. The choice then depends on all tokens of a group, later ones too.
-    least_experts: fewest experts to choose among, so that others may be pruned; None: it needs all those of its
-      training.
-  """
-
-  experts_choose: bool = False
+  experts_choose: bool = False  # whether experts choose tokens, by all tokens of a group, later ones too
+  # Fewest experts to choose among, so that others may be pruned; None: it needs all those of its training.
   least_experts: int | None = None
 
   def check(self, num_experts: int) -> None:
@@ -81,13 +76,9 @@ def is_gate_weight(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class LinearGate(Gate):
-  """Gate with one weight [M, E]; base of gates that differ in how they choose.
+  """Gate with one weight [M, E]; base of gates that differ in how they choose."""
 
-  Attributes:
-    gate_init_scale: factor of the initial weights.
-  """
-
-  gate_init_scale: float = dataclasses.field(default=1.0, kw_only=True)
+  gate_init_scale: float = dataclasses.field(default=1.0, kw_only=True)  # factor of the initial weights
 
   def weights(self, model_dim: int, num_experts: int) -> Specs:
     return {'gate': gate_weight(model_dim, num_experts, self.gate_init_scale)}

@@ -28,16 +28,11 @@ class Hierarchical(gate.Gate):
 
   The loss is CV(importance)^2 + CV(load)^2 over all experts (equations 13 and 14), over the whole batch; with
   micro-batches, over each. Entropy and z-loss are those of the first gate.
-
-  Attributes:
-    groups_of_experts: groups of experts; it divides the number of experts.
-    choices: k of each level; a token visits k * k experts.
-    dispatch: dispatcher to the second gates; see dispatch.DISPATCHERS.
   """
 
-  groups_of_experts: int
-  choices: int = 2
-  dispatch: str = 'auto'
+  groups_of_experts: int  # divides the number of experts
+  choices: int = 2  # k of each level; a token visits k * k experts
+  dispatch: str = 'auto'  # to the second gates; see dispatch.DISPATCHERS
 
   def check(self, num_experts: int) -> None:
     check_kept(self, 'hierarchical')

@@ -24,12 +24,9 @@ class NoisyTopK(gate.Gate):
   Both weights begin at zero, so that all experts get about as many tokens (appendix A). At inference there is no noise.
   Its loss is CV(importance)^2 + CV(load)^2 over the whole batch, on all devices; with micro-batches, over each. The
   paper weights both by 0.1: aux_loss_weight.
-
-  Attributes:
-    choices: k of a token, less than the number of experts.
   """
 
-  choices: int = 2
+  choices: int = 2  # k of a token, less than the number of experts
 
   def check(self, num_experts: int) -> None:
     check_kept(self, 'noisy_top_k')

@@ -14,13 +14,9 @@ from lingvo_moe.layers.gates.routing import Routing
 
 @dataclasses.dataclass(frozen=True)
 class Top2(gate.LinearGate):
-  """Top-2 gate: each token goes to its two likeliest experts, while they have free slots.
+  """Top-2 gate: each token goes to its two likeliest experts, while they have free slots."""
 
-  Attributes:
-    second_choice: in training, 'random' takes a second choice with probability 2 * gate, as the paper does; 'always'.
-  """
-
-  second_choice: str = 'random'
+  second_choice: str = 'random'  # taken in training with probability 2 * gate, as in the paper; or 'always'
 
   least_experts = 2
 

@@ -17,12 +17,9 @@ class TopK(gate.LinearGate):
   """Top-k gate: each token goes to its k likeliest experts, weighted by p_i / (sum of the chosen p), p = softmax(x W).
 
   Mixtral's (arXiv 2401.04088). The balance loss counts all k choices.
-
-  Attributes:
-    choices: k.
   """
 
-  choices: int = 2
+  choices: int = 2  # k
   normalised: ClassVar[bool] = True
 
   def check(self, num_experts: int) -> None:
