@@ -48,6 +48,7 @@ setup(
     'sacrebleu>=2.4,<3',
     'safetensors>=0.5',
     'sentencepiece>=0.2.0',
+    'sentencex>=1.0.32,<2',
     'tqdm>=4.66',
   ],
   extras_require={

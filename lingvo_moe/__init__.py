@@ -22,6 +22,7 @@ def load(
   backend: str = 'auto',
   set_threads: bool = True,
   vocab_outside: bool = False,
+  split_sentences: str = 'auto',
   **decoding: typing.Any,
 ) -> TextModel:
   """Loads a run, or an export for the engine, for use from Python.
@@ -44,6 +45,8 @@ def load(
     set_threads: whether to give each of TensorFlow's kernels one core, as the job translate does; for the whole
       process, and without effect once TensorFlow has computed. An export computes with one thread without it.
     vocab_outside: whether to read vocabularies that the run names outside its log directory.
+    split_sentences: whether texts are translated sentence by sentence: 'auto', which splits those of several, but where
+      a tenth of the training lines had several, only those longer than 99% of these; 'always'; or 'never'.
     **decoding: fields of the configuration to change, such as beam_size=1; for an export, threads=N.
 
   Raises:
@@ -56,8 +59,11 @@ def load(
 
     of_runs = {'backend': None if backend == 'auto' else backend, 'vocab_outside': vocab_outside or None}
     threads = {} if set_threads else {'threads': 1}
-    return model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
-  quiet.import_tensorflow()
-  from lingvo_moe.run import loaded
+    loaded = model.load(path, **{**threads, 'step': step, 'checkpoint': checkpoint, **of_runs, **decoding})
+  else:
+    quiet.import_tensorflow()
+    from lingvo_moe.run import loaded as run
 
-  return loaded.load(path, step, checkpoint, backend, set_threads, vocab_outside, decoding)
+    loaded = run.load(path, step, checkpoint, backend, set_threads, vocab_outside, decoding)
+  loaded.split_sentences = split_sentences
+  return loaded

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from lingvo_moe import app, checkpoint_flags
 from lingvo_moe import machine as machine_lib
-from lingvo_moe.core import log_directory, quiet
+from lingvo_moe.core import log_directory, quiet, sentences
 from lingvo_moe.core.errors import ProcessLostError, UserError
 from lingvo_moe.machine import Machine, RuntimeOptions
 from lingvo_moe.options import flag
@@ -66,6 +66,7 @@ class Options(checkpoint_flags.CheckpointOptions):
   prompt: str | None = flag(None, 'What the samples of a language model continue; default: as configured.')
   num_samples: int | None = flag(None, 'Samples of a language model; default: as configured.', lower_bound=0)
   poll_seconds: float = flag(5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01, upper_bound=1e6)
+  split_sentences: str = flag('never', sentences.ABOUT, one_of=sentences.MODES)
   out: str | None = flag(None, 'Folder of the results; default: <logdir>/decode/<split>.')
 
   def __post_init__(self):
@@ -75,6 +76,8 @@ class Options(checkpoint_flags.CheckpointOptions):
         f'--split is the prefix of files in --data_dir, such as test; saw {self.split!r}: give their folder as '
         '--data_dir'
       )
+    if self.score and self.split_sentences != 'never':
+      raise UserError('--score gives the probability of whole lines, and --split_sentences splits them: leave one out')
 
   @property
   def waits(self) -> bool:
@@ -130,7 +133,9 @@ def results_of_export(options: Options, model: ExportedModel) -> Results:
   """The folder of results of an export for the engine, in --out or the export, with the job that makes them."""
   from lingvo_moe.run.results import Results
 
-  held_out = HeldOutOptions(options.split, options.max_sentences, options.score)
+  held_out = HeldOutOptions(
+    options.split, options.max_sentences, options.score, split_sentences=options.split_sentences
+  )
   job = job_of_export(model, held_out, options.data_dir, options.pairs)
   if job.warning:
     print(f'warning: {job.warning}', file=sys.stderr)
@@ -150,7 +155,9 @@ def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Re
   runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = group.on_all(lambda: run.load()[1]) if given else None
-  held_out = HeldOutOptions(options.split, options.max_sentences, options.score, options.batch_tokens, trained)
+  held_out = HeldOutOptions(
+    options.split, options.max_sentences, options.score, options.batch_tokens, trained, options.split_sentences
+  )
   job = group.on_all(lambda: task_of(config).held_out_job(runtime, held_out))
   if job.warning:
     group.say(f'warning: {job.warning}')

@@ -7,7 +7,8 @@ RUN is a log directory (or --logdir=RUN). The checkpoint with the lowest dev los
 TensorFlow.
 
 Lines that have arrived are translated together, at most 1000: a line that comes alone is answered at once, and a file
-is fast. --batch_lines=N waits for N lines, or for the end. An empty line gives an empty line. With --n_best=N, every
+is fast. --batch_lines=N waits for N lines, or for the end. A line of several sentences is
+translated sentence by sentence, as --split_sentences says. An empty line gives an empty line. With --n_best=N, every
 line gives up to N lines: its number, the score, the log-probability and the text, with tabs between.
 
 A language model continues each line, by the search that --search names. A model of span corruption fills in
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from lingvo_moe import app, checkpoint_flags, machine
-from lingvo_moe.core import quiet
+from lingvo_moe.core import quiet, sentences
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 from lingvo_moe.machine import RuntimeOptions
@@ -51,6 +52,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   target: str | None = flag(None, 'Target language, for models of several.')
   source: str | None = flag(None, 'Source language, for models that read it.')
   n_best: int = flag(1, 'Translations of each line, at most --beam_size.', lower_bound=1)
+  split_sentences: str = flag('auto', sentences.ABOUT, one_of=sentences.MODES)
   batch_lines: int | None = flag(
     None,
     f'Lines to wait for and translate together; default: those that have arrived, at most {_MOST_LINES}.',
@@ -73,25 +75,31 @@ def translate(
 
   Of several processes the leader reads and writes; all of them translate.
   """
-  run, group = load(options, runtime_options)
+  run, group = load(options, runtime_options, options.split_sentences)
   languages = group.on_all(lambda: run.choose_target(options.target, options.source))
   group.on_all(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
   group.say(f'using the checkpoint of {run.checkpoint}')
+  if run.training_lines == sentences.TrainingLines() and options.split_sentences == 'auto':
+    group.say(
+      'lines of several sentences are split, as nothing is known of those that the model was trained on; '
+      '--split_sentences=never leaves them whole'
+    )
   lines_read = 0
   batches = _batches(source, options.batch_lines, None if group.count == 1 else _WHILE_SECONDS)
   while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
-      translated = group.on_all(functools.partial(run.answer, lines, languages, options.n_best))
+      translated = group.on_all(functools.partial(run.answer, lines, languages, options.n_best, options.source))
       group.on_leader(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
       lines_read += len(lines)
 
 
 def load(
-  options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions
+  options: checkpoint_flags.CheckpointOptions, runtime_options: RuntimeOptions, split_sentences: str = 'auto'
 ) -> tuple[TextModel, ProcessGroup]:
   """The run or export that the options choose, and the processes; UserError where it does not translate."""
-  if exported := options.load_export(runtime_options):
-    return exported, process_group.ALONE
+  if loaded := options.load_export(runtime_options):
+    loaded.split_sentences = split_sentences
+    return loaded, process_group.ALONE
   quiet.import_tensorflow()
   from lingvo_moe.run.loaded import LoadedRun
 
@@ -101,13 +109,15 @@ def load(
   config = group.on_all(lambda: options.load_config(run))
   runtime = connected.make_runtime(config.program())
   step = group.on_leader(lambda: options.choose_step(run))
-  return group.on_all(lambda: LoadedRun(run, config, runtime, step)), group
+  loaded = group.on_all(lambda: LoadedRun(run, config, runtime, step))
+  loaded.split_sentences = split_sentences
+  return loaded, group
 
 
 def write(output: TextIO, translated: Answers, first: int, options: Options, over_the_length: str) -> None:
   """Writes the translations of some lines, of which `first` is the number of the first, and flushes them."""
-  for i in translated.truncated:
-    print(f'warning: line {first + i} is {over_the_length} and was translated in part', file=sys.stderr)
+  for i, what in translated.notices(over_the_length):
+    print(f'warning: line {first + i} {what}', file=sys.stderr)
   for number, hypotheses in enumerate(translated.hypotheses, first):
     for h in hypotheses:
       output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')

@@ -180,7 +180,10 @@ def _shapes(config):
   return {name: spec.shape for name, spec in config.program().weight_specs.items()}
 
 
-def test_a_sentence_over_the_limit_is_translated_in_part_with_a_warning(run):
+def test_a_sentence_over_the_limit_is_cut_or_translated_in_part_with_a_warning(run, monkeypatch):
+  with pytest.warns(UserWarning, match='sentence 1 has a sentence over max_length=32 tokens, which was cut where a'):
+    assert len(run.translate([SENTENCES[0], LONG])) == 2
+  monkeypatch.setattr(run, 'split_sentences', 'never')
   with pytest.warns(UserWarning, match='sentence 1 is over max_length=32 tokens and was translated in part'):
     assert len(run.translate([SENTENCES[0], LONG])) == 2
   with pytest.warns(UserWarning, match='pair 0 has a side over max_length=32 tokens'):

@@ -152,12 +152,24 @@ def test_n_best_gives_number_score_log_probability_and_text(run):
     run_lines(run, LINES, n_best=3, beam_size=2)
 
 
-def test_a_line_over_the_limit_is_translated_in_part_with_a_warning(run, capsys):
-  output = run_lines(run, ['eno', LONG], batch_lines=2)
+@pytest.mark.parametrize(
+  'split, what',
+  [
+    ('never', 'is over max_length=32 tokens and was translated in part'),
+    ('auto', 'has a sentence over max_length=32 tokens, which was cut where a clause ends'),
+  ],
+)
+def test_a_line_over_the_limit_is_cut_or_translated_in_part_with_a_warning(run, capsys, split, what):
+  output = run_lines(run, ['eno', LONG], batch_lines=2, split_sentences=split)
   assert output.getvalue().count('\n') == 2
   said, warning = capsys.readouterr().err.splitlines()
-  assert said.startswith('using the checkpoint of step 1')
-  assert warning == 'warning: line 2 is over max_length=32 tokens and was translated in part'
+  assert said.startswith('using the checkpoint of step 1') and warning == f'warning: line 2 {what}'
+
+
+def test_a_line_of_several_sentences_is_translated_by_sentence(run):
+  [one], [two] = expected(run, ['Eno owt.', 'Eerht.'])
+  assert run_lines(run, ['Eno owt. Eerht.']).getvalue() == f'{one.text} {two.text}\n'
+  assert run_lines(run, ['Eno owt. Eerht.'], split_sentences='never').getvalue() != f'{one.text} {two.text}\n'
 
 
 def test_bad_utf8_is_refused_by_line_after_answering_what_came_before(run):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar, overload
@@ -15,6 +16,7 @@ import numpy as np
 
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.language_tags import Languages as Languages
+from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 
 T = TypeVar('T')
 Texts = Iterable[str]
@@ -34,6 +36,12 @@ class Answers(NamedTuple):
 
   hypotheses: list[list[Hypothesis]]  # of each text in the order given, best first
   truncated: list[int]  # texts over the model's max_length, of which only the beginning was read
+  cut: Sequence[int] = ()  # texts with a sentence over it that was cut, of which all parts were read
+
+  def notices(self, over_the_length: str) -> Iterator[tuple[int, str]]:
+    """Number of each text that is over the length, and what was done with it, in words."""
+    yield from ((i, f'is {over_the_length} and was translated in part') for i in self.truncated)
+    yield from ((i, f'has a sentence {over_the_length}, which was cut where a clause ends') for i in self.cut)
 
 
 class Scored(NamedTuple):
@@ -54,6 +62,10 @@ class Translator:
   def translate_lines(self, lines: Sequence[str], target: Languages = None) -> Answers:
     """Answers lines; where texts may have line breaks, each is written as a backslash and an n, here and in answers."""
     return self.translate(lines, target)
+
+  def too_long(self, texts: Sequence[str], target: Languages = None) -> list[int]:
+    """Numbers of the texts that are over the length, of which `translate` reads only the beginning."""
+    return []
 
   def score(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> Scored:
     """Log-probabilities of given translations."""
@@ -107,6 +119,8 @@ class TextModel(abc.ABC):
   beam_size: int  # W, the most hypotheses of an answer
   max_length: int  # tokens of a text that is read; of a longer one only the beginning is
   continues_text: bool  # whether an answer continues its text, as a language model's, and does not take its place
+  training_lines: TrainingLines | None = None  # by which paragraphs are split; None: texts are answered whole
+  split_sentences: str = 'auto'  # one of sentences.MODES
 
   @abc.abstractmethod
   def translator(self, n_best: int = 1) -> Translator:
@@ -146,8 +160,8 @@ class TextModel(abc.ABC):
     """Translates sentences, to the text that the job translate writes for them.
 
     Args:
-      sentences: any number of them. One without tokens, such as '', is translated to ''. Of one over the length limit
-        of the model the beginning is translated, with a warning.
+      sentences: any number of them. One without tokens, such as '', is translated to ''. Paragraphs are translated
+        sentence by sentence, as the attribute split_sentences says: 'auto', 'always' or 'never'.
       target: target language, for models of several.
       n_best: number of translations of each sentence, at most beam_size; None: one, not in a list.
       scores: True for Hypothesis with score and log-probability in place of text.
@@ -155,13 +169,15 @@ class TextModel(abc.ABC):
 
     Returns:
       For each sentence a translation, or with n_best a list of them, best first.
+      Scores of a text of several sentences are sums over these.
     """
     sentences = self._checked('sentences', sentences)
     if self.continues_text:
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    answers = self.translator(self._wanted(n_best)).translate(sentences, self.choose_target(target, source))
-    for i in answers.truncated:
-      warnings.warn(f'sentence {i} is {self.over_the_length} and was translated in part', stacklevel=2)
+    translator, languages = self.translator(self._wanted(n_best)), self.choose_target(target, source)
+    answers = self._translated(translator, sentences, languages, source)
+    for i, what in answers.notices(self.over_the_length):
+      warnings.warn(f'sentence {i} {what}', stacklevel=2)
     return _shaped(answers, n_best, scores)
 
   def score(
@@ -215,15 +231,33 @@ class TextModel(abc.ABC):
 
   # What the jobs translate and serve use.
 
-  def answer(self, lines: Sequence[str], target: Languages = None, n_best: int = 1) -> Answers:
+  def answer(
+    self, lines: Sequence[str], target: Languages = None, n_best: int = 1, source: str | None = None
+  ) -> Answers:
     """Answers lines: hypotheses of each, and which lines were truncated.
 
     Args:
       lines: without line breaks. A language model continues them.
       target: from choose_target.
       n_best: hypotheses of each line.
+      source: source language, as far as it is known, by whose rules sentences end.
     """
-    return self.translator(n_best).translate_lines(lines, target)
+    translator = self.translator(n_best)
+    if self.training_lines is None:
+      return translator.translate_lines(lines, target)
+    return self._translated(translator, lines, target, source)
+
+  def _translated(self, translator: Translator, texts: Sequence[str], target: Languages, source: str | None) -> Answers:
+    """Answers of texts, by sentences where that is the way of the model."""
+    if self.training_lines is None:
+      return translator.translate(texts, target)
+    if not source:
+      sources = {target[0]} if isinstance(target, tuple) else {s for s, t in self._pairs if target in (None, t)}
+      source = sources.pop() if len(sources) == 1 else ''
+    paragraphs = Paragraphs(translator, self.split_sentences, self.training_lines, self.max_length)
+    return paragraphs.translate(texts, target, [source] * len(texts))
+
+  _pairs = functools.cached_property(lambda self: self.pairs())
 
   @property
   def over_the_length(self) -> str:

@@ -14,7 +14,14 @@ FORMAT = 'lingvo_moe engine'
 VERSION = 2
 REQUIREMENTS_FILE = 'requirements.txt'
 # All that the engine needs besides this package; setup.py's extra [litert] has the same ai-edge-litert.
-REQUIREMENTS = ('absl-py>=2.1', 'ai-edge-litert>=2.3,<3', 'numpy>=2.0', 'sentencepiece>=0.2.0', 'tqdm>=4.66')
+REQUIREMENTS = (
+  'absl-py>=2.1',
+  'ai-edge-litert>=2.3,<3',
+  'numpy>=2.0',
+  'sentencepiece>=0.2.0',
+  'sentencex>=1.0.32,<2',
+  'tqdm>=4.66',
+)
 
 _WAY_OUT = 'export the run again with lingvo-moe export RUN OUT --format=litert'
 

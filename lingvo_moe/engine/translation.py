@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from lingvo_moe.core import language_tags, text_model
+from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
 from lingvo_moe.engine import search
@@ -26,6 +27,8 @@ class TranslationModel(ExportedModel):
     # Loading the larger takes more memory for a while.
     self.decoder, self.encoder = self._graph('decoder'), self._graph('encoder')
     self.tag_sides = self.settings.get('tag_sides', 'source')  # an earlier version has none
+    get = self.settings.get  # likewise
+    self.training_lines = TrainingLines(get('several_sentences'), get('long_line'))
     self.source, self.target = (Vocab(os.path.join(path, f'{side}.model')) for side in ('source', 'target'))
 
   def translator(self, n_best: int = 1) -> Translator:
@@ -93,6 +96,9 @@ class Translator(text_model.Translator):
         keep(i, found[i])
       progress(len(batch))
     return Answers(found, truncated)
+
+  def too_long(self, texts: Sequence[str], target: text_model.Languages = None) -> list[int]:
+    return _rows(self._model.source, texts, self._around(target)[0], self._model.max_length)[1]
 
   def score(
     self,

@@ -41,6 +41,7 @@ class LoadedRun(TextModel):
     self._task = task_of(config)
     _ = self._task.vocabs  # refuses what does not fit, before the weights are read
     self.max_length, self.continues_text = self._task.max_length, self._task.continues_text
+    self.training_lines = self._task.training_lines
     self._runner = _OneAtATime(runtime)
     self._made: dict[tuple, Any] = {}
     self._making = threading.Lock()

@@ -38,6 +38,7 @@ class _Request:
   taken: int = 0
   hypotheses: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
   truncated: list[int] = dataclasses.field(default_factory=list)
+  cut: list[int] = dataclasses.field(default_factory=list)
   future: futures.Future[Answers] = dataclasses.field(default_factory=futures.Future)
 
   @property
@@ -167,14 +168,14 @@ class Batcher:
       for request in requests:
         self._compute([(r, i) for r, i in batch if r is request])
       return
-    truncated = set(answered.truncated)
     for number, (request, i) in enumerate(batch):
       request.hypotheses[i] = answered.hypotheses[number]
-      request.truncated += [i] if number in truncated else []
+      request.truncated += [i] * (number in answered.truncated)
+      request.cut += [i] * (number in answered.cut)
     for request in requests:
       if len(request.hypotheses) == len(request.lines):
         hypotheses = [request.hypotheses[i] for i in range(len(request.lines))]
-        _settle(request.future.set_result, Answers(hypotheses, sorted(request.truncated)))
+        _settle(request.future.set_result, Answers(hypotheses, sorted(request.truncated), sorted(request.cut)))
 
 
 def _settle(set_value: Callable[[Any], None], value: Any) -> None:

@@ -144,7 +144,8 @@ class HttpApp:
       return _error(413, f'q has {len(lines)} lines; at most {self.batcher.max_waiting} are taken at once')
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
     n_best = self._run.beam_size if query.alternatives else 1
-    future = self.batcher.submit(lines, (tag, n_best))
+    source = query.source if self._languages.has_several_sources else None
+    future = self.batcher.submit(lines, (tag, n_best, source))
     answer = await asyncio.wrap_future(future)  # cancelled with this handler when the client hangs up
     self._metrics.truncated.inc(len(answer.truncated))
     return web.json_response(_result(query, answer, self._run.over_the_length))
@@ -185,6 +186,7 @@ class _Languages:
     self._run = run
     pairs, names = run.pairs(), babel.Locale('en').languages
     self._known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}
+    self.has_several_sources = len(self._known['source']) > 1
     self.listed: list[dict[str, Any]] = [
       {'code': code, 'name': names.get(code, code), 'targets': [target for source, target in pairs if source == code]}
       for code in sorted(self._known['source'] | self._known['target'])
@@ -221,19 +223,18 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 def _result(query: query_lib.Query, answer: Answers, over_the_length: str) -> dict[str, Any]:
-  """The answer as LibreTranslate has it; with 'warnings' where a line was translated in part."""
+  """The answer as LibreTranslate has it; with 'warnings' where a line is over the length."""
   texts: list[list[str]] = []  # of each text, its translation and the alternatives
-  warnings, first = [], 0
+  warnings, first, notices = [], 0, sorted(answer.notices(over_the_length))
   for number, text in enumerate(query.texts):
     count = len(text)
     lines = answer.hypotheses[first : first + count]
     ranks = range(min(1 + query.alternatives, max(map(len, lines))))
     texts.append(['\n'.join(line[min(rank, len(line) - 1)].text for line in lines) for rank in ranks])
     where = f'q[{number}]' if query.is_list else 'q'
-    for i in range(count):
-      if first + i in answer.truncated:
-        line = f'line {i + 1} of {where}' if count > 1 else where
-        warnings.append(f'{line} is {over_the_length} and was translated in part')
+    for i, what in notices:
+      if first <= i < first + count:
+        warnings.append(f'line {i - first + 1} of {where} {what}' if count > 1 else f'{where} {what}')
     first += count
   best, alternatives = [ranked[0] for ranked in texts], [ranked[1:] for ranked in texts]
   result: dict[str, Any] = {'translatedText': best if query.is_list else best[0]}

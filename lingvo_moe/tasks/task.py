@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_model import Answers as Answers
 from lingvo_moe.core.text_model import Hypothesis as Hypothesis
 from lingvo_moe.core.text_model import Languages as Languages
@@ -157,6 +158,7 @@ class HeldOutOptions:
     score: whether to compute log-probabilities of the text, in place of producing text.
     batch_tokens: tokens of a batch; 0: the task's default.
     trained: the configuration that the run was trained with, without values for decoding; None: the same.
+    split_sentences: whether paragraphs are translated by sentence, one of sentences.MODES.
   """
 
   split: str = 'test'
@@ -164,6 +166,7 @@ class HeldOutOptions:
   score: bool = False
   batch_tokens: int = 0
   trained: TaskConfig | None = None
+  split_sentences: str = 'never'
 
 
 class Outcome(NamedTuple):
@@ -299,6 +302,7 @@ class Task:
       step 'routing', {layer: RoutingStats}, which a report on the run shows.
     max_length: tokens of a text that is translated; of longer ones only the beginning is read. 0: of any length.
     continues_text: whether an answer continues its text, as a language model's does, and does not take its place.
+    training_lines: lines that it was trained on, by which paragraphs are split; None: texts are answered whole.
     is_exported: whether it has `text_function` and `decoding_steps`.
   """
 
@@ -306,6 +310,7 @@ class Task:
   subset = 'file'
   max_length = 0
   continues_text = False
+  training_lines: TrainingLines | None = None
   is_exported = False
 
   def __init__(self, config: TaskConfig) -> None:

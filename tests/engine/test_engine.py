@@ -55,17 +55,31 @@ def folders(toy_run, tmp_path_factory):
 
 @pytest.fixture(scope='module', params=['float32', 'int8'])
 def model(request, folders):
-  return lingvo_moe.load(str(folders[request.param]))
+  return lingvo_moe.load(str(folders[request.param]), split_sentences='never')
 
 
 @pytest.fixture(scope='module')
 def exact(folders):
-  return lingvo_moe.load(str(folders['float32']))
+  return lingvo_moe.load(str(folders['float32']), split_sentences='never')
 
 
 @pytest.fixture(scope='module')
 def run(toy_run):
-  return lingvo_moe.load(toy_run.path)
+  return lingvo_moe.load(toy_run.path, split_sentences='never')
+
+
+def test_paragraphs_are_translated_by_sentence_as_by_the_run(run, exact, folders, monkeypatch):
+  assert json.loads((folders['float32'] / 'manifest.json').read_text())['several_sentences'] == 0.0
+  assert exact.training_lines == run.training_lines
+  text = f'{SENTENCES[0]}  {SENTENCES[3]}\n\n{SENTENCES[1]}'
+  alone = exact.translate([SENTENCES[i] for i in (0, 3, 1)])
+  cut = []
+  for model in (run, exact):
+    monkeypatch.setattr(model, 'split_sentences', 'auto')
+    assert model.translate([text], n_best=2)[0][0] == '{}  {}\n\n{}'.format(*alone)
+    with pytest.warns(UserWarning, match='sentence 0 has a sentence over max_length=32 tokens, which was cut'):
+      cut.append(model.translate(['Hund ' * 60]))
+  assert cut[0] == cut[1]
 
 
 def assert_same(found, expected, tolerance):

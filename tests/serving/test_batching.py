@@ -5,16 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from concurrent import futures
-from typing import NamedTuple
 
 import pytest
 
+from lingvo_moe.core.text_model import Answers
 from lingvo_moe.serving.batching import Batcher, QueueFullError
-
-
-class Translated(NamedTuple):
-  hypotheses: list
-  truncated: list
 
 
 class Echo:
@@ -31,7 +26,7 @@ class Echo:
     assert self.go.wait(30)
     if 'bad' in lines:
       raise ValueError('a bad line')
-    return Translated([[line.upper()] for line in lines], [i for i, line in enumerate(lines) if line[:4] == 'long'])
+    return Answers([[line.upper()] for line in lines], [i for i, line in enumerate(lines) if line[:4] == 'long'])
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ pytest.importorskip('prometheus_client')
 import aiohttp
 
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.core.text_model import Answers
 from lingvo_moe.serving import http_app, server
 from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
@@ -28,11 +29,6 @@ JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
 
 class Hypothesis(NamedTuple):
   text: str
-
-
-class Translated(NamedTuple):
-  hypotheses: list
-  truncated: list
 
 
 class Stub:
@@ -57,14 +53,14 @@ class Stub:
       raise UserError(f'no {requested}; {closest(str(requested), self._tags)}')
     return requested
 
-  def answer(self, lines, target, n_best):
+  def answer(self, lines, target, n_best, source):
     self.batches.append((lines, target, n_best))
     assert self.go.wait(30)
     if 'bad' in lines:
       raise RuntimeError('secret')
     texts = [line[:10][::-1] + (f'>{target}' if target else '') for line in lines]
     hypotheses = [[Hypothesis(t + "'" * rank) for rank in range(n_best)] if t else [Hypothesis('')] for t in texts]
-    return Translated(hypotheses, [i for i, line in enumerate(lines) if len(line) > 10])
+    return Answers(hypotheses, [i for i, line in enumerate(lines) if len(line) > 10])
 
 
 def with_client(test, run=None, **options):

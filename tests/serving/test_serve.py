@@ -47,7 +47,7 @@ class Stub:
   def choose_target(self, requested, source=None):
     return None
 
-  def answer(self, lines, target, n_best):
+  def answer(self, lines, target, n_best, source=None):
     self.began.set()
     assert self.go.wait(30)
     return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
@@ -116,7 +116,7 @@ def load(options):
     pairs = lambda self: []
     choose_target = lambda self, requested, source=None: None
 
-    def answer(self, lines, target, n_best):
+    def answer(self, lines, target, n_best, source=None):
       print('working', flush=True)
       work()
 

@@ -59,6 +59,17 @@ class DataConfig(BatchConfig):
     settled=True,
   )
   vocab_sentences: int = field(1_000_000, 'Most lines of a side that train a vocabulary.', at_least=1)
+  several_sentences: float | None = field(
+    None,
+    'Share of source lines of training with several sentences, by which paragraphs are split for translation; None: '
+    'measured when a run begins.',
+    at_least=0,
+    at_most=1,
+    may_change=True,
+  )
+  long_line: float | None = field(
+    None, 'Characters of a source line of training, the 99th percentile; likewise.', at_least=0, may_change=True
+  )
   tag_target: bool | None = field(
     None,
     'Whether a <2xx> symbol before the source names the target language; None: if there are several.',

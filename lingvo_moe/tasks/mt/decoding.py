@@ -83,6 +83,9 @@ class SentenceTranslator(task.Translator):
       progress(len(new))
     return task.Answers(found, batches.truncated)
 
+  def too_long(self, texts: Sequence[str], target: text_model.Languages = None) -> list[int]:
+    return TextInput(self._config, self._vocabs, texts, target).truncated
+
   def score(
     self,
     sources: Sequence[str],

@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_moe.core import language_tags, log_directory, text_model
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 from lingvo_moe.corpora import text
 from lingvo_moe.engine.vocab import EOS
 from lingvo_moe.tasks import metrics, task
@@ -144,18 +145,34 @@ class TranslateJob(_PairsJob):
   suffix = log_directory.HYPOTHESES
   _fields = ('beam_size', 'length_norm_alpha', 'decode_ratio', 'decode_extra')
   _verb = 'translated'
+  _cut = 0  # lines with a sentence that was cut
+
+  def __init__(
+    self, config: MtConfig, sets: Sequence[HeldOut], translator: SentenceTranslator, warning: str, split: str
+  ) -> None:
+    super().__init__(config, sets, translator, warning)
+    self._paragraphs = Paragraphs(
+      translator, split, TrainingLines(config.several_sentences, config.long_line), config.max_length
+    )
+    if split != 'never':
+      self.settings['split_sentences'] = split
 
   def _compute(self, sets, tag, progress, unfinished):
     names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
     known = {i for i, name in enumerate(names) if name in unfinished}
     keep = lambda i, hypotheses: unfinished.__setitem__(names[i], hypotheses[0].text)
-    answers = self._translator.translate(_lines(sets, 'sources'), tag, progress, known, keep)
+    texts, languages = _lines(sets, 'sources'), [s.source for s in sets for _ in s.sources]
+    answers = self._paragraphs.translate(texts, tag, languages, progress, known, keep)
+    self._cut += len(answers.cut)
     return [[unfinished.get(name, '') for name in names]], answers.truncated  # a sentence without tokens has none
 
   def finish(self, computed: Computed) -> task.Outcome:
     """Scores the translations."""
     texts, truncated = {name: texts for name, [texts] in computed.results.items()}, computed.truncated
     self._warn_of_cuts(truncated)
+    if self._cut:
+      over = f'{plural(self._cut, "line")} with a sentence over max_length={self._max_length} tokens'
+      print(f'warning: {over}, cut where a clause ends', file=sys.stderr)
     for notice in scoring.notices({s.name: (s.target, s.targets, texts[s.name]) for s in self._sets}):
       print(f'warning: {notice}', file=sys.stderr)
     scores = {s.name: self._references[s.name].score(texts[s.name], truncated[s.name]) for s in self._sets}
@@ -237,8 +254,10 @@ def job(
   `source_vocab` must know the tags; `pairs` are those that the model was trained on.
   """
   sets = read(config, options.split, options.max_sentences, source_vocab)
-  kind = ScoreJob if options.score else TranslateJob
-  return kind(config, sets, translator, other_targets(sets, pairs))
+  warning = other_targets(sets, pairs)
+  if options.score:
+    return ScoreJob(config, sets, translator, warning)
+  return TranslateJob(config, sets, translator, warning, options.split_sentences)
 
 
 def job_of_export(
@@ -257,6 +276,8 @@ def job_of_export(
     split_files=(),
     dev_lines=0,
     tag_target=settings['tagged'],
+    several_sentences=model.training_lines.several,
+    long_line=model.training_lines.long,
     tag_sides=settings.get('tag_sides', 'source'),  # an earlier version has none
   )
   tags = types.SimpleNamespace(

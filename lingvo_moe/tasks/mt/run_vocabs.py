@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -11,11 +12,14 @@ from typing import Any
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
+from lingvo_moe.core.sentences import TrainingLines
+from lingvo_moe.corpora import text
 from lingvo_moe.tasks.mt import dev_lines, vocab_training
 from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
 
 _OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'seed')  # as train_vocab has them
+_MEASURED_LINES = 10_000
 
 
 def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
@@ -32,6 +36,9 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   if config.tag_target is None:  # decoder and translate could not tell without the training corpus
     targets = {pair.target for pair in dev_lines.find_pairs(config, 'train')}
     config = dataclasses.replace(config, tag_target=config.tags(targets))
+  if config.several_sentences is None or config.long_line is None:
+    several, long = _training_lines(config)
+    config = dataclasses.replace(config, several_sentences=several, long_line=long)
   given = _given(config)
   if resumed:  # one that was not made for the run was given to it
     given = {side: path or ('' if _settings(folder, side) else _own(folder, side)) for side, path in given.items()}
@@ -50,6 +57,14 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
         print(f'{name}={asked} is more than the corpus gives; this run has {value}', file=sys.stderr)
     copies.append(own_copy(vocab.path, _own(folder, side), resumed, Vocab, _field(side)))
   return dataclasses.replace(config, source_vocab=copies[0], target_vocab=copies[-1], **changes)
+
+
+def _training_lines(config: DataConfig) -> TrainingLines:
+  """The first source lines of every pair, as many of each."""
+  pairs = dev_lines.find_pairs(config, 'train')
+  each = -(-_MEASURED_LINES // len(pairs))
+  lines = ((pair.source, line) for pair in pairs for line in itertools.islice(text.lines(pair.source_files), each))
+  return TrainingLines.of(lines)
 
 
 def load(config: DataConfig) -> tuple[Vocab, Vocab]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from lingvo_moe.core import text_model
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.corpora import parallel
 from lingvo_moe.layers.attention import Now
@@ -41,6 +42,10 @@ class TranslationTask(task.Task):
   @property
   def max_length(self) -> int:
     return self.config.max_length
+
+  @property
+  def training_lines(self) -> TrainingLines:
+    return TrainingLines(self.config.several_sentences, self.config.long_line)
 
   @functools.cached_property
   def vocabs(self) -> tuple[Vocab, Vocab]:
@@ -152,6 +157,7 @@ class TranslationTask(task.Task):
     engine_graphs.require(config)
     source, target = self.vocabs
     names = 'beam_size', 'length_norm_alpha', 'max_length', 'decode_ratio', 'decode_extra', 'num_experts'
+    names += 'several_sentences', 'long_line'
     settings = {name: getattr(config, name) for name in names}
     settings |= {'task': 'translation', 'layers': config.decoder_layers, 'batch_tokens': config.eval_batch_tokens}
     tags = {language: source.tag_id(language) for language in source.tags()} if config.tag_target else {}

@@ -1,0 +1,207 @@
+"""Sentences of paragraphs: texts are split for translation, and the translations joined as the texts stood.
+
+Models that learnt from lines of one sentence each often lose the second sentence of a line. Sentences are found by
+sentencex, by rules for each language; it takes a language that it does not know as English.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.visible_text import is_empty
+
+MODES = ('auto', 'always', 'never')
+ABOUT = (
+  'Whether a line is translated sentence by sentence; auto: yes, but where a tenth of the training lines had several '
+  'sentences, only a line that is longer than 99% of these.'
+)
+_FEW = 0.1  # share of training lines with several sentences, below which every such line is split
+_ISO_639_1 = dict(  # by ISO 639-3, which corpora and NLLB use
+  pair.split(':')
+  for pair in (
+    'amh:am arb:ar ara:ar ben:bn bul:bg cat:ca ces:cs dan:da deu:de ell:el eng:en est:et fas:fa pes:fa fin:fi fra:fr '
+    'guj:gu heb:he hin:hi hun:hu hye:hy ita:it jpn:ja kan:kn kaz:kk mal:ml mar:mr mya:my nld:nl nob:no nor:no pan:pa '
+    'pol:pl por:pt ron:ro rus:ru slk:sk slv:sl spa:es srp:sr swe:sv tam:ta tel:te tur:tr ukr:uk urd:ur vie:vi zho:zh'
+  ).split()
+)
+_LINES = re.compile(r'[^\r\n]+[\r\n]*|[\r\n]+')
+_BREAK = re.compile(r'[\r\n]')
+_CLAUSE_ENDS = re.compile(r'(?<=[,;:،؛–—)])\s+|(?<=[、，；：])')
+_WORD_ENDS = re.compile(r'\s+')
+_UNSPACED = re.compile(r'[\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]')  # of Chinese and Japanese
+
+
+class TrainingLines(NamedTuple):
+  """Source lines that a model was trained on, which tell whether it can translate several sentences at once."""
+
+  several: float | None = None  # share of lines with more than one sentence; None: not known
+  long: float | None = None  # characters of a line, the 99th percentile
+
+  @classmethod
+  def of(cls, lines: Iterable[tuple[str, str]]) -> TrainingLines:
+    """Those of lines, (language, line) each."""
+    measured = np.array([[len(sentences(line, language)) > 1, len(line)] for language, line in lines])
+    if not measured.size:
+      return cls()
+    return cls(float(np.mean(measured[:, 0])), float(np.percentile(measured[:, 1], 99)))
+
+
+def sentences(line: str, language: str) -> list[str]:
+  """Sentences of a line, which together are the line."""
+  import sentencex  # in Rust, 4 MB
+
+  code = re.split('[-_]', language)[0].lower()
+  found = [s.strip() for s in sentencex.segment(_ISO_639_1.get(code, code) or 'en', line) if not is_empty(s)]
+  starts, end = [], 0
+  for sentence in found:
+    starts.append(line.index(sentence, end))
+    end = starts[-1] + len(sentence)
+  return [line[a:b] for a, b in zip([0, *starts[1:]], [*starts[1:], len(line)], strict=True)]
+
+
+def _halves(text: str) -> list[str]:
+  """A text cut in two near its middle, where a clause ends, or else a word; within a word where there is no other."""
+  middle = len(text) / 2
+  for ends in (_CLAUSE_ENDS, _WORD_ENDS):
+    places = [match.end() for match in ends.finditer(text) if abs(match.end() - middle) <= middle / 2]
+    if places:
+      break
+  at = min(places or [len(text) // 2], key=lambda place: abs(place - middle))
+  return [text[:at], text[at:]]
+
+
+def _glued(left: str, space: str, right: str) -> str:
+  """Two translations with the space between their sources, or that of their own language in its place."""
+  if _BREAK.search(space):
+    return left + space + right
+  if not left or not right or _UNSPACED.match(left[-1]) or _UNSPACED.match(right[0]):
+    return left + right
+  return left + (space or ' ') + right
+
+
+class _Arranged(NamedTuple):
+  """Parts of a text that are translated, and the spaces before, between and after these."""
+
+  parts: list[str]
+  spaces: list[str]
+
+  @classmethod
+  def of(cls, text: str, pieces: Sequence[str]) -> _Arranged:
+    """Pieces of a text, which together are the text, without outer spaces; a single line is translated as it is."""
+    parts, spaces = [], ['']
+    for piece in pieces if len(pieces) > 1 or _BREAK.search(text) else ():
+      part = '' if is_empty(piece) else piece.strip()
+      before, after = piece.split(part, 1) if part else (piece, '')
+      spaces[-1] += before
+      if part:
+        parts.append(part)
+        spaces.append(after)
+    return cls(parts, spaces) if parts else cls([text], ['', ''])
+
+  def joined(self, hypotheses: Sequence[Sequence[Any]]) -> list[Any]:
+    """Hypotheses of the text, given those of its parts: the combinations of the largest sums of scores, best first.
+
+    There are as many as the parts have. Score and log-probability are sums over the parts.
+    """
+    most = max(map(len, hypotheses))
+    found = [h._replace(text=_glued('', self.spaces[0], h.text)) for h in hypotheses[0]]
+    for space, of_part in zip(self.spaces[1:], hypotheses[1:]):
+      longer = [
+        a._replace(text=_glued(a.text, space, b.text), score=a.score + b.score, log_prob=a.log_prob + b.log_prob)
+        for a in found
+        for b in of_part
+      ]
+      found = sorted(longer, key=lambda h: -h.score)[:most]
+    return [h._replace(text=_glued(h.text, self.spaces[-1], '')) for h in found]
+
+
+class Paragraphs:
+  """Translator of texts of several sentences, which uses a translator of sentences.
+
+  Args:
+    translator: a text_model.Translator of a translation model.
+    mode: one of MODES. 'auto' splits texts at line breaks; a line of several sentences too, but where a tenth of the
+      training lines had several, only one that is longer than 99% of these.
+    lines: the training lines; where they are not known, 'auto' splits every line of several sentences.
+    max_length: tokens that the model reads; a longer sentence is cut in two where a clause ends, until its parts fit.
+  """
+
+  def __init__(self, translator: Any, mode: str, lines: TrainingLines, max_length: int) -> None:
+    if mode not in MODES:
+      raise UserError(f'split_sentences must be one of {", ".join(MODES)}; saw {mode!r}')
+    self._translator, self._mode, self._lines, self._max_length = translator, mode, lines, max_length
+
+  def translate(
+    self,
+    texts: Sequence[str],
+    target: Any,
+    languages: Sequence[str],
+    progress: Callable[[int], object] = lambda count: None,
+    known: Collection[int] = (),
+    keep: Callable[[int, list[Any]], object] = lambda text, hypotheses: None,
+  ) -> Any:
+    """Answers of texts, of which `cut` has the numbers of those with a sentence that was cut.
+
+    Args:
+      texts: any number of them.
+      target: of text_model.Translator.translate.
+      languages: of each text; '' where it is not known.
+      progress, known, keep: of the translator, with the numbers of texts.
+    """
+    if self._mode == 'never':
+      return self._translator.translate(texts, target, progress=progress, known=known, keep=keep)
+    pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
+    cut = self._cut(pieces, target)
+    arranged = [_Arranged.of(text, own) for text, own in zip(texts, pieces, strict=True)]
+    of_text = [i for i, own in enumerate(arranged) for _ in own.parts]  # by part
+    found: list[list[Any]] = [[None] * len(own.parts) for own in arranged]
+    ends = np.cumsum([len(own.parts) for own in arranged])
+    done = 0
+
+    def keep_part(part: int, hypotheses: list[Any]) -> None:
+      nonlocal done
+      i = of_text[part]
+      found[i][part - ends[i]] = hypotheses  # counted from the last
+      if None not in found[i]:
+        keep(i, arranged[i].joined(found[i]))
+        progress(1)
+        done += 1
+
+    known_parts = {part for part, i in enumerate(of_text) if i in known}
+    parts = [part for own in arranged for part in own.parts]
+    answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part)
+    progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
+    hypotheses = [own.joined(answers.hypotheses[end - len(own.parts) : end]) for own, end in zip(arranged, ends)]
+    return answers._replace(
+      hypotheses=hypotheses, truncated=sorted({of_text[part] for part in answers.truncated}), cut=sorted(cut)
+    )
+
+  def _split(self, text: str, language: str) -> list[str]:
+    """Pieces of a text, which together are the text."""
+    pieces = []
+    for line in _LINES.findall(text):
+      is_split = self._mode == 'always' or (self._lines.several or 0.0) < _FEW or len(line) > (self._lines.long or 0.0)
+      pieces += sentences(line, language) if is_split else [line]
+    return pieces
+
+  def _cut(self, pieces: list[list[str]], target: Any) -> set[int]:
+    """Cuts pieces over the length, until all fit; returns the numbers of their texts."""
+    cut, fitting = set(), set()
+    while True:
+      long = {
+        piece for own in pieces for piece in own if len(piece.encode()) + 4 > self._max_length
+      }  # tokens have bytes
+      long = sorted(piece for piece in long - fitting if len(piece) > 1)
+      over = {long[k] for k in self._translator.too_long(long, target)} if long else set()
+      if not over:
+        return cut
+      fitting |= {*long} - over
+      for i, own in enumerate(pieces):
+        if not over.isdisjoint(own):
+          pieces[i] = [part for piece in own for part in (_halves(piece) if piece in over else [piece])]
+          cut.add(i)

@@ -1,0 +1,137 @@
+"""Paragraphs: what is split, how translations are joined, and what is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lingvo_moe.core import sentences
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.sentences import TrainingLines
+from lingvo_moe.core.text_model import Answers, Hypothesis, Translator
+
+ONE_EACH, MANY = TrainingLines(0.02, 120.0), TrainingLines(0.4, 60.0)
+
+
+class Capitals(Translator):
+  """Translates to capitals; the k-th of two hypotheses has k quotes and the score -k. Reads 40 bytes of a text."""
+
+  def __init__(self, n_best=1):
+    self.n_best, self.seen = n_best, []
+
+  def translate(self, texts, target=None, progress=lambda count: None, known=(), keep=lambda i, hypotheses: None):
+    self.seen = [text for i, text in enumerate(texts) if i not in known]
+    found = [
+      [Hypothesis(text.upper() + "'" * k, -float(k), -2.0 * k) for k in range(self.n_best)] if text else [EMPTY]
+      for text in texts
+    ]
+    for i, text in enumerate(texts):
+      if text and i not in known:
+        keep(i, found[i])
+    return Answers(found, self.too_long(texts))
+
+  def too_long(self, texts, target=None):
+    return [i for i, text in enumerate(texts) if len(text.encode()) > 40]
+
+
+EMPTY = Hypothesis('', 0.0, 0.0)
+
+
+def translated(text, language='de', mode='auto', lines=ONE_EACH, **known):
+  translator = Capitals()
+  answers = sentences.Paragraphs(translator, mode, lines, 40).translate([text], None, [language], **known)
+  return answers.hypotheses[0][0].text, translator.seen, answers
+
+
+@pytest.mark.parametrize(
+  'language, text, parts',
+  [
+    ('de', 'Ein Hund. Zwei Hunde.', ['Ein Hund.', 'Zwei Hunde.']),
+    ('deu', 'Am 1. Januar z. B. kam Dr. Maier. Er ging.', ['Am 1. Januar z. B. kam Dr. Maier.', 'Er ging.']),
+    ('zh', '我喜欢猫。你呢？', ['我喜欢猫。', '你呢？']),
+    ('gof', 'Hello there. And you?', ['Hello there.', 'And you?']),
+    ('', 'One? Two!', ['One?', 'Two!']),
+    ('de', 'Ein Hund  läuft', ['Ein Hund  läuft']),
+  ],
+)
+def test_sentences_of_a_line_are_found_by_language_and_together_are_the_line(language, text, parts):
+  found = sentences.sentences(text, language)
+  assert [part.strip() for part in found] == parts and ''.join(found) == text
+
+
+def test_translations_are_joined_as_the_text_stood():
+  text = '\n  Ein Hund. Zwei  Hunde.\n\n- Drei?  Vier!\n'
+  found, seen, _ = translated(text)
+  assert seen == ['Ein Hund.', 'Zwei  Hunde.', '- Drei?', 'Vier!'] and found == text.upper()
+  assert translated('你好。再见。', 'zh')[0] == '你好。再见。'  # no space where the language has none
+  for same in ('', '  ', ' Ein Hund ', '\n'):
+    assert translated(same)[1] == [same]  # as without splitting
+
+
+def test_a_space_is_that_of_the_language_of_the_translation():
+  assert sentences._glued('Hello.', '', 'Bye.') == 'Hello. Bye.'
+  assert sentences._glued('你好。', ' ', '再见。') == '你好。再见。'
+  assert sentences._glued('你好。', '\n\n', '再见。') == '你好。\n\n再见。'
+  assert sentences._glued('Hello.', '  ', '') == 'Hello.'
+
+
+def test_lines_are_split_by_what_training_lines_were():
+  short, long = 'Eins. Zwei.', 'Das ist ein Satz mit Worten. ' * 3
+  whole = [short]
+  assert translated(short)[1] == ['Eins.', 'Zwei.'] == translated(short, lines=TrainingLines())[1]
+  assert translated(short, lines=MANY)[1] == whole == translated(short, mode='never')[1]
+  assert translated(short, lines=MANY, mode='always')[1] == ['Eins.', 'Zwei.']
+  assert translated(long, lines=MANY)[1] == ['Das ist ein Satz mit Worten.'] * 3
+  assert translated('Eins.\nZwei.', lines=MANY)[1] == ['Eins.', 'Zwei.']
+  with pytest.raises(UserError, match="split_sentences must be one of auto, always, never; saw 'no'"):
+    translated(short, mode='no')
+
+
+def test_training_lines_are_measured():
+  lines = [('de', 'Eins.')] * 97 + [('de', 'Eins. Zwei.')] * 3
+  assert TrainingLines.of(lines) == (0.03, 11.0) and TrainingLines.of([]) == (None, None)
+
+
+def test_a_sentence_over_the_length_is_cut_at_a_clause_and_all_of_it_is_translated():
+  text = 'Als der Hund kam, ging die Katze, und der Vogel sang lange.'
+  found, seen, answers = translated(text)
+  assert seen == ['Als der Hund kam, ging die Katze,', 'und der Vogel sang lange.'] and found == text.upper()
+  assert (answers.truncated, list(answers.cut)) == ([], [0])
+  assert list(answers.notices('over 40 tokens')) == [
+    (0, 'has a sentence over 40 tokens, which was cut where a clause ends')
+  ]
+  assert translated(text, mode='never')[2].truncated == [0]
+  found, seen, _ = translated('x' * 90)
+  assert ''.join(seen) == 'x' * 90 and max(map(len, seen)) <= 40  # no clause and no word ends there
+
+
+def test_hypotheses_of_a_text_are_the_best_combinations():
+  paragraphs = sentences.Paragraphs(Capitals(n_best=3), 'auto', ONE_EACH, 40)
+  [found] = paragraphs.translate(['One. Two.'], None, ['en']).hypotheses
+  assert [h.text for h in found] == ['ONE. TWO.', "ONE. TWO.'", "ONE.' TWO."]
+  assert [(h.score, h.log_prob) for h in found] == [(0.0, 0.0), (-1.0, -2.0), (-1.0, -2.0)]
+
+
+def test_a_text_is_kept_when_all_its_sentences_are_done_and_a_known_one_is_left_out():
+  texts, kept, counts = ['Eins. Zwei.', '', 'Drei.', 'Vier. Fünf.'], {}, []
+  translator = Capitals()
+  answers = sentences.Paragraphs(translator, 'auto', ONE_EACH, 40).translate(
+    texts, None, ['de'] * 4, counts.append, {3}, lambda i, hypotheses: kept.update({i: hypotheses[0].text})
+  )
+  assert kept == {0: 'EINS. ZWEI.', 2: 'DREI.'} and sum(counts) == 3
+  assert translator.seen == ['Eins.', 'Zwei.', '', 'Drei.'] and len(answers.hypotheses) == 4
+
+
+def test_any_text_comes_back_whole():
+  rng = random.Random(0)
+  for _ in range(500):
+    text = ''.join(
+      rng.choices(['Wort ', 'A. ', '。', '\n', ' ', 'ß', '?', '! ', ', ', '\u200b', '1. '], k=rng.randint(0, 40))
+    )
+    pieces = [piece for line in sentences._LINES.findall(text) for piece in sentences.sentences(line, 'de')]
+    assert ''.join(pieces) == text
+    arranged = sentences._Arranged.of(text, pieces)
+    if arranged.parts != [text]:
+      both = [s for pair in zip(arranged.spaces, [*arranged.parts, '']) for s in pair]
+      assert ''.join(both) == text
