@@ -8,7 +8,9 @@ import io
 import json
 import os
 import shutil
+import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from whole_state import WholeState
@@ -25,6 +27,7 @@ from lingvo_moe.report import page, reading
 from lingvo_moe.run import results
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks import token_cache
 from lingvo_moe.tasks.plain_text import windows
 
 BINDINGS = (
@@ -190,6 +193,26 @@ def test_remote_plain_text_is_found_read_and_tokenised(remote, tmp_path):
   assert [len(tokens) for tokens in texts] == [1, 2]
   with pytest.raises(UserError, match=r'no file dev\*.txt\[.gz\] in ram://.*, which has train-0.txt, train-1.txt.gz'):
     plain_text.find_files(remote, 'dev')
+
+
+def test_a_remote_cache_of_tokens_is_made_read_and_mended(remote, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(token_cache, '_SHARD_BYTES', 20)
+  path = tmp_path / 'train.txt'
+  path.write_text('\n'.join(f'line {number}' for number in range(9)))
+
+  def tokenise(parts, progress):
+    for part in parts:
+      for batch in part.batches(progress):
+        yield np.frombuffer(b''.join(batch), np.uint8), np.array([*map(len, batch)])
+      yield np.zeros(0), np.zeros(0)
+
+  entry = token_cache.Entry('text', [str(path)], types.SimpleNamespace(size=256, fingerprint='bytes'), tokenise)
+  cache = lambda: token_cache.open_entries([entry], f'{remote}/cache', quiet=True)[0]
+  lines = lambda: bytes(cache().gather(np.array([8, 1, 7]))[0].astype(np.uint8))
+  assert lines() == b'line 8line 1line 7' and cache().file_lines == [9]
+  assert not [name for name in files.listdir(cache().folder) if name.endswith('.claim')]
+  files.write(f'{cache().folder}/00000.tokens', bytes(36))
+  assert lines() == b'line 8line 1line 7' and 'this block is made again' in capsys.readouterr().err
 
 
 def test_remote_text_that_cannot_be_read_is_refused(remote):

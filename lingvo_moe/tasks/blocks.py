@@ -7,11 +7,12 @@ of this machine, which is mapped in its place.
 from __future__ import annotations
 
 import concurrent.futures
+import mmap
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, ClassVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from lingvo_moe.core import files
 
 _BYTES = 1 << 16  # of a block
 _THREADS = 16  # that read blocks of a remote file
+_RESIDENT = 256 << 20  # bytes of arrays whose pages stay in memory
 
 
 class DamagedError(Exception):
@@ -57,6 +59,8 @@ class BlockArray:
     DamagedError: the file is not there, or of another size.
   """
 
+  _resident: ClassVar[list[BlockArray]] = []
+
   def __init__(
     self, path: str, dtype: str, size: int, checksums: Sequence[int], again: Callable[[int, int], np.ndarray]
   ):
@@ -69,18 +73,33 @@ class BlockArray:
       is_whole = False
     if not is_whole:
       raise DamagedError(f'{path} is cut short')
-    self._values = np.zeros(0, dtype)
-    if size:  # a plain array view of the map, as numpy's memmap class is slow to index
-      file = tempfile.TemporaryFile() if self._is_remote else path
-      self._values = np.asarray(np.memmap(file, dtype, 'w+' if self._is_remote else 'r', shape=(size,)))
+    self._values, self._is_resident = np.zeros(0, dtype), True
+    if size:
+      with tempfile.TemporaryFile() if self._is_remote else open(path, 'rb') as f:
+        if self._is_remote:
+          f.truncate(size * np.dtype(dtype).itemsize)
+        self._map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_WRITE if self._is_remote else mmap.ACCESS_READ)
+      self._values, self._is_resident = np.frombuffer(self._map, dtype), False
     self._is_verified = np.zeros(len(checksums), bool)
 
   def __getitem__(self, items: np.ndarray | slice) -> np.ndarray:
     """Items by their numbers, or all of them by [:]."""
+    if not self._is_resident:
+      self._become_resident()
     blocks = np.arange(len(self._checksums)) if isinstance(items, slice) else items // self._items
     if not (verified := self._is_verified[blocks]).all():
       self._verify(np.unique(blocks[~verified]))
     return self._values[items]
+
+  def _become_resident(self) -> None:
+    """Counts this array among those whose pages are in memory; there is room for some, and then all others leave."""
+    if sum(array._values.nbytes for array in self._resident) > _RESIDENT:
+      for array in self._resident:
+        array._map.madvise(mmap.MADV_DONTNEED)
+        array._is_resident = False
+      self._resident.clear()
+    self._resident.append(self)
+    self._is_resident = True
 
   def _verify(self, blocks: np.ndarray) -> None:
     if self._is_remote:

@@ -6,6 +6,7 @@ import unicodedata
 
 import pytest
 
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import text
 
 CHARACTERS = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x32000), *range(0xE0000, 0xE1000))]
@@ -41,3 +42,21 @@ def test_no_format_or_control_character_and_no_space_can_be_seen():
 
 def test_a_key_is_its_own_key():
   assert [c for c in CHARACTERS if text.key(text.key(c)) != text.key(c)] == []
+
+
+@pytest.mark.parametrize('size', [1, 2, 3, 5, 7, 100])
+def test_parts_of_a_file_have_each_line_once(tmp_path, size):
+  path = tmp_path / 'x'
+  path.write_bytes(b'\xef\xbb\xbfa\n\nbcd\r\n\nef\nghijklmn\no')
+  parts = text.parts(str(path), size)
+  lines = [line for part in parts for batch in part.batches() for line in batch]
+  assert lines == [b'a', b'', b'bcd', b'', b'ef', b'ghijklmn', b'o']
+  some = text.Part(str(path), first=2, last=5)
+  assert [*some.batches()] == [[b'bcd', b'', b'ef']]
+
+
+def test_a_bad_line_of_a_part_has_its_number_in_the_file(tmp_path):
+  path = tmp_path / 'x'
+  path.write_bytes(b'a\nb\nc\n\xff\n')
+  with pytest.raises(UserError, match='line 4 of .* is not'):
+    [*text.parts(str(path), 5)[1].batches()]
