@@ -1,7 +1,5 @@
 """Entry point of every command: parses flags, runs main, and prints a UserError as one line with exit status 1."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Comparison of two systems by their decoded translations: scores by pair, their mean, and what was configured."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

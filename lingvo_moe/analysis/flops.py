@@ -4,8 +4,6 @@ A product of [a, b] and [b, c] counts as 2 a b c. Everything else (normalisation
 out: it is small, and bound by memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lingvo_moe.analysis.parts import PARTS

@@ -1,7 +1,5 @@
 """Collectives of a compiled program: kind, device groups, bytes and number of executions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

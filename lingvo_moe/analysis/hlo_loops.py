@@ -5,8 +5,6 @@ its fusion. XLA states the trip count of some loops. For others it is derived fr
 rounds of a MoE layer (ops/xla.py) is known only when the program runs: it is an argument here.
 """
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ as in figure 9 of Switch Transformers (Fedus et al., arXiv 2101.03961). ZeRO-3, 
 / E of Tutel (Hwang et al., arXiv 2206.03382).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -4,8 +4,6 @@ The annotations in TensorFlow's graph state which tensors are split, and how; th
 shapes on each device. Both have the name of the layer that an operation comes from.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Parts, phases and layers of a model: those that an operation belongs to, from its name scopes."""
 
-from __future__ import annotations
-
 import re
 
 PARTS = ('attention', 'projections', 'feed-forward', 'experts', 'gating', 'cumsum', 'dispatch/combine')

@@ -13,8 +13,6 @@ be too narrow. So sentences are resampled, each with its lines in all languages;
 sentence are resampled each for itself.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Lower bounds on the time of collectives on the torus of a TPU pod, as compiled and for other placements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Translations that runs have decoded, with their sources and references; read without TensorFlow."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

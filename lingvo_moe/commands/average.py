@@ -14,8 +14,6 @@ A run that was trained with average_decay (--set average_decay=0.999) keeps an e
 in every checkpoint. --exponential takes the average of the newest checkpoint, or of --steps=1000.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

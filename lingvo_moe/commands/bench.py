@@ -23,8 +23,6 @@ litert_float32, ctranslate2_int8, ctranslate2_float32), each in a process that i
 medians over --rounds and ratios to the first.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ does not matter. RUN (or --path=RUN) is a log directory (its newest checkpoint, 
 prefix of a checkpoint. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

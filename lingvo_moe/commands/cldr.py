@@ -4,8 +4,6 @@ Makes the default corpus, 125 languages into English, from the CLDR data in the 
 network. The layout is <out_dir>/<code>-en/{train,dev,test}.{<code>,en}.
 """
 
-from __future__ import annotations
-
 from absl import flags
 
 from lingvo_moe import app

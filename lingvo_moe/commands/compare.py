@@ -18,8 +18,6 @@ References are those that the decoder wrote with its translations, or of --data_
 --json appends a record for every pair and one for the mean, as JSON lines.
 """
 
-from __future__ import annotations
-
 import json
 
 from absl import flags

@@ -23,8 +23,6 @@ it, devices follow the order of libtpu, host by host (on v3, blocks of 2 x 2 chi
 collectives for the placement with the fastest AllToAll along one axis of the torus, and along two.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -11,8 +11,6 @@ Families are those of docs/import.md. Nothing in the folder is executed; pickled
 refused. Memory holds one tensor at a time.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 

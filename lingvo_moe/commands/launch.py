@@ -8,8 +8,6 @@ Starts a command as N processes of one run on this machine, with the flags --coo
 If a process is lost, prints which one and why, and ends the others. SIGTERM, SIGINT and SIGHUP go to all processes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import signal

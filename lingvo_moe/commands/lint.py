@@ -8,8 +8,6 @@ the rules split every tensor of that size. --plant introduces a mistake into MoE
 it: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib

@@ -4,8 +4,6 @@ A new subcommand is a line of COMMANDS. Its main reads sys.argv, of which the fi
 See lingvo_moe/commands/lint.py for a short one.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

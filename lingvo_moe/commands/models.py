@@ -10,8 +10,6 @@ A token is a source token with the target token that it becomes. It uses encoder
 each MoE layer; the whole output softmax, which is also the target embedding; and one row of a source embedding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import textwrap

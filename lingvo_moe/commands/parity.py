@@ -20,8 +20,6 @@ The exit status is 1 if a difference is above --tolerance, a difference of score
 token was routed differently by a decision with a margin above 1e-6.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

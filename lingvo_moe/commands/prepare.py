@@ -14,8 +14,6 @@ The same text gives the same splits, in whatever order its lines come. Sentences
 composition or invisible characters count as the same. Memory is some 50 bytes per line.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 

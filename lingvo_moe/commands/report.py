@@ -11,8 +11,6 @@ RUN is a log directory; translations are those of its newest decoded step. Tenso
 earlier version wrote no sources and references; they are then read from --data_dir.
 """
 
-from __future__ import annotations
-
 from absl import flags
 
 from lingvo_moe import app

@@ -1,7 +1,5 @@
 """Flags --set and --gin_bindings of commands: values of a model's fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from absl import flags

@@ -4,8 +4,6 @@ Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos
 more corpora. Writes OUTPUT.model and OUTPUT.vocab. docs/own_text.md describes the layouts of DATA.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

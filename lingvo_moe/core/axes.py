@@ -1,7 +1,5 @@
 """Axis letters: the names of tensors end in them (`x_GSM`), and einsums and sharding rules are written in them."""
 
-from __future__ import annotations
-
 AXES = {
   'G': 'groups of tokens that are routed together',
   'S': 'tokens of a group (the paper writes N = G * S for all tokens)',

@@ -6,8 +6,6 @@ the field itself: gin would pass over it in silence, here it is refused with the
 gin binds more than values, are refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import inspect

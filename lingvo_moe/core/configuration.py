@@ -1,7 +1,5 @@
 """Resolving a configuration from a model's name and gin bindings, and saving and loading it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence

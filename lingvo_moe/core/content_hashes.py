@@ -4,8 +4,6 @@ A file of more than 256 MiB is not read whole: its hash, which begins with 'samp
 evenly spaced from its beginning to its end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

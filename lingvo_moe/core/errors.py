@@ -1,7 +1,5 @@
 """Errors that are reported to a user as a message, without a stack trace, and the words of messages."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

@@ -6,8 +6,6 @@ Errors, lingvo-moe models and the check of a run that goes on are made of this l
 and nothing else (`ff_dim: int = 512`); the rest is that of the parent.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

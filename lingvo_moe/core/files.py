@@ -6,8 +6,6 @@ A path with a scheme, such as gs://bucket/run, is remote (remote_files.py). file
 (`plain`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ What `dump` made, a file or a line of one, holds its own checksum, so that a byt
 none is taken as it is. A last line that is cut short, as a crash leaves it, is skipped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

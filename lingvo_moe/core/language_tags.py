@@ -1,7 +1,5 @@
 """Symbols around the tokens of a sentence: its end, and tags of languages, where a model has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ It is written beside its place, as `.partial_<name>`, which the command locks, a
 command left under that name is removed by the next command that writes the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

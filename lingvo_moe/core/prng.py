@@ -10,8 +10,6 @@ derives new keys. The mixing function is the public-domain integer hash 'lowbias
 https://nullprogram.com/blog/2018/07/31/), whose multipliers were searched for low bias.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Progress of long work: a bar that moves every second on a terminal, and elsewhere a plain line now and then."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -3,8 +3,6 @@
 `import lingvo_moe` installs it: the next `import tensorflow`, whoever makes it, prints what is not such a message.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -3,8 +3,6 @@
 Only the module that a name is in is imported, and only if the name is looked up.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

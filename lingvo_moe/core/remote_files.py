@@ -3,8 +3,6 @@
 Nothing is expected of it but that a file appears whole when it is closed: it is never renamed nor appended to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """Tensor sizes as Python ints where they are static, so that tensors shaped by them have static shapes too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stable sort of integer keys, with the place of each item and the offset of each key."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import tensorflow as tf

@@ -3,8 +3,6 @@
 run/loaded.py has a run's checkpoint in TensorFlow, engine/model.py an export without it.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Text of which nothing can be seen: characters without a mark on a page, and lines of them."""
 
-from __future__ import annotations
-
 import re
 
 # Characters of the Unicode categories Cf (format) and Cc (control), but for white space: no part of a sentence.

@@ -5,8 +5,6 @@ A split is `<data_dir>/<split>*.txt[.gz|.xz|.bz2]`, so that `train.txt` may as w
 UTF-8.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

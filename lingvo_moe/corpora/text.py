@@ -1,7 +1,5 @@
 """Lines of text files, local or remote: UTF-8, packed or not, read as a stream; and sentences as they compare."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

@@ -7,8 +7,6 @@ A MoE layer calls only `dispatch` and `combine`. All dispatchers give equal resu
 - GroupedDispatcher, 'grouped': rows sorted by expert, with no empty slots.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Embedding of symbols, output softmax, and sinusoidal positions."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

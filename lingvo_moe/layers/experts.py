@@ -4,8 +4,6 @@ An expert may be any network. A subclass of Experts names its weights, whose fir
 tokens in the slots of all experts, x_EGCM; docs/add_a_model.md writes one.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Dense position-wise feed-forward layer, plain or gated."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple

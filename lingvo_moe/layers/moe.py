@@ -1,7 +1,5 @@
 """Mixture-of-experts layer: gate, dispatch, experts, combine (GShard, section 2.2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

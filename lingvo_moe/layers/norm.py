@@ -1,7 +1,5 @@
 """Normalisation: LayerNorm (Ba et al., 2016) and RMSNorm (Zhang and Sennrich, 2019)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

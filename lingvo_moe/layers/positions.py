@@ -1,7 +1,5 @@
 """Positions in attention: rotary embedding (RoPE), and relative position bias (T5)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

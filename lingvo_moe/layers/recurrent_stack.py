@@ -3,8 +3,6 @@
 Shazeer et al., 'Outrageously Large Neural Networks' (arXiv 1701.06538), section 5.1 and appendix C.1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

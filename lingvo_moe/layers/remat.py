@@ -3,8 +3,6 @@
 Chen et al. (2016), 'Training deep nets with sublinear memory cost': more time, less memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

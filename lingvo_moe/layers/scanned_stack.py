@@ -4,8 +4,6 @@ Weights and caches are stacked on a leading axis L. In training the loop keeps t
 gradient is a second loop, backwards, which runs each block again and differentiates it (see remat.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Stack: layers in order, every k-th with experts, unrolled; scanned_stack.py has the form in one loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Transformer layer of an encoder or decoder: pre-norm residual branches of attention and feed-forward, or experts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -4,8 +4,6 @@
 xla_sharding; layers, optimizers, searches and tasks import it.
 """
 
-from __future__ import annotations
-
 from lingvo_moe.ops import reference
 from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places

@@ -4,8 +4,6 @@ Layers, tasks and searches call `ops.linear(...)`; the backend in force decides 
 set, the reference is in force. Runtimes set one as they set the mesh (`xla_sharding.use`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

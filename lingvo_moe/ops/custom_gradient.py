@@ -1,7 +1,5 @@
 """Hand-written gradients whose operations are named by scope, as those of derived gradients are."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

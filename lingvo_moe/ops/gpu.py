@@ -1,7 +1,5 @@
 """GPU backend: TensorFlow's own kernels and the hand-written gradients. Not run on hardware."""
 
-from __future__ import annotations
-
 from lingvo_moe.ops import vjp
 from lingvo_moe.ops.backend import Backend
 

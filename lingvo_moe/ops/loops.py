@@ -1,7 +1,5 @@
 """Counted loop of a traced program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

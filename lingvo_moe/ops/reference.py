@@ -4,8 +4,6 @@ A backend (backend.py) may override an operation by name; tests compare the valu
 those of the function here. `--backend=reference` trains and decodes with these functions alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Each function overrides the operation of its name in reference.py. The gradients
 passes over memory, or scatter where a gather is enough.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes

@@ -1,7 +1,5 @@
 """XLA backend: all sizes are static, and a mesh may split every tensor."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Adafactor (Shazeer and Stern, 2018), the optimizer of GShard."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Exponential moving average of the weights, with any optimizer (Polyak and Juditsky, 1992)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Optimizers as pure functions of (gradient, optimizer slots, weight). Optimizer slots are float32."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Learning-rate schedules: functions of the step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Section of a report on experts: of every MoE layer loads, drops, entropy, dead experts, and who uses which."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Figures: a plot with its caption and legend, and behind it the table of what it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

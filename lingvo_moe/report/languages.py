@@ -1,7 +1,5 @@
 """Section of a report on held-out text: BLEU and chrF by language, or perplexity of a language model."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

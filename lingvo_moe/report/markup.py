@@ -1,7 +1,5 @@
 """HTML in which text is escaped unless it is Markup, so that nothing a run has written becomes a part of the page."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable

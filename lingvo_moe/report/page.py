@@ -1,7 +1,5 @@
 """Page of a report: its head, what it says first, its sections, and the style sheet."""
 
-from __future__ import annotations
-
 import importlib.resources
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Reading of what runs have left, for a report: the log, routing, scores, translations, and where it was computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

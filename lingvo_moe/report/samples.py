@@ -1,7 +1,5 @@
 """Section of a report with samples: translations beside source and reference, or texts of a language model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lingvo_moe.corpora import text

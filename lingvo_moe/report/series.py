@@ -1,7 +1,5 @@
 """Series of numbers: thinned out, put on an axis, and written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

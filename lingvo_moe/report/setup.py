@@ -1,7 +1,5 @@
 """Section of a report on how a run was made: its configuration, versions, commit and machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

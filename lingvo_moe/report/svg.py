@@ -3,8 +3,6 @@
 Plots are 420 units wide: about as many pixels in a column of a desktop's window and on a phone, so text stays readable.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Section of a report on training: losses over steps and time, pace, learning rate and gradient norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advice before and during training: steps of an epoch, and how long an epoch and all steps take on this machine."""
 
-from __future__ import annotations
-
 import time
 
 from lingvo_moe.run.training import Step, Training

@@ -6,8 +6,6 @@ which decoder and translate take like any other, has the run's configuration and
 last of the averaged steps and without a dev loss, finished.json, and averaged.json (docs/log_directory.md).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ It holds 'step', every weight under its name ('decoder/layer_03/moe/wi') and eve
 [L, ...], are written and read layer by layer under the names of the unrolled stack.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

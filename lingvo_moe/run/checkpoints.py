@@ -10,8 +10,6 @@
   latest dev text alone are compared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import math

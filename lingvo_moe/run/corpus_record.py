@@ -5,8 +5,6 @@
 A path is relative to data_dir, which may move. A run of an earlier version has no record and gets one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 

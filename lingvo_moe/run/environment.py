@@ -3,8 +3,6 @@
 {"step", "time", "software": {...}, "machine": {...}, "runtime": {...}, "examples": {part: number}}
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Evaluation of a training run: the dev loss at intervals, noted beside the checkpoint of its step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

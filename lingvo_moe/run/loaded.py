@@ -1,7 +1,5 @@
 """A run in memory: translates, scores, routes or generates text. The job translate and the library both use it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Process group of a run: calls that all of its processes make together, or the leader process makes for all."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pruning of experts: a model without the experts that some languages use least in each MoE layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ routing.jsonl      {"step", "steps", "choices": {layer: [E]}} for each fiftieth 
 dev_routing.json   {"step", "subsets": [P], "choices": {layer: [P, E]}}: the same of each part of the dev text
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -3,8 +3,6 @@
 docs/log_directory.md lists the files in it, which are all that decoder and translate read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

@@ -5,8 +5,6 @@ sharding annotations, and the exported program is lowered and compiled for the d
 Nothing is allocated, and no TPU is accessed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Local runtime, one CPU or GPU with plain TensorFlow: a tf.function reads and assigns variables with the state."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

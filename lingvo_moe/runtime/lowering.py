@@ -1,7 +1,5 @@
 """Lowering of a Program to XLA for a mesh: shapes and shardings of the arguments, and the traced function."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ more links across its middle. Boxes tile each other: the first axis has boxes of
 boxes of such boxes. The axis that is not named takes the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -4,8 +4,6 @@ By explicit number and address, or as a cluster's scheduler has started them (`d
 a TPU pod, by JAX's own detection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

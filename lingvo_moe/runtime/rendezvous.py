@@ -5,8 +5,6 @@ trace. So they meet here first: process 0 listens at the coordinator's address, 
 and once all have come it sends them on. Then the address is free for JAX's own coordinator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import selectors

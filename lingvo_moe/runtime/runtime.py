@@ -1,7 +1,5 @@
 """Runtime: the interface of all runtimes, which the jobs use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

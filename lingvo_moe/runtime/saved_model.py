@@ -4,8 +4,6 @@ saved_model.pb, variables/   TensorFlow's; signature 'serving_default'
 assets.extra/about.json      what its inputs and outputs are, and the model
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Slices of a state's tensors, for checkpoints: each process saves those that its devices hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

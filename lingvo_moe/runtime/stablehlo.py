@@ -6,8 +6,6 @@ weights.npz             weights by name
 shapes.json             shape and type of every array of source, inputs, cache and logits
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 mt/input.py and denoising/input.py say what they hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Encoder-decoder model: two stacks of a MoE Transformer, their loss, and one step of decoding."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

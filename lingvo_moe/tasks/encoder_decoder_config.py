@@ -1,7 +1,5 @@
 """Configuration of an encoder-decoder Transformer: its stacks and positions."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

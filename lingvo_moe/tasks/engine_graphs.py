@@ -4,8 +4,6 @@ Keys and values of decoder layer i are named keys_i and values_i; they begin wit
 (of earlier positions of the beam) or `new_` (of this step). Sizes are open, but for the width of a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Loss over target tokens and of gates, with counts of tokens and groups: the base of the models of all tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Scalars for the log of a training step from the metrics of tasks with a token loss; perplexities and tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Weight counts of a model: by part, of its experts, and used per token."""
 
-from __future__ import annotations
-
 import collections
 import math
 

@@ -4,8 +4,6 @@ A task's configuration derives from it, or from that of Transformers, adds its s
 says in `model()` which model they make; see tasks/mt/config.py and tasks/lm/config.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

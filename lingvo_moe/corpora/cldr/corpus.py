@@ -5,8 +5,6 @@ languages may help each other in training. Sizes follow a power law; the English
 training set. The same recipe gives the same bytes, and the files of a language do not depend on which others are made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import hashlib

@@ -4,8 +4,6 @@ A phrase is a tree without words. Its parts come from ranked lists (territories,
 entries are drawn most often, so that small languages have the common names, and large ones also the rare ones.
 """
 
-from __future__ import annotations
-
 import bisect
 import datetime
 import itertools

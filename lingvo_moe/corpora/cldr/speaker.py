@@ -6,8 +6,6 @@ Babel fills from its root locale ('+3 d', '12 km', codes for names), and forms t
 If the text would not determine the English, a Speaker raises Unspeakable.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import datetime

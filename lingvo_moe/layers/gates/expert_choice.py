@@ -1,7 +1,5 @@
 """Expert choice gate: each expert takes its top tokens (Zhou et al., arXiv 2202.09368)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Base class of gates, and what they share: logits, top choices, slots of the chosen, statistics, balance loss."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import fractions

@@ -1,7 +1,5 @@
 """Hierarchical noisy top-k gate: two levels, for very many experts (Shazeer et al., arXiv 1701.06538, appendix B)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Noisy top-k gate (Shazeer et al., arXiv 1701.06538, section 2.1 and appendix A)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Soft mixture of experts (Jacobs, Jordan, Nowlan and Hinton, 'Adaptive Mixtures of Local Experts', 1991)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Gates by the name that a configuration gives them: a gate is a file here and a line in this table."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Top-2 gate with capacity: GShard (arXiv 2006.16668), Algorithm 1."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

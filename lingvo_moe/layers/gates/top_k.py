@@ -1,7 +1,5 @@
 """Top-k gate, any k, with capacity or dropless, normalised or not, and the Switch gate."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """CPU backend: TensorFlow's own kernels on few cores. Runtimes create it; layers never import it."""
 
-from __future__ import annotations
-
 import functools
 
 from lingvo_moe.ops import vjp

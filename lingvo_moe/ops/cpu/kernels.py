@@ -1,7 +1,5 @@
 """Operations on CPUs by TensorFlow's fastest kernels: queue positions, cache writes, mean squares."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

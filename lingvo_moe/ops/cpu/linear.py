@@ -1,7 +1,5 @@
 """Matrix products on CPUs: fused with bias and activation, or of parts of the experts side by side."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ share of that waiting; then it is faster to give each kernel one core, and to co
 side by side (sub_batches.py).
 """
 
-from __future__ import annotations
-
 import os
 
 import tensorflow as tf

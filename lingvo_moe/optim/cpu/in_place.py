@@ -6,8 +6,6 @@ all. The update of small weights, which are most, is bound by the number of oper
 one specification are stacked and updated as one.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 Given a factored gradient, experts are updated one by one as well.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Configuration of a denoising model, its training and decoding: one frozen dataclass of values."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

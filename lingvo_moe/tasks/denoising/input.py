@@ -9,8 +9,6 @@ A batch is a dict of int32 arrays by batches.BATCH_KEYS, inputs of [B, inputs_le
 which are full in training. Evaluation adds 'files' [B, P], 1 at the file of a row, for losses by file.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 

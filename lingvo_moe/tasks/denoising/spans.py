@@ -5,8 +5,6 @@ targets are each sentinel and the tokens that it replaces. Masks and lengths are
 random_spans_noise_mask and random_spans_helper.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Denoising as a task of the jobs: filling in spans by beam search, perplexity, and batches to measure."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

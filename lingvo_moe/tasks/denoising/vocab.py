@@ -1,7 +1,5 @@
 """Vocabulary with sentinels: that of the text, and, as its last ids, <extra_id_0>, <extra_id_1>, ..."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Configurations of language models, Transformers and LSTMs, their training and sampling: frozen dataclasses."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_moe.core import fields

@@ -1,7 +1,5 @@
 """Continuations of prompts: samples, greedy ones, or those of beam search."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

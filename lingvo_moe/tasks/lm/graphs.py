@@ -1,7 +1,5 @@
 """Graphs of a language model for lingvo_moe/engine: the reader of prompts, and one step of the decoder."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_moe.core.errors import UserError

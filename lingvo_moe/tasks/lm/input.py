@@ -10,8 +10,6 @@ A batch is a dict of int32 arrays [B, T], named by BATCH_KEYS. Evaluation adds '
 and 'files' [B, P], 1 at the file of a row, for losses by file.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Language model: a causal stack of layers, its loss, and one step of decoding."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

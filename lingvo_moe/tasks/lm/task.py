@@ -1,7 +1,5 @@
 """Language modelling as a task of the jobs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Configuration of a translation model, its data, training and decoding: frozen dataclasses of values."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ has no experts; it takes pieces, so that the vocabularies lie beside the model; 
 and an end of its own, by which some translations differ though every probability is equal.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs of a translation model for lingvo_moe/engine: the encoder, and one step of the decoder."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_moe.core.shapes import sizes

@@ -1,7 +1,5 @@
 """Random batches, for tools that time, compare or compile a model and need no text."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lingvo_moe.tasks.batches import Batch, padded

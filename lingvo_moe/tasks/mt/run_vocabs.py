@@ -1,7 +1,5 @@
 """The vocabularies of a run: named, made or found, copied into the run's folder, and loaded from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Translation quality: sacreBLEU's BLEU and chrF, with the signatures that state how they were computed."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import importlib.util

@@ -1,7 +1,5 @@
 """Translation of text in the graph, for a SavedModel: tokenisation, batches by length, search, detokenisation."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 

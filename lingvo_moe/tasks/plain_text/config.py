@@ -1,7 +1,5 @@
 """Vocabulary of plain text: the fields that tasks of one text share."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lingvo_moe.core.fields import field

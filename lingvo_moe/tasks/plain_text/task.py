@@ -1,7 +1,5 @@
 """Task of a model of plain text: its corpus, vocabulary and held-out evaluation, and text from text in batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Windows of a text: its tokens on disk, and their order in training, the same after any restart."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 
