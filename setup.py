@@ -65,6 +65,8 @@ setup(
     'tensorboard': ['tensorboard>=2.20'],
     # tools/paper_figures.py, with tpu-aot; tools/paper_quality.py; scipy: tools/expert_specialization.py.
     'figures': ['matplotlib>=3.9', 'scipy>=1.13'],
+    # lingvo-moe import of a folder with pytorch_model.bin.
+    'torch': ['torch>=2.6'],
     # tests/interop/test_live.py.
     'interop': ['torch>=2.13', 'transformers==4.57.1'],
     # docs/gshard_in_ten_steps.md as a notebook.

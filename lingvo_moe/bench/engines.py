@@ -1,4 +1,4 @@
-"""Benchmark of beam search in other engines than TensorFlow: the same random model and sources, exported to each.
+"""Benchmark of beam search in other engines than TensorFlow: the same model and random sources, exported to each.
 
 `export` writes the model, and a process that imports no TensorFlow times it (python -m lingvo_moe.bench.engines), so
 that its peak memory is that of the engine. Every translation has exactly max_length symbols.
@@ -31,6 +31,7 @@ class Job:
   """Timing of an engine, in JSON on the standard input of its process."""
 
   sources: list[list[int]]  # each with its end
+  pieces: list[list[str]]  # the sources as CTranslate2 takes them
   max_length: int
   beam_size: int
   alpha: float
@@ -46,25 +47,32 @@ class _RandomVocab:
   model_bytes = b''
 
   def pieces(self, ids: Iterable[int]) -> list[str]:
-    return [piece(i) for i in ids]
+    return [('<pad>', '<s>', '</s>', '<unk>')[i] if i < 4 else f'p{i}' for i in ids]
 
 
-def piece(i: int) -> str:
-  """Piece of an id in a random vocabulary."""
-  return ('<pad>', '<s>', '</s>', '<unk>')[i] if i < 4 else f'p{i}'
+def export(folder: str, config: MtConfig, engine: str, public: str = '') -> None:
+  """Writes a model to a folder for an engine: with initial weights, or with those of a public folder.
 
-
-def export(folder: str, config: MtConfig, engine: str) -> None:
-  """Writes a model with initial weights to a folder for an engine."""
+  The CTranslate2 model of a public folder is made by CTranslate2's own converter, which needs transformers and torch.
+  """
+  from lingvo_moe.bench import processes
+  from lingvo_moe.run import importing
   from lingvo_moe.runtime import litert
   from lingvo_moe.tasks import engine_graphs
   from lingvo_moe.tasks.mt import ctranslate2_model, graphs
   from lingvo_moe.tasks.task import EngineParts
 
   library, _, kind = engine.rpartition('_')
+  if public and library == 'ctranslate2':
+    flags = [f'--model={public}', f'--output_dir={folder}', f'--quantization={kind}', '--force']
+    processes.run(
+      [sys.executable, '-P', '-m', 'ctranslate2.converters.transformers', *flags], f'{engine}: its converter'
+    )
+    return
   config = dataclasses.replace(config.for_inference(), dispatch='auto', scan_layers=False)
   program = config.program()
-  weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
+  initial = lambda: {name: value.numpy() for name, value in program.init()['weights'].items()}
+  weights = importing.read_weights(public) if public else initial()
   if library == 'litert':
     engine_graphs.require(config)
     return litert.save(folder, program, EngineParts(graphs.make(config), {}, {}), weights, {}, kind)
@@ -82,6 +90,7 @@ def compare(
   rounds: int,
   tensorflow: Sequence[str],
   progress: Callable[[str], object] = lambda _: None,
+  public: str = '',
 ) -> list[Timing]:
   """Times the engines in turn, each in processes of its own.
 
@@ -93,16 +102,23 @@ def compare(
     rounds: number of processes of each engine.
     tensorflow: command that times TensorFlow, to which --json is added.
     progress: function called with a line of text before each process.
+    public: path of the public folder that has the weights, if any.
 
   Returns:
     For each engine: engine, medians over its rounds (tokens_per_s, s_per_sentence, peak_rss_mib, other_cores),
     tokens_per_s_of_rounds, and ratio, to the tokens a second of the first engine.
   """
   from lingvo_moe.bench import processes
+  from lingvo_moe.run import importing
   from lingvo_moe.tasks.task import task_of
 
   sources = task_of(config).random_batch()['src_ids'][:rows].tolist()
-  job = Job(sources, config.max_length, config.beam_size, config.length_norm_alpha, **dataclasses.asdict(clock))
+  if public:
+    names = importing.pieces(public)
+    pieces = [[names[i] for i in row] for row in sources]
+  else:
+    pieces = [_RandomVocab(config.source_vocab_size).pieces(row[:-1]) for row in sources]  # the end is added there
+  job = Job(sources, pieces, config.max_length, config.beam_size, config.length_norm_alpha, **dataclasses.asdict(clock))
   runs, compared = {}, []
   with tempfile.TemporaryDirectory() as folder:
     for engine in engines:
@@ -111,7 +127,7 @@ def compare(
         command = [sys.executable, '-P', '-m', __name__, engine, path]
         os.mkdir(path)
         progress(f'export: {engine}')
-        export(path, config, engine)
+        export(path, config, engine, public)
       runs[engine] = functools.partial(processes.records, command, engine, input=json.dumps(dataclasses.asdict(job)))
     found = processes.alternate(runs, rounds, progress)
   for engine, timed in found.items():
@@ -164,10 +180,9 @@ def _ctranslate2(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
 
   cores = len(os.sched_getaffinity(0))
   translator = ctranslate2.Translator(folder, inter_threads=1, intra_threads=cores, compute_type=kind)
-  sources = [[piece(i) for i in row[:-1]] for row in job.sources]  # CTranslate2 adds the end
   lengths = {'min_decoding_length': job.max_length, 'max_decoding_length': job.max_length}
   search = {'beam_size': job.beam_size, 'length_penalty': job.alpha, 'max_batch_size': 0, 'max_input_length': 0}
-  return lambda: [len(result.hypotheses[0]) for result in translator.translate_batch(sources, **search, **lengths)]
+  return lambda: [len(result.hypotheses[0]) for result in translator.translate_batch(job.pieces, **search, **lengths)]
 
 
 if __name__ == '__main__':

@@ -30,13 +30,16 @@ def records(command: Sequence[str], name: str, **options: Any) -> list[dict[str,
   """Runs a command, which writes lines of JSON to the file of its flag --json; options are those of subprocess.run."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'results')
-    done = subprocess.run([*command, f'--json={path}'], capture_output=True, text=True, **options)
-    if done.returncode:
-      raise UserError(
-        f'{name}: its lingvo-moe bench ended with exit status {done.returncode}: {last_line(done.stderr)}'
-      )
+    run([*command, f'--json={path}'], f'{name}: its lingvo-moe bench', **options)
     with open(path, encoding='utf-8') as f:
       return [json.loads(line) for line in f]
+
+
+def run(command: Sequence[str], what: str, **options: Any) -> None:
+  """Runs a command, with options of subprocess.run; UserError with the last line that it prints where it fails."""
+  done = subprocess.run(command, capture_output=True, text=True, **options)
+  if done.returncode:
+    raise UserError(f'{what} ended with exit status {done.returncode}: {last_line(done.stderr)}')
 
 
 def last_line(text: str) -> str:

@@ -20,7 +20,9 @@ training on a CPU does not compute.
 --runtime=spmd --mesh=expert:2 times a mesh. --against=FILE compares each figure with that of earlier runs (--json).
 --engine=litert_int8,ctranslate2_int8 times decode and latency in other engines (of tensorflow, litert_int8,
 litert_float32, ctranslate2_int8, ctranslate2_float32), each in a process that imports it alone; alternates, and prints
-medians over --rounds and ratios to the first.
+medians over --rounds and ratios to the first. --model=FOLDER, a folder that lingvo-moe import takes, compares engines
+with its weights; CTranslate2's own converter reads it, which needs transformers. Other measurements of a folder are of
+its configuration, with initial weights.
 """
 
 import json
@@ -43,7 +45,7 @@ from lingvo_moe.machine import RuntimeOptions
 COMMAND = (sys.executable, '-P', '-m', 'lingvo_moe.commands.main', 'bench')  # -P: not of this folder
 _OF_ENGINES = ('decode', 'latency')
 
-_MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models.')
+_MODEL = flags.DEFINE_list('model', ['mt.bench_s.Dense', 'mt.bench_s.Moe16'], 'Registered models, or public folders.')
 _WHAT = flags.DEFINE_list('what', ['train', 'decode'], 'What to time, see above.')
 _BINDINGS = values.define('num_groups=4')
 _CALLS = flags.DEFINE_integer('calls', 9, 'Number of timed calls.', lower_bound=1)
@@ -139,7 +141,7 @@ def make_plan(options: RuntimeOptions, measures: Mapping[str, Measure]) -> list[
   for binding in flags.FLAGS['gin_bindings'].value:
     if not any(binding in _bindings_of(name) for name in _MODEL.value):
       raise UserError(f'--gin_bindings are values of the models timed, {", ".join(_MODEL.value)}; saw {binding!r}')
-  configs = {name: configuration.resolve(name, [], _bindings_of(name)) for name in _MODEL.value}
+  configs = {name: _configuration(name) for name in _MODEL.value}
   for name, config in configs.items():
     other = [what for what in _WHAT.value if what != 'train' and not isinstance(config, MtConfig)]
     if other:
@@ -179,8 +181,23 @@ def _check_flags(options: RuntimeOptions, measures: Mapping[str, Measure]) -> No
     )
 
 
+def _folder(name: str) -> str:
+  """The name where it is that of a public folder; '' for a registered model."""
+  return name if os.path.isdir(name) else ''
+
+
+def _configuration(name: str) -> Any:
+  if not _folder(name):
+    return configuration.resolve(name, [], _bindings_of(name))
+  from lingvo_moe.run import importing
+
+  return importing.read(name, flags.FLAGS['set'].value)[2]
+
+
 def _bindings_of(name: str) -> list[str]:
-  """gin bindings of a model."""
+  """gin bindings of a registered model."""
+  if _folder(name):
+    return []
   cls = name.rpartition('.')[2]
   return [binding for binding in _BINDINGS(name) if binding.split('.')[0].strip() == cls]
 
@@ -190,6 +207,7 @@ def flags_of(name: str, what: str, without: tuple[str, ...] = ()) -> list[str]:
   given = [flags.FLAGS[flag] for flag in flags.FLAGS if flags.FLAGS[flag].present]
   given = [flag for flag in given if flag.name not in (*_OF_THIS_COMMAND, *without)]
   bindings = [f'--gin_bindings={binding}' for binding in _bindings_of(name)]
+  bindings += [f'--set={setting}' for setting in flags.FLAGS['set'].value if _folder(name)]
   return [f'--model={name}', f'--what={what}', *bindings, *(flag.serialize() for flag in given)]
 
 
@@ -229,7 +247,7 @@ def _engines(plan: Sequence[tuple], command: Sequence[str]) -> None:
     own = [*flags_of(name, what, without=('json',)), '--in_this_process', '--peak_gflop_per_s=1']
     rows, rounds = 1 if what == 'latency' else None, _ROUNDS.value if len(names) > 1 else 1
     print(f'{name} {what}: {"engine":20} {"tokens/s":>10} {"s a sentence":>13} {"peak MiB":>9} {"ratio":>7}')
-    for found in engines.compare(config, rows, names, clock, rounds, [*command, *own], say):
+    for found in engines.compare(config, rows, names, clock, rounds, [*command, *own], say, _folder(name)):
       speed = f'{found["tokens_per_s"]:10.1f} {found["s_per_sentence"]:13.4f}'
       memory = f'{found["peak_rss_mib"]:9.0f}'
       print(f'{name} {what}: {found["engine"]:20} {speed} {memory} {found["ratio"]:7.3f}', flush=True)

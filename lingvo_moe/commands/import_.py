@@ -8,7 +8,7 @@ that decode, translate, serve, score, export and lint take like any other, and w
   lingvo-moe train --model=MODEL --logdir=runs/mine --init_from=RUN --data_dir=CORPUS
 
 Families are those of docs/import.md. Nothing in the folder is executed; pickled weights (pytorch_model.bin) are
-refused. Memory holds one tensor at a time.
+read where torch is installed, and refused if they hold more than tensors. Memory holds one tensor at a time.
 """
 
 import os

@@ -1,6 +1,7 @@
 """Folder of a model as Hugging Face's hub lays it out: config.json, safetensors files, files of the tokeniser.
 
-Nothing in a folder is executed. A tensor is read when it is asked for, so a folder may be larger than memory.
+Weights may also be in files of torch.save, where torch is installed. Nothing in a folder is executed. A tensor is read
+when it is asked for, so a folder may be larger than memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import safetensors
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError, closest
+from lingvo_moe.interop import pickled
 
 WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
-_PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json')
+_WEIGHTS = ((WHOLE, INDEX), ('pytorch_model.bin', 'pytorch_model.bin.index.json'))
 TYPES = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+_NAMES = {np.dtype(dtype): name for name, dtype in TYPES.items()}
 
 
 class TensorInfo(NamedTuple):
@@ -44,6 +47,7 @@ class HubFolder:
     if not os.path.isdir(path):
       raise UserError(f'a model is a folder with config.json and model.safetensors; there is no folder {path}')
     self.config = self.json('config.json')
+    self._pickled = functools.cache(self._unpickle)
 
   def file(self, name: str) -> str:
     return os.path.join(self.path, name)
@@ -76,10 +80,14 @@ class HubFolder:
     """All tensors by name.
 
     Raises:
-      UserError: there are none, or only pickled ones; a file is damaged; an index names a file outside of the folder.
+      UserError: there are none; a file is damaged, or a pickle of more than tensors; an index names a file elsewhere.
     """
     found = {}
     for name in self._files():
+      if name.endswith('.bin'):
+        for tensor, array in self._pickled(name).items():
+          found[tensor] = TensorInfo(name, array.shape, _NAMES.get(array.dtype, str(array.dtype)))
+        continue
       try:
         with safetensors.safe_open(self.file(name), 'np') as opened:
           for tensor in opened.keys():
@@ -96,35 +104,37 @@ class HubFolder:
     if name not in self.tensors:
       raise UserError(f'{self.path} has no tensor {name!r}; {closest(name, self.tensors)}: it is cut short, or another')
     file = self.tensors[name].file
+    if file.endswith('.bin'):
+      return self._pickled(file)[name]
     try:
       with safetensors.safe_open(self.file(file), 'np') as opened:
         return opened.get_tensor(name)
     except (safetensors.SafetensorError, OSError) as e:
       raise self._damaged(file, e) from None
 
+  def _unpickle(self, name: str) -> Mapping[str, np.ndarray]:
+    model = f'transformers.{self.config.get("architectures", ["AutoModel"])[0]}.from_pretrained({self.path!r})'
+    return pickled.read(self.file(name), f'import OTHER, which {model}.save_pretrained("OTHER") writes')
+
   def _files(self) -> list[str]:
-    if os.path.isfile(self.file(WHOLE)):
-      return [WHOLE]
-    if os.path.isfile(self.file(INDEX)):
-      return sorted({self._inside(name) for name in self._index().values()})
-    if pickled := next((name for name in _PICKLES if os.path.exists(self.file(name))), None):
-      raise UserError(
-        f'weights are read from safetensors files; {self.path} has {pickled}, a pickle, which may run code: where '
-        'transformers is installed, AutoModel.from_pretrained(FOLDER).save_pretrained(OTHER) writes the other kind'
-      )
+    for whole, index in _WEIGHTS:
+      if os.path.isfile(self.file(whole)):
+        return [whole]
+      if os.path.isfile(self.file(index)):
+        return sorted({self._inside(name, index) for name in self._weight_map(index).values()})
     raise UserError(f'{self.path} has neither {WHOLE} nor {INDEX}: fetch the whole folder of the model')
 
-  def _index(self) -> Mapping[str, str]:
-    weight_map = self.json(INDEX).get('weight_map')
+  def _weight_map(self, index: str) -> Mapping[str, str]:
+    weight_map = self.json(index).get('weight_map')
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-      raise UserError(f'{self.file(INDEX)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')
+      raise UserError(f'{self.file(index)} must have a weight_map, tensor -> file; saw {json.dumps(weight_map)[:60]}')
     return weight_map
 
-  def _inside(self, name: str) -> str:
+  def _inside(self, name: str, index: str) -> str:
     if os.path.basename(name) != name or not files.is_inside(self.file(name), self.path):
-      raise UserError(f'{self.file(INDEX)} must name files of its own folder; saw {name!r}: fetch the model again')
+      raise UserError(f'{self.file(index)} must name files of its own folder; saw {name!r}: fetch the model again')
     if not os.path.isfile(self.file(name)):
-      raise UserError(f'{self.file(INDEX)} names {name}, which is not there: fetch the whole folder of the model')
+      raise UserError(f'{self.file(index)} names {name}, which is not there: fetch the whole folder of the model')
     return name
 
   def _damaged(self, name: str, error: Exception) -> UserError:

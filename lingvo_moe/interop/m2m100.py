@@ -95,7 +95,6 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     expert_bias=True,
     expert_output_scale=1 - config['moe_token_dropout'],
     aux_loss_weight=config['router_aux_loss_coef'],
-    router_z_loss_weight=config['router_z_loss_coef'],
     num_groups=1,
     scan_layers=False,
     remat='none',

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import safetensors.numpy
 
 from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core.errors import UserError
@@ -16,14 +18,12 @@ from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 
-_SHARD_BYTES = 2 << 30  # of a file, and of what is held in memory
+_SHARD_BYTES = 2 << 30  # of a file
 _TYPES = [[dtype] for dtype in TYPES]
 _TENSOR = json_files.Kind(
   'a type and sizes',
   lambda value: isinstance(value, list) and value[:1] in _TYPES and all(type(n) is int and n >= 0 for n in value[1:]),
 )
-
-Named = Iterator[tuple[str, np.ndarray]]
 
 
 def require(run: RunDir) -> None:
@@ -47,18 +47,17 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
   stored = run.checkpoints().restore(step, _shapes(run))
   entries = {entry.theirs: entry for entry in imported.entries}
 
-  def tensors() -> Named:
-    for name, (dtype, *shape) in note['tensors'].items():
-      if (entry := entries.get(name)) is None:
-        continue  # computed there
-      weight = np.zeros(shape, np.float32)
-      if entry.ours:
-        e = entry.expert
-        weight = stored[entry.ours][...] if e is None else stored[entry.ours][e : e + 1][0]
-        weight = entry.outwards(weight, shape, imported.symbols)
-      yield name, np.ascontiguousarray(weight.astype(TYPES[dtype]))
+  kinds = {name: kind for name, kind in note['tensors'].items() if name in entries}  # others are computed there
 
-  _save(folder, tensors())
+  def read(name: str) -> np.ndarray:
+    entry, shape = entries[name], kinds[name][1:]
+    if not entry.ours:
+      return np.zeros(shape, np.float32)
+    e = entry.expert
+    weight = stored[entry.ours][...] if e is None else stored[entry.ours][e : e + 1][0]
+    return entry.outwards(weight, shape, imported.symbols)
+
+  _save(folder, kinds, read)
   for name in os.listdir(original.path):
     shutil.copy(original.file(name), folder)
 
@@ -67,7 +66,7 @@ def save_weights(folder: str, run: RunDir, step: int) -> None:
   """Writes the weights under the names that they have in a checkpoint, and config.json."""
   shapes = _shapes(run)
   stored = run.checkpoints().restore(step, shapes)
-  _save(folder, ((name, stored[name][...]) for name in shapes))
+  _save(folder, {name: ('F32', *shape) for name, shape in shapes.items()}, lambda name: stored[name][...])
   shutil.copy(run.config_file, folder)
 
 
@@ -77,30 +76,36 @@ def _shapes(run: RunDir) -> dict[str, tuple[int, ...]]:
   return checkpoint.by_layer({name: spec.shape for name, spec in config.program().weight_specs.items()})
 
 
-def _save(folder: str, tensors: Named) -> None:
-  """Writes tensors to one file, or to several of at most _SHARD_BYTES with an index."""
-  shards, held = [], {}
+def _save(folder: str, kinds: Mapping[str, Sequence], read: Callable[[str], np.ndarray]) -> None:
+  """Writes tensors, one after the other, to a file, or to several of at most _SHARD_BYTES with an index.
 
-  def flush():
-    shards.append(list(held))
-    name = f'model-{len(shards):05d}.safetensors'
-    safetensors.numpy.save_file(held, os.path.join(folder, name), metadata={'format': 'pt'})
-    held.clear()
-
-  total = 0
-  for name, tensor in tensors:
-    if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > _SHARD_BYTES:
-      flush()
-    held[name] = tensor
-    total += tensor.nbytes
-  flush()
-  if len(shards) == 1:
-    os.rename(os.path.join(folder, 'model-00001.safetensors'), os.path.join(folder, WHOLE))
-    return
+  Args:
+    folder: path of a folder that is there.
+    kinds: by name, the type that safetensors calls so, and the sizes.
+    read: function that reads a tensor by name.
+  """
+  size = lambda name: np.dtype(TYPES[kinds[name][0]]).itemsize * math.prod(kinds[name][1:])
+  shards, filled = [[]], 0
+  for name in sorted(kinds, key=lambda name: kinds[name][0] != 'F32'):  # wide types first, so that all are aligned
+    if filled and filled + size(name) > _SHARD_BYTES:
+      shards, filled = [*shards, []], 0
+    shards[-1].append(name)
+    filled += size(name)
+  several = len(shards) > 1
   weight_map = {}
   for number, names in enumerate(shards, 1):
-    file = f'model-{number:05d}-of-{len(shards):05d}.safetensors'
-    os.rename(os.path.join(folder, f'model-{number:05d}.safetensors'), os.path.join(folder, file))
+    file = f'model-{number:05d}-of-{len(shards):05d}.safetensors' if several else WHOLE
+    ends = [0, *itertools.accumulate(map(size, names))]
+    header = {'__metadata__': {'format': 'pt'}}
+    for name, offsets in zip(names, itertools.pairwise(ends), strict=True):
+      header[name] = {'dtype': kinds[name][0], 'shape': kinds[name][1:], 'data_offsets': offsets}
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)
+    with open(os.path.join(folder, file), 'wb') as f:
+      f.write(len(text).to_bytes(8, 'little') + text)
+      for name in names:
+        read(name).astype(TYPES[kinds[name][0]], copy=False).tofile(f)
     weight_map |= dict.fromkeys(names, file)
-  index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
-  files.write(os.path.join(folder, INDEX), json_files.dump(index, indent=2))
+  if several:
+    index = {'metadata': {'total_size': sum(map(size, kinds))}, 'weight_map': weight_map}
+    files.write(os.path.join(folder, INDEX), json_files.dump(index, indent=2))

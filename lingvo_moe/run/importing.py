@@ -6,11 +6,13 @@ imported.json, and the configuration and the tokeniser's files of the folder in 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import sentencepiece
 import tensorflow as tf
 
 from lingvo_moe.core import bindings, configuration, errors, files, json_files, log_directory, new_folder
@@ -37,12 +39,8 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     UserError: `out` exists, or the folder is damaged, incomplete, or of a model that is not known here.
   """
   new_folder.check(out, 'an imported model', '--logdir')
-  folder = HubFolder(path)
-  imported = families.convert(folder)
-  config = _config(folder, imported, settings)
-  specs = weights_lib.flatten(config.model().weights())
-  shapes = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
-  _check_tensors(folder, imported, shapes)
+  folder, imported, config = read(path, settings)
+  shapes = _shapes(folder, imported, config)
   with new_folder.writing(out) as partial:
     run = RunDir(partial)
     os.makedirs(run.vocab_dir)
@@ -52,7 +50,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     config = configuration.resolve(imported.model, (), (), config, **vocabs)
     _ = task_of(config).vocabs  # refuses what does not fit
     run.write_config(imported.model, config)
-    _write_weights(run, folder, imported, shapes)
+    _write_weights(run, _slices(folder, imported, shapes))
     os.makedirs(run.file(log_directory.ORIGINAL))
     for name in (*_SETTINGS, *imported.tokeniser):
       if os.path.exists(folder.file(name)):
@@ -62,6 +60,38 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     files.write(run.file(log_directory.IMPORTED), json_files.dump({**note, 'tensors': tensors}))
     run.finish(0, 'imported')
   return imported.model, config
+
+
+def read(path: str, settings: Sequence[str] = ()) -> tuple[HubFolder, Imported, TaskConfig]:
+  """A model's folder, what its family makes of it, and the configuration, without the names of vocabularies."""
+  folder = HubFolder(path)
+  imported = families.convert(folder)
+  return folder, imported, _config(folder, imported, settings)
+
+
+def read_weights(path: str) -> dict[str, np.ndarray]:
+  """All weights of a model's folder, by the names that they have in a checkpoint."""
+  folder, imported, config = read(path)
+  shapes = _shapes(folder, imported, config)
+  weights = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+  for part in _slices(folder, imported, shapes):
+    weights[part.name][tuple(slice(i, i + n) for i, n in zip(part.begin, part.value.shape, strict=True))] = part.value
+  return weights
+
+
+def pieces(path: str) -> list[str]:
+  """Source pieces of a model's folder, in the order of ids here."""
+  model, *_ = read(path)[1].vocabularies.values()
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  return processor.id_to_piece(list(range(processor.vocab_size())))
+
+
+def _shapes(folder: HubFolder, imported: Imported, config: TaskConfig) -> dict[str, tuple[int, ...]]:
+  """Shapes of the weights by the names that they have in a checkpoint, which the folder's tensors fit."""
+  specs = weights_lib.flatten(config.model().weights())
+  shapes = checkpoint.by_layer({name: spec.shape for name, spec in specs.items()})
+  _check_tensors(folder, imported, shapes)
+  return shapes
 
 
 def _config(folder: HubFolder, imported: Imported, settings: Sequence[str]) -> TaskConfig:
@@ -98,22 +128,21 @@ def _check_tensors(folder: HubFolder, imported: Imported, shapes) -> None:
       )
 
 
-def _write_weights(run: RunDir, folder: HubFolder, imported: Imported, shapes) -> None:
+def _write_weights(run: RunDir, weights: Iterator[Slice]) -> None:
   prefix = run.checkpoints().path(0)
   os.makedirs(os.path.dirname(prefix))
   try:
-    checkpoint.write_parts(prefix, _slices(folder, imported, shapes))
+    checkpoint.write_parts(prefix, itertools.chain([Slice('step', (), (), np.asarray(0, np.int64))], weights))
   except tf.errors.OpError as e:
     raise UserError(f'{prefix} could not be written ({errors.reason(e)}): make room there') from None
 
 
 def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
-  """The checkpoint, a tensor at a time."""
-  yield Slice('step', (), (), np.asarray(0, np.int64))
+  """The weights, a tensor at a time."""
   for entry in imported.entries:
     if not entry.ours:
       continue
-    shape, tensor = shapes[entry.ours], folder.read(entry.theirs).astype(np.float32)
+    shape, tensor = shapes[entry.ours], folder.read(entry.theirs).astype(np.float32, copy=False)
     if entry.expert is None:
       yield Slice(entry.ours, shape, (0,) * len(shape), entry.inwards(tensor, shape, imported.symbols))
     else:

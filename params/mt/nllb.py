@@ -1,36 +1,22 @@
 """NLLB-200 (arXiv 2207.04672), of 202 languages, one vocabulary; see lingvo_moe/interop/m2m100.py.
 
-Dense models of three sizes, and one with experts in every 4th layer. Tags of both languages: that of the source before
-it, that of the target as the first symbol of the translation, behind eos.
+Dense models of three sizes, which are M2M100's with another vocabulary, and one with experts in every 4th layer.
 """
 
 from __future__ import annotations
 
 from lingvo_moe.core import registry
-from lingvo_moe.tasks.mt.config import MtConfig
+from lingvo_moe.params.mt.m2m100 import M418M
 
 
 @registry.register
-class Dense600M(MtConfig):
+class Dense600M(M418M):
   """NLLB-200 of 12 + 12 layers, distilled: 615M weights. Published: 615M.
 
   Result:  not yet run; public weights by lingvo-moe import
   """
 
   source_vocab_size: int = 256_206
-  shared_vocab: bool = True
-  tag_target: bool | None = True
-  tag_sides: str = 'both'
-  begin: str = 'eos'
-  max_length: int = 512
-  model_dim: int = 1024
-  ff_dim: int = 4096
-  num_heads: int = 16
-  head_dim: int = 64
-  encoder_layers: int = 12
-  decoder_layers: int = 12
-  norm_epsilon: float = 1e-5
-  position_offset: int = 2
 
 
 @registry.register

@@ -18,6 +18,7 @@ from lingvo_moe.interop.hub_folder import TYPES, HubFolder
 from lingvo_moe.run import hub_export, importing
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.tasks import batches, inference
+from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.input import TextInput
 from lingvo_moe.tasks.task import task_of
 from lingvo_moe.tasks.vocab import EOS
@@ -117,6 +118,14 @@ def test_text_has_the_same_ids(imported, name):
     special = {'marian': (1, 1), 'mixtral': (1, 0), 'm2m100': (1, 1), 'nllb': (1, 1), 'nllb_moe': (0, 2)}
     special = special.get(name, (0, 1))
     assert expected == theirs[special[0] : len(theirs) - special[1]], line
+
+
+def test_training_keeps_both_vocabularies_of_an_import(imported):
+  one = imported('marian')
+  config = run_vocabs.prepare(one.config, one.run.vocab_dir, resumed=True)
+  assert [v.fingerprint for v in task_of(config).vocabs] == [v.fingerprint for v in task_of(one.config).vocabs]
+  source, target = task_of(config).vocabs
+  assert list(source.encode(['Der Bahnhof'])[0]) != list(target.encode(['Der Bahnhof'])[0])
 
 
 @pytest.mark.parametrize('name', BOTH_TAGS)
@@ -309,7 +318,7 @@ def _cut(folder):
       lambda f: _rewrite(f, lambda t: t.update({FC1: np.ascontiguousarray(t[FC1].T)})),
       r"fc1.weight' has shape \[8, 12\], which does not fit",
     ),
-    (_pickle, 'pytorch_model.bin, a pickle, which may run code'),
+    (_pickle, 'pytorch_model.bin (is a pickle|must hold tensors by name)'),
     (_cut, 'is damaged or cut short'),
     (_index, 'must name files of its own folder'),
     (lambda f: (f / 'vocab.json').unlink(), r'^\S+ has no vocab.json'),

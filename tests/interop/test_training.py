@@ -14,7 +14,7 @@ from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.xla_sharding import Mesh
 
-NAMES = ('marian', 'switch', 'mixtral')
+NAMES = ('marian', 'switch', 'nllb_moe', 'mixtral')
 SOON = {('switch', 'expert:4'), ('mixtral', 'data:2,expert:2')}  # the others are left to the slow tests
 MESHES = [
   pytest.param(name, mesh, marks=[] if (name, mesh) in SOON else [pytest.mark.slow])
@@ -100,10 +100,10 @@ def test_gradients_are_equal(trained, name):
   assert compared > 25
 
 
-@pytest.mark.parametrize('name', ['switch', 'mixtral'])
+@pytest.mark.parametrize('name', ['switch', 'nllb_moe', 'mixtral'])
 def test_experts_and_auxiliary_loss_are_equal(trained, name):
   one = trained(name)
-  model = one.config.model() if name == 'switch' else one.model  # of each row by itself; of all tokens
+  model = one.model if name == 'mixtral' else one.config.model()  # of all tokens; of each row by itself
   model = dataclasses.replace(model, report_decisions=True)
   _, metrics = model.loss(one.theta, tensors(one.batch(0)))
   ours = [
@@ -112,8 +112,26 @@ def test_experts_and_auxiliary_loss_are_equal(trained, name):
   ]
   np.testing.assert_array_equal(np.stack(ours), one.training['experts'])
   assert len(np.unique(one.training['experts'])) > 2
-  choices = one.training['experts'].shape[-1]  # theirs is the number of choices where experts have equal shares
+  choices = one.config.choices if name == 'mixtral' else 1  # theirs is that where experts have equal shares
   np.testing.assert_allclose(metrics['aux_loss'] * choices, np.sum(one.training['aux_loss']), rtol=1e-5)
+
+
+def test_auxiliary_loss_of_nllb_moe_in_transformers_differs_as_documented(trained):
+  """Theirs is 2 L E sum_e c_e w_e of the L encoder layers with experts; GShard's, E sum_e c_e m_e of each layer.
+
+  c_e is the share of first choices, over all layers; w_e the mean weight of the first layer's expert e, after
+  normalisation over the chosen two; m_e the mean of the softmax.
+  """
+  one = trained('nllb_moe')
+  model, num_experts = dataclasses.replace(one.model, report_decisions=True), one.config.num_experts
+  decisions = model.loss(one.theta, tensors(one.batch(0)))[1]['decisions']
+  layers = [layer for name, layer in decisions.items() if name.startswith('encoder')]
+  hot_LSRE = np.stack([np.eye(num_experts)[layer.expert_GSR].reshape(-1, 2, num_experts) for layer in layers])
+  c_E = hot_LSRE[:, :, 0].mean(axis=(0, 1))
+  w_E = np.einsum('SRE,SR->SE', hot_LSRE[0], np.reshape(layers[0].weight_GSR, [-1, 2])).mean(axis=0)
+  assert len(layers) == 2
+  theirs = 2 * num_experts * c_E @ w_E
+  np.testing.assert_allclose(one.training['their_aux_loss'], [theirs, theirs], rtol=1e-5)  # the encoder's, twice
 
 
 def test_packed_rows_of_marian_are_as_theirs_one_by_one(trained):

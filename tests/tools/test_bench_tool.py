@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -116,6 +117,22 @@ def test_engines_are_timed_in_turn_on_one_model(tmp_path):
     assert f['peak_rss_mib'] < 150  # TensorFlow alone needs more
   rounds = [line for line in done.stderr.splitlines() if line.startswith('round')]
   assert rounds == [f'round {i} of 2: {engine}' for i in (1, 2) for engine in engines]
+
+
+def test_engines_are_timed_on_a_public_folder(tmp_path):
+  engines = ['litert_int8', *(['ctranslate2_int8'] if importlib.util.find_spec('transformers') else [])]
+  sizes = (
+    '--set=max_length=8',
+    '--set=batch_tokens=64',
+    '--set=num_groups=1',
+    '--what=decode',
+    f'--json={tmp_path}/out',
+  )
+  folder = pathlib.Path(__file__).parents[1] / 'data' / 'interop' / 'marian'
+  flags = (f'--model={folder}', '--what=decode', f'--engine={",".join(engines)}', f'--json={tmp_path}/out')
+  done = bench(*flags, *sizes, '--calls=1', '--warmup=1', '--rounds=1')
+  assert done.returncode == 0, done.stderr
+  assert [(f['engine'], f['sentences']) for f in records(tmp_path / 'out')] == [(engine, 8) for engine in engines]
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,13 @@ def _own(folder: str, side: str) -> str:
 
 
 def _given(config: DataConfig) -> dict[str, str]:
-  """The vocabularies that a configuration names, by side: of 'source' and 'target', or of 'shared'; '' for none."""
-  if config.shared_vocab:
-    return {'shared': config.source_vocab or config.target_vocab}
-  return {'source': config.source_vocab, 'target': config.target_vocab}
+  """The vocabularies that a configuration names, by side: of 'source' and 'target', or of 'shared'; '' for none.
+
+  Those of an imported model may share their ids, and differ in what they encode each side's text to.
+  """
+  named = {'source': config.source_vocab, 'target': config.target_vocab}
+  different = len({*filter(None, named.values())}) > 1
+  return {'shared': named['source'] or named['target']} if config.shared_vocab and not different else named
 
 
 def ensure_vocabs(config: DataConfig, vocab_dir: str, *, quiet: bool = False) -> tuple[str, str]:
