@@ -1,7 +1,5 @@
 """Weights of a file of torch.save (pytorch_model.bin) as NumPy arrays; nothing in the file is executed."""
 
-from __future__ import annotations
-
 import zipfile
 
 import ml_dtypes

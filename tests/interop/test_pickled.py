@@ -1,7 +1,5 @@
 """Folders whose weights are pickled (pytorch_model.bin), which torch reads where it is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
