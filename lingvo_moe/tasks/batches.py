@@ -44,6 +44,11 @@ def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> Side:
   return Side(ids_BT, segments_BT, np.arange(length, dtype=np.int32) * segments_BT)
 
 
+def flat(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Ids of rows, one after the other, and the number of ids of each."""
+  return np.concatenate([np.zeros(0, np.int32), *rows]).astype(np.int32), np.array([len(ids) for ids in rows], np.int64)
+
+
 def zeros(rows: int, length: int) -> np.ndarray:
   """Zeros, int32 [rows, length], that take no memory."""
   return np.broadcast_to(np.zeros([], np.int32), [rows, length])

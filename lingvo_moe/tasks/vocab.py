@@ -102,6 +102,10 @@ class SentencePieceVocab(engine_vocab.Vocab):
       self.__dict__.pop('_tokenizer', None)
       return self.tokenize(strings).to_list()
 
+  def nbest(self, text: str, count: int) -> list[list[int]]:
+    """The best segmentations of a text by a unigram vocabulary, the best first."""
+    return self._processor.nbest_encode_as_ids(text, count)
+
   def detokenize(self, rows: Iterable[Iterable[int]]) -> list[str]:
     """Text of each row of ids; see `decode`."""
     return list(map(self.decode, rows))

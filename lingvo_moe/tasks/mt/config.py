@@ -11,11 +11,13 @@ from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
 from lingvo_moe.tasks.mt import batching
+from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.transformer_config import BatchConfig
 from lingvo_moe.tasks.vocab import EOS, SPECIAL, Vocab
 
 Sides = tuple[language_tags.Around, language_tags.Around]
+_SAMPLING = ('nbest', 'dropout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,22 @@ class DataConfig(BatchConfig):
   packing: bool = field(
     False, 'Several pairs in rows of max_length, in place of one pair in a row of about its length.'
   )
+  source_sampling: tuple[tuple[str, float], ...] = field(
+    (),
+    "Subword sampling of training sources: {'nbest': share of those that get one of the sampling_nbest best "
+    "segmentations, 'dropout': probability with which a piece is split again}.",
+    way_out="e.g. {'nbest': 1} or {'dropout': 0.1}",
+  )
+  target_sampling: tuple[tuple[str, float], ...] = field(
+    (), 'Subword sampling of training targets, likewise.', way_out="e.g. {'dropout': 0.1}"
+  )
+  sampling_nbest: int = field(16, 'Segmentations that nbest draws from.', at_least=2, at_most=1000)
+  sampling_alpha: float = field(0.2, 'Exponent of their probabilities; 0: all alike.', at_least=0)
+  noise: tuple[tuple[str, float], ...] = field(
+    (),
+    f'Shares of training examples with noise in the source, of {", ".join(KINDS)}; the last two are on both sides.',
+    way_out="e.g. {'typos': 0.05, 'case': 0.05}",
+  )
   boundaries: tuple[int, ...] = field(
     (), 'Row lengths, ascending; empty: 8, 12, 16, 20, 24, 28, 32, 40, ... up to max_length.', way_out='e.g. (32, 64)'
   )
@@ -122,6 +140,12 @@ class DataConfig(BatchConfig):
       fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
     if len(dict(self.weights)) < len(self.weights):
       fields.refuse(self, 'weights', 'one number for each pair')
+    for name, kinds in (('noise', KINDS), ('source_sampling', _SAMPLING), ('target_sampling', _SAMPLING)):
+      shares = getattr(self, name)
+      if len(dict(shares)) < len(shares) or not all(kind in kinds and 0 < share <= 1 for kind, share in shares):
+        fields.refuse(
+          self, name, f'numbers above 0 and up to 1 of {", ".join(kinds)}', fields.specs(type(self))[name].way_out
+        )
     if self.tags_both and not (self.tag_target and self.shared_vocab):
       fields.refuse(self, 'tag_sides', 'source without tag_target and shared_vocab', 'both sides share their tags')
     self._check_rows_fit(self.max_length, 'max_length')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -163,16 +164,31 @@ class Examples:
       source[where], target[where], _ = self._pair_lengths(p, line[where])
     return source, target
 
-  def batch(self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray) -> batches.Batch:
-    """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes."""
-    pair = pair[plan.example]
+  @property
+  def most_ids(self) -> list[int]:
+    """Most ids of a source, and of a target, without the symbols around."""
+    return [self._max_length - around.count for around in self._around]
+
+  def rows(self, pair: np.ndarray, line: np.ndarray) -> list[list[np.ndarray]]:
+    """Ids of each source, and of each target, without the symbols around."""
     order = np.argsort(pair, kind='stable')
-    pair, line = pair[order], line[plan.example][order]
+    gathered = [self._gather(side, pair[order], line[order]) for side in (0, 1)]
+    rows = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in gathered]
+    return [[side[place] for place in np.argsort(order)] for side in rows]
+
+  def batch(
+    self, plan: BatchPlan, pair: np.ndarray, line: np.ndarray, rows: Sequence[Sequence[np.ndarray]] | None = None
+  ) -> batches.Batch:
+    """Arrays of a planned batch; `pair` and `line` are those of the examples that plan.example indexes.
+
+    `rows` are their sources and targets where these are other ids than `rows` gives.
+    """
+    order = np.argsort(pair[plan.example], kind='stable')
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
+    pair, line = pair[plan.example], line[plan.example]
+    read = lambda side: batches.flat([rows[side][i] for i in plan.example]) if rows else self._gather(side, pair, line)
     source, target = (
-      _side(
-        plan, start, *self._gather(side, pair, line), self._around[side].before[pair], self._around[side].after[pair]
-      )
+      _side(plan, start, *read(side), self._around[side].before[pair], self._around[side].after[pair])
       for side, start in enumerate((plan.source_start, plan.target_start))
     )
     return source.as_source() | target.as_target(self._begin)

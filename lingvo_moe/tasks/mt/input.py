@@ -27,6 +27,7 @@ from lingvo_moe.corpora import text
 from lingvo_moe.corpora.sampling import Sampler, shuffled
 from lingvo_moe.tasks import batches, task
 from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.mt.augmentation import Augmentation, Rows
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
 from lingvo_moe.tasks.mt.examples import Examples
@@ -43,6 +44,7 @@ class _Window(NamedTuple):
   pair: np.ndarray
   line: np.ndarray
   plans: list[BatchPlan]
+  rows: list[Rows] | None = None  # of augmented examples: their sources and targets
 
 
 class TrainInput(task.TrainInput):
@@ -61,6 +63,7 @@ class TrainInput(task.TrainInput):
     self._examples = Examples(config, 'train', cache_dir, vocabs, feed.quiet)
     self.stats = self._examples.stats
     self._batcher = config.batcher()
+    self._augmentation = Augmentation(config, vocabs)
     names, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
     weights = config.weights_of(names)
     self._sampler = Sampler(
@@ -70,7 +73,7 @@ class TrainInput(task.TrainInput):
     self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
     self._window = functools.lru_cache(2)(self._window_of)
-    sampling = config.temperature, config.seed, config.window_size, *weights
+    sampling = config.temperature, config.seed, config.window_size, *weights, *self._augmentation.settings
     key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *sampling))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     self._ends_file = os.path.join(cache_dir, f'batches-{digest}.json')
@@ -86,7 +89,7 @@ class TrainInput(task.TrainInput):
   def batch(self, step: int) -> Batch:
     window, number = self._locate(step)
     plan = window.plans[number].rows_of(self._feed)
-    return self._examples.batch(plan, window.pair, window.line)
+    return self._examples.batch(plan, window.pair, window.line, window.rows)
 
   def _locate(self, step: int) -> tuple[_Window, int]:
     """Window of a step, and the number of its batch in the window."""
@@ -94,7 +97,7 @@ class TrainInput(task.TrainInput):
       while step >= self._starts[-1]:
         windows = len(self._starts)
         self._starts.append(self._starts[-1] + len(self._window(windows - 1).plans))
-        if windows % _SAVE_EVERY == 0:
+        if windows % _SAVE_EVERY == 0 or self._augmentation.settings:  # to plan such a window takes seconds
           with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
             files.write(self._ends_file, json_files.dump({'ends': self._starts[1:]}))
       number = bisect.bisect_right(self._starts, step) - 1
@@ -102,9 +105,15 @@ class TrainInput(task.TrainInput):
 
   def _window_of(self, number: int) -> _Window:
     pair, line = self._sampler.window(number)
-    plans = self._batcher.plan(*self._examples.lengths(pair, line))
+    lengths, rows = self._examples.lengths(pair, line), None
+    if self._augmentation.settings:
+      before, most = self._examples.rows(pair, line), self._examples.most_ids
+      rows = self._augmentation(number, before, most)
+      grown = [np.array([len(b) - len(a) for a, b in zip(*sides)]) for sides in zip(before, rows)]
+      lengths = [(own + more) * (own > 0) for own, more in zip(lengths, grown)]
+    plans = self._batcher.plan(*lengths)
     order = shuffled(len(plans), self._config.seed, 'batches', number)
-    return _Window(pair, line, [plans[i] for i in order])
+    return _Window(pair, line, [plans[i] for i in order], rows)
 
 
 def _read_ends(path: str) -> list[int]:
