@@ -17,7 +17,7 @@ PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_p
 JAX = '>=0.10.2,<0.11'
 CTRANSLATE2 = ['ctranslate2>=4.5,<5']
 LITERT = ['ai-edge-litert>=2.3,<3']
-SERVE = ['aiohttp>=3.11,<4', 'Babel>=2.18', 'prometheus-client>=0.20']
+SERVE = ['aiohttp>=3.11,<4', 'Babel>=2.18', 'prometheus-client>=0.20', 'py3langid>=0.4,<0.5']
 
 setup(
   name='lingvo_moe',

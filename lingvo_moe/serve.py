@@ -1,7 +1,9 @@
-"""Serves a run over HTTP: POST /translate as in LibreTranslate, /languages, /health, /metrics, and a page to try it.
+"""Serves a run over HTTP as LibreTranslate does: POST /translate, /detect, /translate_file, and a page to try it.
 
   lingvo-moe serve runs/mine --port=5000
   curl http://127.0.0.1:5000/translate -H 'Content-Type: application/json' -d '{"q": "Guten Tag.", "target": "en"}'
+
+A language model continues prompts instead: POST /generate, with a stream of its text on request.
 
 The log directory may also be what lingvo-moe export --format=litert wrote, which is served without TensorFlow.
 The checkpoint with the lowest dev loss is used, and printed; --step=N and --checkpoint=last select another one.
@@ -42,6 +44,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   )
   max_waiting_lines: int = flag(1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
   max_body_bytes: int = flag(1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
+  max_file_bytes: int = flag(10 << 20, 'Bytes of a file to translate, packed and unpacked.', lower_bound=1)
   drain_seconds: float = flag(
     30.0, 'Seconds to answer accepted requests after SIGTERM.', lower_bound=0, upper_bound=1e6
   )
@@ -61,6 +64,7 @@ def require_extra() -> None:
     import aiohttp  # noqa: F401
     import babel  # noqa: F401
     import prometheus_client  # noqa: F401
+    import py3langid  # noqa: F401
   except ModuleNotFoundError as e:
     raise errors.not_installed(f'serving needs {e.name}', e, 'serve') from None
 
@@ -78,6 +82,7 @@ def serve(options: Options) -> int:
   http_app = HttpApp(
     run,
     max_body=options.max_body_bytes,
+    max_file=options.max_file_bytes,
     origins=allowed,
     max_lines=options.max_batch_lines,
     wait=options.batch_wait_ms / 1000,
@@ -94,10 +99,11 @@ def serve(options: Options) -> int:
 
 
 def load(options: Options) -> TextModel:
-  """The run, which has translated once, so that the first request need not wait for what is then compiled."""
+  """The run, which has answered once, so that the first request need not wait for what is then compiled."""
   run, _ = translate.load(options, machine.LOCAL, options.split_sentences)
   if run.continues_text:
-    raise UserError(f'{run.path} holds a language model, which continues text; only translation is served')
+    run.generate(['1'], max_new_tokens=1)
+    return run
   try:
     languages = run.choose_target(None)
   except UserError:  # several, of which any will do

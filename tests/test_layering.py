@@ -16,7 +16,7 @@ PACKAGE = ROOT / 'lingvo_moe'
 # above it.
 ORDER = (
   'core',
-  'engine interop',
+  'documents engine interop',
   'xla_sharding',
   'ops',
   'layers',

@@ -8,10 +8,12 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+from lingvo_moe.core import continuations
+from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.language_tags import Languages as Languages
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
@@ -80,6 +82,10 @@ class Generator(Translator):
 
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
     """Answers texts, of which `first` is the number of the first."""
+    raise NotImplementedError
+
+  def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
+    """Continuations of each prompt, of a language model."""
     raise NotImplementedError
 
   def translate_lines(self, lines: Sequence[str], target: str | None = None) -> Answers:
@@ -203,15 +209,23 @@ class TextModel(abc.ABC):
     return [PairScore(float(log_prob), int(n)) for log_prob, n in zip(scored.log_probs, scored.target_tokens)]
 
   @overload
-  def generate(self, prompts: Texts, n_best: None = None, scores: Literal[False] = False) -> list[str]: ...
+  def generate(
+    self, prompts: Texts, n_best: None = None, scores: Literal[False] = False, **sampling: float
+  ) -> list[str]: ...
   @overload
-  def generate(self, prompts: Texts, n_best: None = None, *, scores: Literal[True]) -> list[Hypothesis]: ...
+  def generate(
+    self, prompts: Texts, n_best: None = None, *, scores: Literal[True], **sampling: float
+  ) -> list[Hypothesis]: ...
   @overload
-  def generate(self, prompts: Texts, *, n_best: int, scores: Literal[False] = False) -> list[list[str]]: ...
+  def generate(
+    self, prompts: Texts, *, n_best: int, scores: Literal[False] = False, **sampling: float
+  ) -> list[list[str]]: ...
   @overload
-  def generate(self, prompts: Texts, *, n_best: int, scores: Literal[True]) -> list[list[Hypothesis]]: ...
+  def generate(
+    self, prompts: Texts, *, n_best: int, scores: Literal[True], **sampling: float
+  ) -> list[list[Hypothesis]]: ...
 
-  def generate(self, prompts, n_best=None, scores=False):
+  def generate(self, prompts, n_best=None, scores=False, **sampling):
     """Continues prompts by a language model, as `search`, `top_p` and other values for decoding say.
 
     A sample depends on its prompt, on the prompt's place in the call and on `sample_seed`, so that the same call gives
@@ -221,11 +235,37 @@ class TextModel(abc.ABC):
       prompts: any number of texts; '' gives a text from its beginning.
       n_best: number of continuations of each prompt; None: one, not in a list.
       scores: True for Hypothesis with score and log-probability in place of text.
+      **sampling: values for this call: sample_temperature (0: greedy), top_k, top_p, sample_seed, max_new_tokens.
     """
     prompts = self._checked('prompts', prompts)
+    generator = self._generator(self._wanted(n_best))
+    if not sampling:
+      return _shaped(generator.translate(prompts), n_best, scores)
+    values = self.sampling(**sampling)
+    found = generator.complete([Request(prompt, values, number) for number, prompt in enumerate(prompts)])
+    return _shaped(Answers(found, []), n_best, scores)
+
+  def stream(self, prompt: str, **sampling: float) -> Iterator[str]:
+    """Continues a prompt by a language model; yields the text piece by piece, as it is drawn.
+
+    The pieces make up what `generate` returns for the prompt alone; those of beam search come all at the end. Closing
+    the iterator ends the work.
+    """
+    [prompt] = self._checked('prompts', [prompt])
+    return continuations.stream(self._generator().complete, Request(prompt, self.sampling(**sampling)))
+
+  def sampling(self, **chosen: float) -> Sampling:
+    """Values for drawing a continuation: those chosen, and the model's own; UserError for one out of its range."""
+    return Sampling.of(self.configured, chosen)
+
+  def configured(self, name: str) -> Any:
+    """A language model's own value for decoding."""
+    raise NotImplementedError
+
+  def _generator(self, n_best: int = 1) -> Generator:
     if not self.continues_text:
       raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
-    return _shaped(self.translator(self._wanted(n_best)).translate(prompts), n_best, scores)
+    return self.translator(n_best)
 
   # What the jobs translate and serve use.
 

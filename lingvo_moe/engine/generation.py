@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from lingvo_moe.core import text_model
+from lingvo_moe.core.continuations import Listeners, Request
 from lingvo_moe.core.text_model import Answers, Hypothesis
 from lingvo_moe.engine import sampling, search, text_vocab
 from lingvo_moe.engine.exported import ExportedModel
@@ -39,6 +41,9 @@ class LanguageModel(ExportedModel):
   def pairs(self) -> list[tuple[str, str]]:
     return []
 
+  def configured(self, name: str) -> Any:
+    return self.settings[name]
+
 
 class Continuer(text_model.Generator):
   """Continues prompts with an exported model. A continuation depends on its prompt, the number of it and the seed.
@@ -55,29 +60,36 @@ class Continuer(text_model.Generator):
   def translate(self, texts: Sequence[str], target: str | None = None, first: int = 0) -> Answers:
     """Continuations of each prompt; an empty prompt gives a text from its beginning."""
     del target
-    found = []
-    for start in range(0, len(texts), _ROWS):
-      prompts = [[BOS, *self._model.vocab.encode(text).tolist()] for text in texts[start : start + _ROWS]]
-      with self._model.lock:
-        found += self._continue(prompts, first + start)
-    return Answers(found, [])
+    values = self._model.sampling()
+    return Answers(self.complete([Request(text, values, number) for number, text in enumerate(texts, first)]), [])
 
-  def _continue(self, prompts: Sequence[Sequence[int]], first: int) -> list[list[Hypothesis]]:
-    settings, decoder = self._model.settings, self._model.decoder
-    limit = settings['max_new_tokens']
+  def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
+    found = []
+    for start in range(0, len(requests), _ROWS):
+      with self._model.lock:
+        found += self._continue(requests[start : start + _ROWS])
+    return found
+
+  def _continue(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
+    settings, decoder, vocab, copies = self._model.settings, self._model.decoder, self._model.vocab, self._n_best
+    prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
+    values, listeners = sampling.by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
       width, alpha = self._model.beam_size, settings['length_norm_alpha']
-      limits_B = np.full(len(prompts), limit, np.int32)
-      beam = search.search(decoder, {}, limits_B, width, alpha, self._n_best, read(self._model.reader, prompts, 1))
+      prompt = read(self._model.reader, prompts, 1)
+      beam = search.search(decoder, {}, values['limits'], width, alpha, copies, prompt)
       results = beam.found_ids_BWT, beam.found_lengths_BW, beam.found_log_probs_BW, beam.scores_BW
     else:
-      prompt = read(self._model.reader, prompts, self._n_best)
-      sampler = sampling.Sampler(settings['search'] == 'greedy', *map(settings.get, sampling.SETTINGS))
-      keys_B = sampling.keys(settings['sample_seed'], len(prompts), self._n_best, first)
-      by_prompt = lambda x: x.reshape(len(prompts), self._n_best, *x.shape[1:])
-      ids, lengths, log_probs = map(by_prompt, sampling.sample(decoder, prompt, sampler, keys_B, limit))
+      by_prompt = lambda x: x.reshape(len(requests), copies, *x.shape[1:])
+      watch = lambda symbols_B: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B)), copies)
+      sampler = sampling.Sampler(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
+      keys_B, limits_B = values['keys'].reshape(-1), np.repeat(values['limits'], copies)
+      drawn = sampling.sample(decoder, read(self._model.reader, prompts, copies), sampler, keys_B, limits_B, watch)
+      ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
-    return [self._hypotheses(*(x[row] for x in results)) for row in range(len(prompts))]
+    found = [self._hypotheses(*(x[row] for x in results)) for row in range(len(requests))]
+    listeners.finish([best.text for best, *_ in found])
+    return found
 
   def _hypotheses(self, ids_WT, lengths_W, log_probs_W, scores_W) -> list[Hypothesis]:
     """Hypotheses that have a probability above 0."""

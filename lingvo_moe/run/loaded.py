@@ -76,6 +76,9 @@ class LoadedRun(TextModel):
   def choose_target(self, requested: str | None, source: str | None = None) -> Languages:
     return self._task.choose_target(requested, source)
 
+  def configured(self, name: str) -> Any:
+    return getattr(self.config, name)
+
   def pairs(self) -> list[tuple[str, str]]:
     return self._task.pairs_of(log_directory.dev_loss_parts(self.path, self._task.subset))
 

@@ -6,6 +6,7 @@ A sample depends on its own random key alone, not on the batch or the device tha
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from lingvo_moe.search.beam_search import NEG_INF, Hypotheses, StepFn
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Choice of the next symbol.
+  """Choice of the next symbol. Its values are numbers, or all of them tensors [B] with one for each row.
 
   Attributes:
     temperature: divides the logits; 0 takes the likeliest symbol (greedy).
@@ -27,31 +28,50 @@ class Sampler:
       sampling, Holtzman et al., arXiv 1904.09751); 1: all.
   """
 
-  temperature: float = 1.0
-  top_k: int = 0
-  top_p: float = 1.0
+  temperature: float | tf.Tensor = 1.0
+  top_k: int | tf.Tensor = 0
+  top_p: float | tf.Tensor = 1.0
+
+  @property
+  def _by_row(self) -> bool:
+    return tf.is_tensor(self.temperature)
 
   def restricted(self, logits_BWV: tf.Tensor) -> tf.Tensor:
     """Logits at the temperature, -inf for the symbols that are never drawn. Top-p follows top-k."""
-    logits_BWV = logits_BWV / self.temperature
-    if self.top_k:
-      least_BW1 = tf.math.top_k(logits_BWV, min(self.top_k, logits_BWV.shape[-1])).values[..., -1:]
-      logits_BWV = tf.where(logits_BWV < least_BW1, NEG_INF, logits_BWV)
-    if self.top_p < 1:
-      sorted_BWV = tf.sort(logits_BWV, axis=-1, direction='DESCENDING')
-      before_BWV = tf.cumsum(tf.nn.softmax(sorted_BWV), axis=-1, exclusive=True)
-      least_BW1 = tf.reduce_min(tf.where(before_BWV < self.top_p, sorted_BWV, float('inf')), axis=-1, keepdims=True)
-      logits_BWV = tf.where(logits_BWV < least_BW1, NEG_INF, logits_BWV)
+    logits_BWV = logits_BWV / _column(self.temperature, tf.float32)
+    size = logits_BWV.shape[-1]
+    if self._by_row:
+      restricts = tf.reduce_any((self.top_k > 0) | (self.top_p < 1))
+      return tf.cond(restricts, lambda: self._among(logits_BWV, size), lambda: logits_BWV)
+    if self.top_k or self.top_p < 1:
+      return self._among(logits_BWV, size if self.top_p < 1 else min(self.top_k, size))
     return logits_BWV
+
+  def _among(self, logits_BWV: tf.Tensor, most: int) -> tf.Tensor:
+    """Logits of the symbols of top_k and top_p, which are the `most` likeliest or tie with these; -inf for others."""
+    top_k_B11, top_p_B11 = _column(self.top_k, tf.int32), _column(self.top_p, tf.float32)
+    sorted_BWJ = tf.math.top_k(logits_BWV, most).values
+    smallest = lambda chosen_BWJ: tf.reduce_min(tf.where(chosen_BWJ, sorted_BWJ, float('inf')), axis=-1, keepdims=True)
+    of_k_BW1 = smallest((tf.range(most) < top_k_B11) | (top_k_B11 == 0))
+    probs_BWJ = tf.nn.softmax(tf.where(sorted_BWJ < of_k_BW1, NEG_INF, sorted_BWJ))
+    of_p_BW1 = smallest((tf.cumsum(probs_BWJ, axis=-1, exclusive=True) < top_p_B11) | (top_p_B11 == 1))
+    return tf.where(logits_BWV < tf.maximum(of_k_BW1, of_p_BW1), NEG_INF, logits_BWV)
 
   def __call__(self, logits_BWV: tf.Tensor, key_BW: tf.Tensor) -> tf.Tensor:
     """The next symbols, int32 [B, W]; the largest of the logits and Gumbel noise is a draw from their softmax."""
-    if not self.temperature:
-      return tf.argmax(logits_BWV, axis=-1, output_type=tf.int32)
+    likeliest_BW = tf.argmax(logits_BWV, axis=-1, output_type=tf.int32)
+    if not self._by_row and not self.temperature:
+      return likeliest_BW
     # Above 0 and below 1, as an infinite noise would draw a symbol whatever its probability.
     uniform_BWV = tf.maximum(prng.uniform(key_BW, tf.unstack(tf.shape(logits_BWV))), 2.0**-25)
     noise_BWV = -tf.math.log(-tf.math.log(uniform_BWV))
-    return tf.argmax(self.restricted(logits_BWV) + noise_BWV, axis=-1, output_type=tf.int32)
+    drawn_BW = tf.argmax(self.restricted(logits_BWV) + noise_BWV, axis=-1, output_type=tf.int32)
+    return tf.where(self.temperature[:, tf.newaxis] > 0, drawn_BW, likeliest_BW) if self._by_row else drawn_BW
+
+
+def _column(values: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """Values of rows, or one number, as [B, 1, 1] or [1, 1, 1]."""
+  return tf.reshape(tf.cast(values, dtype), [-1, 1, 1])
 
 
 class _Samples(NamedTuple):
@@ -76,6 +96,7 @@ def sample(
   pad_id: int = 0,
   keep: flat_sequence.Keep | None = None,
   prefix_BU: tf.Tensor | None = None,
+  watch: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> Hypotheses:
   """Draws W continuations a row; a sample ends with eos, or without it at max_lengths_B symbols.
 
@@ -85,6 +106,8 @@ def sample(
     first_B: input of the first step, such as bos or the last symbol of a prompt.
     key_BW: random key of each sample.
     max_lengths_B: most symbols of a sample, counting eos; 0: none.
+    watch: called at every step with the symbols drawn, [B, W], pad where a sample has ended; returns whether each row
+      goes on, [B].
 
   Returns:
     Hypotheses in the order of their keys; log_probs are those of the model, whatever the sampler does, and so are
@@ -102,6 +125,9 @@ def sample(
     symbols_BW = sampler(tf.where(barred_V, NEG_INF, logits_BWV), prng.fold(key_BW, now.time))
     log_probs_BW = tf.gather(tf.nn.log_softmax(logits_BWV), symbols_BW, batch_dims=2)
     alive_BW, length = state.alive_BW, now.time + 1
+    goes_on_BW = alive_BW & (symbols_BW != eos_id) & (length < max_lengths_B1)
+    if watch:
+      goes_on_BW &= watch(tf.where(alive_BW, symbols_BW, pad_id))[:, tf.newaxis]
     at_T = tf.range(tf.shape(state.ids_BWT)[2]) == now.time
     ids_BWT = tf.where(at_T & alive_BW[..., tf.newaxis], symbols_BW[..., tf.newaxis], state.ids_BWT)
     drawn = _Samples(
@@ -109,7 +135,7 @@ def sample(
       ids_BWT=ids_BWT,
       lengths_BW=state.lengths_BW + tf.cast(alive_BW, tf.int32),
       log_probs_BW=state.log_probs_BW + tf.where(alive_BW, log_probs_BW, 0.0),
-      alive_BW=alive_BW & (symbols_BW != eos_id) & (length < max_lengths_B1),
+      alive_BW=goes_on_BW,
     )
     itself_BW = tf.ensure_shape(tf.broadcast_to(tf.range(width)[tf.newaxis], shape_BW), key_BW.shape)
     return itself_BW, tuple(drawn), cache

@@ -1,12 +1,13 @@
-"""Body of POST /translate, as LibreTranslate has it: q, source, target, format and alternatives, in JSON or a form."""
-
-from __future__ import annotations
+"""Body of a POST request as LibreTranslate has it: fields in JSON or a form, and the query of /translate."""
 
 import email.message
 import json
 import re
 import urllib.parse
 from typing import Any, NamedTuple
+
+from lingvo_moe.documents.files import Document, Lines
+from lingvo_moe.documents.markup import HTML, MarkedUp
 
 _MOST_FIELDS = 10_000  # of a form
 _URLENCODED, _MULTIPART = 'application/x-www-form-urlencoded', 'multipart/form-data'
@@ -25,18 +26,82 @@ class BadQueryError(Exception):
     self.status = status
 
 
+class File(NamedTuple):
+  """File of a form."""
+
+  name: str
+  data: bytes
+
+
+class Fields(dict[str, Any]):
+  """Fields of a body by name, as JSON values; those that may be left out may be null, false or empty too.
+
+  Args:
+    fields: the fields.
+    seen: what has them, in words.
+  """
+
+  def __init__(self, fields: dict[str, Any], seen: str):
+    super().__init__(fields)
+    self._seen = seen
+
+  def texts(self, name: str, about: str) -> list[str]:
+    """A field that is a string or a list of strings."""
+    if name not in self:
+      names = ', '.join(sorted(self))
+      raise BadQueryError(
+        f'missing {name}: {about}, a string or a list of strings; {self._seen} has {names or "nothing":.100}'
+      )
+    texts = self[name] if isinstance(self[name], list) else [self[name]]
+    for number, text in enumerate(texts):
+      if not isinstance(text, str):
+        where = f'; {name}[{number}]' if isinstance(self[name], list) else '; it'
+        raise BadQueryError(f'{name} must be a string or a list of strings{where} is {_seen(text)}')
+    if any('\ud800' <= c <= '\udfff' for text in texts for c in text):
+      raise BadQueryError(f'{name} must be Unicode; it holds half of a surrogate pair')
+    return texts
+
+  def count(self, name: str, about: str) -> int:
+    """A field that is a number, 0 or more."""
+    count = self.get(name) or 0
+    if isinstance(count, str) and re.fullmatch('[0-9]{1,9}', count):
+      count = int(count)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+      raise BadQueryError(f'{name} must be a number of {about}, 0 or more; it is {_seen(count)}')
+    return count
+
+  def language(self, name: str) -> str | None:
+    """A field that is the code of a language; None: not said."""
+    language = self.get(name) or None
+    if language is not None and not isinstance(language, str):
+      raise BadQueryError(f'{name} must be the code of a language, a string; it is {_seen(language)}')
+    return language
+
+
 class Query(NamedTuple):
-  """Query of a request: lines, languages and number of alternatives."""
+  """Query of a request: texts, languages and number of alternatives."""
 
-  texts: list[list[str]]  # lines of each, as a model translates a line at a time
+  documents: list[Document]  # the texts
   is_list: bool  # whether q was a list, and so the answer is
-  source: str | None  # None: not said, or 'auto'
+  is_html: bool
+  source: str | None  # None: not said
   target: str | None
-  alternatives: int = 0
+  alternatives: int
 
 
-def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Query:
-  """The query of a request; raises BadQueryError.
+def query(fields: Fields) -> Query:
+  """The query of a body; raises BadQueryError."""
+  texts = fields.texts('q', 'the text to translate')
+  if (form := fields.get('format') or 'text') not in ('text', 'html'):
+    raise BadQueryError(f"format must be 'text' or 'html'; it is {_seen(form)}")
+  alternatives = fields.count('alternatives', 'translations')
+  languages = fields.language('source'), fields.language('target')
+  make = (lambda text: MarkedUp(text, HTML)) if form == 'html' else lambda text: Lines(text.replace('\r\n', '\n'))
+  return Query([make(text) for text in texts], isinstance(fields['q'], list), form == 'html', *languages, alternatives)
+
+
+def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Fields:
+  """The fields of a body; raises BadQueryError.
 
   As LibreTranslate has it, JSON is taken alone, and fields of a form are joined to those of the URL.
 
@@ -47,53 +112,25 @@ def parse(body: bytes, content_type: str = 'application/json', url_query: str = 
   """
   kind = content_type.partition(';')[0].strip().lower() or ('application/json' if body else _URLENCODED)
   if kind == 'application/json' or re.fullmatch(r'application/.+\+json', kind):
-    fields, seen = _json(body), 'the JSON object'
-  else:
-    pairs = _pairs(url_query.encode(errors='surrogateescape'))
-    if body and kind not in (_URLENCODED, _MULTIPART):
-      raise BadQueryError(f'a body of Content-Type {kind:.60} is not read: {_TAKEN}', 415)
-    if body:
-      pairs += _pairs(body) if kind == _URLENCODED else _multipart(body, content_type)
-    fields, seen = dict(reversed(pairs)), 'the form'  # the first of a name
-    texts = [value for name, value in pairs if name == 'q']
-    if len(texts) > 1:
-      fields['q'] = texts
-  if 'q' not in fields:
-    if seen == 'the form' and body.lstrip()[:1] in (b'{', b'['):
-      raise BadQueryError(f'the body is JSON, but its Content-Type says {kind}: send Content-Type: application/json')
-    names = ', '.join(sorted(fields))
-    raise BadQueryError(
-      f'missing q: the text to translate, a string or a list of strings; {seen} has {names or "nothing":.100}'
-    )
-  return _query(fields)
-
-
-def _query(fields: dict[str, Any]) -> Query:
-  """The query of its fields; those that may be left out may be null, false or empty too."""
-  q = fields['q']
-  texts = q if isinstance(q, list) else [q]
-  for number, text in enumerate(texts):
-    if not isinstance(text, str):
-      where = f'; q[{number}]' if isinstance(q, list) else '; it'
-      raise BadQueryError(f'q must be a string or a list of strings{where} is {_seen(text)}')
-  if any('\ud800' <= c <= '\udfff' for text in texts for c in text):
-    raise BadQueryError('q must be Unicode; it holds half of a surrogate pair')
-  if (form := fields.get('format') or 'text') != 'text':
-    raise BadQueryError(f"format must be 'text', others are not supported; it is {_seen(form)}")
-  alternatives = fields.get('alternatives') or 0
-  if isinstance(alternatives, str) and re.fullmatch('[0-9]{1,9}', alternatives):
-    alternatives = int(alternatives)
-  if isinstance(alternatives, bool) or not isinstance(alternatives, int) or alternatives < 0:
-    raise BadQueryError(f'alternatives must be a number of translations, 0 or more; it is {_seen(alternatives)}')
-  source, target = (_language(fields, name) for name in ('source', 'target'))
-  texts = [text.replace('\r\n', '\n').split('\n') for text in texts]
-  return Query(texts, isinstance(q, list), None if source == 'auto' else source, target, alternatives)
+    return Fields(_json(body), 'the JSON object')
+  pairs: list[tuple[str, Any]] = _pairs(url_query.encode(errors='surrogateescape'))
+  if body and kind not in (_URLENCODED, _MULTIPART):
+    raise BadQueryError(f'a body of Content-Type {kind:.60} is not read: {_TAKEN}', 415)
+  if body:
+    pairs += _pairs(body) if kind == _URLENCODED else _multipart(body, content_type)
+  fields = dict(reversed(pairs))  # the first of a name
+  texts = [value for name, value in pairs if name == 'q']
+  if len(texts) > 1:
+    fields['q'] = texts
+  if not fields.keys() & {'q', 'prompt', 'file'} and body.lstrip()[:1] in (b'{', b'['):
+    raise BadQueryError(f'the body is JSON, but its Content-Type says {kind}: send Content-Type: application/json')
+  return Fields(fields, 'the form')
 
 
 def _seen(value: Any) -> str:
   """A value as JSON has it, or its kind where it may be long."""
-  if isinstance(value, list | dict):
-    return 'an object' if isinstance(value, dict) else 'a list'
+  if isinstance(value, list | dict | File):
+    return {dict: 'an object', list: 'a list', File: 'a file'}[type(value)]
   return json.dumps(value)[:60]
 
 
@@ -117,8 +154,8 @@ def _pairs(text: bytes) -> list[tuple[str, str]]:
     raise BadQueryError(f'a form has at most {_MOST_FIELDS} fields') from None
 
 
-def _multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
-  """Fields of multipart/form-data (RFC 7578); a file is read as a field."""
+def _multipart(body: bytes, content_type: str) -> list[tuple[str, str | File]]:
+  """Fields of multipart/form-data (RFC 7578)."""
   header = email.message.Message()
   header['Content-Type'] = content_type
   boundary = str(header.get_param('boundary', '')).encode(errors='surrogateescape')
@@ -128,16 +165,10 @@ def _multipart(body: bytes, content_type: str) -> list[tuple[str, str]]:
   pairs = []
   for part in parts[:-1]:
     head, _, value = part.partition(b'\r\n\r\n')
-    name = re.search(rb'[; ]name="?([^";\r\n]*)', head)
+    name, file = (re.search(rb'[; ]%s="?([^";\r\n]*)' % key, head) for key in (b'name', b'filename'))
     try:
-      pairs.append((name[1].decode() if name else '', value.decode()))
+      taken = File(file[1].decode(), value) if file else value.decode()
+      pairs.append((name[1].decode() if name else '', taken))
     except UnicodeDecodeError:
       raise BadQueryError('a form must be UTF-8') from None
   return pairs
-
-
-def _language(fields: dict[str, Any], name: str) -> str | None:
-  language = fields.get(name) or None
-  if language is not None and not isinstance(language, str):
-    raise BadQueryError(f'{name} must be the code of a language, a string; it is {_seen(language)}')
-  return language

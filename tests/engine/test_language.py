@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import lingvo_moe
 from lingvo_moe import decoder, trainer
 from lingvo_moe.commands import export
 from lingvo_moe.core import prng
+from lingvo_moe.core.continuations import Listeners, Request
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import sampling
 from lingvo_moe.search import sampling as reference
@@ -63,6 +65,64 @@ def test_float32_continues_as_the_run(run, exported, options, n_best):
     np.testing.assert_allclose([h[1:] for h in ours], [h[1:] for h in theirs], atol=1e-4)
 
 
+VALUES = (
+  {'sample_temperature': 0.8, 'top_k': 5, 'sample_seed': 7, 'max_new_tokens': 12},
+  {'sample_temperature': 0},
+  {'top_p': 0.6, 'sample_seed': 2**30},
+)
+
+
+def test_values_of_a_call_are_those_of_a_model_loaded_with_them(run, exported):
+  ours, theirs = lingvo_moe.load(exported(weights='float32')), lingvo_moe.load(run)
+  for values in VALUES:
+    found = ours.generate(PROMPTS, **values)
+    assert found == theirs.generate(PROMPTS, **values)
+    loaded = {'search': 'greedy'} if values.get('sample_temperature') == 0 else values
+    assert found == lingvo_moe.load(run, **loaded).generate(PROMPTS)
+  for call, message in (
+    (lambda: theirs.generate(['a'], top_p=0), 'top_p must be a number from 1e-06 to 1; saw 0'),
+    (lambda: theirs.generate(['a'], top_k=True), 'top_k must be a whole number from 0'),
+    (lambda: ours.generate(['a'], max_new_tokens=31), 'max_new_tokens must be a whole number from 1 to 30; saw 31'),
+    (lambda: ours.generate(['a'], top=3), 'a continuation has no top; there are sample_temperature, top_k'),
+    (lambda: lingvo_moe.load(run, search='beam').generate(['a'], top_k=3), 'beam search draws no samples'),
+  ):
+    with pytest.raises(UserError, match=message):
+      call()
+
+
+@pytest.mark.parametrize('of_run', [False, True])
+def test_a_stream_is_what_generate_returns_and_each_row_of_a_batch_is_its_own(run, exported, of_run):
+  model = lingvo_moe.load(run if of_run else exported(weights='float32'))
+  heard = {}
+
+  def listen(number, piece):
+    heard.setdefault(number, []).append(piece)
+    return number != 1 or len(heard[1]) < 3
+
+  sampled = [model.sampling(**values) for values in VALUES]
+  requests = [Request('1 and', values, 0, functools.partial(listen, number)) for number, values in enumerate(sampled)]
+  found = [best.text for [best] in model.translator().complete(requests)]
+  alone = [model.generate(['1 and'], **values)[0] for values in VALUES]
+  assert [''.join(heard[number]) for number in range(3)] == found
+  assert (found[0], found[2]) == (alone[0], alone[2]) and len(heard[0]) > 5
+  assert alone[1].startswith(found[1]) and len(found[1]) <= 3  # it was told to end
+  assert ''.join(model.stream('1 and', **VALUES[0])) == alone[0]
+  stream = model.stream('1 and', **VALUES[2])
+  assert next(stream) == heard[2][0]
+  stream.close()
+
+
+def test_pieces_of_a_stream_are_whole_characters():
+  text, heard = 'aé\u20ac\ufffd😀', []
+  decode = lambda ids: bytes(i - 4 for i in ids if i > 3).decode(errors='replace')
+  request = Request('', None, 0, lambda piece: heard.append(piece) or True)
+  listeners = Listeners([request], decode)
+  for byte in text.encode():
+    assert listeners([0], np.array([[byte + 4]])).all()
+  listeners.finish([text])
+  assert [piece for piece in heard if piece] == ['a', 'é', '€', '\ufffd😀']
+
+
 def test_a_continuation_in_int8_depends_on_its_prompt_alone(exported):
   model = lingvo_moe.load(exported(search='greedy'))
   together = model.generate(PROMPTS)
@@ -110,4 +170,7 @@ def test_draws_are_those_of_tensorflow():
     for values in ((1.0, 0, 1.0), (0.5, 3, 1.0), (2.0, 7, 0.6)):
       barred_BV = tf.constant(np.where(np.arange(20) < 2, -np.inf, logits_BV), tf.float32)
       theirs = reference.Sampler(*values)(barred_BV[np.newaxis], tf.constant(keys_B[np.newaxis]))
-      np.testing.assert_array_equal(sampling.Sampler(False, *values)(logits_BV, keys_B), theirs[0])
+      by_row = reference.Sampler(*(tf.constant([value]) for value in values))
+      ours = sampling.Sampler(*(np.full(6, value) for value in values))(logits_BV, keys_B)
+      np.testing.assert_array_equal(ours, theirs[0])
+      np.testing.assert_array_equal(by_row(barred_BV[np.newaxis], tf.constant(keys_B[np.newaxis])), theirs)

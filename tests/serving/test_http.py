@@ -19,7 +19,7 @@ import aiohttp
 
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.text_model import Answers
-from lingvo_moe.serving import http_app, server
+from lingvo_moe.serving import http_app, server, service
 from lingvo_moe.serving.connections import Connections
 from lingvo_moe.serving.http_app import HttpApp
 from lingvo_moe.serving.origins import Origins
@@ -37,6 +37,7 @@ class Stub:
   model, checkpoint = 'toy.Stub', 'step 3, the newest'
   over_the_length = 'over max_length=10 tokens'
   beam_size = 3
+  continues_text = False
 
   def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
     self._pairs, self._tags = list(pairs), list(tags)
@@ -100,13 +101,78 @@ def ask(*queries, run=None, **options):
 def test_a_string_gives_a_string_and_a_list_a_list():
   assert ask(
     {'q': 'abc', 'source': 'de', 'target': 'en'},
-    {'q': ['abc', '', 'déf'], 'source': 'auto', 'target': 'en', 'format': 'text', 'api_key': ''},
+    {'q': ['abc', '', 'déf'], 'source': 'de', 'target': 'en', 'format': 'text', 'api_key': ''},
     {'q': []},
   ) == [
     (200, {'translatedText': 'cba'}),
     (200, {'translatedText': ['cba', '', 'féd']}),
     (200, {'translatedText': []}),
   ]
+
+
+def files_client(test):
+  """Runs test(post) with a server, where post(path, **fields) gives (status, answer)."""
+
+  async def with_post(client, run, app):
+    async def post(path, **fields):
+      response = await client.post(path, data=aiohttp.FormData(fields, default_to_multipart=True))
+      return response.status, await response.json()
+
+    return await test(client, post)
+
+  return with_client(with_post, max_file=10_000)
+
+
+def test_the_language_of_a_source_is_detected_among_those_of_the_model():
+  german, french = 'Wo ist das Haus der Katze?', 'Où est la maison du chat ?'
+
+  async def test(client, run, app):
+    asked = [(await (await client.post('/detect', json={'q': q})).json())[0] for q in (german, french)]
+    return asked, await (await client.post('/translate', json={'q': [french, 'x'], 'source': 'auto'})).json()
+
+  found, answer = with_client(test)
+  assert [one['language'] for one in found] == ['de', 'fr'] and all(one['confidence'] > 60 for one in found)
+  told = answer['detectedLanguage']
+  assert [one['language'] for one in told] == ['fr', 'fr'] and answer['translatedText'][1] == 'x'
+
+
+def test_html_keeps_its_tags_and_a_file_its_kind():
+  html = '<p>Ab <b>Hund</b> &amp; <br>ab</p>'
+
+  async def test(client, post):
+    text = await (await client.post('/translate', json={'q': html, 'format': 'html', 'alternatives': 1})).json()
+    status, answer = await post('/translate_file', file=aiohttp.payload.BytesPayload(b'x'), source='de')
+    form = aiohttp.FormData({'source': 'auto', 'target': 'en'}, quote_fields=False)
+    form.add_field('file', b'ab cd\r\n\nef', filename='über uns.txt')
+    made = await (await client.post('/translate_file', data=form)).json()
+    fetched = await client.get(made['translatedFileUrl'])
+    lost = await client.get('/download_file/other.txt')
+    return text, (status, answer), await fetched.read(), fetched.headers, lost.status
+
+  text, missing, data, headers, lost = files_client(test)
+  assert text['translatedText'] == '<p>&amp; <b>dnuH</b> bA <br>ba</p>'
+  assert len(text['alternatives']) == 1 and missing[0] == 400 and missing[1]['error'].startswith('missing file')
+  assert data == b'dc ba\r\n\nfe' and lost == 404
+  assert headers['Content-Disposition'] == "attachment; filename*=UTF-8''%C3%BCber%20uns.txt"
+
+
+def test_a_file_that_is_not_one_is_refused():
+  async def test(client, post):
+    found = []
+    for name, data in (('a.pdf', b'x'), ('a.docx', b'x'), ('a.txt', b'\xff'), ('a.txt', b'x' * 10_001)):
+      form = aiohttp.FormData()
+      form.add_field('file', data, filename=name)
+      response = await client.post('/translate_file', data=form)
+      found.append((response.status, (await response.json())['error']))
+    return found
+
+  messages = (
+    (400, 'a file must be one of .txt, .html, .htm, .srt, .docx, .odt; saw a.pdf'),
+    (400, 'the file is not a whole .docx file: File is not a zip file'),
+    (400, 'text must be UTF-8; a.txt is not from byte 0 on: save it as UTF-8'),
+    (413, 'a body has at most 10000 bytes: send fewer lines at once'),
+  )
+  assert tuple(files_client(test)) == messages
 
 
 def test_lines_of_a_text_are_translated_each_and_stay_lines():
@@ -250,7 +316,7 @@ def test_requests_in_one_packet_are_answered_in_turn():
 
 
 def test_a_body_that_takes_too_long_is_408(monkeypatch):
-  monkeypatch.setattr(http_app, '_BODY_SECONDS', 0.2)
+  monkeypatch.setattr(service, '_BODY_SECONDS', 0.2)
   found = raw(HEAD, b'\r\n{"q":')
   assert found.startswith(b'HTTP/1.1 408 ') and b'Connection: close' in found
   assert found.endswith(b'{"error": "the body took more than 0.2 seconds to come"}')
@@ -413,8 +479,8 @@ def test_mistakes_are_answered_with_400():
     b'{"q": NaN}': 'q must be a string or a list of strings; it is NaN',
     b'{"q": {}}': 'q must be a string or a list of strings; it is an object',
     b'{"q": ["a", null]}': 'q must be a string or a list of strings; q[1] is null',
-    b'{"q": "a", "format": "html"}': 'format must be \'text\', others are not supported; it is "html"',
-    b'{"q": "a", "format": "\\ud800"}': "format must be 'text'",
+    b'{"q": "a", "format": "pdf"}': "format must be 'text' or 'html'; it is \"pdf\"",
+    b'{"q": "a", "format": "\\ud800"}': "format must be 'text' or 'html'",
     b'{"q": "a", "alternatives": -1}': 'alternatives must be a number of translations, 0 or more; it is -1',
     b'{"q": "a", "alternatives": true}': 'alternatives must be a number of translations, 0 or more; it is true',
     b'{"q": "a", "alternatives": "1.5"}': 'alternatives must be a number of translations, 0 or more; it is "1.5"',
@@ -540,7 +606,7 @@ def test_health_languages_metrics_and_errors_of_paths():
       {'code': 'fr', 'name': 'French', 'targets': ['en']},
     ],
   )
-  paths = '/, /translate, /languages, /health, /metrics'
+  paths = '/, /translate, /detect, /translate_file, /download_file/, /languages, /frontend/settings, /health, /metrics'
   assert read['/nothing'] == (404, {'error': f'no such path; there are {paths}'})
   assert read['/translate'] == (405, {'error': '/translate takes POST, OPTIONS; not GET'})
   assert responses['/translate'].headers['Allow'] == 'POST, OPTIONS'

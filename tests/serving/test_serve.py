@@ -36,6 +36,7 @@ class Stub:
 
   model, checkpoint, over_the_length = 'toy.Stub', 'step 1', 'over the length'
   beam_size = 1
+  continues_text = False
   path = 'runs/stub'
 
   def __init__(self):
@@ -113,6 +114,7 @@ def load(options):
   class Run:
     path = model = checkpoint = over_the_length = 'stub'
     beam_size = 1
+    continues_text = False
     pairs = lambda self: []
     choose_target = lambda self, requested, source=None: None
 

@@ -2,21 +2,24 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import prng, text_model
+from lingvo_moe.core.continuations import Listeners, Request
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
+from lingvo_moe.engine.sampling import by_row
 from lingvo_moe.search import beam_search, sampling
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.batches import zeros
 from lingvo_moe.tasks.lm.config import LanguageConfig
 from lingvo_moe.tasks.lm.model import LanguageModel
-from lingvo_moe.tasks.plain_text.task import TextGenerator
+from lingvo_moe.tasks.plain_text.task import ROWS, TextGenerator
 from lingvo_moe.tasks.plain_text.vocab import TextVocab
 from lingvo_moe.tasks.vocab import BOS
 
@@ -63,16 +66,22 @@ def prompt_shapes(config: LanguageConfig, width: int) -> dict[str, np.ndarray]:
 
 
 def generate(
-  model: LanguageModel, theta: Theta, batch: Mapping[str, tf.Tensor], config: LanguageConfig, n_best: int
+  model: LanguageModel,
+  theta: Theta,
+  batch: Mapping[str, tf.Tensor],
+  config: LanguageConfig,
+  n_best: int,
+  watch: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> beam_search.Hypotheses:
-  """Continues prompts as config.search says: a pure function of weights and batch.
+  """Continues prompts as config.search says: a pure function of weights and batch, unless it is watched.
 
   Args:
     model: model of the configuration.
     theta: nested weights.
-    batch: from `prompt_arrays`.
+    batch: from `prompt_arrays`; with `engine.sampling.by_row`, samples are drawn by its values, not by config's.
     config: its fields from `search` on, beam_size and length_norm_alpha.
     n_best: continuations of each prompt: independent samples, or the best of a beam; 1 if greedy.
+    watch: called while samples are drawn, with numbers of rows, batch['rows'], and their symbols; see Listeners.
   """
   max_steps = ops.loop_bound(batch['limits'], config.max_new_tokens)
   width = width_of(config, n_best)
@@ -81,6 +90,8 @@ def generate(
     lengths_B = batch['lengths']
     cache = model.read(theta, batch['ids'], lengths_B, max_steps, width)
     step = lambda ids_BW, now, cache: model.decode_step(theta, ids_BW, now, lengths_B, cache)
+    watched = lambda *drawn: tf.ensure_shape(tf.numpy_function(watch, drawn, tf.bool), [None])
+    watch_rows = lambda symbols_BW: watched(batch['rows'], symbols_BW)
     rows, length = sizes(batch['ids'])
     shared = {
       **inference.SYMBOLS,
@@ -101,11 +112,15 @@ def generate(
         n_best=n_best,
         **shared,
       )
-    temperature = 0.0 if config.search == 'greedy' else config.sample_temperature
-    sampler = sampling.Sampler(temperature, config.top_k, config.top_p)
-    key_B = prng.fold(prng.key(config.sample_seed, 'sample'), batch['numbers'])
-    key_BW = prng.fold(key_B[:, tf.newaxis], tf.range(width)[tf.newaxis])
-    return sampling.sample(step, cache, sampler, key_BW=key_BW, **shared)
+    if 'keys' in batch:
+      sampler = sampling.Sampler(*(batch[name] for name in ('temperature', 'top_k', 'top_p')))
+      key_BW = tf.ensure_shape(batch['keys'], [None, width])
+    else:
+      temperature = 0.0 if config.search == 'greedy' else config.sample_temperature
+      sampler = sampling.Sampler(temperature, config.top_k, config.top_p)
+      key_B = prng.fold(prng.key(config.sample_seed, 'sample'), batch['numbers'])
+      key_BW = prng.fold(key_B[:, tf.newaxis], tf.range(width)[tf.newaxis])
+    return sampling.sample(step, cache, sampler, key_BW=key_BW, watch=watch and watch_rows, **shared)
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))
 
@@ -121,6 +136,9 @@ class Continuer(TextGenerator):
     text_model.check_continuations(n_best, config.search, config.beam_size)
     super().__init__(config, vocab, runner, functools.partial(generate, n_best=n_best))
     self._width = width_of(config, n_best)
+    watch = lambda *drawn: self._listeners(*drawn)
+    self._complete = self._function(functools.partial(generate, n_best=n_best, watch=watch))
+    self._one_at_a_time = threading.Lock()
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     return prompt_arrays(texts, self._config, self._width, rows, first)
@@ -130,9 +148,24 @@ class Continuer(TextGenerator):
 
     `first` is the number of the first prompt, on which samples depend.
     """
-    ids = [np.array([BOS, *self._vocab.encode(text)], np.int32) for text in texts]
-    answers = [
-      [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found]
-      for found in self.decode(ids, first)
-    ]
-    return task.Answers(answers, [])
+    return task.Answers([self._as_text(found) for found in self.decode([self._ids(text) for text in texts], first)], [])
+
+  def complete(self, requests: Sequence[Request]) -> list[list[task.Hypothesis]]:
+    answers = []
+    for begin in range(0, len(requests), ROWS):
+      part = requests[begin : begin + ROWS]
+      arrays = prompt_arrays([self._ids(request.prompt) for request in part], self._config, self._width)
+      arrays |= {**by_row(part, self._width), 'rows': np.arange(len(part), dtype=np.int32)}
+      with self._one_at_a_time:
+        self._listeners = Listeners(part, self._vocab.decode)
+        hypotheses = self._complete(arrays)
+        found = [self._as_text(inference.decoded(hypotheses, row)) for row in range(len(part))]
+        self._listeners.finish([best.text for best, *_ in found])
+      answers += found
+    return answers
+
+  def _ids(self, text: str) -> np.ndarray:
+    return np.array([BOS, *self._vocab.encode(text)], np.int32)
+
+  def _as_text(self, found: Sequence[inference.Decoded]) -> list[task.Hypothesis]:
+    return [task.Hypothesis(self._vocab.decode(h.ids), h.score, h.log_prob) for h in found]

@@ -20,7 +20,7 @@ from lingvo_moe.tasks.plain_text import vocab as vocab_lib
 from lingvo_moe.tasks.plain_text.config import PlainTextConfig
 from lingvo_moe.tasks.task import Task
 
-_ROWS = 16  # texts of a batch
+ROWS = 16  # texts of a batch
 
 
 class PlainTextTask(Task):
@@ -162,7 +162,10 @@ class TextGenerator(text_model.Generator):
     self._vocab = vocab
     self._groups = runner.row_multiple
     program = config.program()
-    self._search = runner.function(lambda weights, batch: search(program.model, program.theta(weights), batch, config))
+    self._function = lambda search: runner.function(
+      lambda weights, batch: search(program.model, program.theta(weights), batch, config)
+    )
+    self._search = self._function(search)
 
   def _batch(self, texts: Sequence[np.ndarray], rows: int, first: int) -> task.Batch:
     """Batch of so many rows of some texts, as ids, of which `first` is the number of the first."""
@@ -170,7 +173,7 @@ class TextGenerator(text_model.Generator):
 
   def decode(self, texts: Sequence[np.ndarray], first: int = 0) -> Iterator[list[Decoded]]:
     """Hypotheses of each text, given as ids."""
-    rows = -(-_ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
+    rows = -(-ROWS // self._groups) * self._groups if len(texts) > 1 else self._groups
     for start in range(0, len(texts), rows):
       part = texts[start : start + rows]
       hypotheses = self._search(self._batch(part, rows, first + start))

@@ -1,0 +1,121 @@
+"""Continuations of prompts by a language model: how they are drawn, and their text while they are drawn."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lingvo_moe.core.errors import UserError, shown
+
+_ENDS = 2, 0  # eos and pad, after which no byte completes a character
+
+
+class Sampling(NamedTuple):
+  """Values for drawing a continuation, by the names of a language model's fields."""
+
+  sample_temperature: float  # divides the logits; 0: the likeliest symbols (greedy)
+  top_k: int
+  top_p: float
+  sample_seed: int
+  max_new_tokens: int
+
+  @classmethod
+  def of(cls, configured: Callable[[str], Any], chosen: dict[str, Any]) -> Sampling:
+    """The chosen values, and where there is none the configured one; UserError for what is out of its range."""
+    default = cls(*map(configured, cls._fields))
+    if configured('search') == 'greedy':
+      default = default._replace(sample_temperature=0.0)
+    ranges = {
+      'sample_temperature': (int | float, 0, 1e6),
+      'top_k': (int, 0, 2**31 - 1),
+      'top_p': (int | float, 1e-6, 1),
+      'sample_seed': (int, 0, 2**31 - 1),
+      'max_new_tokens': (int, 1, default.max_new_tokens),
+    }
+    for name, value in chosen.items():
+      if name not in ranges:
+        raise UserError(f'a continuation has no {name}; there are {", ".join(ranges)}')
+      kind, least, most = ranges[name]
+      if configured('search') == 'beam' and name != 'max_new_tokens':
+        raise UserError(f'beam search draws no samples: leave {name} out, or load the model with search=sample')
+      if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
+        what = 'a whole number' if kind is int else 'a number'
+        raise UserError(f'{name} must be {what} from {least} to {most}; saw {shown(value):.60}')
+    return default._replace(**chosen)
+
+
+class Request(NamedTuple):
+  """Prompt, and how it is continued."""
+
+  prompt: str
+  sampling: Sampling
+  number: int = 0  # a sample depends on it and on the seed
+  # Called with each piece of the first continuation's text; returns whether to go on. Pieces may be empty.
+  listen: Callable[[str], bool] | None = None
+
+
+class Listeners:
+  """Listeners of the requests of a batch: they get text as it is drawn, and say which continuations go on.
+
+  Args:
+    requests: those of the batch.
+    decode: ids -> text.
+  """
+
+  def __init__(self, requests: Sequence[Request], decode: Callable[[Sequence[int]], str]) -> None:
+    self._requests, self._decode = requests, decode
+    self._ids: list[list[int]] = [[] for _ in requests]
+    self._sent = [0] * len(requests)  # characters
+
+  def __call__(self, rows_B: np.ndarray, symbols_BW: np.ndarray) -> np.ndarray:
+    """Whether each row goes on, given its number and the symbols just drawn; pad where a continuation has ended."""
+    drawn = zip(rows_B, symbols_BW, strict=True)
+    return np.array([not symbols.any() or self._tell(row, symbols) for row, symbols in drawn], bool)
+
+  def _tell(self, row: int, symbols_W: np.ndarray) -> bool:
+    if (listen := self._requests[row].listen) is None:
+      return True
+    self._ids[row].append(int(symbols_W[0]))
+    text = self._decode(self._ids[row])
+    return self._send(row, text if symbols_W[0] in _ENDS else text.rstrip('\ufffd'), listen)
+
+  def _send(self, row: int, text: str, listen: Callable[[str], bool]) -> bool:
+    begin, self._sent[row] = self._sent[row], max(self._sent[row], len(text))
+    return listen(text[begin:])
+
+  def finish(self, texts: Sequence[str]) -> None:
+    """Sends what is left of each first continuation, of which this is the text."""
+    for row, (request, text) in enumerate(zip(self._requests, texts, strict=True)):
+      if request.listen:
+        self._send(row, text, request.listen)
+
+
+def stream(complete: Callable[[list[Request]], Any], request: Request) -> Iterator[str]:
+  """Pieces of a continuation's text while a thread draws it, which ends when the iterator is closed."""
+  pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
+  closed = threading.Event()
+
+  def listen(piece: str) -> bool:
+    pieces.put(piece)
+    return not closed.is_set()
+
+  def work() -> None:
+    try:
+      complete([request._replace(listen=listen)])
+      pieces.put(None)
+    except BaseException as e:
+      pieces.put(e)
+
+  threading.Thread(target=work, name='stream', daemon=True).start()
+  try:
+    while (piece := pieces.get()) is not None:
+      if isinstance(piece, BaseException):
+        raise piece
+      if piece:
+        yield piece
+  finally:
+    closed.set()

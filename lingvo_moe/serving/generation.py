@@ -1,0 +1,94 @@
+"""Continuation of prompts over HTTP by a language model; streamed as server-sent events on request."""
+
+import asyncio
+import json
+import secrets
+from typing import Any
+
+from aiohttp import web
+
+from lingvo_moe.core.continuations import Request, Sampling
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_model import Answers
+from lingvo_moe.serving.query import BadQueryError
+from lingvo_moe.serving.service import POST, Route, Service, refused
+
+
+class Generation(Service):
+  """Service of a language model: /generate. A request that ends before its answer ends the work for it."""
+
+  def __init__(self, *arguments: Any) -> None:
+    super().__init__(*arguments)
+    self.routes = {'/generate': Route(POST, self._generate)}
+
+  def answer(self, lines: list[Request], key: int) -> Answers:
+    return Answers(self.run.translator(key).complete(lines), [])
+
+  async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
+    fields = await self.fields(request)
+    prompts = fields.texts('prompt', 'the text to continue')
+    n_best = fields.count('n_best', 'continuations') or 1
+    chosen = {name: fields[name] for name in Sampling._fields if fields.get(name) is not None}
+    if self.run.configured('search') != 'beam':
+      chosen.setdefault('sample_seed', secrets.randbits(31))  # of which the answer tells
+    sampling = refused(self.run.sampling, **{name: _number(value) for name, value in chosen.items()})
+    most = self.run.beam_size
+    if n_best > most:
+      raise BadQueryError(f'n_best must be at most {most}, the beam')
+    refused(self.run.translator, n_best)
+    loop, pieces, gone = asyncio.get_running_loop(), asyncio.Queue(), False
+
+    def listen(piece: str) -> bool:
+      if streams and piece:
+        loop.call_soon_threadsafe(pieces.put_nowait, piece)
+      return not gone
+
+    streams = bool(fields.get('stream')) and fields['stream'] != 'false'
+    if streams and (isinstance(fields['prompt'], list) or n_best > 1):
+      raise BadQueryError('a stream is of one prompt and one continuation: leave n_best out, and send a string')
+    requests = [Request(prompt, sampling, number, listen) for number, prompt in enumerate(prompts)]
+    answers = asyncio.ensure_future(self.compute(requests, n_best))
+    told = {'sample_seed': sampling.sample_seed} if 'sample_seed' in chosen else {}
+    try:
+      if streams:
+        return await self._stream(request, answers, pieces, told)
+      texts: list[Any] = [[h.text for h in of_prompt] for of_prompt in (await answers).hypotheses]
+    finally:
+      gone = True
+      answers.cancel()
+    texts = texts if 'n_best' in fields else [best for best, *_ in texts]
+    return web.json_response({'text': texts if isinstance(fields['prompt'], list) else texts[0], **told})
+
+  async def _stream(
+    self, request: web.BaseRequest, answers: asyncio.Future[Answers], pieces: asyncio.Queue[str], told: dict[str, Any]
+  ) -> web.StreamResponse:
+    """Sends an event for each piece of text, and one with 'done' or 'error' at the end."""
+    response = web.StreamResponse(headers={'Cache-Control': 'no-store', 'X-Accel-Buffering': 'no'})
+    response.content_type = 'text/event-stream'
+    response.headers.update(self.origins.headers(request.headers))
+    send = lambda event: response.write(f'data: {json.dumps(event, ensure_ascii=False)}\n\n'.encode())
+    await asyncio.sleep(0)  # in which a full queue is refused
+    if answers.done():
+      answers.result()
+    await response.prepare(request)
+    while not (answers.done() and pieces.empty()):
+      piece = asyncio.ensure_future(pieces.get())
+      await asyncio.wait([piece, answers], return_when=asyncio.FIRST_COMPLETED)
+      if piece.done():
+        await send({'text': piece.result()})
+      piece.cancel()
+    try:
+      [[best]] = answers.result().hypotheses
+      await send({'done': True, 'log_prob': best.log_prob, **told})
+    except UserError as e:
+      await send({'error': str(e)})
+    await response.write_eof()
+    return response
+
+
+def _number(value: Any) -> Any:
+  """A number of a form is text."""
+  try:
+    return json.loads(value) if isinstance(value, str) and len(value) < 40 else value
+  except ValueError:
+    return value

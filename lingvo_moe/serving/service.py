@@ -1,0 +1,92 @@
+"""Service of a server: what it answers by path, and how a body is read."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_model import Answers, TextModel
+from lingvo_moe.serving import query as query_lib
+from lingvo_moe.serving.batching import Batcher
+from lingvo_moe.serving.origins import Origins
+from lingvo_moe.serving.query import BadQueryError, Fields
+
+GET, POST = ('GET', 'HEAD', 'OPTIONS'), ('POST', 'OPTIONS')
+_BODY_SECONDS = 30  # for a client to send a body
+
+
+class Route(NamedTuple):
+  """Methods that a path takes, and what answers it."""
+
+  methods: tuple[str, ...]
+  handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Service:
+  """Base of what is served of a model.
+
+  Args:
+    run: the model.
+    max_body: bytes of a request's body, after it is decompressed.
+    max_file: the same for files.
+    origins: whose headers an answer has.
+
+  Attributes:
+    batcher: which computes by `answer`; set before a request comes.
+    routes: by path, of POST.
+  """
+
+  batcher: Batcher
+  routes: dict[str, Route]
+
+  def __init__(self, run: TextModel, max_body: int, max_file: int, origins: Origins) -> None:
+    self.run, self.max_body, self.max_file, self.origins = run, max_body, max_file, origins
+
+  def answer(self, lines: list[Any], key: Any) -> Answers:
+    """Answers lines of one key; called by the batcher's thread."""
+    raise NotImplementedError
+
+  async def compute(self, lines: Sequence[Any], key: Hashable) -> Answers:
+    """The answers of a batch; cancelled with the handler when the client hangs up."""
+    if len(lines) > self.batcher.max_waiting:
+      most = self.batcher.max_waiting
+      raise BadQueryError(f'q has {len(lines)} lines; at most {most} are taken at once', 413)
+    return await asyncio.wrap_future(self.batcher.submit(lines, key))
+
+  async def fields(self, request: web.BaseRequest, most: int | None = None) -> Fields:
+    """Fields of the body of a request."""
+    body = await _body(request, most or self.max_body)
+    return query_lib.parse(body, request.headers.get('Content-Type', ''), request.rel_url.raw_query_string)
+
+
+async def _body(request: web.BaseRequest, most: int) -> bytes:
+  too_large = BadQueryError(f'a body has at most {most} bytes: send fewer lines at once', 413)
+  if (request.content_length or 0) > most:
+    raise too_large
+  if request.version == HttpVersion11 and request.headers.get('Expect', '').lower() == '100-continue':
+    await request.writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
+  body = bytearray()
+  try:
+    async with asyncio.timeout(_BODY_SECONDS):
+      async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > most:
+          raise too_large
+  except TimeoutError:
+    raise BadQueryError(f'the body took more than {_BODY_SECONDS} seconds to come', 408) from None
+  except (web.RequestPayloadError, HttpProcessingError):
+    encoding = request.headers.get('Content-Encoding')
+    said = f'{encoding:.40}, as its Content-Encoding says' if encoding else 'as long as its header says'
+    raise BadQueryError(f'the body is not {said}') from None
+  return bytes(body)
+
+
+def refused(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+  """Calls a function; what it refuses is the client's mistake."""
+  try:
+    return function(*arguments, **more)
+  except UserError as e:
+    raise BadQueryError(str(e)) from None

@@ -1,0 +1,187 @@
+"""Translation over HTTP in LibreTranslate's form: text, HTML and files, languages and their detection."""
+
+import asyncio
+import collections
+import re
+import secrets
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+import babel
+from aiohttp import web
+
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.text_model import Answers, Hypothesis, Languages, TextModel
+from lingvo_moe.documents import files
+from lingvo_moe.documents.placement import Aligned
+from lingvo_moe.serving import query as query_lib
+from lingvo_moe.serving.detection import Detector
+from lingvo_moe.serving.query import BadQueryError, File
+from lingvo_moe.serving.service import GET, POST, Route, Service, refused
+
+DOWNLOAD = '/download_file/'
+_UNSAFE = re.compile(r'[^\w.-]')  # characters of a file's name in a URL
+_FILE_SECONDS = 1800.0  # that a translated file may be fetched
+_FILE_BYTES = 64 << 20  # of all that wait to be fetched; the oldest make room
+
+
+class Translation(Service):
+  """Service of a translation model."""
+
+  def __init__(self, *arguments: Any) -> None:
+    super().__init__(*arguments)
+    self._languages = _Languages(self.run)
+    self._detect_language = Detector(self._languages.known['source'])
+    self._files: collections.OrderedDict[str, File] = collections.OrderedDict()
+    self.routes = {
+      '/translate': Route(POST, self._translate),
+      '/detect': Route(POST, self._detect),
+      '/translate_file': Route(POST, self._translate_file),
+      DOWNLOAD: Route(GET, self._download),
+      '/languages': Route((*GET, 'POST'), self._list_languages),
+      '/frontend/settings': Route((*GET, 'POST'), self._settings),
+    }
+
+  def answer(self, lines: list[str], key: tuple[Languages, int, str | None]) -> Answers:
+    return self.run.answer(lines, *key)
+
+  async def _choose(
+    self, query: query_lib.Fields, texts: Sequence[str]
+  ) -> tuple[Languages, str | None, dict[str, Any]]:
+    """Languages to pass to the run, its source if there are several, and what is told of one that was detected."""
+    source, target, told = query.language('source'), query.language('target'), {}
+    if source == 'auto':
+      source = None
+      if found := await asyncio.to_thread(self._detect_language, '\n'.join(texts)):
+        source, told = found[0]['language'], {'detectedLanguage': found[0]}
+    languages = refused(self._languages.choose, source, target)
+    return languages, source if len(self._languages.known['source']) > 1 else None, told
+
+  async def _translate(self, request: web.BaseRequest) -> web.Response:
+    fields = await self.fields(request)
+    query = await asyncio.to_thread(query_lib.query, fields)
+    texts = [text for document in query.documents for text in document.texts]
+    languages, source, told = await self._choose(fields, texts)
+    most = self.run.beam_size - 1
+    if query.alternatives > most:
+      raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
+    # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
+    answers = await self.compute(texts, (languages, self.run.beam_size if query.alternatives else 1, source))
+    told = {name: [value] * len(query.documents) if query.is_list else value for name, value in told.items()}
+    result = await asyncio.to_thread(_result, query, answers, self.run.over_the_length)
+    return web.json_response({**result, **told})
+
+  async def _detect(self, request: web.BaseRequest) -> web.Response:
+    texts = (await self.fields(request)).texts('q', 'the text whose language is detected')
+    return web.json_response(await asyncio.to_thread(self._detect_language, '\n'.join(texts)))
+
+  async def _translate_file(self, request: web.BaseRequest) -> web.Response:
+    fields = await self.fields(request, self.max_file)
+    if not isinstance(file := fields.get('file'), File):
+      raise BadQueryError('missing file: send a form (multipart/form-data) with a file of that name')
+    document = await asyncio.to_thread(refused, files.read, file.name, file.data, self.max_file)
+    languages, source, _ = await self._choose(fields, document.texts)
+    found: list[Aligned] = []
+    step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
+    for begin in range(0, len(document.texts), step):
+      answers = await self.compute(document.texts[begin : begin + step], (languages, 1, source))
+      found += [_aligned(best) for best, *_ in answers.hypotheses]
+    written = await asyncio.to_thread(document.written, found)
+    data = written.encode() if isinstance(written, str) else written
+    name = f'{secrets.token_urlsafe(16)}.{re.sub(_UNSAFE, "_", file.name)[-100:]}'
+    self._files[name] = File(file.name, data)
+    while len(self._files) > 1 and sum(len(kept.data) for kept in self._files.values()) > _FILE_BYTES:
+      self._files.popitem(last=False)
+    asyncio.get_running_loop().call_later(_FILE_SECONDS, self._files.pop, name, None)
+    path = DOWNLOAD + urllib.parse.quote(name)
+    return web.json_response({'translatedFileUrl': f'{request.scheme}://{request.host}{path}'})
+
+  async def _download(self, request: web.BaseRequest) -> web.Response:
+    if (file := self._files.get(request.path.removeprefix(DOWNLOAD))) is None:
+      raise BadQueryError('no such file; a translated file can be fetched for half an hour', 404)
+    headers = {
+      'Content-Disposition': f"attachment; filename*=UTF-8''{urllib.parse.quote(file.name)}",
+      'X-Content-Type-Options': 'nosniff',
+    }
+    return web.Response(body=file.data, content_type='application/octet-stream', headers=headers)
+
+  async def _list_languages(self, request: web.BaseRequest) -> web.Response:
+    return web.json_response(self._languages.listed)
+
+  async def _settings(self, request: web.BaseRequest) -> web.Response:
+    targets = [{name: of[name] for name in ('code', 'name')} for of in self._languages.listed]
+    targets = [of for of in targets if of['code'] in self._languages.known['target']]
+    settings = {
+      **dict.fromkeys(('apiKeys', 'keyRequired', 'suggestions'), False),
+      'charLimit': -1,
+      'frontendTimeout': 500,
+      'filesTranslation': True,
+      'supportedFilesFormat': files.SUFFIXES,
+      'language': {'source': {'code': 'auto', 'name': 'Auto Detect'}, 'target': next(iter(targets), None)},
+    }
+    return web.json_response(settings)
+
+
+class _Languages:
+  """Languages of a run.
+
+  Where neither its log nor a corpus says which there are, any source is taken by a model that does not read its code.
+
+  Attributes:
+    known: codes of 'source' and 'target'.
+    listed: each language, with its name in English and the languages that it is translated into, as LibreTranslate has
+      it.
+  """
+
+  def __init__(self, run: TextModel):
+    self._run = run
+    pairs, names = run.pairs(), babel.Locale('en').languages
+    self.known = {'source': {source for source, _ in pairs}, 'target': {target for _, target in pairs}}
+    self.listed: list[dict[str, Any]] = [
+      {'code': code, 'name': names.get(code, code), 'targets': [target for source, target in pairs if source == code]}
+      for code in sorted(self.known['source'] | self.known['target'])
+    ]
+    try:
+      run.choose_target(None)
+      self._must_choose = False
+    except UserError:
+      self._must_choose = True
+
+  def choose(self, source: str | None, target: str | None) -> Languages:
+    """Languages to pass to TextModel.answer; UserError names the languages there are."""
+    for role, code in (('source', source), ('target', target)):
+      if code is not None and self.known[role] and code not in self.known[role]:
+        known = ', '.join(sorted(self.known[role]))
+        raise UserError(f'{code:.40} is not a {role} language of this model; it has {known}')
+    if self._must_choose and target is None:
+      known = ', '.join(sorted(self.known['target'])) or 'none that is known'
+      raise UserError(f'target must be given; one of {known}')
+    return self._run.choose_target(target if self._must_choose else None, source)
+
+
+def _aligned(hypothesis: Hypothesis) -> Aligned:
+  return Aligned(hypothesis.text)
+
+
+def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> dict[str, Any]:
+  """The answer as LibreTranslate has it; with 'warnings' where a line is over the length."""
+  texts: list[list[str]] = []  # of each document, its translation and the alternatives
+  warnings, first, notices = [], 0, sorted(answers.notices(over_the_length))
+  for number, document in enumerate(query.documents):
+    count = len(document.texts)
+    lines = answers.hypotheses[first : first + count]
+    ranks = range(min(1 + query.alternatives, max(map(len, lines), default=1)))
+    ranked = ([_aligned(line[min(rank, len(line) - 1)]) for line in lines] for rank in ranks)
+    texts.append(list(map(document.written, ranked)))
+    where = f'q[{number}]' if query.is_list else 'q'
+    unit = 'paragraph' if query.is_html else 'line'
+    for i, what in notices:
+      if first <= i < first + count:
+        warnings.append(f'{unit} {i - first + 1} of {where} {what}' if count > 1 else f'{where} {what}')
+    first += count
+  best, alternatives = [ranked[0] for ranked in texts], [ranked[1:] for ranked in texts]
+  result: dict[str, Any] = {'translatedText': best if query.is_list else best[0]}
+  if query.alternatives:
+    result['alternatives'] = alternatives if query.is_list else alternatives[0]
+  return {**result, **({'warnings': warnings} if warnings else {})}
