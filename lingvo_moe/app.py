@@ -20,7 +20,7 @@ _HELP = {'help', 'h', 'helpshort'}
 # Flags whose values are paths, in any command.
 _PATHS = {
   *('logdir', 'data_dir', 'cache_dir', 'out_dir', 'init_from', 'gin_file', 'path'),
-  *('source', 'target', 'tsv', 'out', 'output', 'json', 'markdown', 'against', 'dump'),
+  *('source', 'target', 'tsv', 'out', 'output', 'extend', 'json', 'markdown', 'against', 'dump'),
 }
 _FILES = {'json', 'markdown', 'dump'}  # flags whose values are files to write
 _SCHEMES = dict.fromkeys(('logdir', 'init_from', 'data_dir', 'cache_dir', 'path'), files.SCHEMES)

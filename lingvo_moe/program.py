@@ -18,6 +18,7 @@ from lingvo_moe.core import prng
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.shapes import results_of, sizes
 from lingvo_moe.core.weights import Specs, Theta, WeightSpec
+from lingvo_moe.layers.lora import Lora, part
 from lingvo_moe.ops.loops import counted
 from lingvo_moe.optim.optimizer import Optimizer, clip_by_global_norm
 from lingvo_moe.optim.schedule import Schedule
@@ -62,23 +63,40 @@ class Program:
   num_groups: int = 1  # groups of rows of a batch; the rows of a group stay together
   micro_batches: int = 1  # divides num_groups
   frozen: tuple[str, ...] = ()  # parts of the weights that are never updated, such as 'encoder/layer_00'; weights.below
+  lora: Lora | None = None  # adapters, which are trained in place of the weights
 
   @functools.cached_property
-  def weight_specs(self) -> dict[str, WeightSpec]:
-    """Flat name -> WeightSpec."""
+  def model_specs(self) -> dict[str, WeightSpec]:
+    """Flat name -> WeightSpec of the weights that the model is given."""
     return weights_lib.flatten(self.model.weights())
 
   @functools.cached_property
+  def adapter_specs(self) -> dict[str, WeightSpec]:
+    """Flat name -> WeightSpec of adapters."""
+    return self.lora.specs(self.model_specs) if self.lora else {}
+
+  @functools.cached_property
+  def weight_specs(self) -> dict[str, WeightSpec]:
+    """Flat name -> WeightSpec of all weights: those of the model, and adapters."""
+    return self.model_specs | self.adapter_specs
+
+  @property
+  def constant(self) -> tuple[str, ...]:
+    """Names of weights that checkpoints do not repeat, as training leaves them as they begin."""
+    return tuple(self.model_specs) if self.lora else ()
+
+  @functools.cached_property
   def trained_specs(self) -> dict[str, WeightSpec]:
-    """Flat name -> WeightSpec of the weights that are updated: all that are not frozen."""
-    frozen = set(weights_lib.below(self.weight_specs, self.frozen))
+    """Flat name -> WeightSpec of the weights that are updated: all that are not frozen, or adapters alone."""
+    frozen = {*weights_lib.below(self.weight_specs, self.frozen), *self.constant}
     return {name: spec for name, spec in self.weight_specs.items() if name not in frozen}
 
   @functools.cached_property
   def used_dtypes(self) -> dict[str, tf.DType]:
     """Flat name -> type in which the model uses the weight; it casts a weight that is given in another type."""
     activations = tf.as_dtype(getattr(self.model, 'activation_dtype', tf.float32))
-    return {name: spec.dtype if spec.float32 else activations for name, spec in self.weight_specs.items()}
+    whole = lambda name, spec: spec.float32 or part(name, 'a') in self.adapter_specs  # the sum with its adapter is cast
+    return {name: s.dtype if whole(name, s) else activations for name, s in self.weight_specs.items()}
 
   @functools.cached_property
   def slot_specs(self) -> dict[str, WeightSpec]:
@@ -190,7 +208,7 @@ class Program:
     return self.model.loss(self.theta(weights), batch)[1]
 
   def theta(self, weights: Mapping[str, tf.Tensor]) -> Theta:
-    """Nested weights for the model; weights that devices store in parts but use whole are gathered.
+    """Nested weights for the model, adapters merged; weights that devices store in parts but use whole are gathered.
 
     Weights of a scanned stack are gathered layer by layer, within its loop.
     """
@@ -200,7 +218,8 @@ class Program:
       return weight if dims.startswith('L') else xla_sharding.gather(weight, dims)
 
     with tf.name_scope('weights'):
-      return weights_lib.unflatten({name: used(name, weight) for name, weight in weights.items()})
+      weights = {name: used(name, weight) for name, weight in weights.items()}
+      return weights_lib.unflatten(self.lora.merged(weights) if self.lora else weights)
 
   def _stored(self, values: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
     """Converts values to tensors, annotated with the split in which devices store them."""

@@ -39,7 +39,7 @@ class Options(options_lib.Options):
 
   logdir: str = flag(None, 'Directory for checkpoints, logs and everything else of the run.', required=True)
   model: str | None = flag(
-    None, "A registered model's name; lingvo-moe models lists them. Default: that of the run in --logdir."
+    None, "A registered model's name; lingvo-moe models lists them. Default: the run's in --logdir, or in --init_from."
   )
   set: Sequence[str] = flag(
     (), 'Value of a field of the model, such as batch_tokens=2048 or pairs=de-en; may be repeated.', repeated=True
@@ -98,7 +98,7 @@ def train(
   )
   try:
     advice.say_epoch()
-    if not training.is_resumed and training.config.max_steps == 0:
+    if not training.is_resumed and (training.config.max_steps == 0 or training.runtime.program.constant):
       training.save(wait=True)
     evaluation.catch_up()
     if not (reason := training.reason_to_end()):
@@ -139,7 +139,8 @@ def set_up(options: Options, machine: Machine) -> Training:
     train_input = task.train_input(options.cache_of(run), feed)
     dev_input = task.dev_input(options.cache_of(run), feed)
     group.say(f'train: {train_input.stats}\ndev: {dev_input.stats}')
-    saver = Saver(run.checkpoints(config.keep_checkpoints, config.keep_every), runtime)
+    constant = runtime.program.constant
+    saver = Saver(run.checkpoints(config.keep_checkpoints, config.keep_every, constant), runtime)
     is_resumed = warm_start.restore_or_init(runtime, run, saver.checkpoints, task, options.init_from, group)
     log = reporting.NoLog()
     if group.is_leader:
@@ -160,7 +161,10 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
       f'--init_from={run.path} and another --logdir'
     )
   name, base = options.model, None
-  if not name:
+  if not name and not run.exists and options.init_from:
+    name, base = warm_start.run_around(warm_start.find(options.init_from)).load()
+    machine.group.say(f'a new run of {name} with the values of --init_from={options.init_from}, but for --set')
+  elif not name:
     if not run.exists:
       raise UserError(
         f'--model says what to train; saw none, and there is no run in --logdir={run.path} to go on with: give one '
@@ -185,6 +189,11 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
   task_of(config).check_corpus()
   if options.init_from:
     warm_start.find(options.init_from)
+  elif config.program().lora and not run.exists:
+    raise UserError(
+      'lora_rank adapts weights that were trained; saw a new run with initial ones: give --init_from=RUN, or import '
+      'them with --set lora_rank'
+    )
   return name, config
 
 
@@ -197,7 +206,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
     check_corpus = lambda config: corpus_record.check(run, config, cache_dir, accept, group.say)
     config = run.begin(name, config, check_corpus)
     if options.init_from:
-      warm_start.note(run, options.init_from)
+      warm_start.note(run, config, options.init_from)
     return config, lock
 
 

@@ -101,28 +101,17 @@ def export(options: Options) -> None:
   _check(run, config, options)
   step = options.choose_step(run)
   print(f'using the checkpoint of {run.checkpoints().describe(step)}')
-  config = dataclasses.replace(config, scan_layers=False)  # a checkpoint has the weights of each layer by itself
-  if options.format in WEIGHTS_ALONE:
-    return _export_weights(run, step, options)
-  specs = {name: spec.shape for name, spec in config.program().weight_specs.items()}
-  model = Model(config, step, {name: stored[...] for name, stored in run.checkpoints().restore(step, specs).items()})
+  weights = run.checkpoints().merged(step, config)
+  if options.format not in WEIGHTS_ALONE:  # these are read a tensor at a time: a model may be larger than memory
+    weights = {name: stored[...] for name, stored in weights.items()}
+  model = Model(dataclasses.replace(config, scan_layers=False, lora_rank=0), step, weights)
   if options.keep_experts is not None:
     model = _prune(model, options)
+  from lingvo_moe.run import model_card
+
   with new_folder.writing(options.out) as folder:
     _save(folder, run, model, options)
-  _say_written(run, options)
-
-
-def _export_weights(run: RunDir, step: int, options: Options) -> None:
-  """Writes weights a tensor at a time, so that a model may be larger than memory."""
-  from lingvo_moe.run import hub_export
-
-  with new_folder.writing(options.out) as folder:
-    (hub_export.save_hub_folder if options.format == 'huggingface' else hub_export.save_weights)(folder, run, step)
-  _say_written(run, options)
-
-
-def _say_written(run: RunDir, options: Options) -> None:
+    model_card.write(folder, run, step)
   size = sum(path.stat().st_size for path in pathlib.Path(options.out).rglob('*') if path.is_file())
   print(f'{options.out}: {options.format} of {run.load()[0]}, {size / 1e6:.1f} MB')
 
@@ -171,6 +160,11 @@ def _check(run: RunDir, config: TaskConfig, options: Options) -> None:
 
 def _save(folder: str, run: RunDir, model: Model, options: Options) -> None:
   task = task_of(model.config)
+  if options.format in WEIGHTS_ALONE:
+    from lingvo_moe.run import hub_export
+
+    save = hub_export.save_hub_folder if options.format == 'huggingface' else hub_export.save_weights
+    return save(folder, run, model.step)
   if options.format == 'ctranslate2':
     from lingvo_moe.tasks.mt import ctranslate2_model
 

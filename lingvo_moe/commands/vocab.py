@@ -2,15 +2,22 @@
 
 Trains a SentencePiece vocabulary (unigram, byte fallback; ids pad 0, bos 1, eos 2, unk 3) on the train split of one or
 more corpora. Writes OUTPUT.model and OUTPUT.vocab. docs/own_text.md describes the layouts of DATA.
+
+  lingvo-moe vocab --extend=RUN/vocab/source.model --languages=gsw --data_dir=DATA --output=vocab/more
+
+adds languages to a vocabulary: their tags, and pieces of their text where a corpus is given. All pieces that are there
+keep their ids. A run with --init_from=RUN and this vocabulary keeps their embeddings.
 """
 
 import os
+import tempfile
 import time
 
 from absl import flags
 
 from lingvo_moe import app
 from lingvo_moe.core.errors import UserError, plural
+from lingvo_moe.core.language_tags import SIDES
 from lingvo_moe.tasks.sentencepiece_training import RULES
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
@@ -25,6 +32,9 @@ _TEMPERATURE = flags.DEFINE_float('temperature', 1.0, 'Temperature of the sampli
 _COVERAGE = flags.DEFINE_float('character_coverage', 0.9995, 'Share of all characters that get their own pieces.')
 _MAX_SENTENCES = flags.DEFINE_integer('max_sentences', 1_000_000, 'Most lines of either side to use.', lower_bound=1)
 _TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target languages. Unset: if there are several.')
+_TAG_SIDES = flags.DEFINE_enum('tag_sides', 'source', SIDES, 'As the field tag_sides: both has tags of sources too.')
+_EXTEND = flags.DEFINE_string('extend', '', 'Vocabulary (.model) to which languages are added, under its rule.')
+_LANGUAGES = flags.DEFINE_list('languages', [], 'With --extend: languages whose tags are added.')
 _NORMALIZATION = flags.DEFINE_enum(
   'normalization',
   None,
@@ -43,22 +53,33 @@ def main():
     raise UserError(
       f'--output is a path without .model; saw the folder {_OUTPUT.value}: add a name, as in vocab/source'
     )
-  if not _DATA_DIR.value:
+  if not _DATA_DIR.value and not (_EXTEND.value and _LANGUAGES.value):
     raise UserError('a corpus must be given; saw no --data_dir: give one, e.g. --data_dir=data')
   if not _TEMPERATURE.value > 0:
     raise UserError(f'temperature must be a positive number; saw {_TEMPERATURE.value}: 1 keeps the natural shares')
   if not 0.98 <= _COVERAGE.value <= 1:
     raise UserError(f'character_coverage must be from 0.98 to 1; saw {_COVERAGE.value}: use 0.9995')
+  if _LANGUAGES.value and not _EXTEND.value:
+    raise UserError('--languages are added to a vocabulary: name it by --extend, or leave them out')
   from lingvo_moe.corpora import parallel
   from lingvo_moe.tasks.mt import vocab_training
+  from lingvo_moe.tasks.vocab import Vocab
 
+  base = Vocab(_EXTEND.value) if _EXTEND.value else None
   pairs = [
     p for folder in dict.fromkeys(_DATA_DIR.value) for p in parallel.find_pairs(folder, _PAIRS.value, _SPLIT.value)
   ]
   start = time.time()
-  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _NORMALIZATION, _SEED, _OVERWRITE)
+  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _TAG_SIDES, _NORMALIZATION, _SEED, _OVERWRITE)
   options = {flag.name: flag.value for flag in named}
-  path = vocab_training.train_vocab(pairs, _OUTPUT.value, _VOCAB_SIZE.value, **options)
+  train = lambda output: vocab_training.train_vocab(pairs, output, _VOCAB_SIZE.value, **options)
+  if base:
+    options |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}
+    with tempfile.TemporaryDirectory() as folder:
+      more = Vocab(train(os.path.join(folder, 'more'))) if pairs else None
+      path = vocab_training.extend_vocab(base, _OUTPUT.value, _LANGUAGES.value, more, _OVERWRITE.value)
+  else:
+    path = train(_OUTPUT.value)
   print(f'{path}: {os.path.getsize(path)} bytes, from {plural(len(pairs), "pair")}, in {time.time() - start:.0f} s')
 
 

@@ -6,7 +6,7 @@ AXES = {
   'E': 'experts',
   'C': 'slots an expert offers a group (capacity)',
   'X': 'slots of all experts: E * C of a group, or of all groups where they are flattened too',
-  'R': "rank of a token's choice of expert: first, second",
+  'R': "rank: of a token's choice of expert (first, second), or features between the two parts of an adapter",
   'M': 'model (embedding) features',
   'H': 'hidden features of a feed-forward layer',
   'B': 'rows of a batch',

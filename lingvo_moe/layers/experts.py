@@ -161,6 +161,6 @@ class LinearExperts(Experts):
 
 # Experts by name: functions of (M, H, E, dropout).
 EXPERTS: dict[str, Callable[[int, int, int, float], Experts]] = {
-  **{name: functools.partial(FeedForwardExperts, activation=name) for name in ('relu', 'gelu', 'geglu', 'swiglu')},
+  **{name: functools.partial(FeedForwardExperts, activation=name) for name in ACTIVATIONS},
   'deep': DeepExperts,
 }

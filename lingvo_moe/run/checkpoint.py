@@ -16,8 +16,11 @@ import tensorflow as tf
 from lingvo_moe.core import errors, files
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.layers import lora as lora_lib
+from lingvo_moe.layers.lora import Lora
 from lingvo_moe.runtime.slices import Slice, slice_spec
 
+STATE = 'state'  # a checkpoint's prefix in its folder
 PART_BYTES = 64 << 20  # of what write_parts writes at once
 _TYPES = {'step': tf.int64}  # of all other tensors: float32
 # Raised by TensorFlow's reader on a bad file; IndexError by a file cut short.
@@ -34,9 +37,8 @@ class Stored:
   dtype: tf.DType
 
   def __getitem__(self, index) -> np.ndarray:
-    index = () if index is ... else index if isinstance(index, tuple) else (index,)
-    whole = (slice(None),) * (len(self.shape) - len(index))
-    ranges = [part.indices(size)[:2] for part, size in zip((*index, *whole), self.shape, strict=True)]
+    index = self._of_every_axis(index)
+    ranges = [part.indices(size)[:2] for part, size in zip(index, self.shape, strict=True)]
     begin, sizes = [start for start, _ in ranges], [stop - start for start, stop in ranges]
     try:
       slices = [slice_spec(self.shape, begin, sizes)]
@@ -45,6 +47,25 @@ class Stored:
       )[0].numpy()
     except _READ_ERRORS as e:
       raise _damaged(self.prefix, e) from None
+
+  def _of_every_axis(self, index) -> tuple[slice, ...]:
+    index = () if index is ... else index if isinstance(index, tuple) else (index,)
+    return (*index, *(slice(None),) * (len(self.shape) - len(index)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged(Stored):
+  """A weight in a checkpoint with the product of its adapters added."""
+
+  a: Stored
+  b: Stored
+  lora: Lora
+
+  def __getitem__(self, index) -> np.ndarray:
+    index, rank, inputs = self._of_every_axis(index), len(self.shape), len(self.a.shape) - 1
+    shared = index[: lora_lib.shared_axes(self.a, self.b, rank)]
+    a, b = self.a[index[:inputs]], self.b[(*shared, slice(None), *index[inputs:])]
+    return super().__getitem__(index) + self.lora.product(a, b, rank).numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,38 +88,60 @@ class StoredLayers:
     return np.stack([layer[rest] for layer in self.layers[layers]])
 
 
+def path(directory: str, step: int) -> str:
+  """The prefix of a run's checkpoint."""
+  return os.path.join(directory, f'step_{step:08d}', STATE)
+
+
 def shapes(prefix: str) -> dict[str, tuple[int, ...]]:
   """Name -> shape of everything in a checkpoint."""
-  return {name: tuple(shape) for name, shape in _reader(prefix).get_variable_to_shape_map().items()}
+  return {name: stored.shape for name, stored in _everything(prefix).items()}
 
 
-def load(prefix: str, specs: Mapping[str, tuple[int, ...]]) -> dict[str, Stored | StoredLayers]:
-  """Tensors by name, stacked ones too; they are read when they are sliced.
+def load(
+  prefix: str, specs: Mapping[str, tuple[int, ...]], merge: Lora | None = None
+) -> dict[str, Stored | StoredLayers]:
+  """Tensors by name, stacked ones too, read when they are sliced; with `merge`, the sums of weights and adapters.
 
   Raises:
     UserError: a tensor is missing or has another shape or type; or, when it is read, fails its checksum.
   """
-  stored_shapes, types = shapes(prefix), _reader(prefix).get_variable_to_dtype_map()
+  found = _everything(prefix)
   for name, shape in by_layer(specs).items():
-    if name not in stored_shapes:
+    if (there := found.get(name)) is None:
       raise UserError(
         f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
         'use the --model and bindings that it was trained with'
       )
-    if stored_shapes[name] != tuple(shape):
+    if there.shape != tuple(shape):
       raise UserError(
-        f'{prefix}: {name!r} has shape {stored_shapes[name]}, but this model has {tuple(shape)}; '
+        f'{prefix}: {name!r} has shape {there.shape}, but this model has {tuple(shape)}; '
         'use the --model, bindings and vocabulary that it was trained with'
       )
-    if types[name] != (wanted := _TYPES.get(name, tf.float32)):
+    if there.dtype != (wanted := _TYPES.get(name, tf.float32)):
       raise UserError(
-        f'{prefix}: {name!r} has type {types[name].name}, but a model has {wanted.name} there: it was not written by '
+        f'{prefix}: {name!r} has type {there.dtype.name}, but a model has {wanted.name} there: it was not written by '
         'the trainer, or was converted; use the checkpoint that the trainer wrote'
       )
-  stored = lambda name: Stored(prefix, name, stored_shapes[name], types[name])
+
+  def stored(name):
+    parts = [found.get(lora_lib.part(name, letter)) for letter in 'ab']
+    return Merged(**vars(found[name]), a=parts[0], b=parts[1], lora=merge) if merge and all(parts) else found[name]
+
   stacked = lambda layers: StoredLayers(tuple(map(stored, layers)))
   layers = {name: _layers(name, shape) for name, shape in specs.items()}
   return {name: stored(name) if names is None else stacked(names) for name, names in layers.items()}
+
+
+def _everything(prefix: str) -> dict[str, Stored]:
+  """Tensors of a checkpoint; with adapters also those of step 0, which alone has the weights that they adapt."""
+  reader = _reader(prefix)
+  types, sizes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
+  found = {name: Stored(prefix, name, tuple(sizes[name]), types[name]) for name in sizes}
+  first = path(os.path.dirname(os.path.dirname(prefix)), 0)
+  if prefix == first or not any(map(lora_lib.is_adapter, found)) or not files.exists(first + '.index'):
+    return found
+  return _everything(first) | found
 
 
 def by_layer(specs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent import futures
 from typing import NamedTuple
 
@@ -27,8 +27,9 @@ from lingvo_moe.core import errors, files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.run import checkpoint
 from lingvo_moe.runtime.runtime import Runtime
+from lingvo_moe.runtime.slices import Slice
+from lingvo_moe.tasks.task import TaskConfig
 
-_STATE = 'state'  # a checkpoint's prefix in its folder
 _STEP = re.compile(r'step_(\d+)$')
 _DEV_LOSS = 'dev_loss.json'
 _COMMITTED = 'committed'  # marks a checkpoint of a remote file system as whole
@@ -57,10 +58,11 @@ class Checkpoints:
   directory: str  # where they are
   keep: int = 3  # how many of the newest to keep beside the best
   keep_every: int = 0  # checkpoints of steps that are multiples of it are kept as well; 0: none
+  constant: Collection[str] = ()  # weights that the checkpoint of step 0, which is kept then, has for all others
 
   def path(self, step: int) -> str:
     """The prefix that tf.train.load_checkpoint takes."""
-    return os.path.join(self.directory, f'step_{step:08d}', _STATE)
+    return checkpoint.path(self.directory, step)
 
   def steps(self) -> list[int]:
     """Steps with a committed checkpoint, oldest first; UserError if something else than a folder is in its place."""
@@ -129,9 +131,9 @@ class Checkpoints:
 
   def write(self, runtime: Runtime) -> str:
     """Second part: writes what this process holds, and waits for no other. Returns what failed, '' if nothing did."""
-    name = _STATE if runtime.process_count == 1 else f'part_{runtime.process_index:05d}'
+    name = checkpoint.STATE if runtime.process_count == 1 else f'part_{runtime.process_index:05d}'
     prefix = os.path.join(self._partial(runtime.step), name)
-    slices = list(checkpoint.slices_by_layer(runtime.slices()))
+    slices = list(checkpoint.slices_by_layer(self.saved(runtime)))
     try:
       if slices:
         checkpoint.write(prefix, slices)
@@ -140,6 +142,10 @@ class Checkpoints:
     for path in () if self._is_remote else glob.glob(glob.escape(prefix) + '.*'):
       _fsync(path)
     return ''
+
+  def saved(self, runtime: Runtime) -> list[Slice]:
+    """Slices of a state that its checkpoint has of this process."""
+    return [part for part in runtime.slices() if runtime.step == 0 or part.name not in self.constant]
 
   def commit(self, runtime: Runtime, reason: str) -> None:
     """Last part, by every process: makes one checkpoint of what they have written, and drops old ones.
@@ -161,7 +167,7 @@ class Checkpoints:
     if is_leader:
       if runtime.process_count > 1:
         parts = sorted(name.removesuffix('.index') for name in files.listdir(partial) if name.endswith('.index'))
-        checkpoint.merge([os.path.join(partial, part) for part in parts], os.path.join(partial, _STATE))
+        checkpoint.merge([os.path.join(partial, part) for part in parts], os.path.join(partial, checkpoint.STATE))
       if self._is_remote:
         files.write(self._marker(step), '')
       else:
@@ -204,6 +210,12 @@ class Checkpoints:
   ) -> dict[str, checkpoint.Stored | checkpoint.StoredLayers]:
     """The named tensors of a checkpoint, which must have the given shapes; they are read when they are sliced."""
     return checkpoint.load(self.existing(step), specs)
+
+  def merged(self, step: int, config: TaskConfig) -> dict[str, checkpoint.Stored]:
+    """Weights of a checkpoint with adapters merged, by the names of an unrolled model; read when they are sliced."""
+    program = config.program()
+    specs = checkpoint.by_layer({name: spec.shape for name, spec in program.model_specs.items()})
+    return checkpoint.load(self.existing(step), specs, program.lora)
 
   def load_weights(self, runtime: Runtime, step: int) -> None:
     """Loads the weights of a checkpoint into a runtime, and not the optimizer slots."""
@@ -255,7 +267,8 @@ class Checkpoints:
   def _drop_old(self):
     best = self.best()
     for step in self.steps()[: -self.keep]:
-      if (self.keep_every and step % self.keep_every == 0) or (best is not None and step == best.step):
+      is_multiple = self.keep_every and step % self.keep_every == 0
+      if is_multiple or (step == 0 and self.constant) or (best is not None and step == best.step):
         continue
       if self._is_remote:  # first out of sight, so that no half of it is ever seen
         files.remove(self._marker(step))
@@ -264,10 +277,12 @@ class Checkpoints:
       files.rmtree(self._partial(step))
 
 
-def _copy(runtime: Runtime) -> Runtime:
+def _copy(checkpoints: Checkpoints, runtime: Runtime) -> Runtime:
   """What saving takes of a runtime, copied in memory, where training does not change it."""
   # A TensorFlow tensor is immutable; an array may be a view of a device's memory.
-  copied = [p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in runtime.slices()]
+  copied = [
+    p._replace(value=p.value.copy()) if isinstance(p.value, np.ndarray) else p for p in checkpoints.saved(runtime)
+  ]
   unchanged = {name: getattr(runtime, name) for name in ('step', 'process_index', 'process_count', 'agree')}
   return types.SimpleNamespace(slices=lambda: copied, **unchanged)
 
@@ -291,7 +306,7 @@ class Saver:
     self.wait()
     alone = self._runtime.process_count == 1
     if alone or self.checkpoints.make_folder(self._runtime):
-      copy = _copy(self._runtime)
+      copy = _copy(self.checkpoints, self._runtime)
       self._writing = copy, self._thread.submit(self.checkpoints.save if alone else self.checkpoints.write, copy)
 
   def commit_if_written(self) -> None:

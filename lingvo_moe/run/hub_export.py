@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lingvo_moe.core import files, json_files, log_directory
+from lingvo_moe.core import configuration, files, json_files, log_directory
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
+from lingvo_moe.tasks.task import TaskConfig
 
 _SHARD_BYTES = 2 << 30  # of a file
 _TYPES = [[dtype] for dtype in TYPES]
@@ -35,6 +36,25 @@ def require(run: RunDir) -> None:
     )
 
 
+def keep_form(run: RunDir, config: TaskConfig, source: RunDir) -> None:
+  """Copies the form that a run was imported in to one that begins with its weights, where the model is the same."""
+  if not files.exists(source.file(log_directory.IMPORTED)):
+    return
+  _, theirs = source.load()
+  of_folder = families.convert(HubFolder(source.file(log_directory.ORIGINAL))).values
+
+  def facts(run, config):
+    shapes = checkpoint.by_layer({name: spec.shape for name, spec in config.program().model_specs.items()})
+    values = [getattr(config, name) for name in of_folder if not name.endswith('dropout')]
+    return shapes, values, configuration.fingerprints(run.config_file)
+
+  if facts(run, config) == facts(source, theirs):
+    names = [os.path.join(log_directory.ORIGINAL, name) for name in files.listdir(source.file(log_directory.ORIGINAL))]
+    files.makedirs(run.file(log_directory.ORIGINAL))
+    for name in (*names, log_directory.IMPORTED):
+      files.write(run.file(name), files.read(source.file(name)))
+
+
 def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
   """Writes the model as its own implementation reads it: config.json, tokeniser, weights in the types they came in.
 
@@ -44,7 +64,7 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
   note = json_files.read(run.file(log_directory.IMPORTED), 'what an import wrote', 'import it again', tensors=kind)
   original = HubFolder(run.file(log_directory.ORIGINAL))
   imported = families.convert(original)
-  stored = run.checkpoints().restore(step, _shapes(run))
+  weights = run.checkpoints().merged(step, run.load()[1])
   entries = {entry.theirs: entry for entry in imported.entries}
 
   kinds = {name: kind for name, kind in note['tensors'].items() if name in entries}  # others are computed there
@@ -54,7 +74,7 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
     if not entry.ours:
       return np.zeros(shape, np.float32)
     e = entry.expert
-    weight = stored[entry.ours][...] if e is None else stored[entry.ours][e : e + 1][0]
+    weight = weights[entry.ours][...] if e is None else weights[entry.ours][e : e + 1][0]
     return entry.outwards(weight, shape, imported.symbols)
 
   _save(folder, kinds, read)
@@ -64,16 +84,9 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
 
 def save_weights(folder: str, run: RunDir, step: int) -> None:
   """Writes the weights under the names that they have in a checkpoint, and config.json."""
-  shapes = _shapes(run)
-  stored = run.checkpoints().restore(step, shapes)
-  _save(folder, {name: ('F32', *shape) for name, shape in shapes.items()}, lambda name: stored[name][...])
+  weights = run.checkpoints().merged(step, run.load()[1])
+  _save(folder, {name: ('F32', *stored.shape) for name, stored in weights.items()}, lambda name: weights[name][...])
   shutil.copy(run.config_file, folder)
-
-
-def _shapes(run: RunDir) -> dict[str, tuple[int, ...]]:
-  """Shapes of the weights, by the names that they have in a checkpoint."""
-  _, config = run.load()
-  return checkpoint.by_layer({name: spec.shape for name, spec in config.program().weight_specs.items()})
 
 
 def _save(folder: str, kinds: Mapping[str, Sequence], read: Callable[[str], np.ndarray]) -> None:

@@ -21,6 +21,7 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import HubFolder
 from lingvo_moe.interop.table import Imported
+from lingvo_moe.program import Program
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.slices import Slice
@@ -50,7 +51,7 @@ def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[st
     config = configuration.resolve(imported.model, (), (), config, **vocabs)
     _ = task_of(config).vocabs  # refuses what does not fit
     run.write_config(imported.model, config)
-    _write_weights(run, _slices(folder, imported, shapes))
+    _write_weights(run, itertools.chain(_slices(folder, imported, shapes), _adapters(config.program())))
     os.makedirs(run.file(log_directory.ORIGINAL))
     for name in (*_SETTINGS, *imported.tokeniser):
       if os.path.exists(folder.file(name)):
@@ -135,6 +136,12 @@ def _write_weights(run: RunDir, weights: Iterator[Slice]) -> None:
     checkpoint.write_parts(prefix, itertools.chain([Slice('step', (), (), np.asarray(0, np.int64))], weights))
   except tf.errors.OpError as e:
     raise UserError(f'{prefix} could not be written ({errors.reason(e)}): make room there') from None
+
+
+def _adapters(program: Program) -> Iterator[Slice]:
+  """Initial adapters."""
+  initial = weights_lib.initialize(program.adapter_specs, program.seed)
+  return checkpoint.slices_by_layer(Slice(n, tuple(a.shape), (0,) * a.ndim, a.numpy()) for n, a in initial.items())
 
 
 def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:

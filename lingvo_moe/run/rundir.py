@@ -8,7 +8,7 @@ import dataclasses
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
 from lingvo_moe.core import configuration, fields, files, json_files, log_directory
@@ -52,8 +52,8 @@ class RunDir:
     """Folder for tokenised text."""
     return os.path.join(self.local, log_directory.CACHE)
 
-  def checkpoints(self, keep: int = 3, keep_every: int = 0) -> Checkpoints:
-    return Checkpoints(self.file(log_directory.CHECKPOINTS), keep, keep_every)
+  def checkpoints(self, keep: int = 3, keep_every: int = 0, constant: Collection[str] = ()) -> Checkpoints:
+    return Checkpoints(self.file(log_directory.CHECKPOINTS), keep, keep_every, constant)
 
   @property
   def exists(self) -> bool:

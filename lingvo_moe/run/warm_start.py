@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,20 +13,25 @@ from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.run import checkpoint
+from lingvo_moe.layers.lora import is_adapter
+from lingvo_moe.run import checkpoint, hub_export
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Task, task_of
+from lingvo_moe.tasks.task import Task, TaskConfig, task_of
+
+_Load = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, Any]]  # of tensors in a checkpoint, by their shapes
 
 
-def note(run: RunDir, source: str) -> None:
+def note(run: RunDir, config: TaskConfig, source: str) -> None:
   """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
   if run.checkpoints().steps():
     return
-  files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(find(source))}))
+  prefix = find(source)
+  files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(prefix)}))
+  hub_export.keep_form(run, config, run_around(prefix))
 
 
 def noted(run: RunDir) -> str:
@@ -95,9 +102,9 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   Of a weight whose rows are pieces of another vocabulary, the rows of pieces that both vocabularies have are taken. The
   other rows keep their initial values. A MoE layer begins as the dense feed-forward layer that is in its place there,
   with every expert a copy of it (Komatsuzaki et al., Sparse Upcycling, arXiv 2212.05055), where experts are of its
-  kind; shared experts then begin with outputs of 0. Experts have no biases, so those of the dense layer are not taken.
-  With a gate whose weights do not sum to 1 for each token, such as Switch's or expert choice, the layer begins as a
-  scaled one.
+  kind; shared experts then begin with outputs of 0. Biases of the dense layer are copied if experts have biases
+  (expert_bias). With a gate whose weights do not sum to 1 for each token, such as Switch's or expert choice, the layer
+  begins as a scaled one. Adapters of the other run are merged into its weights.
 
   Args:
     runtime: initialised; what is not taken stays as it is. The step stays 0 and the slots empty.
@@ -106,16 +113,21 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
       are not taken.
   """
   prefix = find(source)
-  specs = runtime.program.weight_specs
+  specs = runtime.program.model_specs
   stored = {name: shape for name, shape in checkpoint.shapes(prefix).items() if not slices.is_slot(name)}
   other = _task_of(prefix)
+  if adapters := {name for name in stored if is_adapter(name)}:
+    if not other:
+      raise UserError(f'the run around a checkpoint says how its adapters are merged; {prefix} has none: give the run')
+    stored = {name: shape for name, shape in stored.items() if name not in adapters}
+  load = functools.partial(checkpoint.load, prefix, merge=other and other.config.program().lora)
   foreign = task.foreign_weights(other) if other else {}
   fits = lambda name, shape: all(stored.get(n) == s for n, s in checkpoint.by_layer({name: shape}).items())
   taken = {
     name: spec.shape for name, spec in specs.items() if fits(name, spec.shape) and name.split('/')[0] not in foreign
   }
-  tables, counts = _shared_rows(runtime, prefix, stored, foreign)
-  copies = _copies_of_dense(prefix, specs, taken, fits)
+  tables, counts = _shared_rows(runtime, load, stored, foreign)
+  copies = _copies_of_dense(load, specs, taken, fits)
   expert, dense = getattr(task.config, 'expert', 'relu'), getattr((other or task).config, 'activation', 'relu')
   other_kind = bool(copies) and expert != dense
   if other_kind:
@@ -128,9 +140,7 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
       'give a checkpoint of a model that shares some'
     )
   state = runtime.state()
-  runtime.load(
-    {**state, 'weights': {**state['weights'], **checkpoint.load(prefix, taken), **tables, **copies, **silent}}
-  )
+  runtime.load({**state, 'weights': {**state['weights'], **load(taken), **tables, **copies, **silent}})
   lines = [f'--init_from: {len(taken)} of {len(specs)} weights taken from {prefix}']
   if copies:
     lines.append(f'  upcycled: {len(copies)} weights of MoE layers copied from dense layers in their places')
@@ -156,14 +166,14 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
 
 
 def _copies_of_dense(
-  prefix: str, specs: Mapping[str, WeightSpec], taken: Collection[str], fits: Callable[[str, tuple], bool]
+  load: _Load, specs: Mapping[str, WeightSpec], taken: Collection[str], fits: Callable[[str, tuple], bool]
 ) -> dict[str, np.ndarray]:
   """Weights of MoE layers where a checkpoint has a dense layer of the same sizes, as views, which take no memory."""
   copies = {}
   for name, spec in specs.items():
     dense, shape = _in_dense(name), _without_experts(spec)
     if name not in taken and dense != name and fits(dense, shape):
-      value = checkpoint.load(prefix, {dense: shape})[dense][...]
+      value = load({dense: shape})[dense][...]
       if 'E' in spec.dims:
         value = np.expand_dims(value, spec.dims.index('E'))
       copies[name] = np.broadcast_to(value, spec.shape)
@@ -181,25 +191,30 @@ def _without_experts(spec: WeightSpec) -> tuple[int, ...]:
 
 def _task_of(prefix: str) -> Task | None:
   """The task of the run around a checkpoint, if there is one."""
-  run = RunDir(os.path.dirname(os.path.dirname(os.path.dirname(files.absolute(prefix)))))
+  run = run_around(prefix)
   return task_of(run.load()[1]) if run.exists else None
+
+
+def run_around(prefix: str) -> RunDir:
+  """The log directory around a checkpoint."""
+  return RunDir(os.path.dirname(os.path.dirname(os.path.dirname(files.absolute(prefix)))))
 
 
 def _shared_rows(
   runtime: Runtime,
-  prefix: str,
+  load: _Load,
   stored: Mapping[str, tuple[int, ...]],
   rows: Mapping[str, tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
   """Initial values with the rows that a checkpoint shares, by weight; and how many these are."""
   program = runtime.program
   tables, counts = {}, {}
-  for name, spec in program.weight_specs.items():
+  for name, spec in program.model_specs.items():
     ours, theirs = rows.get(name.split('/')[0], ((), ()))
     same_width = name in stored and spec.dims.startswith('V') and stored[name][1:] == spec.shape[1:]
     if same_width and len(ours):
       table = np.array(weights_lib.initialize({name: spec}, program.seed)[name])
-      table[ours] = checkpoint.load(prefix, {name: stored[name]})[name][...][theirs]
+      table[ours] = load({name: stored[name]})[name][...][theirs]
       tables[name], counts[name] = table, len(ours)
   return tables, counts
 

@@ -97,14 +97,14 @@ def train(
     failures.append(_explain(str(e), vocab_size))
   if failures:
     raise failures[0]
-  _write(output, model.getvalue())
+  path = write(output, model.getvalue())
   if counts['long']:
     print(
       f'{counts["long"]:,} of {counts["all"]:,} lines for {output}.model are over {max_line_bytes:,} bytes and were '
       'left out',
       file=sys.stderr,
     )
-  return output + '.model'
+  return path
 
 
 def _explain(message: str, vocab_size: int) -> UserError:
@@ -126,7 +126,8 @@ def _explain(message: str, vocab_size: int) -> UserError:
   return UserError(f'SentencePiece made no vocabulary of {vocab_size} pieces: {message}')
 
 
-def _write(output: str, model: bytes) -> None:
+def write(output: str, model: bytes) -> str:
+  """Writes `output`.model and `output`.vocab, and returns the path of the first."""
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   listing = [f'{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n' for i in range(processor.get_piece_size())]
   try:
@@ -137,3 +138,4 @@ def _write(output: str, model: bytes) -> None:
       g.writelines(listing)
   except OSError as e:
     raise UserError(f'cannot write {output}.model ({e.strerror}): give another output') from None
+  return output + '.model'

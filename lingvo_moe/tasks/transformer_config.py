@@ -19,6 +19,7 @@ from lingvo_moe.layers.experts import EXPERTS
 from lingvo_moe.layers.ffn import ACTIVATIONS, FeedForward
 from lingvo_moe.layers.gates import table as gates
 from lingvo_moe.layers.gates.gate import Gate
+from lingvo_moe.layers.lora import Lora
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.layers.norm import NORMS
 from lingvo_moe.layers.remat import POLICIES
@@ -185,6 +186,17 @@ class ModelConfig(BatchConfig):
     '',
     "Parts of the weights that stay as they begin, 'encoder' or 'encoder,source_embedding', for runs with --init_from.",
   )
+  lora_rank: int = field(
+    0,
+    'Rank of LoRA adapters (arXiv 2106.09685), which are trained in place of all weights, for runs that begin with '
+    '--init_from or an import; 0: none.',
+    at_least=0,
+  )
+  lora_alpha: float = field(16.0, 'Adapters are scaled by lora_alpha / lora_rank.', above=0)
+  lora_matrices: str = field(
+    'wq,wv',
+    "Patterns of the matrices with adapters, by the ends of their names: 'wq,moe/w?', 'decoder/*/w?'; all: '*'.",
+  )
   clip_norm: float = field(0.0, 'Largest global norm of the gradients; 0: no limit.', at_least=0)
   max_steps: int = field(100_000, 'Step at which training ends.', at_least=0, may_change=True)
   log_every: int = field(
@@ -211,15 +223,17 @@ class ModelConfig(BatchConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.freeze:
-      self._check_freeze()
+    if self.freeze and self.lora_rank:
+      fields.refuse(self, 'freeze', 'left out with lora_rank', 'adapters alone are trained')
+    if self.freeze or self.lora_rank:
+      self._check_trained()
 
-  def _check_freeze(self) -> None:
-    """Refuses parts that the model does not have, and all of it."""
+  def _check_trained(self) -> None:
+    """Refuses parts and matrices that the model does not have, and a model without a part that is trained."""
     try:
       trained = self.program().trained_specs
     except UserError as e:
-      raise UserError(f'freeze: {e}') from None
+      raise UserError(f'{"lora_matrices" if self.lora_rank else "freeze"}: {e}') from None
     if not trained:
       fields.refuse(self, 'freeze', 'less than all of the model', 'leave a part to be trained')
 
@@ -308,12 +322,14 @@ class ModelConfig(BatchConfig):
   def program(self) -> Program:
     """The model and how it learns."""
     optimizer = Adafactor(beta2_cap=self.beta2_cap) if self.optimizer == 'adafactor' else Adam()
+    names = lambda listed: tuple(name.strip() for name in listed.split(',') if name.strip())
     return self.make(
       Program,
       model=self.model(),
       optimizer=WithMovingAverage(optimizer, self.average_decay) if self.average_decay else optimizer,
       schedule=_SCHEDULES[self.schedule](self.learning_rate, self.warmup_steps),
-      frozen=tuple(part.strip() for part in self.freeze.split(',') if part.strip()),
+      frozen=names(self.freeze),
+      lora=Lora(self.lora_rank, self.lora_alpha, names(self.lora_matrices)) if self.lora_rank else None,
     )
 
 

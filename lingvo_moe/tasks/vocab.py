@@ -17,7 +17,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.core import files
-from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.engine import vocab as engine_vocab
 from lingvo_moe.engine.vocab import BOS, EOS, PAD, UNK
 
@@ -135,9 +135,15 @@ class Vocab(SentencePieceVocab):
     """Id of the tag of a target language; UserError if the vocabulary lacks it."""
     i = self._processor.piece_to_id(tag(language))
     if i == UNK:
+      way_out = 'train it with lingvo-moe vocab --tags'
+      if tags := self.tags():
+        way_out = (
+          f'{closest(language, tags)} (a corpus is named by these), or, for a new run with --init_from, add it: '
+          f'lingvo-moe vocab --extend={self.path} --languages={language}'
+        )
       raise UserError(
         f'with several target languages (or tag_target) the source vocabulary needs the symbol {tag(language)}; '
-        f'{self.path} lacks it: train it with lingvo-moe vocab --tags'
+        f'{self.path} lacks it: {way_out}'
       )
     return i
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_config
+from imported_model import FIXTURES
 from whole_state import WholeState
 
-from lingvo_moe.run import checkpoint, process_group, warm_start
+from lingvo_moe.run import checkpoint, importing, process_group, warm_start
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
@@ -55,6 +56,24 @@ def test_a_model_of_copied_experts_computes_what_the_dense_one_does(dense, chang
   ]
   left = [f'  not used: {stack}/layer_01/ffn/{name}' for stack in ('decoder', 'encoder') for name in ('bi', 'bo')]
   assert [line for line in told if 'not used' in line] == left
+
+
+def test_an_imported_model_of_copied_experts_computes_what_it_did(tmp_path):
+  importing.import_folder(str(FIXTURES / 'marian'), str(tmp_path / 'run'))
+  run = RunDir(str(tmp_path / 'run'))
+  _, config = run.load()
+  moe = dataclasses.replace(config, num_experts=8, expert='swish', expert_bias=True)
+  batch = {
+    name: tf.constant(ids) for name, ids in random_batch(dataclasses.replace(config, batch_tokens=1024), 3).items()
+  }
+  logits = []
+  for one in (config, moe):
+    runtime = LocalRuntime(one.program())
+    runtime.init()
+    told = warm_start.take_weights(runtime, run.path, task_of(one))
+    logits.append(one.model().logits(one.program().theta(runtime.state()['weights']), batch)[0])
+  assert 'upcycled: 12 weights of MoE layers' in told and told.count('not taken') == 2 and 'not used' not in told
+  np.testing.assert_allclose(*logits, atol=1e-5)
 
 
 class Foreign(Task):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lingvo_moe.core import files, json_files
+from lingvo_moe.core import files, json_files, language_tags
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.files import lock
 from lingvo_moe.core.sentences import TrainingLines
@@ -16,7 +16,8 @@ from lingvo_moe.tasks.mt import dev_lines, vocab_training
 from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.vocab import Vocab, check_size, own_copy
 
-_OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'seed')  # as train_vocab has them
+# Settings that train_vocab has under the same names.
+_OF_TRAINING = ('vocab_size', 'temperature', 'max_sentences', 'character_coverage', 'tag_sides', 'seed')
 _MEASURED_LINES = 10_000
 
 
@@ -41,6 +42,10 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
   if resumed:  # one that was not made for the run was given to it
     given = {side: path or ('' if _settings(folder, side) else _own(folder, side)) for side, path in given.items()}
   vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
+  if config.tag_target and not resumed:  # refuses a language without a tag before anything is written
+    for pair in dev_lines.find_pairs(config, 'train'):
+      languages = language_tags.of_pair(True, config.tag_sides, pair.source, pair.target)
+      config.tags_around(next(iter(vocabs.values())), languages)
   changes, copies = {}, []
   for side, vocab in vocabs.items():
     if given[side] and not resumed and side != 'source':
@@ -121,6 +126,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
     'max_sentences': config.vocab_sentences,
     'character_coverage': config.character_coverage,
     'tag_target': config.tag_target,
+    'tag_sides': config.tag_sides,
     'seed': config.seed,
   }
   with lock(vocab_dir):

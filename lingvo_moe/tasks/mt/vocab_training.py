@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tqdm
+from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe.core.errors import plural
+from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel, sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
@@ -33,6 +34,7 @@ def train_vocab(
   max_sentences: int = 1_000_000,
   character_coverage: float = 0.9995,
   tags: bool | None = None,
+  tag_sides: str = 'source',
   normalization: str | None = None,
   seed: int = 1,
   overwrite: bool = False,
@@ -50,7 +52,8 @@ def train_vocab(
     temperature: temperature of the sampling over pairs. A pair whose share exceeds its lines repeats them.
     weights: factor of each pair's share; none: all alike.
     max_sentences: most lines of either side to use.
-    tags: True to add the symbols `<2xx>` of the target languages; None to add them if there are several.
+    tags: True to add the symbols `<2xx>` of the languages that have tags; None to add them if there are several.
+    tag_sides: which these are: by 'source' those of targets, else those of both sides; one of language_tags.SIDES.
     normalization: one of SentencePiece's rules (sentencepiece_training.RULES); None: as NORMALIZATION has it.
     seed: seed of the choice of lines.
     overwrite: True to replace existing files.
@@ -63,7 +66,8 @@ def train_vocab(
     UserError: the corpus is damaged, it cannot give a vocabulary of that size, or the output exists.
   """
   sentencepiece_training.check_output(output, overwrite)
-  targets = sorted({pair.target for pair in pairs})
+  sides = ('target',) if tag_sides == 'source' else ('source', 'target')
+  languages = sorted({getattr(pair, side) for pair in pairs for side in sides})
   sizes = [
     parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)
   ]
@@ -76,12 +80,33 @@ def train_vocab(
       vocab_size,
       character_coverage=character_coverage,
       normalization=normalization or NORMALIZATION[side],
-      symbols=[tag(target) for target in targets] if (len(targets) > 1 if tags is None else tags) else [],
+      symbols=[tag(language) for language in languages] if (len(languages) > 1 if tags is None else tags) else [],
       exact_size=exact_size,
     )
   if side != 'source' and (warning := unwritten(Vocab(path), pairs)):
     print(warning, file=sys.stderr)
   return path
+
+
+def extend_vocab(base: Vocab, output: str, languages: Sequence[str], more: Vocab | None, overwrite: bool) -> str:
+  """Writes a vocabulary with all pieces of another under their ids, then tags of languages, then further pieces.
+
+  These are less likely than all others, so that other text keeps most of its ids; `more` has them.
+  """
+  sentencepiece_training.check_output(output, overwrite)
+  model = sentencepiece_model_pb2.ModelProto.FromString(base.model_bytes)
+  kinds, known = sentencepiece_model_pb2.ModelProto.SentencePiece, {piece.piece for piece in model.pieces}
+  lowest = min(piece.score for piece in model.pieces if piece.type == kinds.NORMAL)
+  found = sentencepiece_model_pb2.ModelProto.FromString(more.model_bytes).pieces if more else ()
+  new = {tag(language): (0.0, kinds.CONTROL) for language in languages}
+  new |= {piece.piece: (piece.score + lowest, kinds.NORMAL) for piece in found if piece.type == kinds.NORMAL}
+  for piece, (score, kind) in new.items():
+    if piece not in known:
+      model.pieces.add(piece=piece, score=score, type=kind)
+  if len(model.pieces) == base.size:
+    raise UserError(f'{base.path} has all these symbols and pieces: use it as it is')
+  model.trainer_spec.vocab_size = len(model.pieces)
+  return sentencepiece_training.write(output, model.SerializeToString())
 
 
 def _lines(pairs, sizes, wanted, side, seed, bar) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ from lingvo_moe.tasks import vocab as vocab_lib
 from lingvo_moe.tasks.mt import run_vocabs
 from lingvo_moe.tasks.mt.config import DataConfig, MtConfig
 from lingvo_moe.tasks.mt.run_vocabs import ensure_vocabs
-from lingvo_moe.tasks.mt.vocab_training import train_vocab
+from lingvo_moe.tasks.mt.vocab_training import extend_vocab, train_vocab
 from lingvo_moe.tasks.vocab import Vocab
 
 SIZE = 340
@@ -102,8 +102,34 @@ def test_no_bytes_can_break_a_line(model):
 def test_a_tag_is_one_symbol_and_a_missing_one_is_refused(model):
   vocab = Vocab(model)
   assert len({vocab.tag_id('en'), vocab.tag_id('ru')}) == 2
-  with pytest.raises(UserError, match=re.escape('needs the symbol <2xh>')):
+  with pytest.raises(UserError, match=re.escape(f'the symbol <2eng>; {model} lacks it: closest: en (a corpus')):
+    vocab.tag_id('eng')
+  with pytest.raises(UserError, match=f'lingvo-moe vocab --extend={model} --languages=xh'):
     vocab.tag_id('xh')
+
+
+def test_a_language_without_a_tag_is_refused_before_anything_is_written(model, tmp_path):
+  data = write_corpus(tmp_path / 'data', ('de-eng',))
+  config = MtConfig(data_dir=data, source_vocab=model, target_vocab=model, tag_target=True)
+  with pytest.raises(UserError, match=f'the symbol <2eng>; {model} lacks it: closest: en '):
+    run_vocabs.prepare(config, str(tmp_path / 'vocab'), False)
+  assert not (tmp_path / 'vocab').exists()
+
+
+def test_an_extended_vocabulary_keeps_its_ids_and_has_new_tags_and_pieces(model, tmp_path):
+  base = Vocab(model)
+  more = train_vocab(parallel.find_pairs(write_corpus(tmp_path, ['chuchichäschtli-en'])), str(tmp_path / 'more'), 300)
+  path = extend_vocab(base, str(tmp_path / 'new'), ['gsw', 'ru'], Vocab(more), False)
+  found, old = Vocab(path), base.pieces(range(base.size))
+  assert found.pieces(range(base.size)) == old and found.tags() == ['en', 'gsw', 'ru']
+  added = found.pieces(range(base.size, found.size))
+  assert added[0] == '<2gsw>' and '▁chuchichäschtli' in added and not set(added) & set(old)
+  text = ['Haus number 3 of 21', 'chuchichäschtli number 4']
+  of_base, of_new = base.encode(text), found.encode(text)
+  assert of_new[0] == of_base[0] and len(of_new[1]) < len(of_base[1])
+  assert found.decode(of_new[1]) == text[1] and found.normalization == base.normalization
+  with pytest.raises(UserError, match='has all these symbols and pieces: use it as it is'):
+    extend_vocab(found, str(tmp_path / 'newer'), ['gsw'], None, False)
 
 
 def user_defined(path, output):
@@ -249,6 +275,12 @@ def test_a_made_vocabulary_keeps_its_settings(tmp_path):
   assert source == target
   with pytest.raises(UserError, match=f'has vocab_size={SIZE}, now vocab_size=320'):
     ensure_vocabs(DataConfig(source_vocab_size=320, **shared), str(tmp_path), quiet=True)
+
+
+def test_a_vocabulary_for_tags_on_both_sides_has_those_of_sources(tmp_path):
+  config = MtConfig(data_dir=write_corpus(tmp_path / 'data'), source_vocab_size=SIZE, shared_vocab=True)
+  config = dataclasses.replace(config, tag_target=True, tag_sides='both')
+  assert Vocab(ensure_vocabs(config, str(tmp_path), quiet=True)[0]).tags() == ['de', 'en', 'ru']
 
 
 def write_chinese(folder):
