@@ -190,10 +190,7 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
   if options.init_from:
     warm_start.find(options.init_from)
   elif config.program().lora and not run.exists:
-    raise UserError(
-      'lora_rank adapts weights that were trained; saw a new run with initial ones: give --init_from=RUN, or import '
-      'them with --set lora_rank'
-    )
+    raise UserError('lora_rank adapts weights that were trained; saw a new run of initial ones: give --init_from=RUN')
   return name, config
 
 

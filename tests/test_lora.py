@@ -1,7 +1,5 @@
 """Runs with LoRA adapters: they begin as their base, train adapters alone, and are exported merged."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The walk of docs/own_text.md from public models: every command works as written, on tiny ones and in a few steps."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import shlex

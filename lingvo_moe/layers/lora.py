@@ -1,7 +1,5 @@
 """LoRA: low-rank adapters, which are trained in place of the matrices that they adapt (Hu et al., arXiv 2106.09685)."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import math

@@ -1,7 +1,5 @@
 """Model card of an export: README.md with what the run knows of its data, training and scores."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -43,7 +41,7 @@ def write(folder: str, run: RunDir, step: int) -> None:
     if step in record.decoded_steps(split):
       scores = record.summary(split, step)['pairs']
       rows = [[pair, f'{s["sentences"]:,}', f'{s["bleu"]:.1f}', f'{s["chrf"]:.1f}'] for pair, s in scores.items()]
-      signatures = sorted({s[name] for s in scores.values() for name in ('bleu_signature', 'chrf_signature')})
+      signatures = sorted({s.get(f'{name}_signature', '') for s in scores.values() for name in ('bleu', 'chrf')})
       parts += [f'## Scores on {split}', markdown.table(['pair', 'sentences', 'BLEU', 'chrF'], rows, 1)]
       parts.append('\n'.join(f'    {signature}' for signature in signatures))
   text = _CARD.format(

@@ -1,7 +1,5 @@
 """LoRA: shapes of adapters, their product, and what cannot be adapted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
