@@ -143,6 +143,7 @@ class HttpApp:
       'status': 'draining' if self.draining else 'ok',
       'model': self._run.model,
       'checkpoint': self._run.checkpoint,
+      'continues_text': self._run.continues_text,
       'waiting_lines': self.batcher.waiting,
     }
     return web.json_response(state, status=503 if self.draining else 200)

@@ -114,6 +114,7 @@ class Translation(Service):
     targets = [of for of in targets if of['code'] in self._languages.known['target']]
     settings = {
       **dict.fromkeys(('apiKeys', 'keyRequired', 'suggestions'), False),
+      'alternatives': self.run.beam_size - 1,
       'charLimit': -1,
       'frontendTimeout': 500,
       'filesTranslation': True,

@@ -596,7 +596,13 @@ def test_health_languages_metrics_and_errors_of_paths():
     )
 
   read, responses, drains, refused = with_client(test)
-  ok = {'status': 'ok', 'model': 'toy.Stub', 'checkpoint': 'step 3, the newest', 'waiting_lines': 0}
+  ok = {
+    'status': 'ok',
+    'model': 'toy.Stub',
+    'checkpoint': 'step 3, the newest',
+    'continues_text': False,
+    'waiting_lines': 0,
+  }
   assert read['/health'] == (200, ok) and drains == (503, 'draining') and refused == (503, True)
   assert read['/languages'] == (
     200,
@@ -641,6 +647,10 @@ def test_the_page_asks_nobody_else_and_labels_its_fields():
   policy = headers['Content-Security-Policy']
   assert "default-src 'none'" in policy and 'unsafe' not in policy and policy.count('sha256-') == 2
   assert not re.search(r'(src|href|url)\s*[=(]', html) and '://' not in html and ' style=' not in html
-  fields = re.findall(r'<(?:textarea|select|output)[^>]* id="(\w+)"', html) + re.findall(r'<select id="(\w+)"', html)
-  assert set(fields) == {'q', 'source', 'target', 'result'} and all(f'<label for="{f}"' in html for f in fields)
+  fields = re.findall(r'<(?:textarea|select|output|input)[^>]* id="(\w+)"', html) + re.findall(
+    r'<select id="(\w+)"', html
+  )
+  assert set(fields) == {'q', 'source', 'target', 'result', 'alternatives', 'temperature', 'tokens'} and all(
+    f'<label for="{f}"' in html for f in fields
+  )
   assert '<html lang="en">' in html and 'role="status"' in html
