@@ -124,6 +124,8 @@ def _unpacked(data: bytes, suffix: str, most: int) -> list[tuple[zipfile.ZipInfo
         left -= len(entries[-1][1])
         if left < 0:
           raise UserError(f'a file must unpack to at most {most} bytes: send a smaller one')
+  except UserError:
+    raise
   except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as e:
     raise UserError(f'the file is not a whole {suffix} file: {e!s:.100}') from None
   return entries

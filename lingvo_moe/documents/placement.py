@@ -1,8 +1,6 @@
 """Placement of inline elements in a translation: around the words that come from those they had in the source."""
 
-import bisect
 import collections
-import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -50,14 +48,14 @@ def placed(leaves: Sequence[Leaf], translation: Aligned, kept: Collection[int]) 
 
 def _owners(leaves: Sequence[Leaf], units: Sequence[str], translation: Aligned) -> list[int]:
   """Number of the leaf from which each unit comes."""
-  with_text = [number for number, leaf in enumerate(leaves) if leaf.text]
-  ends = list(itertools.accumulate(len(leaves[number].text) for number in with_text))
-  owner_at = lambda at: with_text[min(bisect.bisect_right(ends, at), len(ends) - 1)]
-  votes = collections.defaultdict(collections.Counter)  # of each character
+  of_source = [number for number, leaf in enumerate(leaves) for _ in leaf.text]  # by character
+  words = [match.start() for match in _UNIT.finditer(''.join(leaf.text for leaf in leaves)) if not match[0].isspace()]
+  votes = collections.defaultdict(collections.Counter)  # by character
   for begin, end, target_begin, target_end in translation.links:
     for at in range(target_begin, target_end):
-      votes[at][owner_at((begin + end) // 2)] += 1
-  owners, at = [], 0
+      votes[at][of_source[(begin + end) // 2]] += 1
+  count = sum(not unit.isspace() for unit in units)
+  owners, at, word = [], 0, 0
   for unit in units:
     of_unit = sum((votes[i] for i in range(at, at + len(unit)) if i in votes), collections.Counter())
     if of_unit:
@@ -65,8 +63,9 @@ def _owners(leaves: Sequence[Leaf], units: Sequence[str], translation: Aligned) 
     elif votes and owners:
       owners.append(owners[-1])
     else:
-      owners.append(owner_at(int((at + len(unit) / 2) * ends[-1] / len(translation.text))))
+      owners.append(of_source[words[min((2 * word + 1) * len(words) // (2 * count or 1), len(words) - 1)]])
     at += len(unit)
+    word += not unit.isspace()
   return owners
 
 
