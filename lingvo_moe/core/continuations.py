@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,30 +90,3 @@ class Listeners:
     for row, (request, text) in enumerate(zip(self._requests, texts, strict=True)):
       if request.listen:
         self._send(row, text, request.listen)
-
-
-def stream(complete: Callable[[list[Request]], Any], request: Request) -> Iterator[str]:
-  """Pieces of a continuation's text while a thread draws it, which ends when the iterator is closed."""
-  pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
-  closed = threading.Event()
-
-  def listen(piece: str) -> bool:
-    pieces.put(piece)
-    return not closed.is_set()
-
-  def work() -> None:
-    try:
-      complete([request._replace(listen=listen)])
-      pieces.put(None)
-    except BaseException as e:
-      pieces.put(e)
-
-  threading.Thread(target=work, name='stream', daemon=True).start()
-  try:
-    while (piece := pieces.get()) is not None:
-      if isinstance(piece, BaseException):
-        raise piece
-      if piece:
-        yield piece
-  finally:
-    closed.set()

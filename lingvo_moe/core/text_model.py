@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from lingvo_moe.core import continuations
 from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.language_tags import Languages as Languages
@@ -238,21 +237,14 @@ class TextModel(abc.ABC):
       **sampling: values for this call: sample_temperature (0: greedy), top_k, top_p, sample_seed, max_new_tokens.
     """
     prompts = self._checked('prompts', prompts)
-    generator = self._generator(self._wanted(n_best))
+    if not self.continues_text:
+      raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
+    generator = self.translator(self._wanted(n_best))
     if not sampling:
       return _shaped(generator.translate(prompts), n_best, scores)
     values = self.sampling(**sampling)
     found = generator.complete([Request(prompt, values, number) for number, prompt in enumerate(prompts)])
     return _shaped(Answers(found, []), n_best, scores)
-
-  def stream(self, prompt: str, **sampling: float) -> Iterator[str]:
-    """Continues a prompt by a language model; yields the text piece by piece, as it is drawn.
-
-    The pieces make up what `generate` returns for the prompt alone; those of beam search come all at the end. Closing
-    the iterator ends the work.
-    """
-    [prompt] = self._checked('prompts', [prompt])
-    return continuations.stream(self._generator().complete, Request(prompt, self.sampling(**sampling)))
 
   def sampling(self, **chosen: float) -> Sampling:
     """Values for drawing a continuation: those chosen, and the model's own; UserError for one out of its range."""
@@ -261,11 +253,6 @@ class TextModel(abc.ABC):
   def configured(self, name: str) -> Any:
     """A language model's own value for decoding."""
     raise NotImplementedError
-
-  def _generator(self, n_best: int = 1) -> Generator:
-    if not self.continues_text:
-      raise UserError(f'{self.path} holds a run of {self.model}, which does not continue text: use translate')
-    return self.translator(n_best)
 
   # What the jobs translate and serve use.
 
