@@ -35,6 +35,7 @@ from lingvo_moe import app, checkpoint_flags
 from lingvo_moe import machine as machine_lib
 from lingvo_moe.core import log_directory, quiet, sentences
 from lingvo_moe.core.errors import ProcessLostError, UserError
+from lingvo_moe.corpora import text
 from lingvo_moe.machine import Machine, RuntimeOptions
 from lingvo_moe.options import flag
 from lingvo_moe.run import process_group
@@ -66,6 +67,9 @@ class Options(checkpoint_flags.CheckpointOptions):
   prompt: str | None = flag(None, 'What the samples of a language model continue; default: as configured.')
   num_samples: int | None = flag(None, 'Samples of a language model; default: as configured.', lower_bound=0)
   poll_seconds: float = flag(5.0, 'Seconds between two looks for a new checkpoint.', lower_bound=0.01, upper_bound=1e6)
+  metric_command: str | None = flag(
+    None, 'Print the scores of another metric too: a command that reads source, translation and reference, as TSV.'
+  )
   split_sentences: str = flag('never', sentences.ABOUT, one_of=sentences.MODES)
   out: str | None = flag(None, 'Folder of the results; default: <logdir>/decode/<split>.')
 
@@ -127,6 +131,20 @@ def decode_step(
   if summary:
     report = f'step {step}, {options.split}\n{results.job.report(summary)}'
     group.on_leader(lambda: print(report, flush=True))
+  if summary and options.metric_command:
+    group.on_leader(lambda: print_scores(results, step, summary, options.metric_command))
+
+
+def print_scores(results: Results, step: int, summary: Mapping[str, Any], command: str) -> None:
+  """Prints the mean of an external metric over the lines of each pair."""
+  if results.job.suffix != log_directory.HYPOTHESES:
+    raise UserError('--metric_command scores translations, and there are none: leave it out')
+  from lingvo_moe.analysis import external_metric
+
+  suffixes = log_directory.SOURCES, log_directory.HYPOTHESES, log_directory.REFERENCES
+  for pair in summary['pairs']:
+    sides = [list(text.lines([os.path.join(results.folder(step), pair + suffix)])) for suffix in suffixes]
+    print(f'{command}, {pair}: {external_metric.scores(command, *sides).mean():.4f}', flush=True)
 
 
 def results_of_export(options: Options, model: ExportedModel) -> Results:

@@ -208,11 +208,14 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
 
 
 def finish(training: Training) -> None:
-  """Closes the log, prints the best dev loss, and marks the run as finished, for which decoders wait."""
+  """Closes the log, prints the best dev loss or score, and marks the run as finished, for which decoders wait."""
+  from lingvo_moe.run.checkpoints import Evaluation
+
   training.log.close()
   step, reason = training.runtime.step, training.reason_to_end()
-  best_step, best_loss, *_ = training.checkpoints.best() or (step, math.nan)
-  training.group.say(f'trained to step {step} ({reason}); best dev loss {best_loss:.4f} at step {best_step}')
+  best = training.checkpoints.best() or Evaluation(step, math.nan)
+  measured = ' '.join(best.measured('.4f'))
+  training.group.say(f'trained to step {step} ({reason}); best {measured} at step {best.step}')
   if training.group.is_leader:
     training.run.finish(step, reason)
     training.lock.close()

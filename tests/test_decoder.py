@@ -125,6 +125,20 @@ def scalars(run):
   return found
 
 
+def test_another_metric_is_that_of_a_command_and_lines_are_split_where_that_is_asked(run, capsys, tmp_path):
+  decode(run, once=True, metric_command="awk -F'\\t' '{ print NF }'", out=str(tmp_path / 'whole'))
+  out = capsys.readouterr().out
+  assert f"awk -F'\\t' '{{ print NF }}', {PAIRS[0]}: 3.0000" in out
+  decode(run, once=True, split_sentences='auto', out=str(tmp_path / 'split'))
+  assert (
+    'warning: 2 lines with a sentence over max_length=32 tokens, cut where a clause ends' in capsys.readouterr().err
+  )
+  made = json.loads((tmp_path / 'split' / 'step_2' / 'scores.json').read_text())
+  assert made['settings']['split_sentences'] == 'auto' and made['pairs'][PAIRS[0]]['truncated'] == 0
+  with pytest.raises(UserError, match='--score gives the probability of whole lines, and --split_sentences splits'):
+    decode(run, once=True, split_sentences='auto', score=True)
+
+
 def test_every_line_has_its_translation_in_source_order(run, capsys):
   decode(run, once=True)
   xx, yy = (read(run, 2, f'{pair}.hyp').split('\n') for pair in PAIRS)

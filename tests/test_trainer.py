@@ -343,6 +343,23 @@ def test_the_best_checkpoint_is_measured_again_where_dev_text_changes_and_patien
   assert '(max_steps)' in said
 
 
+def test_checkpoints_are_ranked_by_a_score_of_greedy_translations_and_a_run_may_change_that(corpus, tmp_path, capsys):
+  ranked = ['Tiny.best_by = "chrf"', 'Tiny.best_by_sentences = 5', 'Tiny.patience = 2']
+  assert train(corpus, tmp_path / 'run', 8, ranked) is None
+  said = capsys.readouterr().err
+  assert said.count('greedy translations of dev text: BLEU ') == 2 and '; best dev chrF ' in said
+  evaluations = [line for line in lines_of(tmp_path / 'run') if 'dev_loss' in line]
+  scores = [line['dev_chrf'] for line in evaluations]
+  best = RunDir(str(tmp_path / 'run')).checkpoints().best()
+  assert (best.metric, best.score) == ('chrF', max(scores)) and best.dev_text.endswith(' chrF 5')
+  assert evaluations[0].keys() >= {'dev_bleu', 'dev_perplexity'}
+  assert f'the best by dev chrF ({best.score:.4g})' in RunDir(str(tmp_path / 'run')).checkpoints().describe(best.step)
+  assert train(corpus, tmp_path / 'run', 12, ['Tiny.patience = 2']) is None
+  said = capsys.readouterr().err
+  assert 'checkpoints are ranked by dev loss from now on: the best checkpoint, of step' in said
+  assert RunDir(str(tmp_path / 'run')).checkpoints().best().metric is None
+
+
 def test_measuring_an_earlier_best_again_leaves_training_as_it_was(corpus, whole, tmp_path, capsys):
   logdir = tmp_path / 'run'
   shutil.copytree(whole, logdir)

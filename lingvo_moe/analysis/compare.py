@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lingvo_moe.analysis import significance, translations
+from lingvo_moe.analysis import external_metric, significance, translations
 from lingvo_moe.analysis.significance import METRICS, Difference
 from lingvo_moe.analysis.translations import Translations
 from lingvo_moe.core import files, log_directory, progress
@@ -161,6 +161,16 @@ class Comparison:
       names[self.baseline.translations[name].tokenizer].append(name)
     first, *others = sorted(names, key=lambda tokenizer: -len(names[tokenizer]))
     return '; '.join([first, *(f'{tokenizer} for {", ".join(names[tokenizer])}' for tokenizer in others)])
+
+
+def by_command(comparison: Comparison, command: str, samples: int, seed: int) -> dict[str, Difference]:
+  """Differences by an external metric, by pair."""
+  found = {}
+  for name in comparison.pairs:
+    sides = [system.translations[name] for system in (comparison.baseline, comparison.system)]
+    one, two = (external_metric.scores(command, t.sources, t.lines, t.references) for t in sides)
+    found[name] = external_metric.difference(one, two, samples, seed)
+  return found
 
 
 def read_system(text: str, split: str, data_dir: str | None = None) -> System:

@@ -92,7 +92,7 @@ def paired_bootstrap(
   for i, (metric, one) in enumerate(corpus_scores(baseline).items()):
     two, differences = corpus_scores(system)[metric], b[:, i] - a[:, i]
     p = _sacrebleu_p(np.abs(differences), abs(one - two))
-    by_metric[metric] = Difference(one, two, *_interval(differences), p)
+    by_metric[metric] = Difference(one, two, *interval(differences), p)
   return by_metric
 
 
@@ -127,7 +127,7 @@ def mean_bootstrap(
   for metric, differences in zip(METRICS, sampled.T, strict=True):
     one, two = (float(np.mean([corpus_scores(counts)[metric] for counts in side])) for side in (baselines, systems))
     as_far = np.sum(np.abs(differences - differences.mean()) >= abs(two - one))
-    by_metric[metric] = Difference(one, two, *_interval(differences), (int(as_far) + 1) / (samples + 1))
+    by_metric[metric] = Difference(one, two, *interval(differences), (int(as_far) + 1) / (samples + 1))
   return by_metric
 
 
@@ -205,7 +205,7 @@ def _summed(counts: np.ndarray, sentence: np.ndarray, sentences: int) -> np.ndar
   return summed
 
 
-def _interval(differences: np.ndarray) -> tuple[float, float]:
+def interval(differences: np.ndarray) -> tuple[float, float]:
   """95% of the resamples, at sacreBLEU's ranks (estimate_ci)."""
   ordered = np.sort(differences)
   cut = len(ordered) // 40

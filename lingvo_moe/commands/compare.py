@@ -16,6 +16,9 @@ states which.
 
 References are those that the decoder wrote with its translations, or of --data_dir, which must have the same text.
 --json appends a record for every pair and one for the mean, as JSON lines.
+
+--metric_command='COMMAND' compares by another metric too: COMMAND reads lines of source, translation and reference with
+tabs between, and prints a score for each. p is then two-sided. docs/own_text.md has an example.
 """
 
 import json
@@ -34,6 +37,7 @@ _SEED = flags.DEFINE_integer('seed', 12345, "Of the resamples; the default is sa
 _DATA_DIR = flags.DEFINE_string(
   'data_dir', None, 'The corpus that was decoded, for references; default: beside the translations.'
 )
+_METRIC_COMMAND = flags.DEFINE_string('metric_command', None, 'See above.')
 _JSON = flags.DEFINE_string('json', None, 'Where to append it all for machines.')
 
 
@@ -51,6 +55,12 @@ def main(argv):
   comparison = compare.compare(baseline, system, _SAMPLES.value, _SEED.value)
   print(f'baseline: {baseline}\nsystem:   {system}\n{_SPLIT.value}, {_SAMPLES.value} resamples, seed {_SEED.value}\n')
   print(comparison.table(_METRIC.value))
+  external = {}
+  if command := _METRIC_COMMAND.value:
+    print(f'\n{command}')
+    external = compare.by_command(comparison, command, _SAMPLES.value, _SEED.value)
+    for name, d in external.items():
+      print(f'{name}: {d.baseline:.4f} {d.system:.4f} {d.difference:+.4f} [{d.low:+.4f}, {d.high:+.4f}] p={d.p:.4f}')
   for notice in comparison.notices():
     print(notice)
   if comparison.left_out:
@@ -61,6 +71,8 @@ def main(argv):
   if _JSON.value:
     with open(_JSON.value, 'a', encoding='utf-8') as f:
       for record in comparison.records(_SPLIT.value, _METRIC.value):
+        if record.get('pair') in external:
+          record['scores'][_METRIC_COMMAND.value] = external[record['pair']].to_json()
         f.write(json.dumps(record, ensure_ascii=False) + '\n')
 
 

@@ -38,17 +38,30 @@ _KINDS = {  # of dev_loss.json
   'evaluated_after': json_files.optional(json_files.list_of(json_files.INTEGER)),
   'dev_text': json_files.optional(json_files.TEXT),
   'text_changes': json_files.optional(json_files.INTEGER),
+  'metric': json_files.optional(json_files.TEXT),
+  'score': json_files.optional(json_files.NUMBER),
 }
 
 
 class Evaluation(NamedTuple):
-  """Dev loss of a checkpoint."""
+  """Dev loss of a checkpoint, and the score by which it is ranked, where that is not the loss."""
 
   step: int  # of the checkpoint
   dev_loss: float  # cross-entropy
   dev_text: str = ''  # hash of the dev text; '' where an earlier version did not note it
   text_changes: int = 0  # how often the dev text had changed before; only losses of the latest text are compared
   evaluated_after: Sequence[int] | None = ()  # steps evaluated since on that text, if this is the best; None: not noted
+  metric: str | None = None  # by whose score checkpoints are ranked; None: by the loss
+  score: float | None = None  # the larger the better
+
+  @property
+  def rank(self) -> float:
+    """The lower the better."""
+    return self.dev_loss if self.metric is None else -self.score
+
+  def measured(self, digits: str) -> tuple[str, str]:
+    """Name and value by which checkpoints are ranked: ('dev loss', '1.234')."""
+    return f'dev {self.metric or "loss"}', format(abs(self.rank), digits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +91,11 @@ class Checkpoints:
     return max(self.steps(), default=None)
 
   def best(self) -> Evaluation | None:
-    """Lowest dev loss on the latest dev text, the earliest of equals."""
+    """The best by dev loss, or by the score that ranks them, on the latest dev text; the earliest of equals."""
     evaluations = [evaluation for step in self.steps() if (evaluation := self.evaluation(step)) is not None]
     changes = max((evaluation.text_changes for evaluation in evaluations), default=0)
     comparable = [evaluation for evaluation in evaluations if evaluation.text_changes == changes]
-    return min(comparable, key=lambda evaluation: (evaluation.dev_loss, evaluation.step), default=None)
+    return min(comparable, key=lambda evaluation: (evaluation.rank, evaluation.step), default=None)
 
   def choose(self, step: int | None = None, which: str = 'last') -> int:
     """The given step, or that of a checkpoint by its rank; UserError if there is none.
@@ -104,7 +117,7 @@ class Checkpoints:
   def describe(self, step: int) -> str:
     """A checkpoint in words: 'step 600, the best by dev loss (1.234); the newest is of step 900'."""
     best = self.best()
-    ranks = {f'the best by dev loss ({best.dev_loss:.4g})': best.step} if best else {}
+    ranks = {'the best by {} ({})'.format(*best.measured('.4g')): best.step} if best else {}
     ranks['the newest'] = self.latest()
     own = [rank for rank, its_step in ranks.items() if its_step == step]
     others = [f'{rank} is of step {its_step}' for rank, its_step in ranks.items() if its_step != step]
@@ -185,24 +198,28 @@ class Checkpoints:
     except FileNotFoundError:
       return 'gone'
 
-  def note_dev_loss(self, step: int, dev_loss: float, text: str = '') -> None:
+  def note_dev_loss(
+    self, step: int, dev_loss: float, text: str = '', metric: str | None = None, score: float | None = None
+  ) -> None:
     """Adds the dev cross-entropy of a step that was saved before it was evaluated, or that of the best on another text.
 
     Args:
       step: of the checkpoint.
       dev_loss: its loss. One that is not finite is never the best, and counts as an evaluation without a gain.
       text: hash of the dev text. Where it is another than that of the best so far, losses so far no longer count.
+      metric, score: of Evaluation.
     """
-    changes, later = 0, ()
+    new = Evaluation(step, dev_loss, text, 0, (), metric, score)
     if (best := self.best()) is not None:
-      changes, is_same = best.text_changes + (text != best.dev_text), text == best.dev_text
-      if is_same and best.evaluated_after is not None and best.step < step and not dev_loss < best.dev_loss:
+      is_same = text == best.dev_text
+      new = new._replace(text_changes=best.text_changes + (not is_same))
+      if is_same and best.evaluated_after is not None and best.step < step and not new.rank < best.rank:
         # Into the best one's folder, since that checkpoint is always kept.
         self._write_evaluation(best._replace(evaluated_after=sorted({*best.evaluated_after, step})))
       if best.step == step and not best.dev_text:
-        later = best.evaluated_after  # of an earlier version: patience counts on
+        new = new._replace(evaluated_after=best.evaluated_after)  # of an earlier version: patience counts on
     if math.isfinite(dev_loss):
-      self._write_evaluation(Evaluation(step, dev_loss, text, changes, later))
+      self._write_evaluation(new)
     self._drop_old()
 
   def restore(

@@ -1,6 +1,7 @@
 """Evaluation of a training run: the dev loss at intervals, noted beside the checkpoint of its step."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 from lingvo_moe.run import reporting, warm_start
@@ -42,14 +43,14 @@ class Evaluation:
     def measure():
       measured = self._measure(step)
       self.training.log.evaluation(step, measured)
-      return measured.mean
+      return measured
 
     self._note(step, measure)
 
   def _measure_best_again(self, step: int) -> None:
     """Measures the best checkpoint on the dev text there is, if its loss is of another; the state is then as before."""
     training, best = self.training, self.training.checkpoints.best()
-    if best is None or best.dev_text == training.dev_input.content_hash:
+    if best is None or best.dev_text == self._text:
       return
 
     def measure():
@@ -59,10 +60,12 @@ class Evaluation:
       if best.step != step:
         warm_start.resume(training.runtime, training.checkpoints, step)
       training.log.best_again(step, best.step, measured)
-      return measured.mean
+      return measured
 
     loss = self._note(best.step, measure)
     why = 'the dev text has changed' if best.dev_text else 'an earlier version did not note the dev text of its losses'
+    if best.metric != training.task.dev_metric:
+      why = f'checkpoints are ranked by dev {training.task.dev_metric or "loss"} from now on'
     training.group.say(
       f'{why}: the best checkpoint, of step {best.step}, is measured again, so that later ones are compared with it: '
       f'dev loss {loss:.4f}, was {best.dev_loss:.4f}'
@@ -77,15 +80,30 @@ class Evaluation:
     training.saver.wait()
     if measured is None:
       raise StoppedBySignal(signals.received, step)
-    return measured
+    if training.task.dev_metric is None:
+      return measured
+    begin = time.perf_counter()
+    scores = training.task.dev_scores(training.runtime, quiet=not training.group.is_leader)
+    said = ', '.join(f'{name} {score:.2f}' for name, score in scores.items())
+    training.log.say(f'greedy translations of dev text: {said}, in {time.perf_counter() - begin:.1f} s')
+    return measured._replace(scores=scores, text=self._text)
 
-  def _note(self, step: int, measure: Callable[[], float]) -> float:
+  @property
+  def _text(self) -> str:
+    """What dev losses, and scores, have to be measured on to be compared."""
+    text, metric = self.training.dev_input.content_hash, self.training.task.dev_metric
+    return text if metric is None else f'{text} {metric} {self.training.config.best_by_sentences}'
+
+  def _note(self, step: int, measure: Callable[[], reporting.DevLoss]) -> float:
     """Notes the dev loss of a checkpoint: the one logged, where a crash kept it from being noted, else as measured."""
-    training = self.training
-    text = training.dev_input.content_hash
-    logged = training.log.measured(step, text)
-    loss = logged if training.runtime.agree(logged is not None) else measure()
+    training, metric = self.training, self.training.task.dev_metric
+    logged = training.log.measured(step, self._text)
+    if training.runtime.agree(logged is not None):
+      loss, score = logged
+    else:
+      measured = measure()
+      loss, score = measured.mean, measured.scores.get(metric)
     if training.group.is_leader:
-      training.checkpoints.note_dev_loss(step, loss, text)
+      training.checkpoints.note_dev_loss(step, loss, self._text, metric, score)
     training.runtime.agree(True)  # so that every process sees the dev loss that was noted
     return loss

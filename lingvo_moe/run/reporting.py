@@ -34,7 +34,8 @@ class DevLoss(NamedTuple):
   by_subset: dict[str, float | None]  # None: no token
   by_unit: Mapping[str, float] = types.MappingProxyType({})  # perplexity a word, bits a byte, where these are counted
   choices: Mapping[str, np.ndarray] = types.MappingProxyType({})  # by MoE layer: of each expert, by subset [P, E]
-  text: str = ''  # DevInput.content_hash of what it was measured on
+  text: str = ''  # DevInput.content_hash of what it was measured on, and what else losses are compared by
+  scores: Mapping[str, float] = types.MappingProxyType({})  # of Task.dev_scores
 
 
 def evaluate(
@@ -76,7 +77,7 @@ class TrainLog:
     self._logdir = logdir
     self._path = os.path.join(logdir, log_directory.TRAIN_LOG)
     self._totals = dict.fromkeys(('seconds', *task.token_counts), 0.0)
-    self._measured: dict[tuple[int, str], float] = {}
+    self._measured: dict[tuple[int, str], tuple[float, float | None]] = {}
     kinds = {log_directory.so_far(name): json_files.optional(json_files.NUMBER) for name in self._totals}
     json_files.keep_lines_up_to(self._path, first_step, self._note, **kinds)
     self._started = time.perf_counter() - self._totals['seconds']
@@ -117,18 +118,19 @@ class TrainLog:
       routing = {'step': step, 'subsets': list(loss.by_subset), 'choices': _as_integers(loss.choices)}
       files.write(os.path.join(self._logdir, log_directory.DEV_ROUTING), json_files.dump(routing))
     values = {'dev_loss': loss.mean, 'dev_perplexity': math.exp(min(loss.mean, 50.0))}
-    values |= {f'dev_{name}': value for name, value in loss.by_unit.items()}
+    values |= {f'dev_{name.lower()}': value for name, value in {**loss.by_unit, **loss.scores}.items()}
     self._write(step, values, {log_directory.dev_loss_by(self._task.subset): loss.by_subset, 'dev_text': loss.text})
     self._progress.write(f'step {step}: dev loss {loss.mean:.4f}')
     self._reset()
 
   def best_again(self, step: int, best_step: int, loss: DevLoss) -> None:
     """Logs, at a step, the dev loss of an earlier one, the best, that was measured on other dev text before."""
-    self._write(step, {}, {'best_step': best_step, 'dev_loss_of_best': loss.mean, 'dev_text': loss.text})
+    scores = {f'dev_{name.lower()}_of_best': score for name, score in loss.scores.items()}
+    self._write(step, {}, {'best_step': best_step, 'dev_loss_of_best': loss.mean, 'dev_text': loss.text, **scores})
     self._reset()
 
-  def measured(self, step: int, text: str) -> float | None:
-    """Dev loss of a step on a text that was logged before this start."""
+  def measured(self, step: int, text: str) -> tuple[float, float | None] | None:
+    """Dev loss of a step on a text, and the score that ranks it, which were logged before this start."""
     return self._measured.get((step, text))
 
   def flush(self, step: int) -> None:
@@ -169,7 +171,8 @@ class TrainLog:
       self._totals[name] = line.get(log_directory.so_far(name)) or self._totals[name]
     for step, loss in (('step', 'dev_loss'), ('best_step', 'dev_loss_of_best')):
       if loss in line:
-        self._measured[line.get(step), line.get('dev_text')] = line[loss]
+        score = line.get(loss.replace('loss', (self._task.dev_metric or '').lower()))
+        self._measured[line.get(step), line.get('dev_text')] = line[loss], score
 
   def _reset(self):
     self._tokens = 0.0
@@ -215,7 +218,7 @@ class NoLog:
   waiting = staticmethod(contextlib.nullcontext)
   step = evaluation = best_again = staticmethod(lambda *args, **kwargs: None)
   flush = say = end_progress = close = staticmethod(lambda *args: None)
-  measured = staticmethod(lambda step, text: math.nan)  # not None: whether a loss was logged, the leader says
+  measured = staticmethod(lambda step, text: (math.nan, None))  # whether a loss was logged, the leader says
 
 
 class EventFile:

@@ -364,6 +364,18 @@ class Task:
     """Batches for the dev loss."""
     self._refuse('has no dev loss')
 
+  @property
+  def dev_metric(self) -> str | None:
+    """Score of `dev_scores` by which checkpoints are ranked; None: they are by the dev loss."""
+    return None
+
+  def dev_scores(self, runner: Runner, quiet: bool) -> dict[str, float]:
+    """Scores by name, the larger the better, of dev text with the weights that a runtime holds; every process calls it.
+
+    A process that is `quiet` has none.
+    """
+    return {}
+
   def scalars(self, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Logged values of a training step's metrics, by name; 'loss' among them."""
     return metrics_lib.scalars(metrics)

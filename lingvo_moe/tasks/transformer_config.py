@@ -216,7 +216,7 @@ class ModelConfig(BatchConfig):
     0, 'Checkpoints of steps that are multiples of keep_every are kept forever; 0: none.', at_least=0, may_change=True
   )
   patience: int = field(
-    0, 'Evaluations without a lower dev loss after which training ends; 0: no limit.', at_least=0, may_change=True
+    0, 'Evaluations without a new best checkpoint after which training ends; 0: no limit.', at_least=0, may_change=True
   )
   beam_size: int = field(4, 'W, hypotheses of a beam search.', at_least=1, at_most=1024, may_change=True)
   length_norm_alpha: float = field(0.8, "GNMT's alpha of length normalisation.", at_least=0, may_change=True)

@@ -180,6 +180,15 @@ def test_a_kill_while_a_dev_loss_is_noted_and_old_checkpoints_are_dropped_is_mad
   assert killed.at_every_point(lambda: kept.note_dev_loss(3, loss, 'all'), look) >= 4
 
 
+def test_a_score_ranks_checkpoints_in_place_of_the_loss(tmp_path):
+  kept = Checkpoints(str(tmp_path), keep=1)
+  for step, dev_loss, bleu in ((1, 1.0, 10.0), (2, 2.0, 12.0), (3, 0.5, 11.0)):
+    kept.save(state_at(step))
+    kept.note_dev_loss(step, dev_loss, 'all', 'BLEU', bleu)
+  assert (kept.best().step, kept.best().evaluated_after, kept.steps()) == (2, [3], [2, 3])
+  assert kept.describe(2) == 'step 2, the best by dev BLEU (12); the newest is of step 3'
+
+
 def test_losses_of_another_dev_text_are_not_compared(tmp_path):
   kept = Checkpoints(str(tmp_path), keep=1)
   for step, dev_loss in ((1, 3.0), (2, 3.5), (3, 3.6)):

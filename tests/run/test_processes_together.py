@@ -19,7 +19,7 @@ from lingvo_moe.run import signals as signals_lib
 from lingvo_moe.run.checkpoints import Checkpoints, Saver
 from lingvo_moe.run.evaluation import Evaluation
 from lingvo_moe.run.process_group import ProcessGroup
-from lingvo_moe.run.reporting import NoLog
+from lingvo_moe.run.reporting import DevLoss, NoLog
 from lingvo_moe.run.training import Step
 from lingvo_moe.runtime.slices import Slice
 
@@ -117,12 +117,13 @@ def test_a_dev_loss_that_the_leader_has_logged_is_measured_by_no_process(tmp_pat
     saver.save()
     saver.wait()
     group = ProcessGroup(COUNT, runtime.process_index)
-    log = types.SimpleNamespace(measured=lambda step, text: logged) if group.is_leader else NoLog()
+    log = types.SimpleNamespace(measured=lambda step, text: logged and (logged, None)) if group.is_leader else NoLog()
     dev_input = types.SimpleNamespace(content_hash='text')
+    task = types.SimpleNamespace(dev_metric=None)
     training = types.SimpleNamespace(
-      runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input
+      runtime=runtime, checkpoints=saver.checkpoints, log=log, group=group, dev_input=dev_input, task=task
     )
-    Evaluation(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or 3.5)
+    Evaluation(training, signals_lib.Signals())._note(0, lambda: measured.append(runtime) or DevLoss(3.5, {}))
     return saver.checkpoints.best().dev_loss, len(measured)
 
   assert in_processes(play) == [(3.5, 1) if logged is None else (logged, 0)] * COUNT

@@ -14,6 +14,9 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 
+from lingvo_moe.analysis import external_metric
+from lingvo_moe.core.errors import UserError
+
 MYANMAR = ['သူ', 'သည်', 'အိမ်', 'သို့', 'သွား', 'စာ', 'ဖတ်']
 WORDS = ['der', 'hund', 'schläft', 'auf', 'einer', 'bank', 'unter', 'grünen', 'bäumen', '.']
 PAIRS = ('deu-en', 'fra-en', 'mya-en')
@@ -265,3 +268,36 @@ def test_help_is_quick_since_it_imports_next_to_nothing(name):
   assert done.stdout.lstrip().startswith(f'lingvo-moe {name} ')
   imported = {line.rpartition('|')[2].strip().split('.')[0] for line in done.stderr.splitlines()}
   assert 'absl' in imported and not imported & {'tensorflow', 'numpy', 'sacrebleu'}
+
+
+SHARE_OF_WORDS = 'awk -F\'\\t\' \'{ print split($2, a, " ") / split($3, b, " ") }\''
+
+
+def test_another_metric_is_that_of_a_command(runs, tmp_path):
+  done = tool(*runs, f'--metric_command={SHARE_OF_WORDS}', '--metric=BLEU', f'--json={tmp_path}/out.jsonl')
+  assert done.returncode == 0, done.stderr
+  lines = done.stdout.splitlines()
+  shown = lines[lines.index(SHARE_OF_WORDS) + 1 :][:3]
+  assert [line.split(':')[0] for line in shown] == list(PAIRS)
+  dense, moe, gain = map(float, shown[0].split()[1:4])
+  share = [
+    sum(len(a.split()) / len(b.split()) for a, b in zip(lines_of(run, PAIRS[0]), sentences(0))) / LINES[PAIRS[0]]
+    for run in runs
+  ]
+  assert [dense, moe] == pytest.approx(share, abs=1e-3) and gain == pytest.approx(moe - dense, abs=2e-4)
+  scores = records(tmp_path / 'out.jsonl')[0]['scores']
+  low, high = scores[SHARE_OF_WORDS]['interval']
+  assert 0 < low < gain < high and scores.keys() == {'BLEU', SHARE_OF_WORDS}
+
+
+@pytest.mark.parametrize(
+  'command, message',
+  [
+    ('echo no license >&2; exit 3', 'ended with status 3: no license'),
+    ('cat', 'must print a number a line; could not convert string to float'),
+    ('echo 1', 'must print a finite number for each line; saw 1 for 2'),
+  ],
+)
+def test_a_command_that_prints_no_scores_is_refused(command, message):
+  with pytest.raises(UserError, match=message):
+    external_metric.scores(command, ['a', 'b'], ['c', 'd'], ['e\tf', 'g'])

@@ -4,8 +4,6 @@ What becomes of an example depends on the seed, the number of its window and its
 pure function of its step. Text is that of the token cache, as the vocabulary writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -199,6 +199,15 @@ class MtConfig(EncoderDecoderConfig, DataConfig):
 
   task_class = 'lingvo_moe.tasks.mt.task.TranslationTask'
 
+  best_by: str = field(
+    'loss',
+    'What ranks checkpoints and counts for patience: the dev loss, or BLEU or chrF of greedy translations of dev text.',
+    choices=('loss', 'bleu', 'chrf'),
+    may_change=True,
+  )
+  best_by_sentences: int = field(
+    500, 'First dev sentences of a pair that are translated for best_by; 0: all.', at_least=0, may_change=True
+  )
   eval_sentences: int = field(0, 'Dev sentences of a pair that are evaluated; 0: all.', at_least=0, may_change=True)
   decode_ratio: float = field(
     2.0,

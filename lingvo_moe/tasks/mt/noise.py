@@ -4,8 +4,6 @@ Each is a pure function of a sentence pair and random numbers. The kinds are tho
 2023, arXiv:2311.14838), and dropped words.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ BPE-dropout had left out their merges (Provilkov et al. 2020, arXiv:1910.13267);
 SentencePiece's own sampling has one random generator for a thread, so that a batch would depend on those before it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -38,6 +38,7 @@ class TranslationTask(task.Task):
   token_counts = ('source_tokens', 'target_tokens')
   subset = 'pair'
   is_exported = True
+  _dev_job: task.HeldOutJob | None = None  # its graph is traced once
 
   @property
   def max_length(self) -> int:
@@ -89,6 +90,18 @@ class TranslationTask(task.Task):
     for warning in [] if feed.quiet else dev_lines.within_train(self.config, cache_dir):
       print(warning, file=sys.stderr)
     return dev
+
+  @property
+  def dev_metric(self) -> str | None:
+    return {'loss': None, 'bleu': 'BLEU', 'chrf': 'chrF'}[self.config.best_by]
+
+  def dev_scores(self, runner: task.Runner, quiet: bool) -> dict[str, float]:
+    if self._dev_job is None:
+      greedy = TranslationTask(dataclasses.replace(self.config, beam_size=1))
+      self._dev_job = greedy.held_out_job(runner, task.HeldOutOptions('dev', self.config.best_by_sentences))
+    computed = self._dev_job.run('dev', quiet=True)
+    scalars = {} if quiet else self._dev_job.finish(computed).scalars
+    return {name: scalars[f'{name.lower()}/mean'] for name in ('BLEU', 'chrF') if scalars}
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     from lingvo_moe.tasks.mt import held_out
