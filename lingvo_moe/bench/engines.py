@@ -157,21 +157,26 @@ def _litert(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:
 
   from lingvo_moe.engine import search, stages
   from lingvo_moe.engine.graph import available_threads
+  from lingvo_moe.engine.lanes import Lanes
   from lingvo_moe.engine.vocab import EOS
 
-  decoder, encoder = (stages.load(folder, name, available_threads()) for name in ('decoder', 'encoder'))
-  run = decoder.run
+  run = stages.StagedGraph.run
 
-  def run_endless():
-    """Runs the decoder, whose hypotheses then end only where they must."""
-    run()
-    search.logits(decoder)[:, :, EOS] = _NEVER
+  def run_endless(graph):
+    """Runs a graph; hypotheses of a decoder then end only where they must."""
+    run(graph)
+    if 'logits' in graph.outputs:
+      search.logits(graph)[:, :, EOS] = _NEVER
 
-  decoder.run = run_endless
-  lengths_B = np.full(len(job.sources), job.max_length, np.int32)
-  memory = lambda: search.encode(encoder, job.sources)
-  beam = lambda: search.search(decoder, memory(), lengths_B, job.beam_size, job.alpha, n_best=1)
-  return lambda: beam().found_lengths_BW[:, 0].tolist()
+  stages.StagedGraph.run = run_endless
+  lanes = Lanes(folder, ('decoder', 'encoder'), available_threads())
+  batches = lanes.batches(list(map(len, job.sources)), sum(map(len, job.sources)))
+
+  def translate(batch, decoder, encoder):
+    memory, lengths_B = search.encode(encoder, [job.sources[i] for i in batch]), np.full(len(batch), job.max_length)
+    return search.search(decoder, memory, lengths_B, job.beam_size, job.alpha, n_best=1).found_lengths_BW[:, 0]
+
+  return lambda: [int(length) for _, lengths_B in lanes.run(translate, batches) for length in lengths_B]
 
 
 def _ctranslate2(job: Job, folder: str, kind: str) -> Callable[[], list[int]]:

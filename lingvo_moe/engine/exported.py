@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
+from collections.abc import Sequence
 
 from lingvo_moe.core import files
 from lingvo_moe.core.text_model import TextModel
-from lingvo_moe.engine import manifest, stages
+from lingvo_moe.engine import manifest
 from lingvo_moe.engine.graph import available_threads
+from lingvo_moe.engine.lanes import Lanes
 
 
 class ExportedModel(TextModel):
@@ -17,25 +18,21 @@ class ExportedModel(TextModel):
   Args:
     path: the folder, whose files are compared with their hashes.
     threads: number of threads; None: as many as there are cores.
+    graphs: their names; see Lanes.
 
   Attributes:
     settings: values of the manifest.
     fingerprint: a short hash of the manifest, which has the hashes of all files.
-    lock: held while graphs compute, for one caller at a time.
+    lanes: its graphs.
   """
 
-  def __init__(self, path: str, threads: int | None = None) -> None:
+  def __init__(self, path: str, threads: int | None, graphs: Sequence[str]) -> None:
     self.settings = settings = manifest.read(path)
     self.path, self.model, self.step = path, settings['model'], settings['step']
     self.fingerprint = files.sha256(os.path.join(path, manifest.MANIFEST))[:16]
     self.checkpoint = f'{settings["checkpoint"]}; {settings["weights"]} weights'
     self.beam_size, self.max_length = settings['beam_size'], settings['max_length']
-    self.lock = threading.Lock()
-    self._threads = threads or available_threads()
+    self.lanes = Lanes(path, graphs, threads or available_threads())
 
   def __repr__(self) -> str:
     return f'ExportedModel({self.path!r}, {self.model}, {self.checkpoint})'
-
-  def _graph(self, name: str, experts: str | None = None) -> stages.StagedGraph:
-    """A graph, with the experts of another where it has none of its own."""
-    return stages.load(self.path, name, self._threads, experts)

@@ -27,8 +27,7 @@ class LanguageModel(ExportedModel):
   continues_text = True
 
   def __init__(self, path: str, threads: int | None = None) -> None:
-    super().__init__(path, threads)
-    self.decoder, self.reader = self._graph('decoder'), self._graph('reader', experts='decoder')
+    super().__init__(path, threads, ('decoder', 'reader'))
     name = self.settings['vocab']
     self.vocab = text_vocab.read(name if name == 'byte' else os.path.join(path, name))
 
@@ -64,19 +63,16 @@ class Continuer(text_model.Generator):
     return Answers(self.complete([Request(text, values, number) for number, text in enumerate(texts, first)]), [])
 
   def complete(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
-    found = []
-    for start in range(0, len(requests), _ROWS):
-      with self._model.lock:
-        found += self._continue(requests[start : start + _ROWS])
-    return found
+    batches = [requests[start : start + _ROWS] for start in range(0, len(requests), _ROWS)]
+    return [found for _, of_batch in self._model.lanes.run(self._continue, batches) for found in of_batch]
 
-  def _continue(self, requests: Sequence[Request]) -> list[list[Hypothesis]]:
-    settings, decoder, vocab, copies = self._model.settings, self._model.decoder, self._model.vocab, self._n_best
+  def _continue(self, requests: Sequence[Request], decoder: StagedGraph, reader: StagedGraph) -> list[list[Hypothesis]]:
+    settings, vocab, copies = self._model.settings, self._model.vocab, self._n_best
     prompts = [[BOS, *vocab.encode(request.prompt).tolist()] for request in requests]
     values, listeners = sampling.by_row(requests, copies), Listeners(requests, vocab.decode)
     if settings['search'] == 'beam':
       width, alpha = self._model.beam_size, settings['length_norm_alpha']
-      prompt = read(self._model.reader, prompts, 1)
+      prompt = read(reader, prompts, 1)
       beam = search.search(decoder, {}, values['limits'], width, alpha, copies, prompt)
       results = beam.found_ids_BWT, beam.found_lengths_BW, beam.found_log_probs_BW, beam.scores_BW
     else:
@@ -84,7 +80,7 @@ class Continuer(text_model.Generator):
       watch = lambda symbols_B: np.repeat(listeners(range(len(requests)), by_prompt(symbols_B)), copies)
       sampler = sampling.Sampler(*(np.repeat(values[name], copies) for name in ('temperature', 'top_k', 'top_p')))
       keys_B, limits_B = values['keys'].reshape(-1), np.repeat(values['limits'], copies)
-      drawn = sampling.sample(decoder, read(self._model.reader, prompts, copies), sampler, keys_B, limits_B, watch)
+      drawn = sampling.sample(decoder, read(reader, prompts, copies), sampler, keys_B, limits_B, watch)
       ids, lengths, log_probs = map(by_prompt, drawn)
       results = ids, lengths, log_probs, log_probs
     found = [self._hypotheses(*(x[row] for x in results)) for row in range(len(requests))]

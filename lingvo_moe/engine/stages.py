@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,24 +29,26 @@ def file_of_experts(name: str, number: int) -> str:
   return f'{name}_experts_{number}.tflite'
 
 
-def load(folder: str, name: str, threads: int, experts: str | None = None) -> StagedGraph:
-  """The graph of this name in an export, with packed weights; its experts are those of the graph `experts`, or own."""
+def load(folder: str, name: str, threads: int, experts: Callable[[str], Experts]) -> StagedGraph:
+  """The graph of this name in an export, with packed weights; its experts are its own, or else the decoder's."""
   files_of = lambda path_of: list(itertools.takewhile(os.path.exists, map(path_of, itertools.count())))
   stages = files_of(lambda number: os.path.join(folder, file_of_stage(name, number)))
-  of_layers = files_of(lambda number: os.path.join(folder, file_of_experts(experts or name, number)))
+  of_layers = files_of(lambda number: os.path.join(folder, file_of_experts(name, number)))
+  of_layers = of_layers or files_of(lambda number: os.path.join(folder, file_of_experts('decoder', number)))
   stages = [Graph(path, threads) for path in stages]
-  graph = StagedGraph(stages, [Experts(path, threads) for path in of_layers[: len(stages) - 1]])
+  graph = StagedGraph(stages, [experts(path) for path in of_layers[: len(stages) - 1]])
   graph.resize({name: tuple(max(size, 1) for size in shape) for name, shape in graph.shapes.items()})
   graph.release()
   return graph
 
 
 class Experts:
-  """Experts of a layer, in one file of LiteRT."""
+  """Experts of a layer, in one file of LiteRT; one caller at a time computes."""
 
   def __init__(self, path: str, threads: int) -> None:
     interpreter = open_file(path, threads)
     self._experts = [interpreter.get_signature_runner(str(e)) for e in range(len(interpreter.get_signature_list()))]
+    self._lock = threading.Lock()
 
   def __call__(self, tokens_GSM: np.ndarray, expert_GSR: np.ndarray, weight_GSR: np.ndarray) -> np.ndarray:
     """Weighted sum [F, M], for each token, of the outputs of the experts of weight above 0."""
@@ -54,9 +58,10 @@ class Experts:
     order_X = np.argsort(expert_X, kind='stable')
     ends_E = np.bincount(expert_X, minlength=len(self._experts)).cumsum()
     outputs_FM = np.zeros_like(tokens_FM)
-    for expert, own in zip(self._experts, np.split(order_X, ends_E[:-1]), strict=True):
-      if len(own):
-        outputs_FM[token_X[own]] += weight_X1[own] * expert(rows=tokens_FM[token_X[own]])['outputs']
+    with self._lock:
+      for expert, own in zip(self._experts, np.split(order_X, ends_E[:-1]), strict=True):
+        if len(own):
+          outputs_FM[token_X[own]] += weight_X1[own] * expert(rows=tokens_FM[token_X[own]])['outputs']
     return outputs_FM
 
 

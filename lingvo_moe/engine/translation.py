@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,7 @@ class TranslationModel(ExportedModel):
   continues_text = False
 
   def __init__(self, path: str, threads: int | None = None) -> None:
-    super().__init__(path, threads)
-    # Loading the larger takes more memory for a while.
-    self.decoder, self.encoder = self._graph('decoder'), self._graph('encoder')
+    super().__init__(path, threads, ('decoder', 'encoder'))
     self.tag_sides = self.settings.get('tag_sides', 'source')  # an earlier version has none
     get = self.settings.get  # likewise
     self.training_lines = TrainingLines(get('several_sentences'), get('long_line'))
@@ -79,18 +78,20 @@ class Translator(text_model.Translator):
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
     sources = [[] if i in known else ids for i, ids in enumerate(sources)]
     progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
-    for batch in self._batches(sources):
-      with model.lock:
-        beam = search.search(
-          model.decoder,
-          search.encode(model.encoder, [sources[i] for i in batch]),
-          np.array([self._max_length(len(sources[i])) for i in batch], np.int32),
-          model.beam_size,
-          settings['length_norm_alpha'],
-          self._n_best,
-          begin=self._begin,
-          given=of_target.before,
-        )
+
+    def search_for(batch, decoder, encoder):
+      return search.search(
+        decoder,
+        search.encode(encoder, [sources[i] for i in batch]),
+        np.array([self._max_length(len(sources[i])) for i in batch], np.int32),
+        model.beam_size,
+        settings['length_norm_alpha'],
+        self._n_best,
+        begin=self._begin,
+        given=of_target.before,
+      )
+
+    for batch, beam in self._run(search_for, sources):
       for row, i in enumerate(batch):
         found[i] = self._read(beam, row)
         keep(i, found[i])
@@ -119,13 +120,13 @@ class Translator(text_model.Translator):
     log_probs = np.array([0.0 if is_empty(line) else -np.inf for line in targets])
     tokens = np.zeros(len(targets), np.int64)
     progress(sum(not ids for ids in source_ids))
-    for batch in self._batches(source_ids):
-      with model.lock:
-        memory = search.encode(model.encoder, [source_ids[i] for i in batch])
-        own = [labels[i] for i in batch]
-        log_probs[batch] = search.score(model.decoder, memory, own, model.beam_size, self._begin, given)
-        del memory
-      tokens[batch] = [len(labels[i]) - given for i in batch]
+
+    def score(batch, decoder, encoder):
+      memory = search.encode(encoder, [source_ids[i] for i in batch])
+      return search.score(decoder, memory, [labels[i] for i in batch], model.beam_size, self._begin, given)
+
+    for batch, scores in self._run(score, source_ids):
+      log_probs[batch], tokens[batch] = scores, [len(labels[i]) - given for i in batch]
       progress(len(batch))
     return Scored(log_probs, tokens, sorted({*source_cut, *(i for i in target_cut if source_ids[i])}))
 
@@ -133,13 +134,10 @@ class Translator(text_model.Translator):
     """Symbols around (sources, targets)."""
     return language_tags.around(self._model.tag_sides, self._model.settings['tags'].__getitem__, EOS, languages)
 
-  def _batches(self, sources: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Numbers of sources that have tokens, longest first, in batches of so many tokens with padding."""
-    order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
-    while order:
-      rows = max(1, self._model.settings['batch_tokens'] // len(sources[order[0]]))
-      yield order[:rows]
-      order = order[rows:]
+  def _run(self, function: Callable[..., Any], sources: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Any]]:
+    """Batches of the sources that have tokens, each with the result of a function of it and of a lane's graphs."""
+    lanes = self._model.lanes
+    return lanes.run(function, lanes.batches(list(map(len, sources)), self._model.settings['batch_tokens']))
 
   def _max_length(self, source_length: int) -> int:
     """Length limit of a translation in symbols, with the end."""
