@@ -10,7 +10,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.documents.markup import DOCX, HTML, ODT, SRT, MarkedUp, Markup
@@ -23,19 +22,6 @@ _OFFICE = {
 }
 SUFFIXES = ('.txt', *_MARKUPS, *_OFFICE)
 _MOST_ENTRIES = 10_000
-
-
-class Document(Protocol):
-  """Document to translate.
-
-  Attributes:
-    texts: plain text of its paragraphs, none with a line break.
-  """
-
-  texts: Sequence[str]
-
-  def written(self, translations: Sequence[Aligned]) -> str | bytes:
-    """The document with a translation of each paragraph."""
 
 
 class Lines:
@@ -75,6 +61,9 @@ class _Office:
     return packed.getvalue()
 
 
+Document = Lines | MarkedUp | _Office  # its `texts` are paragraphs without line breaks; `written` puts others there
+
+
 def read(name: str, data: bytes, most: int) -> Document:
   """A document of the kind that the suffix of its name says; UserError where it is not one.
 
@@ -104,7 +93,7 @@ def _xml(content: bytes, markup: Markup, name: str) -> MarkedUp:
   text = _decoded(content, name)
   if '<!DOCTYPE' in text or '<!ENTITY' in text:
     raise UserError(f'a document must not declare entities; {name} has a document type: save it again')
-  return MarkedUp(text, markup)
+  return MarkedUp(text.replace('<w:t>', '<w:t xml:space="preserve">'), markup)
 
 
 def _unpacked(data: bytes, suffix: str, most: int) -> list[tuple[zipfile.ZipInfo, bytes]]:

@@ -33,8 +33,6 @@ class Markup:
     inline: names of elements within paragraphs.
     void: names of inline tags without an end.
     holders: names of the elements whose own text is translated; none: of all.
-    kept: names of inline elements that a translation keeps, if need be around a word that is not theirs.
-    begins: the begin tags of some elements in translations.
     escaped: whether text has entities.
     lines: whether a translation has as many lines as its source.
   """
@@ -43,8 +41,6 @@ class Markup:
   inline: frozenset[str]
   void: frozenset[str] = frozenset()
   holders: frozenset[str] = frozenset()
-  kept: frozenset[str] = frozenset()
-  begins: Mapping[str, str] = dataclasses.field(default_factory=dict)
   escaped: bool = True
   lines: bool = False
 
@@ -61,27 +57,23 @@ HTML = Markup(
   ),
   inline=_INLINE,
   void=_names('img wbr input'),
-  kept=_INLINE,
 )
 # Properties belong to the tag of their paragraph or run. They are not sought beyond it, so that time is linear.
 DOCX = Markup(
   re.compile(
     rf'(?P<note>{_NOTES})|<w:pPr>(?:(?!</?w:p[ >]).)*</w:pPr>|'
-    rf'(?P<run><w:r(?:\s[^<>]*+)?>(?:<w:rPr>(?:(?!</?w:r[ >]).)*</w:rPr>)?)|{_TAG}',
+    rf'(?P<run><w:r(?:\s[^<>]*+)?>(?:\s*+<w:rPr>(?:(?!</?w:r[ >]).)*</w:rPr>)?)|{_TAG}',
     re.S,
   ),
   inline=_names('w:r w:t w:hyperlink w:ins w:smartTag'),
   void=_names('w:proofErr w:bookmarkStart w:bookmarkEnd w:lastRenderedPageBreak w:footnoteReference'),
   holders=_names('w:t'),
-  kept=_names('w:hyperlink'),
-  begins={'w:t': '<w:t xml:space="preserve">'},
 )
 ODT = Markup(
   re.compile(rf'(?P<note>{_NOTES})|{_TAG}', re.S),
   inline=_names('text:span text:a'),
   void=_names('text:s text:bookmark text:bookmark-start text:bookmark-end text:soft-page-break'),
   holders=_names('text:p text:h text:span text:a'),
-  kept=_names('text:a'),
 )
 SRT = Markup(
   re.compile(
@@ -104,11 +96,11 @@ class _Part(NamedTuple):
 
 
 class _Paragraph(NamedTuple):
-  """Paragraph: `text` is translated; the tags (begin, end, name) of its elements by the numbers of their leaves."""
+  """Paragraph: `text` is translated; the tags (begin, end) of its elements by the numbers of their leaves."""
 
   text: str
   leaves: Sequence[Leaf]
-  elements: Mapping[int, tuple[str, str, str]]
+  elements: Mapping[int, tuple[str, str]]
   lines: int
 
 
@@ -132,10 +124,9 @@ class MarkedUp:
   def _translated(self, paragraph: _Paragraph, translation: Aligned) -> str:
     if self._markup.lines:
       translation = translation._replace(text=_broken(translation.text, paragraph.lines))
-    kept = [number for number, (_, _, name) in paragraph.elements.items() if name in self._markup.kept]
     written: list[str] = []
     path: Path = ()
-    for leaf in [*placed(paragraph.leaves, translation, kept), Leaf((), '')]:
+    for leaf in [*placed(paragraph.leaves, translation), Leaf((), '')]:
       common = next((i for i, (a, b) in enumerate(zip(path, leaf.path)) if a != b), min(len(path), len(leaf.path)))
       written += [paragraph.elements[number][1] for number in reversed(path[common:])]
       written += [paragraph.elements[number][0] for number in leaf.path[common:]]
@@ -198,7 +189,7 @@ def _paragraph(parts: Sequence[_Part], markup: Markup) -> _Paragraph | str:
     return raw
   seen = [i for i, part in enumerate(parts) if part.kind == 'text' and part.raw.strip()]
   leaves: list[Leaf] = []
-  elements: dict[int, tuple[str, str, str]] = {}
+  elements: dict[int, tuple[str, str]] = {}
   path: list[int] = []
   space = True  # whether the text so far ends with one
   for i, part in enumerate(parts):
@@ -207,8 +198,8 @@ def _paragraph(parts: Sequence[_Part], markup: Markup) -> _Paragraph | str:
     elif part.kind == 'close':
       if not leaves or path[-1] not in leaves[-1].path:
         leaves.append(Leaf(tuple(path), ''))
-      opened = parts[path[-1]]
-      elements[path.pop()] = markup.begins.get(opened.name, opened.raw), part.raw, part.name
+      elements[path[-1]] = parts[path[-1]].raw, part.raw
+      path.pop()
     elif part.kind == 'void' or not seen[0] <= i <= seen[-1]:
       leaves.append(Leaf(tuple(path), '', part.raw))
     else:

@@ -2,7 +2,7 @@
 
 import collections
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 # Words, spaces and punctuation; characters of scripts that have no spaces between words, each alone.
@@ -26,17 +26,16 @@ class Leaf(NamedTuple):
   raw: str = ''
 
 
-def placed(leaves: Sequence[Leaf], translation: Aligned, kept: Collection[int]) -> Iterator[Leaf]:
+def placed(leaves: Sequence[Leaf], translation: Aligned) -> Iterator[Leaf]:
   """Leaves of a translation, given those of its source.
 
   Args:
     leaves: those of the source; their texts together are the text that was translated.
     translation: of that text.
-    kept: elements of which each gets a word if it had any, where there are enough.
   """
   units = _UNIT.findall(translation.text)
   owners = _owners(leaves, units, translation)
-  _keep(leaves, units, owners, kept)
+  _keep(leaves, units, owners)
   _place_spaces(leaves, units, owners)
   without_text = collections.deque(number for number, leaf in enumerate(leaves) if not leaf.text)
   for owner, unit in zip(owners, units, strict=True):
@@ -69,20 +68,20 @@ def _owners(leaves: Sequence[Leaf], units: Sequence[str], translation: Aligned) 
   return owners
 
 
-def _keep(leaves: Sequence[Leaf], units: Sequence[str], owners: list[int], kept: Collection[int]) -> None:
-  """Gives a word to each element to be kept that has none, of a leaf that has several."""
+def _keep(leaves: Sequence[Leaf], units: Sequence[str], owners: list[int]) -> None:
+  """Gives a word to each element that had words and has none, of a leaf that has several."""
   words = [i for i, unit in enumerate(units) if not unit.isspace()]
   counts = collections.Counter(owners[i] for i in words)
-  missing = set(kept).difference(*(leaves[number].path for number in counts))
+  found = {element for number in counts for element in leaves[number].path}
   for number, leaf in enumerate(leaves):
-    if leaf.text.strip() and not missing.isdisjoint(leaf.path):
+    if leaf.text.strip() and not found.issuperset(leaf.path):
       at = len(words) * number // len(leaves)
       near = sorted(words[max(0, at - 8) : at + 8], key=lambda i: abs(i - words[at]))
       word = next((i for i in near if counts[owners[i]] > 1), None)
       if word is not None:
         counts[owners[word]] -= 1
         owners[word] = number
-        missing -= set(leaf.path)
+        found.update(leaf.path)
 
 
 def _place_spaces(leaves: Sequence[Leaf], units: Sequence[str], owners: list[int]) -> None:

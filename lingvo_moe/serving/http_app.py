@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import inspect
 import sys
 import time
 import traceback
@@ -58,10 +59,10 @@ class HttpApp:
     service.batcher = self.batcher = Batcher(self._answer_batch, observe=self._after_batch, **batching)
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
     self._routes = {
-      '/': Route(GET, self._page),
+      '/': Route(GET, lambda _: web.Response(text=page.HTML, content_type='text/html', headers=page.HEADERS)),
       **service.routes,
       '/health': Route(GET, self._health),
-      '/metrics': Route(GET, self._read_metrics),
+      '/metrics': Route(GET, lambda _: web.Response(body=self._metrics.text(), headers=metrics_lib.HEADERS)),
     }
 
   def _answer_batch(self, lines: list[Any], key: Any) -> Answers:
@@ -126,19 +127,14 @@ class HttpApp:
       return web.Response(status=204, headers=allow)
     if self.draining and 'GET' not in route.methods:
       return _error(503, 'the server is about to end', {'Retry-After': '5'})
-    return await route.handle(request)
+    answer = route.handle(request)
+    return await answer if inspect.isawaitable(answer) else answer
 
   def _path(self, request: web.BaseRequest) -> str:
     """The path of a route."""
     return DOWNLOAD if request.path.startswith(DOWNLOAD) else request.path
 
-  async def _page(self, request: web.BaseRequest) -> web.Response:
-    return web.Response(text=page.HTML, content_type='text/html', headers=page.HEADERS)
-
-  async def _read_metrics(self, request: web.BaseRequest) -> web.Response:
-    return web.Response(body=self._metrics.text(), headers={'Content-Type': metrics_lib.CONTENT_TYPE})
-
-  async def _health(self, request: web.BaseRequest) -> web.Response:
+  def _health(self, request: web.BaseRequest) -> web.Response:
     state = {
       'status': 'draining' if self.draining else 'ok',
       'model': self._run.model,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import prometheus_client as prometheus
 from prometheus_client.process_collector import ProcessCollector
 
-CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
+HEADERS = {'Content-Type': prometheus.CONTENT_TYPE_LATEST}
 HUNG_UP = 499  # the status, as nginx has it, of a request whose client left before the answer
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)

@@ -22,7 +22,7 @@ class Route(NamedTuple):
   """Methods that a path takes, and what answers it."""
 
   methods: tuple[str, ...]
-  handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+  handle: Callable[[web.BaseRequest], web.Response | Awaitable[web.StreamResponse]]
 
 
 class Service:

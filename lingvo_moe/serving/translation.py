@@ -39,7 +39,7 @@ class Translation(Service):
       '/detect': Route(POST, self._detect),
       '/translate_file': Route(POST, self._translate_file),
       DOWNLOAD: Route(GET, self._download),
-      '/languages': Route((*GET, 'POST'), self._list_languages),
+      '/languages': Route((*GET, 'POST'), lambda _: web.json_response(self._languages.listed)),
       '/frontend/settings': Route((*GET, 'POST'), self._settings),
     }
 
@@ -97,7 +97,7 @@ class Translation(Service):
     path = DOWNLOAD + urllib.parse.quote(name)
     return web.json_response({'translatedFileUrl': f'{request.scheme}://{request.host}{path}'})
 
-  async def _download(self, request: web.BaseRequest) -> web.Response:
+  def _download(self, request: web.BaseRequest) -> web.Response:
     if (file := self._files.get(request.path.removeprefix(DOWNLOAD))) is None:
       raise BadQueryError('no such file; a translated file can be fetched for half an hour', 404)
     headers = {
@@ -106,10 +106,7 @@ class Translation(Service):
     }
     return web.Response(body=file.data, content_type='application/octet-stream', headers=headers)
 
-  async def _list_languages(self, request: web.BaseRequest) -> web.Response:
-    return web.json_response(self._languages.listed)
-
-  async def _settings(self, request: web.BaseRequest) -> web.Response:
+  def _settings(self, request: web.BaseRequest) -> web.Response:
     targets = [{name: of[name] for name in ('code', 'name')} for of in self._languages.listed]
     targets = [of for of in targets if of['code'] in self._languages.known['target']]
     settings = {
