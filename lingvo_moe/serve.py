@@ -45,6 +45,7 @@ class Options(checkpoint_flags.BestCheckpointOptions):
   max_waiting_lines: int = flag(1000, 'Lines that may wait; more are refused (503).', lower_bound=1)
   max_body_bytes: int = flag(1 << 20, 'Bytes of a request; more are refused (413).', lower_bound=1)
   max_file_bytes: int = flag(10 << 20, 'Bytes of a file to translate, packed and unpacked.', lower_bound=1)
+  max_prompt_chars: int = flag(2000, 'Characters of a prompt; more are refused (413).', lower_bound=1)
   drain_seconds: float = flag(
     30.0, 'Seconds to answer accepted requests after SIGTERM.', lower_bound=0, upper_bound=1e6
   )
@@ -77,12 +78,12 @@ def serve(options: Options) -> int:
   loopback = origins.is_loopback(bound.getsockname()[0])
   allowed = origins.Origins(options.cors, options.allowed_hosts, loopback)
   from lingvo_moe.serving.http_app import HttpApp
+  from lingvo_moe.serving.service import Limits
 
   run = load(options)
   http_app = HttpApp(
     run,
-    max_body=options.max_body_bytes,
-    max_file=options.max_file_bytes,
+    limits=Limits(options.max_body_bytes, options.max_file_bytes, options.max_prompt_chars),
     origins=allowed,
     max_lines=options.max_batch_lines,
     wait=options.batch_wait_ms / 1000,

@@ -52,7 +52,7 @@ def _owners(leaves: Sequence[Leaf], units: Sequence[str], translation: Aligned) 
   votes = collections.defaultdict(collections.Counter)  # by character
   for begin, end, target_begin, target_end in translation.links:
     for at in range(target_begin, target_end):
-      votes[at][of_source[(begin + end) // 2]] += 1
+      votes[at][of_source[min((begin + end) // 2, len(of_source) - 1)]] += 1
   count = sum(not unit.isspace() for unit in units)
   owners, at, word = [], 0, 0
   for unit in units:

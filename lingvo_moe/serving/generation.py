@@ -3,6 +3,8 @@
 import asyncio
 import json
 import secrets
+import sys
+import traceback
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +13,7 @@ from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.text_model import Answers
 from lingvo_moe.serving.query import BadQueryError
-from lingvo_moe.serving.service import POST, Route, Service, refused
+from lingvo_moe.serving.service import INTERNAL, POST, Route, Service, refused
 
 
 class Generation(Service):
@@ -27,14 +29,15 @@ class Generation(Service):
   async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
     fields = await self.fields(request)
     prompts = fields.texts('prompt', 'the text to continue')
+    if any(len(prompt) > self.limits.prompt for prompt in prompts):
+      raise BadQueryError(f'a prompt has at most {self.limits.prompt} characters: send its end alone', 413)
     n_best = fields.count('n_best', 'continuations') or 1
     chosen = {name: fields[name] for name in Sampling._fields if fields.get(name) is not None}
     if self.run.configured('search') != 'beam':
       chosen.setdefault('sample_seed', secrets.randbits(31))  # of which the answer tells
     sampling = refused(self.run.sampling, **{name: _number(value) for name, value in chosen.items()})
-    most = self.run.beam_size
-    if n_best > most:
-      raise BadQueryError(f'n_best must be at most {most}, the beam')
+    if n_best > self.run.beam_size:
+      raise BadQueryError(f'n_best must be at most {self.run.beam_size}, the beam')
     refused(self.run.translator, n_best)
     loop, pieces, gone = asyncio.get_running_loop(), asyncio.Queue(), False
 
@@ -56,7 +59,7 @@ class Generation(Service):
     finally:
       gone = True
       answers.cancel()
-    texts = texts if 'n_best' in fields else [best for best, *_ in texts]
+    texts = texts if fields.get('n_best') else [best for best, *_ in texts]
     return web.json_response({'text': texts if isinstance(fields['prompt'], list) else texts[0], **told})
 
   async def _stream(
@@ -77,11 +80,13 @@ class Generation(Service):
       if piece.done():
         await send({'text': piece.result()})
       piece.cancel()
-    try:
+    if error := answers.exception():
+      if not isinstance(error, UserError):
+        traceback.print_exception(error, file=sys.stderr)
+      await send({'error': str(error) if isinstance(error, UserError) else INTERNAL})
+    else:
       [[best]] = answers.result().hypotheses
       await send({'done': True, 'log_prob': best.log_prob, **told})
-    except UserError as e:
-      await send({'error': str(e)})
     await response.write_eof()
     return response
 

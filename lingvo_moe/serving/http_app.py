@@ -18,7 +18,7 @@ from lingvo_moe.serving.batching import Batcher, QueueFullError
 from lingvo_moe.serving.generation import Generation
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError
-from lingvo_moe.serving.service import GET, Route
+from lingvo_moe.serving.service import GET, INTERNAL, Limits, Route
 from lingvo_moe.serving.translation import DOWNLOAD, Translation
 
 _TRIM_SECONDS = 60.0
@@ -29,8 +29,7 @@ class HttpApp:
 
   Args:
     run: the model.
-    max_body: bytes of a request's body, after it is decompressed.
-    max_file: the same for files to translate, also after they are unpacked.
+    limits: what a request may have.
     origins: which hosts and origins are answered.
     **batching: options of Batcher.
 
@@ -44,8 +43,7 @@ class HttpApp:
     self,
     run: TextModel,
     *,
-    max_body: int = 1 << 20,
-    max_file: int = 10 << 20,
+    limits: Limits | None = None,
     origins: Origins | None = None,
     **batching: Any,
   ):
@@ -54,7 +52,7 @@ class HttpApp:
     self._run = run
     self._origins = origins or Origins()
     self._trimmed = time.monotonic()
-    service = (Generation if run.continues_text else Translation)(run, max_body, max_file, self._origins)
+    service = (Generation if run.continues_text else Translation)(run, limits or Limits(), self._origins)
     self._answer_lines = service.answer
     service.batcher = self.batcher = Batcher(self._answer_batch, observe=self._after_batch, **batching)
     self._metrics = metrics_lib.Metrics(lambda: self.batcher.waiting, run.model, run.checkpoint)
@@ -113,7 +111,7 @@ class HttpApp:
       return _error(500, str(e))
     except Exception:
       traceback.print_exc(file=sys.stderr)
-      return _error(500, 'internal error; the log of the server has it')
+      return _error(500, INTERNAL)
 
   async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
     if refusal := self._origins.refusal(request.headers):

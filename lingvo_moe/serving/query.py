@@ -79,13 +79,11 @@ class Fields(dict[str, Any]):
 
 
 class Query(NamedTuple):
-  """Query of a request: texts, languages and number of alternatives."""
+  """Query of /translate."""
 
   documents: list[Document]  # the texts
   is_list: bool  # whether q was a list, and so the answer is
-  is_html: bool
-  source: str | None  # None: not said
-  target: str | None
+  unit: str  # of the documents, in words
   alternatives: int
 
 
@@ -95,9 +93,10 @@ def query(fields: Fields) -> Query:
   if (form := fields.get('format') or 'text') not in ('text', 'html'):
     raise BadQueryError(f"format must be 'text' or 'html'; it is {_seen(form)}")
   alternatives = fields.count('alternatives', 'translations')
-  languages = fields.language('source'), fields.language('target')
-  make = (lambda text: MarkedUp(text, HTML)) if form == 'html' else lambda text: Lines(text.replace('\r\n', '\n'))
-  return Query([make(text) for text in texts], isinstance(fields['q'], list), form == 'html', *languages, alternatives)
+  is_list = isinstance(fields['q'], list)
+  if form == 'html':
+    return Query([MarkedUp(text, HTML) for text in texts], is_list, 'paragraph', alternatives)
+  return Query([Lines(text.replace('\r\n', '\n')) for text in texts], is_list, 'line', alternatives)
 
 
 def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Fields:

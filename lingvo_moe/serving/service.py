@@ -14,8 +14,17 @@ from lingvo_moe.serving.batching import Batcher
 from lingvo_moe.serving.origins import Origins
 from lingvo_moe.serving.query import BadQueryError, Fields
 
+INTERNAL = 'internal error; the log of the server has it'
 GET, POST = ('GET', 'HEAD', 'OPTIONS'), ('POST', 'OPTIONS')
 _BODY_SECONDS = 30  # for a client to send a body
+
+
+class Limits(NamedTuple):
+  """What a request may have, at most."""
+
+  body: int = 1 << 20  # bytes, after it is decompressed
+  file: int = 10 << 20  # bytes of a file to translate, packed and unpacked
+  prompt: int = 2000  # characters
 
 
 class Route(NamedTuple):
@@ -30,8 +39,7 @@ class Service:
 
   Args:
     run: the model.
-    max_body: bytes of a request's body, after it is decompressed.
-    max_file: the same for files.
+    limits: what a request may have.
     origins: whose headers an answer has.
 
   Attributes:
@@ -42,8 +50,8 @@ class Service:
   batcher: Batcher
   routes: dict[str, Route]
 
-  def __init__(self, run: TextModel, max_body: int, max_file: int, origins: Origins) -> None:
-    self.run, self.max_body, self.max_file, self.origins = run, max_body, max_file, origins
+  def __init__(self, run: TextModel, limits: Limits, origins: Origins) -> None:
+    self.run, self.limits, self.origins = run, limits, origins
 
   def answer(self, lines: list[Any], key: Any) -> Answers:
     """Answers lines of one key; called by the batcher's thread."""
@@ -58,7 +66,7 @@ class Service:
 
   async def fields(self, request: web.BaseRequest, most: int | None = None) -> Fields:
     """Fields of the body of a request."""
-    body = await _body(request, most or self.max_body)
+    body = await _body(request, most or self.limits.body)
     return query_lib.parse(body, request.headers.get('Content-Type', ''), request.rel_url.raw_query_string)
 
 

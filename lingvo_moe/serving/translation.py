@@ -77,10 +77,10 @@ class Translation(Service):
     return web.json_response(await asyncio.to_thread(self._detect_language, '\n'.join(texts)))
 
   async def _translate_file(self, request: web.BaseRequest) -> web.Response:
-    fields = await self.fields(request, self.max_file)
+    fields = await self.fields(request, self.limits.file)
     if not isinstance(file := fields.get('file'), File):
       raise BadQueryError('missing file: send a form (multipart/form-data) with a file of that name')
-    document = await asyncio.to_thread(refused, files.read, file.name, file.data, self.max_file)
+    document = await asyncio.to_thread(refused, files.read, file.name, file.data, self.limits.file)
     languages, source, _ = await self._choose(fields, document.texts)
     found: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
@@ -173,10 +173,9 @@ def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> d
     ranked = ([_aligned(line[min(rank, len(line) - 1)]) for line in lines] for rank in ranks)
     texts.append(list(map(document.written, ranked)))
     where = f'q[{number}]' if query.is_list else 'q'
-    unit = 'paragraph' if query.is_html else 'line'
     for i, what in notices:
       if first <= i < first + count:
-        warnings.append(f'{unit} {i - first + 1} of {where} {what}' if count > 1 else f'{where} {what}')
+        warnings.append(f'{query.unit} {i - first + 1} of {where} {what}' if count > 1 else f'{where} {what}')
     first += count
   best, alternatives = [ranked[0] for ranked in texts], [ranked[1:] for ranked in texts]
   result: dict[str, Any] = {'translatedText': best if query.is_list else best[0]}

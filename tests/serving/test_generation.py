@@ -96,6 +96,7 @@ def test_mistakes_are_answered_in_a_sentence():
   assert ask({'q': 'x'}, path='/translate') == [
     (404, {'error': 'no such path; there are /, /generate, /health, /metrics'})
   ]
+  assert ask({'prompt': 'x' * 2001}) == [(413, {'error': 'a prompt has at most 2000 characters: send its end alone'})]
   assert ask({'prompt': 'bad'}) == [(500, {'error': 'weights must be finite'})]
 
 

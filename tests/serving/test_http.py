@@ -120,7 +120,7 @@ def files_client(test):
 
     return await test(client, post)
 
-  return with_client(with_post, max_file=10_000)
+  return with_client(with_post, limits=service.Limits(file=10_000))
 
 
 def test_the_language_of_a_source_is_detected_among_those_of_the_model():
@@ -134,6 +134,19 @@ def test_the_language_of_a_source_is_detected_among_those_of_the_model():
   assert [one['language'] for one in found] == ['de', 'fr'] and all(one['confidence'] > 60 for one in found)
   told = answer['detectedLanguage']
   assert [one['language'] for one in told] == ['fr', 'fr'] and answer['translatedText'][1] == 'x'
+
+
+def test_a_public_client_of_libretranslate_works_unchanged():
+  """Of PyPI's libretranslatepy, where it is installed."""
+  api = pytest.importorskip('libretranslatepy').LibreTranslateAPI
+
+  async def test(client, run, app):
+    lt = api(str(client._base_url), api_key='any')
+    calls = (lt.translate, 'abc', 'de', 'en'), (lt.detect, 'Wo ist das Haus?'), (lt.languages,)
+    return [await asyncio.to_thread(*call) for call in calls]
+
+  text, detected, languages = with_client(test)
+  assert text == 'cba' and detected[0]['language'] == 'de' and languages[0]['code'] == 'de'
 
 
 def test_html_keeps_its_tags_and_a_file_its_kind():
@@ -522,7 +535,7 @@ def test_a_body_over_the_limit_is_413_with_and_without_a_length():
     )
     return [(r.status, await r.json()) for r in [*found, at_limit]]
 
-  long, chunked, fits = with_client(test, max_body=1000)
+  long, chunked, fits = with_client(test, limits=service.Limits(body=1000))
   assert long == chunked == (413, {'error': 'a body has at most 1000 bytes: send fewer lines at once'})
   assert fits == (200, {'translatedText': 'a'})
   assert ask({'q': 'a\n' * 5}, max_waiting=5) == [(413, {'error': 'q has 6 lines; at most 5 are taken at once'})]
