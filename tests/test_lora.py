@@ -11,6 +11,7 @@ import safetensors.numpy
 import tensorflow as tf
 import tiny_config
 from imported_model import FIXTURES
+from whole_state import WholeState
 
 import lingvo_moe
 from lingvo_moe import trainer
@@ -18,6 +19,7 @@ from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.ops import backend
 from lingvo_moe.run import averaging, hub_export, importing
+from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime.local import LocalRuntime
 from lingvo_moe.tasks.mt.random_batch import random_batch
@@ -112,6 +114,25 @@ def test_a_mesh_trains_as_one_device(changes):
 def test_impossible_adapters_are_refused(changes, message):
   with pytest.raises(UserError, match=message):
     dataclasses.replace(LORA, **changes)
+
+
+def test_slices_of_stored_weights_are_merged(tmp_path):
+  program = LORA.program()
+  state = program.init()
+  random = lambda name, w: tf.random.stateless_normal(w.shape, [1, len(name)])
+  weights = {n: random(n, w) if n.startswith('lora/') else w for n, w in state['weights'].items()}
+  checkpoints = Checkpoints(str(tmp_path), 1, constant=program.constant)
+  for step in range(3):
+    checkpoints.save(WholeState({**state, 'step': tf.constant(step), 'weights': weights}))
+  assert checkpoints.steps() == [0, 2] and set(checkpoints.merged(2, LORA)) == set(BASE.program().weight_specs)
+  merged = program.lora.merged(weights)
+  for name, index in (
+    ('encoder/layer_01/moe/wi', np.s_[1:3, 2:9, 4:]),
+    ('decoder/layer_00/attention/wq', np.s_[3:, 1:]),
+  ):
+    stored = checkpoints.merged(2, LORA)[name]
+    np.testing.assert_allclose(stored[...], merged[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stored[index], merged[name].numpy()[index], rtol=1e-5, atol=1e-6)
 
 
 # A run from an import to exports.
