@@ -203,7 +203,7 @@ def begin(run: RunDir, name: str, config: TaskConfig, options: Options, group: P
     check_corpus = lambda config: corpus_record.check(run, config, cache_dir, accept, group.say)
     config = run.begin(name, config, check_corpus)
     if options.init_from:
-      warm_start.note(run, config, options.init_from)
+      warm_start.note(run, options.init_from)
     return config, lock
 
 

@@ -232,3 +232,4 @@ def test_an_average_has_all_weights(root, tmp_path):
   run = RunDir(str(root / 'run'))
   averaging.average(run, [4], str(tmp_path / 'average'))
   np.testing.assert_array_equal(scores(tmp_path / 'average'), scores(root / 'run', step=4))
+  hub_export.require(RunDir(str(tmp_path / 'average')))

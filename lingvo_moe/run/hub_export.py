@@ -17,7 +17,6 @@ from lingvo_moe.interop import families
 from lingvo_moe.interop.hub_folder import INDEX, TYPES, WHOLE, HubFolder
 from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
-from lingvo_moe.tasks.task import TaskConfig
 
 _SHARD_BYTES = 2 << 30  # of a file
 _TYPES = [[dtype] for dtype in TYPES]
@@ -36,19 +35,19 @@ def require(run: RunDir) -> None:
     )
 
 
-def keep_form(run: RunDir, config: TaskConfig, source: RunDir) -> None:
-  """Copies the form that a run was imported in to one that begins with its weights, where the model is the same."""
+def keep_form(run: RunDir, source: RunDir) -> None:
+  """Copies the form that a run was imported in to one that has its weights, where the model is the same."""
   if not files.exists(source.file(log_directory.IMPORTED)):
     return
-  _, theirs = source.load()
   of_folder = families.convert(HubFolder(source.file(log_directory.ORIGINAL))).values
 
-  def facts(run, config):
+  def facts(run):
+    _, config = run.load()
     shapes = checkpoint.by_layer({name: spec.shape for name, spec in config.program().model_specs.items()})
     values = [getattr(config, name) for name in of_folder if not name.endswith('dropout')]
     return shapes, values, configuration.fingerprints(run.config_file)
 
-  if facts(run, config) == facts(source, theirs):
+  if facts(run) == facts(source):
     names = [os.path.join(log_directory.ORIGINAL, name) for name in files.listdir(source.file(log_directory.ORIGINAL))]
     files.makedirs(run.file(log_directory.ORIGINAL))
     for name in (*names, log_directory.IMPORTED):

@@ -20,18 +20,18 @@ from lingvo_moe.run.process_group import ProcessGroup
 from lingvo_moe.run.rundir import RunDir
 from lingvo_moe.runtime import slices
 from lingvo_moe.runtime.runtime import Runtime
-from lingvo_moe.tasks.task import Task, TaskConfig, task_of
+from lingvo_moe.tasks.task import Task, task_of
 
 _Load = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, Any]]  # of tensors in a checkpoint, by their shapes
 
 
-def note(run: RunDir, config: TaskConfig, source: str) -> None:
+def note(run: RunDir, source: str) -> None:
   """Notes in a log directory which weights its run begins with, should it end before its first checkpoint."""
   if run.checkpoints().steps():
     return
   prefix = find(source)
   files.write(run.file(log_directory.INIT_FROM), json_files.dump({'source': files.absolute(prefix)}))
-  hub_export.keep_form(run, config, run_around(prefix))
+  hub_export.keep_form(run, run_around(prefix))
 
 
 def noted(run: RunDir) -> str:
