@@ -14,6 +14,7 @@ The same text gives the same splits, in whatever order its lines come. Sentences
 composition or invisible characters count as the same. Memory is some 50 bytes per line.
 """
 
+import re
 import shlex
 import sys
 
@@ -48,6 +49,12 @@ _MAX_RATIO = flags.DEFINE_float(
   'max_ratio', 3.0, "How many times a side may be longer than the other and the corpus's mean make expect, at most."
 )
 _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of dev and test.', lower_bound=0)
+_CORPUS = flags.DEFINE_string(
+  'corpus',
+  'train',
+  'Prefix of the files of train. Another one, such as bt, adds a corpus to a folder, without dev and test; pairs that '
+  'share a sentence with those of the folder are dropped.',
+)
 _OVERWRITE = flags.DEFINE_bool('overwrite', False, 'Replace what this command wrote before.')
 
 
@@ -59,22 +66,26 @@ def main(argv):
     raise UserError(f'--max_ratio must be above 1; saw {_MAX_RATIO.value}: 3 is usual')
   texts = Texts(_SOURCE.value, _TARGET.value, _TSV.value, _PAIRS_FILE.value, _COLUMNS.value, _PAIR.value)
   name = '-'.join(texts.sides)
-  rules = preparation.Rules(_DEV.value, _TEST.value, _MAX_CHARS.value, _MAX_RATIO.value, _SEED.value)
-  folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value)
+  rules = preparation.Rules(_DEV.value, _TEST.value, _MAX_CHARS.value, _MAX_RATIO.value, _SEED.value, _CORPUS.value)
+  if not re.fullmatch(r'\w[\w-]*', rules.corpus) or rules.corpus in ('dev', 'test'):
+    raise UserError(f'--corpus is letters, digits, - and _, and neither dev nor test; saw {rules.corpus}: e.g. bt')
+  folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value, rules)
   with tqdm.tqdm(total=2 * texts.bytes(), unit='B', unit_scale=True, disable=None, file=sys.stderr, leave=False) as bar:
     try:
-      decisions = preparation.examine(texts, rules, bar.update)
+      decisions = preparation.examine(texts, rules, bar.update, folder)
     except preparation.TooFewError as e:
       bar.close()
       print(preparation.table(e.decisions, rules), flush=True)
       raise
-    preparation.write(texts, decisions.outcomes, folder, bar.update)
+    preparation.write(texts, decisions.outcomes, folder, bar.update, rules)
   print(preparation.table(decisions, rules), flush=True)
   if warning := preparation.warning(decisions):
     print(warning, file=sys.stderr)
   print(f'\nwritten to {folder}; next:\n')
   dev = '--set eval_sentences=0'
-  if not decisions.count(preparation.Outcome.DEV):
+  if rules.corpus != 'train':
+    dev += f' --set "corpora=train 1; {rules.corpus} 1"'
+  elif not decisions.count(preparation.Outcome.DEV):
     dev += f' --set dev_lines={max(1, min(1000, decisions.count(preparation.Outcome.TRAIN) // 20))}'
   print(
     f'  lingvo-moe train --model=mt.m4mini.MoE8E --set pairs={name} {dev} --data_dir={shlex.quote(_OUT.value)} '

@@ -22,7 +22,7 @@ from lingvo_moe.tasks.sentencepiece_training import RULES
 
 _DATA_DIR = flags.DEFINE_list('data_dir', [], 'Folders of corpora, separated by commas.')
 _PAIRS = flags.DEFINE_string('pairs', '', "Pairs and globs, e.g. 'deu-en,fra-en' or '*-en'; empty: every pair folder.")
-_SPLIT = flags.DEFINE_string('split', 'train', 'Split, or file prefix, to read.')
+_SPLIT = flags.DEFINE_list('split', ['train'], 'Split, or file prefix, to read; several for several corpora.')
 _SIDE = flags.DEFINE_enum('side', 'shared', ['source', 'target', 'shared'], 'Side of the pairs to read; shared: both.')
 _OUTPUT = flags.DEFINE_string('output', '', 'Path to write to, without .model.')
 _VOCAB_SIZE = flags.DEFINE_integer(
@@ -35,6 +35,7 @@ _TAGS = flags.DEFINE_bool('tags', None, 'Add the symbols <2xx> of the target lan
 _TAG_SIDES = flags.DEFINE_enum('tag_sides', 'source', SIDES, 'As the field tag_sides: both has tags of sources too.')
 _EXTEND = flags.DEFINE_string('extend', '', 'Vocabulary (.model) to which languages are added, under its rule.')
 _LANGUAGES = flags.DEFINE_list('languages', [], 'With --extend: languages whose tags are added.')
+_CORPUS_TAGS = flags.DEFINE_list('corpus_tags', [], 'Names of symbols for corpora, such as bt; see the field corpora.')
 _NORMALIZATION = flags.DEFINE_enum(
   'normalization',
   None,
@@ -67,11 +68,14 @@ def main():
 
   base = Vocab(_EXTEND.value) if _EXTEND.value else None
   pairs = [
-    p for folder in dict.fromkeys(_DATA_DIR.value) for p in parallel.find_pairs(folder, _PAIRS.value, _SPLIT.value)
+    pair
+    for folder in dict.fromkeys(_DATA_DIR.value)
+    for split in dict.fromkeys(_SPLIT.value)
+    for pair in parallel.find_pairs(folder, _PAIRS.value, split)
   ]
   start = time.time()
-  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _TAG_SIDES, _NORMALIZATION, _SEED, _OVERWRITE)
-  options = {flag.name: flag.value for flag in named}
+  named = (_SIDE, _TEMPERATURE, _MAX_SENTENCES, _COVERAGE, _TAGS, _TAG_SIDES, _CORPUS_TAGS, _NORMALIZATION)
+  options = {flag.name: flag.value for flag in (*named, _SEED, _OVERWRITE)}
   train = lambda output: vocab_training.train_vocab(pairs, output, _VOCAB_SIZE.value, **options)
   if base:
     options |= {'exact_size': False, 'normalization': base.normalization if base.normalization in RULES else None}

@@ -29,7 +29,7 @@ import numpy as np
 
 from lingvo_moe.core import new_folder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import sampling, text
+from lingvo_moe.corpora import packed, sampling, text
 from lingvo_moe.corpora.pair_files import Progress, Side, Texts
 
 SPLITS = ('train', 'dev', 'test')
@@ -72,6 +72,7 @@ class Rules:
     max_chars: most characters of a line.
     max_ratio: most that a side may be longer than the other makes expect.
     seed: seed of the choice of dev and test.
+    corpus: prefix of the files of train. Another one than train has no dev and test of its own.
   """
 
   dev: int | None = None
@@ -79,6 +80,12 @@ class Rules:
   max_chars: int = 1000
   max_ratio: float = 3.0
   seed: int = 1
+  corpus: str = 'train'
+
+  @property
+  def prefixes(self) -> tuple[str, ...]:
+    """Of the files of each split that is written."""
+    return SPLITS if self.corpus == 'train' else (self.corpus,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +115,8 @@ class TooFewError(UserError):
     self.decisions = decisions
 
 
-def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Decisions:
-  """Reads all lines, and decides where each goes.
+def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder: str = '') -> Decisions:
+  """Reads all lines, and decides where each goes; `folder` has the dev and test of another corpus than train.
 
   Raises:
     UserError: the files do not fit each other, or a side is of another encoding.
@@ -140,9 +147,21 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None) -> Dec
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
   decisions = Decisions(outcomes, where, copies)
+  if rules.corpus != 'train':
+    for hashes, language in zip((source, target), texts.sides, strict=True):
+      outcomes[(outcomes == _UNDECIDED) & np.isin(hashes, _held_out_hashes(folder, language))] = Outcome.SHARES_SENTENCE
+    rules = dataclasses.replace(rules, dev=0, test=0)
   _hold_out(source, target, pairs, decisions, rules)
   outcomes[outcomes == _UNDECIDED] = Outcome.TRAIN
   return decisions
+
+
+def _held_out_hashes(folder: str, language: str) -> np.ndarray:
+  """Hashes of the sentences of dev and test in a folder."""
+  found = packed.named(folder) if os.path.isdir(folder) else []
+  paths = [path for stem, ending, path in found if stem in ('dev', 'test') and ending == language]
+  hashes = [_measure(batch, 1)[0] for path in paths for batch in text.line_batches(path)]
+  return np.concatenate([np.zeros(0, np.uint64), *hashes])
 
 
 def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines: int) -> UserError:
@@ -266,8 +285,12 @@ def _smallest(rank: np.ndarray, mask: np.ndarray, count: int) -> np.ndarray:
   return best
 
 
-def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
-  """Path of a pair's folder, which must be new, empty or, with `overwrite`, have only files as written here."""
+def check_folder(out: str, texts: Texts, overwrite: bool, rules: Rules = Rules()) -> str:
+  """Path of a pair's folder, which must be new, empty or, with `overwrite`, have only files as written here.
+
+  To it a corpus other than train is added; its files must be new or, with `overwrite`, are replaced.
+  """
+  own_names = {f'{prefix}.{language}' for prefix in rules.prefixes for language in texts.sides}
   name = '-'.join(texts.sides)
   folder = os.path.join(out, name)
   if os.path.exists(out) and not os.path.isdir(out):
@@ -275,9 +298,11 @@ def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
   if not os.path.exists(folder):
     return folder
   present = sorted(os.listdir(folder)) if os.path.isdir(folder) else [name]
+  if rules.corpus != 'train':
+    present = [path for path in present if path in own_names]
   if present and not overwrite:
     raise UserError(f'{folder} is there already ({", ".join(present[:3])}): name another --out, or say --overwrite')
-  foreign = sorted(set(present) - {f'{split}.{language}' for split in SPLITS for language in texts.sides})
+  foreign = sorted(set(present) - own_names)
   own = os.path.realpath(folder)
   if foreign or any(os.path.dirname(os.path.realpath(path)) == own for path in texts.paths):
     raise UserError(
@@ -287,14 +312,20 @@ def check_folder(out: str, texts: Texts, overwrite: bool) -> str:
   return folder
 
 
-def write(texts: Texts, outcomes: np.ndarray, folder: str, progress: Progress | None = None) -> None:
+def write(
+  texts: Texts, outcomes: np.ndarray, folder: str, progress: Progress | None = None, rules: Rules = Rules()
+) -> None:
   """Reads all lines again and writes those of each split; the folder, '.../de-en', appears whole, or is replaced."""
   done = 0
+  own_names = {f'{prefix}.{language}' for prefix in rules.prefixes for language in texts.sides}
   with new_folder.writing(folder, replace=True) as partial:
+    for name in os.listdir(folder) if rules.corpus != 'train' and os.path.isdir(folder) else ():
+      if name not in own_names:
+        os.link(os.path.join(folder, name), os.path.join(partial, name), follow_symlinks=False)
     for batch in texts.batches(progress):
       decided = outcomes[done : done + len(batch[0])]
       done += len(batch[0])
-      for split, outcome in zip(SPLITS, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST), strict=True):
+      for split, outcome in zip(rules.prefixes, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST)):
         index = np.flatnonzero(decided == outcome).tolist()
         for lines, language in zip(batch, texts.sides, strict=True) if index else ():
           with open(os.path.join(partial, f'{split}.{language}'), 'ab') as f:
@@ -314,8 +345,9 @@ def table(decisions: Decisions, rules: Rules) -> str:
       rows.append((f'  dropped: {outcome.reason.format(**dataclasses.asdict(rules))}', count, note))
   if undecided := int(np.count_nonzero(decisions.outcomes == _UNDECIDED)):
     rows.append(('fit to keep', undecided, ''))
-  for split in SPLITS if not undecided and decisions.count(Outcome.TRAIN) else ():
-    count = decisions.count(Outcome[split.upper()])
+  splits = zip(rules.prefixes, (Outcome.TRAIN, Outcome.DEV, Outcome.TEST))
+  for split, outcome in splits if not undecided and decisions.count(Outcome.TRAIN) else ():
+    count = decisions.count(outcome)
     is_tenth = getattr(rules, split, 0) is None and count < _HELD_OUT
     rows.append((split, count, f'a tenth: --{split}=N for another number' if is_tenth else ''))
   return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)

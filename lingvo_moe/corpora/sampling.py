@@ -87,10 +87,10 @@ def shares(sizes: Sequence[int], temperature: float, weights: Sequence[float] = 
   return p / p.sum()
 
 
-def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32, weights: Sequence[float] = ()) -> list[int]:
-  """Shares as integers of at least 1 that sum to `total`, by the method of largest remainders."""
-  exact = shares(sizes, temperature, weights) * total
-  q = np.maximum(np.floor(exact).astype(np.int64), 1)
+def quotas(shares: np.ndarray, total: int = 2**32) -> list[int]:
+  """Shares as integers that sum to `total`, of at least 1 if above 0, by the method of largest remainders."""
+  exact = shares * total
+  q = np.maximum(np.floor(exact).astype(np.int64), exact > 0)
   short = total - int(q.sum())
   q[np.argsort(np.floor(exact) - exact, kind='stable')[: max(short, 0)]] += 1
   while short < 0:  # quotas raised to 1 made the sum too large: the largest are reduced
@@ -105,31 +105,33 @@ def quotas(sizes: Sequence[int], temperature: float, total: int = 2**32, weights
 class Sampler:
   """Sampler of the stream, by windows of about window_size examples.
 
-  By rounding, a window may differ from window_size by up to the number of languages. `shares` are those of each
-  language in the stream.
+  By rounding, a window may differ from window_size by up to the number of languages. `stages` has the share of each
+  language in the stream, for each stage of training. The first window is of the first stage; methods take in `begins`
+  the windows with which the stages begin, as far as they have begun.
   """
 
   names: Sequence[str]
   sizes: Sequence[int]
   _: dataclasses.KW_ONLY
-  temperature: float
+  stages: Sequence[np.ndarray]
   seed: int
   window_size: int
-  weights: Sequence[float] = ()
 
   def __post_init__(self):
-    self.shares = [float(p) for p in shares(self.sizes, self.temperature, self.weights)]
-    self._quotas = quotas(self.sizes, self.temperature, weights=self.weights)
+    self._quotas = [quotas(shares) for shares in self.stages]
     self._sizes = np.asarray(self.sizes, np.int64)
     self._keys = np.asarray([fold(self.seed, 'language', name) for name in self.names], _U64)
 
-  def drawn(self, window: int) -> np.ndarray:
+  def drawn(self, window: int, begins: Sequence[int] = (0,)) -> np.ndarray:
     """Draws (int64) of each language before this window, computed exactly with Python's integers."""
-    return np.asarray([(window * self.window_size * q) >> 32 for q in self._quotas], np.int64)
+    drawn = np.zeros(len(self.names), np.int64)
+    for of_stage, begin, end in zip(self._quotas, begins, [*begins[1:], window]):
+      drawn += [((end - begin) * self.window_size * q) >> 32 for q in of_stage]
+    return drawn
 
-  def window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
+  def window(self, window: int, begins: Sequence[int] = (0,)) -> tuple[np.ndarray, np.ndarray]:
     """Examples of a window, as (language, line) arrays, in a random order."""
-    first, last = self.drawn(window), self.drawn(window + 1)
+    first, last = self.drawn(window, begins), self.drawn(window + 1, begins)
     counts = last - first
     language = np.repeat(np.arange(len(counts)), counts)
     draw = np.arange(len(language)) + np.repeat(first - (np.cumsum(counts) - counts), counts)

@@ -16,6 +16,7 @@ SOURCE_KEYS = ('src_ids', 'src_segments', 'src_positions')
 FIRST = 'tgt_first'  # [B, 1]: the first symbol of an answer, where search is given it
 TARGET_KEYS = ('tgt_inputs', 'tgt_labels', 'tgt_segments', 'tgt_positions')
 BATCH_KEYS = SOURCE_KEYS + TARGET_KEYS
+LOSS_FACTORS = 'tgt_loss_factors'  # of the loss of each token in training, in thousandths; without it all count alike
 
 
 class Side(NamedTuple):

@@ -15,6 +15,7 @@ from lingvo_moe.layers.embedding import Sinusoids
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
 from lingvo_moe.ops import backend
+from lingvo_moe.tasks.batches import LOSS_FACTORS
 
 _FROM_ZERO = Sinusoids()
 Batch = Mapping[str, tf.Tensor]  # int32 [B, T] by names
@@ -74,13 +75,16 @@ class TokenModel:
     Returns:
       (the scalar to minimise, {'loss', 'xent', 'target_tokens', 'aux_loss', 'routing'}): `xent` is the sum over target
       tokens of -log p (not smoothed); `loss` is the mean over target tokens of the smoothed cross-entropy and z-loss,
-      plus aux_loss_weight times `aux_loss`, the sum over layers of auxiliary losses, each a mean over groups, and the
-      router z-loss. By part also 'xent_by_<subset>' and 'target_tokens_by_<subset>', [P], and, if there are experts,
-      'choices_by_<subset>', {layer: [P, E]}.
+      times the LOSS_FACTORS of a batch that has some, plus aux_loss_weight times `aux_loss`, the sum over layers of
+      auxiliary losses, each a mean over groups, and the router z-loss. By part also 'xent_by_<subset>' and
+      'target_tokens_by_<subset>', [P], and, if there are experts, 'choices_by_<subset>', {layer: [P, E]}.
     """
     x_BTM, routing = self._run(theta, batch, key)
     label_BT, real_BT = self._labels(batch)
     target_tokens = tf.reduce_sum(real_BT)
+    factor_BT = real_BT
+    if LOSS_FACTORS in batch:
+      factor_BT *= tf.cast(batch[LOSS_FACTORS], tf.float32) / 1000
     count = lambda name, of_this: tf.maximum(totals[name] if totals else of_this, 1.0)
     smoothing = 0.0 if key is None else self.label_smoothing
     xent_BT, loss_BT = cross_entropy(self._output(theta), x_BTM, label_BT, smoothing, self.z_loss_weight)
@@ -90,7 +94,7 @@ class TokenModel:
       by_layer = [(stack(name), r.stats) for name, r in routing.items()]
       aux_loss = tf.add_n([stats.aux_loss / count(f'{name}_groups', stats.groups) for name, stats in by_layer])
       z_loss = tf.add_n([stats.z_loss / count(f'{name}_tokens', stats.tokens) for name, stats in by_layer])
-    loss = tf.reduce_sum(loss_BT * real_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
+    loss = tf.reduce_sum(loss_BT * factor_BT) / count('target_tokens', target_tokens) + self.aux_loss_weight * aux_loss
     if self.router_z_loss_weight:
       loss += self.router_z_loss_weight * z_loss
     metrics = {

@@ -1,7 +1,8 @@
 """SentencePiece vocabularies: text to ids in the graph, ids to text in Python. All have the same special ids.
 
 The target language of a translation is chosen by a tag, `<2xx>`, a symbol of the source vocabulary whose id is put
-before the ids of the sentence. A sentence that has these characters has them as text.
+before the ids of the sentence. A corpus may have a symbol likewise, `<@bt>`. A sentence that has these characters has
+them as text.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
 
 SPECIAL = {'pad': PAD, 'bos': BOS, 'eos': EOS, 'unk': UNK}
 _TAG = re.compile(r'<2(\S+)>')
+_ANY_TAG = re.compile(r'<[2@](\S+)>')
 
 
 def tag(language: str) -> str:
   """Tag of a target language: '<2de>'."""
   return f'<2{language}>'
+
+
+def corpus_tag(name: str) -> str:
+  """Symbol before the sources of a corpus: '<@bt>'."""
+  return f'<@{name}>'
 
 
 class SentencePieceVocab(engine_vocab.Vocab):
@@ -122,7 +129,7 @@ class Vocab(SentencePieceVocab):
     """The model with tags as control symbols, to which no text is encoded; user-defined ones are found in text."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-    tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and _TAG.fullmatch(piece.piece)]
+    tags = [piece for piece in proto.pieces if piece.type == kinds.USER_DEFINED and _ANY_TAG.fullmatch(piece.piece)]
     for piece in tags:
       piece.type = kinds.CONTROL
     return proto.SerializeToString() if tags else model
@@ -133,18 +140,22 @@ class Vocab(SentencePieceVocab):
 
   def tag_id(self, language: str) -> int:
     """Id of the tag of a target language; UserError if the vocabulary lacks it."""
-    i = self._processor.piece_to_id(tag(language))
-    if i == UNK:
-      way_out = 'train it with lingvo-moe vocab --tags'
-      if tags := self.tags():
-        way_out = (
-          f'{closest(language, tags)} (a corpus is named by these), or, for a new run with --init_from, add it: '
-          f'lingvo-moe vocab --extend={self.path} --languages={language}'
-        )
-      raise UserError(
-        f'with several target languages (or tag_target) the source vocabulary needs the symbol {tag(language)}; '
-        f'{self.path} lacks it: {way_out}'
+    way_out = 'train it with lingvo-moe vocab --tags'
+    if tags := self.tags():
+      way_out = (
+        f'{closest(language, tags)} (a corpus is named by these), or, for a new run with --init_from, add it: '
+        f'lingvo-moe vocab --extend={self.path} --languages={language}'
       )
+    return self._symbol(tag(language), 'several target languages (or tag_target)', way_out)
+
+  def corpus_tag_id(self, name: str) -> int:
+    """Id of the symbol before the sources of a corpus; UserError if the vocabulary lacks it."""
+    return self._symbol(corpus_tag(name), 'a tag in corpora', f'train it with lingvo-moe vocab --corpus_tags={name}')
+
+  def _symbol(self, symbol: str, what: str, way_out: str) -> int:
+    i = self._processor.piece_to_id(symbol)
+    if i == UNK:
+      raise UserError(f'with {what} the source vocabulary needs the symbol {symbol}; {self.path} lacks it: {way_out}')
     return i
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import random
 import shlex
@@ -50,6 +51,31 @@ def read(folder, split, sides):
     except FileNotFoundError:
       columns.append([])
   return list(zip(*columns, strict=True))
+
+
+def test_another_corpus_is_added_and_shares_no_sentence_with_dev_and_test(tmp_path):
+  prepare(texts_of(tmp_path, [(f'Satz {i}', f'sentence {i}') for i in range(40)]), tmp_path / 'out')
+  folder = tmp_path / 'out' / 'de-en'
+  before = {path.name: path.read_bytes() for path in folder.iterdir()}
+  dev, test = (read(folder, split, ('de', 'en'))[0] for split in ('dev', 'test'))
+  rules = dataclasses.replace(RULES, corpus='bt')
+  pairs = [('neu', 'new'), (dev[0].decode(), 'other'), ('anders', test[1].decode()), ('neu 2', 'new 2'), ('', 'x')]
+  texts = texts_of(tmp_path, pairs, names=('b.de', 'b.en'))
+
+  def add(overwrite=False):
+    preparation.check_folder(str(tmp_path / 'out'), texts, overwrite, rules)
+    found = preparation.examine(texts, rules, folder=str(folder))
+    preparation.write(texts, found.outcomes, str(folder), rules=rules)
+    return found
+
+  found = add()
+  assert found.count(Outcome.SHARES_SENTENCE) == 2 and found.count(Outcome.EMPTY) == 1
+  assert read(folder, 'bt', ('de', 'en')) == [(b'neu', b'new'), (b'neu 2', b'new 2')]
+  assert {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith('bt.')} == before
+  assert preparation.table(found, rules).splitlines()[-1].split() == ['bt', '2']
+  with pytest.raises(UserError, match=r'is there already \(bt.de, bt.en\)'):
+    add()
+  add(overwrite=True)
 
 
 GOOD = [(f'der Hund {i}', f'the dog {i}') for i in range(6)]

@@ -10,6 +10,11 @@ import pytest
 from lingvo_moe.corpora import sampling
 
 
+def sampler(names, sizes, temperature, seed, window_size, weights=()):
+  stages = [sampling.shares(sizes, temperature, weights)]
+  return sampling.Sampler(names, sizes, stages=stages, seed=seed, window_size=window_size)
+
+
 @pytest.mark.parametrize('size', [1, 2, 3, 7, 64, 1000, 4097])
 def test_permute_is_a_permutation(size):
   for key in (0, 12345, 2**63):
@@ -42,30 +47,28 @@ def test_weights_multiply_shares():
   np.testing.assert_allclose(sampling.shares([300, 100], 1, [1, 3]), [0.5, 0.5])
   np.testing.assert_allclose(sampling.shares([16, 1], 4, [1, 4]), [1 / 3, 2 / 3])  # 2 : 1 by temperature
   np.testing.assert_allclose(sampling.shares([1, 1], 1, [1e-300, 1e308]), [0, 1])  # none overflows
-  assert sampling.quotas([300, 100], 1, 100, weights=[1, 3]) == [50, 50]
-  even = sampling.Sampler(['a', 'b'], [300, 100], temperature=1, seed=3, window_size=100, weights=[1, 3])
+  assert sampling.quotas(sampling.shares([300, 100], 1, [1, 3]), 100) == [50, 50]
+  even = sampler(['a', 'b'], [300, 100], 1, 3, 100, [1, 3])
   assert np.bincount(even.window(0)[0]).tolist() == [50, 50]
-  alike, without = (
-    sampling.Sampler(['a', 'b'], [300, 100], temperature=2, seed=3, window_size=99, weights=w) for w in ([7, 7], [])
-  )
+  alike, without = (sampler(['a', 'b'], [300, 100], 2, 3, 99, w) for w in ([7, 7], []))
   for a, b in zip(alike.window(5), without.window(5), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
 def test_quotas_sum_exactly_and_leave_nobody_out():
-  assert sampling.quotas([2, 1], 1, 100) == [67, 33]
-  assert sampling.quotas([10**9, 1, 1], 1, 1000) == [998, 1, 1]
+  assert sampling.quotas(sampling.shares([2, 1], 1), 100) == [67, 33]
+  assert sampling.quotas(sampling.shares([10**9, 1, 1], 1), 1000) == [998, 1, 1]
   for sizes in ([5, 3, 7, 11], [1] * 7):
-    assert sum(sampling.quotas(sizes, 2.5)) == 2**32
+    assert sum(sampling.quotas(sampling.shares(sizes, 2.5))) == 2**32
 
 
 def test_what_is_left_of_equal_shares_goes_to_the_first():
   # 3.53 and 5.89 each; of the 57 that are left, 40 go to the larger remainders.
-  assert sampling.quotas([3, 5] * 40, 1, 377) == [4, 6] * 17 + [3, 6] * 23
+  assert sampling.quotas(sampling.shares([3, 5] * 40, 1), 377) == [4, 6] * 17 + [3, 6] * 23
 
 
 def make(sizes=(500, 60, 7), temperature=1.0, seed=3, window=100):
-  return sampling.Sampler(['a', 'b', 'c'], sizes, temperature=temperature, seed=seed, window_size=window)
+  return sampler(['a', 'b', 'c'], sizes, temperature, seed, window)
 
 
 @pytest.mark.parametrize('temperature', [1, 5])
@@ -104,8 +107,8 @@ def test_a_window_depends_on_seed_and_number_only():
 
 
 def test_another_language_does_not_change_the_order_of_the_first():
-  alone = sampling.Sampler(['a'], [50], temperature=1, seed=1, window_size=50).window(0)[1]
-  both = sampling.Sampler(['b', 'a'], [50, 50], temperature=1, seed=1, window_size=100).window(0)
+  alone = sampler(['a'], [50], 1, 1, 50).window(0)[1]
+  both = sampler(['b', 'a'], [50, 50], 1, 1, 100).window(0)
   assert set(both[1][both[0] == 1]) == set(alone)
 
 
@@ -120,3 +123,14 @@ def test_the_stream_is_the_same_for_ever():
   language, line = make().window(1)
   assert language[:8].tolist() == [0, 0, 1, 0, 1, 0, 0, 0]
   assert line[:8].tolist() == [339, 222, 3, 50, 9, 494, 321, 429]
+
+
+def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
+  stages = [np.array([0.5, 0.5, 0]), np.array([0, 0.25, 0.75])]
+  staged = sampling.Sampler(['a', 'b', 'c'], [40, 40, 75], stages=stages, seed=1, window_size=100)
+  windows = [staged.window(0), staged.window(1, [0, 1]), staged.window(2, [0, 1])]
+  assert [np.bincount(pair, minlength=3).tolist() for pair, _ in windows] == [[50, 50, 0], [0, 25, 75], [0, 25, 75]]
+  lines = np.concatenate([line[pair == 1] for pair, line in windows])
+  counts = np.bincount(lines, minlength=40)  # 100 draws of 40 lines: each twice, and 20 of them once more
+  assert counts.min() == 2 and counts.max() == 3
+  assert np.bincount(windows[1][1][windows[1][0] == 2]).tolist() == [1] * 75  # each line once an epoch

@@ -1,6 +1,7 @@
 """Configuration of a translation model, its data, training and decoding: frozen dataclasses of values."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.fields import field
 from lingvo_moe.tasks.encoder_decoder import EncoderDecoder
 from lingvo_moe.tasks.encoder_decoder_config import EncoderDecoderConfig
-from lingvo_moe.tasks.mt import batching
+from lingvo_moe.tasks.mt import batching, mixture
 from lingvo_moe.tasks.mt.noise import KINDS
 from lingvo_moe.tasks.sentencepiece_training import RULES
 from lingvo_moe.tasks.transformer_config import BatchConfig
@@ -82,6 +83,12 @@ class DataConfig(BatchConfig):
     choices=language_tags.SIDES,
   )
   begin: str = field('bos', 'Symbol with which the decoder begins.', choices=('bos', 'eos'))
+  corpora: str = field(
+    '',
+    'Corpora of each pair, by the prefix of their files, or the path of a file that lists them: '
+    "'train 1; bt 2 20000:0.5 tag loss=0.5' reads two lines of bt.* where it reads one of train.*, half a line from "
+    "step 20000 on, with a symbol before bt's sources and half the loss. Empty: train alone.",
+  )
   temperature: float = field(
     1.0,
     'Temperature of the sampling of pairs; 5 is usual for many languages.',
@@ -136,6 +143,8 @@ class DataConfig(BatchConfig):
       or self.boundaries[-1] != self.max_length
     ):
       fields.refuse(self, 'boundaries', f'ascending integers that end with max_length={self.max_length}')
+    object.__setattr__(self, 'corpora', mixture.read(self.corpora))
+    _ = self.mixture  # refuses what is none
     if not all(weight > 0 for _, weight in self.weights):
       fields.refuse(self, 'weights', 'finite numbers above 0', 'a pair that is not wanted is left out of pairs')
     if len(dict(self.weights)) < len(self.weights):
@@ -160,6 +169,11 @@ class DataConfig(BatchConfig):
   def window_size(self) -> int:
     """Examples in a window: enough for many batches, as each window ends with a partial one."""
     return self.window or max(16384, 2 * self.batch_tokens)
+
+  @functools.cached_property
+  def mixture(self) -> tuple[mixture.Corpus, ...]:
+    """The corpora of each pair."""
+    return mixture.parse(self.corpora)
 
   def weights_of(self, pairs: Sequence[str]) -> list[float]:
     """The weight of each pair of the training corpus; empty if none is given. UserError for a weight of another."""

@@ -33,11 +33,16 @@ _MANY_SHARED = 0.01  # share of held-out lines in train from which on the user i
 
 
 def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
-  """Pairs of a split; those without dev have in its place, with dev_lines, that of train (Pair.split is 'train').
+  """Pairs of a split, of train once for each corpus of its mixture; Pair.split is the prefix of the corpus.
+
+  Pairs without dev have in its place, with dev_lines, that of train.
 
   Raises:
     UserError: as parallel.find_pairs; of dev that is lacking, with the offer of dev_lines.
   """
+  if split == 'train':
+    found = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
+    return sorted(found, key=lambda pair: pair.name)
   if split != 'dev':
     return _find(config, split)
   try:
@@ -83,7 +88,7 @@ def choose(config: DataConfig, pairs: Sequence[parallel.Pair], sizes: Iterable[i
   return {
     number: _choose(config, pair, size, folders_with)
     for number, (pair, size) in enumerate(zip(pairs, sizes, strict=True))
-    if pair.name in taken
+    if pair.name in taken and pair.split in ('train', 'dev')
   }
 
 
@@ -152,7 +157,8 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
   found: dict[str, list[parallel.Pair]] = {}
   for split in ('dev', 'test', 'train'):
     with contextlib.suppress(UserError):  # there is none: who needs it will say so
-      found[split] = _find(config, split) if split != 'train' or found else []
+      if split != 'train' or found:
+        found[split] = (find_pairs if split == 'train' else _find)(config, split)
   path = os.path.join(
     cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*found.values())], cache_dir)}.json'
   )
@@ -167,12 +173,16 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
 def _within_train(found: Mapping[str, Sequence[parallel.Pair]], cache_dir: str) -> list[str]:
   """Warnings of within_train, given the pairs of each split."""
   from lingvo_moe.tasks.mt import cache
+  from lingvo_moe.tasks.token_cache import joined
 
   keys = {}
   for split, pairs in found.items():
     with contextlib.suppress(UserError):  # it is no text
       sides_of = cache.open_keys(pairs, cache_dir)
-      keys[split] = {pair.name: sides for pair, sides in zip(pairs, sides_of, strict=True)}
+      by_name = collections.defaultdict(list)
+      for pair, sides in zip(pairs, sides_of, strict=True):
+        by_name[pair.name].append(sides)
+      keys[split] = {name: tuple(map(joined, zip(*corpora))) for name, corpora in by_name.items()}
   train, warnings = keys.pop('train', {}), []
   for split, sides_of in keys.items():
     lines, shared = 0, 0

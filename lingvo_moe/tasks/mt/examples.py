@@ -17,6 +17,7 @@ from lingvo_moe.tasks import batches
 from lingvo_moe.tasks.mt import cache, dev_lines
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
+from lingvo_moe.tasks.mt.mixture import Corpus
 from lingvo_moe.tasks.token_cache import groups
 from lingvo_moe.tasks.vocab import Vocab
 
@@ -57,8 +58,9 @@ class Stats:
     none = ', '.join(pair.name for pair in self.pairs if not pair.kept)
     reasons = {'too_long': 'too long', 'empty': 'empty', 'held_out': 'for dev'}
     dropped = ', '.join(f'{self.total(field):,} {reason}' for field, reason in reasons.items() if self.total(field))
+    pairs, about = plural(len({p.name for p in self.pairs}), 'pair'), 'about ' * self.is_estimate
     return (
-      f'{plural(len(self.pairs), "pair")}, {"about " * self.is_estimate}{plural(self.total("kept"), "example")}, '
+      f'{pairs}, {about}{plural(self.total("kept"), "example")}, '
       f'{self.total("source_tokens"):,} source and {self.total("target_tokens"):,} target tokens'
       + (f'; left out: {dropped}' if dropped else '')
       + (f'; without an example: {none}' if none else '')
@@ -95,8 +97,9 @@ class Examples:
   """Examples of one split, at least one; an example is (number of its pair, line).
 
   Attributes:
-    pairs: the pairs found, sorted by name.
-    sizes: number of lines of each pair.
+    pairs: the pairs found, sorted by name; one of several corpora is there for each.
+    corpora: the corpus of each.
+    sizes: number of lines of each.
     stats: see Stats.
     fingerprint: hash of everything that the examples and their lengths depend on.
   """
@@ -104,6 +107,10 @@ class Examples:
   def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
     source_vocab, target_vocab = vocabs
     self.pairs = dev_lines.find_pairs(config, split)
+    by_prefix = {corpus.prefix: corpus for corpus in config.mixture} if split == 'train' else {}
+    self.corpora = [by_prefix.get(pair.split, Corpus(split)) for pair in self.pairs]
+    tags = [source_vocab.corpus_tag_id(corpus.tag) if corpus.tag else 0 for corpus in self.corpora]
+    self._tag, self._factor = np.array(tags, np.int32), np.array([corpus.loss for corpus in self.corpora], np.int32)
     self._max_length = config.max_length
     self._around, self._begin = symbols_around(config, self.pairs, source_vocab), config.begin_id
     self._caches = cache.open_pairs(self.pairs, vocabs, cache_dir, quiet=quiet)
@@ -130,6 +137,8 @@ class Examples:
     key = repr((folders, tagged, self._max_length))
     if chosen:
       key += repr(('by key', config.dev_lines, config.seed, [self.pairs[number].name for number in chosen]))
+    if any(tags):
+      key += repr(tags)
     self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
 
   def _scan(self, pair: int, share: float) -> PairStats:
@@ -150,7 +159,7 @@ class Examples:
   def _pair_lengths(self, pair: int, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     source, target = (side.lengths(lines) for side in self._caches[pair])
     empty = (source == 0) | (target == 0)
-    source, target = source + self._around[0].count, target + self._around[1].count
+    source, target = source + self._around[0].count + bool(self._tag[pair]), target + self._around[1].count
     kept = ~empty & ~self._is_left_out(pair, lines) & (source <= self._max_length) & (target <= self._max_length)
     return source * kept, target * kept, empty
 
@@ -167,7 +176,7 @@ class Examples:
   @property
   def most_ids(self) -> list[int]:
     """Most ids of a source, and of a target, without the symbols around."""
-    return [self._max_length - around.count for around in self._around]
+    return [self._max_length - around.count - bool(tag) for around, tag in zip(self._around, (self._tag.any(), 0))]
 
   def rows(self, pair: np.ndarray, line: np.ndarray) -> list[list[np.ndarray]]:
     """Ids of each source, and of each target, without the symbols around."""
@@ -187,17 +196,29 @@ class Examples:
     plan = BatchPlan(plan.rows, plan.length, *(column[order] for column in plan[2:]))
     pair, line = pair[plan.example], line[plan.example]
     read = lambda side: batches.flat([rows[side][i] for i in plan.example]) if rows else self._gather(side, pair, line)
+    sides = self._with_tags(pair, *read(0)), read(1)
     source, target = (
-      _side(plan, start, *read(side), self._around[side].before[pair], self._around[side].after[pair])
+      _side(plan, start, *sides[side], self._around[side].before[pair], self._around[side].after[pair])
       for side, start in enumerate((plan.source_start, plan.target_start))
     )
-    return source.as_source() | target.as_target(self._begin)
+    batch = source.as_source() | target.as_target(self._begin)
+    if (self._factor != 1000).any():
+      of_segments = np.zeros([plan.rows, int(plan.segment.max(initial=0)) + 1], np.int32)
+      of_segments[plan.row, plan.segment] = self._factor[pair]
+      batch[batches.LOSS_FACTORS] = np.take_along_axis(of_segments, target.segments_BT, axis=1)
+    return batch
 
   def _gather(self, side: int, pair: np.ndarray, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     parts = [self._caches[p][side].gather(line[where]) for p, where in groups(pair)]
     if not parts:
       return np.zeros(0, np.int32), np.zeros(0, np.int64)
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+  def _with_tags(self, pair: np.ndarray, ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sources with the symbols of their corpora."""
+    tags = self._tag[pair]
+    ids = np.insert(ids, (np.cumsum(lengths) - lengths)[tags > 0], tags[tags > 0])
+    return ids, lengths + (tags > 0)
 
 
 def _side(

@@ -10,6 +10,7 @@ for losses by pair.
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import functools
 import hashlib
@@ -23,10 +24,11 @@ import numpy as np
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.text_model import Languages
-from lingvo_moe.corpora import text
-from lingvo_moe.corpora.sampling import Sampler, shuffled
+from lingvo_moe.corpora import sampling, text
+from lingvo_moe.corpora.sampling import shuffled
 from lingvo_moe.tasks import batches, task
 from lingvo_moe.tasks.batches import Batch
+from lingvo_moe.tasks.mt import mixture
 from lingvo_moe.tasks.mt.augmentation import Augmentation, Rows
 from lingvo_moe.tasks.mt.batching import BatchPlan
 from lingvo_moe.tasks.mt.config import DataConfig
@@ -52,7 +54,7 @@ class TrainInput(task.TrainInput):
 
   Attributes:
     stats: numbers of pairs, examples and tokens, and of examples left out.
-    shares: name of a pair -> its share of the stream.
+    shares: name of a pair, or of a corpus of it ('de-en/bt') -> its share of the stream as training begins.
     examples: name of a pair -> number of its examples.
   """
 
@@ -63,18 +65,34 @@ class TrainInput(task.TrainInput):
     self._examples = Examples(config, 'train', cache_dir, vocabs, feed.quiet)
     self.stats = self._examples.stats
     self._batcher = config.batcher()
+    pairs, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
+    weights = config.weights_of(pairs)
+    stages = [sampling.shares(sizes, config.temperature, weights)]
+    if config.corpora:
+      of_pairs = self._examples.corpora, pairs, sizes, config.temperature, weights
+      stages = [mixture.shares(*of_pairs, step) for step in mixture.stages(config.mixture)]
+    labels = zip(pairs, self._examples.corpora, strict=True)
+    names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]
+    self._stages = mixture.stages(config.mixture)
+    self._sampler = sampling.Sampler(names, sizes, stages=stages, seed=config.seed, window_size=config.window_size)
+    self.shares = dict(zip(names, map(float, stages[0]), strict=True))
+    self.examples = collections.Counter()
+    for name, size in zip(pairs, sizes, strict=True):
+      self.examples[name] += int(size)
+    if any(corpus.loss != 1000 for corpus in config.mixture):
+      self.keys = (*batches.BATCH_KEYS, batches.LOSS_FACTORS)
     self._augmentation = Augmentation(config, vocabs)
-    names, sizes = [pair.name for pair in self._examples.pairs], self._examples.sizes
-    weights = config.weights_of(names)
-    self._sampler = Sampler(
-      names, sizes, temperature=config.temperature, seed=config.seed, window_size=config.window_size, weights=weights
-    )
-    self.shares = dict(zip(names, self._sampler.shares, strict=True))
-    self.examples = dict(zip(names, map(int, sizes), strict=True))
     self._lock = threading.Lock()
     self._window = functools.lru_cache(2)(self._window_of)
-    sampling = config.temperature, config.seed, config.window_size, *weights, *self._augmentation.settings
-    key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *sampling))
+    settings = (
+      config.temperature,
+      config.seed,
+      config.window_size,
+      config.corpora,
+      *weights,
+      *self._augmentation.settings,
+    )
+    key = repr((_PLAN_VERSION, self._examples.fingerprint, names, self._batcher, *settings))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     self._ends_file = os.path.join(cache_dir, f'batches-{digest}.json')
     self._starts = [0, *_read_ends(self._ends_file)]  # first step of each window, and of the next one
@@ -96,7 +114,8 @@ class TrainInput(task.TrainInput):
     with self._lock:
       while step >= self._starts[-1]:
         windows = len(self._starts)
-        self._starts.append(self._starts[-1] + len(self._window(windows - 1).plans))
+        end = self._starts[-1] + len(self._window(windows - 1).plans)
+        self._starts.append(min([end, *(step for step in self._stages if step > self._starts[-1])]))
         if windows % _SAVE_EVERY == 0 or self._augmentation.settings:  # to plan such a window takes seconds
           with contextlib.suppress(OSError):  # on a full disk the next start only takes longer
             files.write(self._ends_file, json_files.dump({'ends': self._starts[1:]}))
@@ -104,7 +123,9 @@ class TrainInput(task.TrainInput):
       return self._window(number), step - self._starts[number]
 
   def _window_of(self, number: int) -> _Window:
-    pair, line = self._sampler.window(number)
+    # A stage begins with a window; what is left of the one before is left out.
+    begins = [bisect.bisect_left(self._starts, step) for step in self._stages if step <= self._starts[number]]
+    pair, line = self._sampler.window(number, begins)
     lengths, rows = self._examples.lengths(pair, line), None
     if self._augmentation.settings:
       before, most = self._examples.rows(pair, line), self._examples.most_ids

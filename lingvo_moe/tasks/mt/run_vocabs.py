@@ -128,6 +128,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
     'tag_target': config.tag_target,
     'tag_sides': config.tag_sides,
     'seed': config.seed,
+    'corpus_tags': sorted({c.tag for c in config.mixture if c.tag}) if side != 'target' else [],
   }
   with lock(vocab_dir):
     made = _settings(vocab_dir, side)
@@ -151,6 +152,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
       side=side,
       weights=config.weights_of([pair.name for pair in pairs]),
       tags=config.tags({pair.target for pair in pairs}) and side != 'target',
+      corpus_tags=settings['corpus_tags'],
       normalization=config.normalization(side),
       overwrite=True,
       exact_size=False,
@@ -165,7 +167,7 @@ def _settings(folder: str, side: str) -> dict[str, Any] | None:
   """Settings that a vocabulary was made with; None where they are missing or, with a line, damaged."""
   path = os.path.join(folder, side + '.json')
   try:
-    return {'weights': [], **json_files.read(path, 'the settings of a vocabulary', 'it is not used')}
+    return {'weights': [], 'corpus_tags': [], **json_files.read(path, 'the settings of a vocabulary', 'it is not used')}
   except FileNotFoundError:
     pass
   except UserError as e:

@@ -17,7 +17,7 @@ from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.corpora import parallel, sampling, text
 from lingvo_moe.corpora.parallel import Pair
 from lingvo_moe.tasks import sentencepiece_training
-from lingvo_moe.tasks.vocab import Vocab, tag
+from lingvo_moe.tasks.vocab import Vocab, corpus_tag, tag
 
 NORMALIZATION = {'source': 'nmt_nfkc', 'target': 'identity', 'shared': 'identity'}  # nobody reads sources back
 _TRIED_LINES = 10_000  # of targets, to see whether a vocabulary can write them
@@ -35,6 +35,7 @@ def train_vocab(
   character_coverage: float = 0.9995,
   tags: bool | None = None,
   tag_sides: str = 'source',
+  corpus_tags: Sequence[str] = (),
   normalization: str | None = None,
   seed: int = 1,
   overwrite: bool = False,
@@ -54,6 +55,7 @@ def train_vocab(
     max_sentences: most lines of either side to use.
     tags: True to add the symbols `<2xx>` of the languages that have tags; None to add them if there are several.
     tag_sides: which these are: by 'source' those of targets, else those of both sides; one of language_tags.SIDES.
+    corpus_tags: names of symbols for the sources of corpora; see mixture.py.
     normalization: one of SentencePiece's rules (sentencepiece_training.RULES); None: as NORMALIZATION has it.
     seed: seed of the choice of lines.
     overwrite: True to replace existing files.
@@ -68,11 +70,12 @@ def train_vocab(
   sentencepiece_training.check_output(output, overwrite)
   sides = ('target',) if tag_sides == 'source' else ('source', 'target')
   languages = sorted({getattr(pair, side) for pair in pairs for side in sides})
+  tagged = languages if (len(languages) > 1 if tags is None else tags) else []
   sizes = [
     parallel.count_lines(pair) for pair in tqdm.tqdm(pairs, desc='counting lines', disable=quiet or None, leave=False)
   ]
   total = min(max_sentences, sum(sizes))
-  wanted = sampling.quotas(sizes, temperature, max(total, len(pairs)), weights)
+  wanted = sampling.quotas(sampling.shares(sizes, temperature, weights), max(total, len(pairs)))
   with tqdm.tqdm(total=sum(wanted), desc='reading sentences', disable=quiet or None, leave=False) as bar:
     path = sentencepiece_training.train(
       _lines(pairs, sizes, wanted, side, seed, bar),
@@ -80,7 +83,7 @@ def train_vocab(
       vocab_size,
       character_coverage=character_coverage,
       normalization=normalization or NORMALIZATION[side],
-      symbols=[tag(language) for language in languages] if (len(languages) > 1 if tags is None else tags) else [],
+      symbols=[*map(tag, tagged), *map(corpus_tag, corpus_tags)],
       exact_size=exact_size,
     )
   if side != 'source' and (warning := unwritten(Vocab(path), pairs)):

@@ -174,7 +174,9 @@ def test_counts_of_batches_are_kept_on_disk_and_may_be_lost(world, tmp_path, mon
   assert len(json.loads(path.read_text())['ends']) >= 4
   fresh = train_input(config, str(tmp_path))
   window_of = fresh._sampler.window
-  monkeypatch.setattr(fresh._sampler, 'window', lambda number: calls.append(number) or window_of(number))
+  monkeypatch.setattr(
+    fresh._sampler, 'window', lambda number, begins: calls.append(number) or window_of(number, begins)
+  )
   calls = []
   same(fresh.batch(80), expected)
   assert len(calls) <= 3

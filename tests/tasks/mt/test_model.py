@@ -149,6 +149,17 @@ def test_decoding_step_by_step_over_a_flat_cache_equals_teacher_forcing(width):
     np.testing.assert_allclose(logits[:, 0][real], expected[:, time][real], atol=1e-5)
 
 
+def test_factors_scale_the_loss_of_tokens_and_nothing_else():
+  batch = make_batch([PAIRS[:2], PAIRS[2:]])
+  factors = lambda count: {'tgt_loss_factors': tf.fill(tf.shape(batch['tgt_labels']), count)}
+  whole, metrics = MODEL.loss(THETA, batch)
+  (half, of_half), (none, _) = (MODEL.loss(THETA, batch | factors(count)) for count in (500, 0))
+  np.testing.assert_allclose(half, (whole + none) / 2, rtol=1e-6)
+  np.testing.assert_allclose(none, MODEL.aux_loss_weight * metrics['aux_loss'], rtol=1e-6)
+  for name in ('xent', 'target_tokens', 'aux_loss'):
+    np.testing.assert_allclose(of_half[name], metrics[name])
+
+
 def test_cross_entropy_is_a_sum_over_target_tokens_and_the_loss_their_smoothed_mean():
   batch = make_batch([PAIRS[:2], PAIRS[2:]])
   loss, metrics = MODEL.loss(THETA, batch)

@@ -1,0 +1,123 @@
+"""Mixture of several corpora of each language pair, whose weights may change as training goes on.
+
+A mixture is text, a line (or a part before a semicolon) for each corpus; what follows # is a comment:
+
+  # files     weight, and others from a step on   symbol before sources   factor of the loss
+  train       1
+  bt            2  20000:1  50000:0                   tag                     loss=0.5
+
+A corpus is the files of one prefix in a pair's folder, here train.de with train.en and bt.de with bt.en. Weights are
+the shares of the corpora in the examples of a pair, whatever their sizes. A stage begins at each step that is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from lingvo_moe.core import files
+from lingvo_moe.core.errors import UserError
+from lingvo_moe.corpora import sampling
+
+_WORDS = {
+  'weight': r'(?P<weight>\d+(\.\d+)?)',
+  'later': r'(?P<step>\d{1,12}):(?P<later>\d+(\.\d+)?)',
+  'tag': r'(?P<tag>tag)(=(?P<name>[\w-]+))?',
+  'loss': r'loss=(?P<loss>\d+(\.\d{1,3})?)',
+}
+_WORD = re.compile('|'.join(_WORDS.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """Corpus of a mixture.
+
+  Attributes:
+    prefix: of its files.
+    weights: by the step from which on they hold, ascending from 0.
+    tag: name of a symbol before its sources; '' for none.
+    loss: factor of its loss, in thousandths.
+  """
+
+  prefix: str
+  weights: tuple[tuple[int, float], ...] = ((0, 1.0),)
+  tag: str = ''
+  loss: int = 1000
+
+  def weight(self, step: int) -> float:
+    return [weight for begin, weight in self.weights if begin <= step][-1]
+
+
+def read(text: str) -> str:
+  """A mixture in one line; of one word, the path of a file, what is in the file."""
+  if text.strip() and len(text.split()) == 1:
+    try:
+      text = files.read(text.strip()).decode('utf-8')
+    except (OSError, UnicodeDecodeError) as e:
+      raise UserError(
+        f"corpora are lines such as 'train 1' and 'bt 2 tag', or a file of them; cannot read {text.strip()} ({e}): "
+        'write a weight after the prefix, or give another path'
+      ) from None
+  lines = (line.partition('#')[0].split() for line in re.split(r'[\n;]', text))
+  return '; '.join(' '.join(words) for words in lines if words)
+
+
+def parse(text: str) -> tuple[Corpus, ...]:
+  """Corpora of a mixture as `read` gives it; of '', train alone. UserError for what is none."""
+  corpora = tuple(_corpus(line.split()) for line in text.split('; ')) if text else (Corpus('train'),)
+  prefixes = [corpus.prefix for corpus in corpora]
+  if twice := next((prefix for prefix in prefixes if prefixes.count(prefix) > 1), None):
+    raise UserError(f'corpora has a line for each prefix; saw two of {twice!r}: write its weights in one')
+  for step in stages(corpora):
+    if not any(corpus.weight(step) for corpus in corpora):
+      raise UserError(f'corpora needs a weight above 0 in each stage; from step {step} on all are 0: raise one')
+  return corpora
+
+
+def _corpus(words: Sequence[str]) -> Corpus:
+  prefix, found = words[0], [_WORD.fullmatch(word) for word in words[1:]]
+  bad = next((word for word, match in zip(words[1:], found) if match is None), None)
+  weights = [
+    (int(m['step'] or 0), float(m['weight'] or m['later'])) for m in found if m and (m['weight'] or m['later'])
+  ]
+  if bad or [step for step, _ in weights] != sorted({0, *(step for step, _ in weights)}) or prefix in ('dev', 'test'):
+    raise UserError(
+      'a line of corpora is the prefix of files, neither dev nor test, a weight, others as STEP:WEIGHT by ascending '
+      f'steps, tag or tag=NAME, and loss=NUMBER; saw {" ".join(words)!r}: write e.g. bt 2 20000:0.5 tag loss=0.5'
+    )
+  tag = next((m['name'] or prefix for m in found if m['tag']), '')
+  return Corpus(prefix, tuple(weights), tag, next((round(1000 * float(m['loss'])) for m in found if m['loss']), 1000))
+
+
+def stages(corpora: Sequence[Corpus]) -> list[int]:
+  """Steps at which stages begin, the first at 0."""
+  return sorted({step for corpus in corpora for step, _ in corpus.weights})
+
+
+def shares(
+  corpora: Sequence[Corpus],
+  pairs: Sequence[str],
+  sizes: Sequence[int],
+  temperature: float,
+  weights: Sequence[float],
+  step: int,
+) -> np.ndarray:
+  """Share of each corpus of each pair in the examples of a stage.
+
+  Args:
+    corpora: of each entry.
+    pairs: names of the pair of each.
+    sizes: number of its lines.
+    temperature: of the sampling over pairs, by the lines of all their corpora.
+    weights: of the pair of each, or empty.
+    step: at which the stage begins.
+  """
+  names, number = np.unique(pairs, return_inverse=True)
+  of_pairs = [dict(zip(pairs, weights, strict=True))[name] for name in names] if len(weights) else ()
+  within = np.array([corpus.weight(step) for corpus in corpora])
+  total = np.bincount(number, within)[number]
+  p = sampling.shares(np.bincount(number, sizes), temperature, of_pairs)[number] * within / np.where(total, total, 1)
+  return p / p.sum()
