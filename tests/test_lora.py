@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -133,6 +134,9 @@ def test_slices_of_stored_weights_are_merged(tmp_path):
     stored = checkpoints.merged(2, LORA)[name]
     np.testing.assert_allclose(stored[...], merged[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(stored[index], merged[name].numpy()[index], rtol=1e-5, atol=1e-6)
+  shutil.rmtree(tmp_path / 'step_00000000')
+  with pytest.raises(UserError, match='has no tensor .*: of a run with adapters, step_00000000/state beside it has'):
+    checkpoints.merged(2, LORA)
 
 
 # A run from an import to exports.

@@ -5,7 +5,7 @@ its shards with their index, and the files of its tokeniser. RUN becomes a log d
 that decode, translate, serve, score, export and lint take like any other, and whose weights training begins with:
 
   lingvo-moe translate RUN < source.txt
-  lingvo-moe train --model=MODEL --logdir=runs/mine --init_from=RUN --data_dir=CORPUS
+  lingvo-moe train --init_from=RUN --logdir=runs/mine --data_dir=CORPUS
 
 Families are those of docs/import.md. Nothing in the folder is executed; pickled weights (pytorch_model.bin) are
 read where torch is installed, and refused if they hold more than tensors. Memory holds one tensor at a time.

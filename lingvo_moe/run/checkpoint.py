@@ -2,7 +2,8 @@
 
 It holds 'step', every weight under its name ('decoder/layer_03/moe/wi') and every optimizer slot under
 'slots/<name>/<slot>'. `tf.train.load_checkpoint` reads it on any machine. Weights that a scanned stack keeps stacked,
-[L, ...], are written and read layer by layer under the names of the unrolled stack.
+[L, ...], are written and read layer by layer under the names of the unrolled stack. Of a run with adapters, the weights
+that they adapt are in the checkpoint of step 0 alone.
 """
 
 import dataclasses
@@ -109,10 +110,10 @@ def load(
   found = _everything(prefix)
   for name, shape in by_layer(specs).items():
     if (there := found.get(name)) is None:
-      raise UserError(
-        f'{prefix} has no tensor {name!r}: it is a checkpoint of another model; '
-        'use the --model and bindings that it was trained with'
-      )
+      why = 'it is a checkpoint of another model; use the --model and bindings that it was trained with'
+      if any(map(lora_lib.is_adapter, found)):
+        why = f'of a run with adapters, {path("", 0)} beside it has the weights that they adapt: restore it from a copy'
+      raise UserError(f'{prefix} has no tensor {name!r}: {why}')
     if there.shape != tuple(shape):
       raise UserError(
         f'{prefix}: {name!r} has shape {there.shape}, but this model has {tuple(shape)}; '
