@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from lingvo_moe import machine, options
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.options import flag
 
 if TYPE_CHECKING:
@@ -102,3 +104,21 @@ class BestCheckpointOptions(CheckpointOptions):
 
   step: int | None = _step('the best, or the newest where none was evaluated')
   checkpoint: str | None = _checkpoint('the best, or the newest where none was evaluated')
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestOptions(options.Options):
+  """Options of a job that translates: what is asked of each translation, by the names of a TranslationRequest."""
+
+  alignments: bool = flag(False, 'Write the tokens of both sides, and which belong together.')
+  prefix: str = flag('', 'Text with which each translation begins; its last word may go on, unless a space follows.')
+  ban: Sequence[str] = flag((), 'Words that must not come.')
+  terms: Sequence[str] = flag(
+    (), 'A word and how it must be translated where it comes, such as Hund=hound; may be repeated.', repeated=True
+  )
+
+  @property
+  def request(self) -> TranslationRequest:
+    return TranslationRequest(
+      **{field.name: getattr(self, field.name) for field in dataclasses.fields(TranslationRequest)}
+    )

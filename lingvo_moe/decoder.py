@@ -11,6 +11,7 @@ the log directory. For translation it writes to <logdir>/decode/<split>/step_<N>
 
   <pair>.hyp        translations, a line for each line of the source
   <pair>.src .ref   the source and its reference
+  <pair>.align      with --alignments: tokens of both sides, and the numbers of those that belong together
   scores.json       BLEU and chrF of every pair and their mean, with signatures and settings
 
 With --score it writes <pair>.scores (log p of each target given its source, in nats) and perplexity.json. For a
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.CheckpointOptions):
+class Options(checkpoint_flags.RequestOptions, checkpoint_flags.CheckpointOptions):
   """Options of the decoder."""
 
   of_runs = (*checkpoint_flags.CheckpointOptions.of_runs, 'batch_tokens', 'prompt', 'num_samples')
@@ -82,6 +83,8 @@ class Options(checkpoint_flags.CheckpointOptions):
       )
     if self.score and self.split_sentences != 'never':
       raise UserError('--score gives the probability of whole lines, and --split_sentences splits them: leave one out')
+    if self.score and self.request.asked:
+      raise UserError(f'--score makes no translations; saw --{self.request.asked[0]} too: leave one of them out')
 
   @property
   def waits(self) -> bool:
@@ -152,7 +155,11 @@ def results_of_export(options: Options, model: ExportedModel) -> Results:
   from lingvo_moe.run.results import Results
 
   held_out = HeldOutOptions(
-    options.split, options.max_sentences, options.score, split_sentences=options.split_sentences
+    options.split,
+    options.max_sentences,
+    options.score,
+    split_sentences=options.split_sentences,
+    request=options.request,
   )
   job = job_of_export(model, held_out, options.data_dir, options.pairs)
   if job.warning:
@@ -173,9 +180,8 @@ def set_up(run: RunDir, options: Options, machine: Machine) -> tuple[Runtime, Re
   runtime = machine.make_runtime(config.program())
   given = options.data_dir or options.pairs  # else the text is of the run's own pairs
   trained = group.on_all(lambda: run.load()[1]) if given else None
-  held_out = HeldOutOptions(
-    options.split, options.max_sentences, options.score, options.batch_tokens, trained, options.split_sentences
-  )
+  first = options.split, options.max_sentences, options.score, options.batch_tokens
+  held_out = HeldOutOptions(*first, trained, options.split_sentences, options.request)
   job = group.on_all(lambda: task_of(config).held_out_job(runtime, held_out))
   if job.warning:
     group.say(f'warning: {job.warning}')

@@ -9,7 +9,8 @@ TensorFlow.
 Lines that have arrived are translated together, at most 1000: a line that comes alone is answered at once, and a file
 is fast. --batch_lines=N waits for N lines, or for the end. A line of several sentences is
 translated sentence by sentence, as --split_sentences says. An empty line gives an empty line. With --n_best=N, every
-line gives up to N lines: its number, the score, the log-probability and the text, with tabs between.
+line gives up to N lines: its number, the score, the log-probability and the text, with tabs between. --alignments adds
+the tokens of the line, those of the translation, and the numbers of those that belong together (0-0 1-2), with tabs.
 
 A language model continues each line, by the search that --search names. A model of span corruption fills in
 <extra_id_0>, <extra_id_1>, ... in each line. With both, a line break within a line or its answer is written as a
@@ -46,7 +47,7 @@ _WHILE_SECONDS = 60  # between two words of the process that reads; XLA gives up
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(checkpoint_flags.BestCheckpointOptions):
+class Options(checkpoint_flags.RequestOptions, checkpoint_flags.BestCheckpointOptions):
   """Options of the job."""
 
   target: str | None = flag(None, 'Target language, for models of several.')
@@ -77,7 +78,8 @@ def translate(
   """
   run, group = load(options, runtime_options, options.split_sentences)
   languages = group.on_all(lambda: run.choose_target(options.target, options.source))
-  group.on_all(lambda: run.translator(options.n_best))  # refuses what it cannot do, before a line is read
+  # What it cannot do is refused before a line is read.
+  group.on_all(lambda: run.translator_for(options.n_best, options.request))
   group.say(f'using the checkpoint of {run.checkpoint}')
   if run.training_lines == sentences.TrainingLines() and options.split_sentences == 'auto':
     group.say(
@@ -88,7 +90,8 @@ def translate(
   batches = _batches(source, options.batch_lines, None if group.count == 1 else _WHILE_SECONDS)
   while (lines := group.on_leader(lambda: next(batches, None))) is not None:
     if lines:
-      translated = group.on_all(functools.partial(run.answer, lines, languages, options.n_best, options.source))
+      answer = functools.partial(run.answer, lines, languages, options.n_best, options.source, options.request)
+      translated = group.on_all(answer)
       group.on_leader(functools.partial(write, output, translated, lines_read + 1, options, run.over_the_length))
       lines_read += len(lines)
 
@@ -120,7 +123,8 @@ def write(output: TextIO, translated: Answers, first: int, options: Options, ove
     print(f'warning: line {first + i} {what}', file=sys.stderr)
   for number, hypotheses in enumerate(translated.hypotheses, first):
     for h in hypotheses:
-      output.write(f'{h.text}\n' if options.n_best == 1 else f'{number}\t{h.score:.4f}\t{h.log_prob:.4f}\t{h.text}\n')
+      numbers = [] if options.n_best == 1 else [str(number), f'{h.score:.4f}', f'{h.log_prob:.4f}']
+      output.write('\t'.join([*numbers, h.text, *(h.alignment.columns if h.alignment else ())]) + '\n')
   output.flush()
 
 

@@ -38,7 +38,7 @@ VOCAB = 'vocab'
 # Files of a decoded step: summaries, and endings after the name of a pair.
 SCORES = 'scores.json'
 PERPLEXITY = 'perplexity.json'
-HYPOTHESES, SOURCES, REFERENCES, LOG_PROBS = '.hyp', '.src', '.ref', '.scores'
+HYPOTHESES, SOURCES, REFERENCES, LOG_PROBS, ALIGNMENTS = '.hyp', '.src', '.ref', '.scores', '.align'
 
 _RANKS = 'first second third fourth fifth sixth seventh eighth'.split()  # of a token's choices of experts
 _VOCAB_FIELDS = ('source_vocab', 'target_vocab', 'vocab')

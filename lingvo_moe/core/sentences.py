@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.visible_text import is_empty
 
 MODES = ('auto', 'always', 'never')
@@ -84,6 +85,15 @@ def _glued(left: str, space: str, right: str) -> str:
   return left + (space or ' ') + right
 
 
+def _after(own: Any, space: str, begin: int, before: Any = None) -> Any:
+  """Hypothesis of a part that begins at a place of the text, joined to that of the parts before it."""
+  text = _glued(before.text if before else '', space, own.text)
+  values = {'score': before.score + own.score, 'log_prob': before.log_prob + own.log_prob} if before else {}
+  if alignment := getattr(own, 'alignment', None):
+    values['alignment'] = alignment.after(before and before.alignment, begin, len(text) - len(own.text))
+  return own._replace(text=text, **values)
+
+
 class _Arranged(NamedTuple):
   """Parts of a text that are translated, and the spaces before, between and after these."""
 
@@ -108,14 +118,11 @@ class _Arranged(NamedTuple):
 
     There are as many as the parts have. Score and log-probability are sums over the parts.
     """
-    most = max(map(len, hypotheses))
-    found = [h._replace(text=_glued('', self.spaces[0], h.text)) for h in hypotheses[0]]
-    for space, of_part in zip(self.spaces[1:], hypotheses[1:]):
-      longer = [
-        a._replace(text=_glued(a.text, space, b.text), score=a.score + b.score, log_prob=a.log_prob + b.log_prob)
-        for a in found
-        for b in of_part
-      ]
+    most, begin = max(map(len, hypotheses)), len(self.spaces[0])
+    found = [_after(h, self.spaces[0], begin) for h in hypotheses[0]]
+    for part, space, of_part in zip(self.parts, self.spaces[1:], hypotheses[1:]):
+      begin += len(part + space)
+      longer = [_after(b, space, begin, a) for a in found for b in of_part]
       found = sorted(longer, key=lambda h: -h.score)[:most]
     return [h._replace(text=_glued(h.text, self.spaces[-1], '')) for h in found]
 
@@ -144,6 +151,7 @@ class Paragraphs:
     progress: Callable[[int], object] = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[Any]], object] = lambda text, hypotheses: None,
+    request: TranslationRequest = NOTHING,
   ) -> Any:
     """Answers of texts, of which `cut` has the numbers of those with a sentence that was cut.
 
@@ -152,9 +160,11 @@ class Paragraphs:
       target: of text_model.Translator.translate.
       languages: of each text; '' where it is not known.
       progress, known, keep: of the translator, with the numbers of texts.
+      request: what is asked of each text. One whose translation has a prefix is not split.
     """
-    if self._mode == 'never':
-      return self._translator.translate(texts, target, progress=progress, known=known, keep=keep)
+    asked = {'request': request} if request.asked else {}
+    if self._mode == 'never' or request.prefix:
+      return self._translator.translate(texts, target, progress=progress, known=known, keep=keep, **asked)
     pieces = [self._split(text, language) for text, language in zip(texts, languages, strict=True)]
     cut = self._cut(pieces, target)
     arranged = [_Arranged.of(text, own) for text, own in zip(texts, pieces, strict=True)]
@@ -174,7 +184,7 @@ class Paragraphs:
 
     known_parts = {part for part, i in enumerate(of_text) if i in known}
     parts = [part for own in arranged for part in own.parts]
-    answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part)
+    answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part, **asked)
     progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
     hypotheses = [own.joined(answers.hypotheses[end - len(own.parts) : end]) for own, end in zip(arranged, ends)]
     return answers._replace(

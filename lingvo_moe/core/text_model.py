@@ -8,13 +8,15 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+from lingvo_moe.core.alignment import Alignment
 from lingvo_moe.core.continuations import Request, Sampling
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.language_tags import Languages as Languages
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 
 T = TypeVar('T')
@@ -28,6 +30,7 @@ class Hypothesis(NamedTuple):
   text: str
   score: float  # by which hypotheses are ranked: in beam search log_prob over the length penalty
   log_prob: float  # natural logarithm, summed over its tokens and the end
+  alignment: Alignment | None = None  # of a translation, where it was asked
 
 
 class Answers(NamedTuple):
@@ -52,10 +55,24 @@ class Scored(NamedTuple):
 
 
 class Translator:
-  """Text to text, with one set of weights: translations, continuations, or spans filled in."""
+  """Text to text, with one set of weights: translations, continuations, or spans filled in.
+
+  Attributes:
+    able: names of what may be asked, fields of a TranslationRequest.
+    unable: why other things may not.
+  """
+
+  able: ClassVar[tuple[str, ...]] = ()
+  unable: ClassVar[str] = 'only models of translation do it'
+
+  def check(self, request: TranslationRequest) -> None:
+    """Raises UserError where something is asked that this translator does not do."""
+    for name in request.asked:
+      if name not in self.able:
+        raise UserError(f'{name} cannot be asked here, as {self.unable}: leave it out')
 
   def translate(self, texts: Sequence[str], target: Languages = None) -> Answers:
-    """Answers texts; `target` is from Task.choose_target."""
+    """Answers texts; `target` is from Task.choose_target. One that is `able` takes a request too."""
     raise NotImplementedError
 
   def translate_lines(self, lines: Sequence[str], target: Languages = None) -> Answers:
@@ -69,6 +86,17 @@ class Translator:
   def score(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> Scored:
     """Log-probabilities of given translations."""
     raise UserError('this model scores no pairs: use the decoder with --score')
+
+  def align(self, sources: Sequence[str], targets: Sequence[str], target: Languages = None) -> list[Alignment]:
+    """Alignments of sources and their translations, by a translator that is able."""
+    raise NotImplementedError
+
+  def _aligned(self, texts: Sequence[str], answers: Answers, target: Languages) -> Answers:
+    """Answers of texts, with alignments."""
+    flat = [(text, h) for text, found in zip(texts, answers.hypotheses, strict=True) for h in found]
+    alignments = iter(self.align([text for text, _ in flat], [h.text for _, h in flat], target))
+    hypotheses = [[h._replace(alignment=next(alignments)) for h in found] for found in answers.hypotheses]
+    return answers._replace(hypotheses=hypotheses)
 
 
 class Generator(Translator):
@@ -145,21 +173,43 @@ class TextModel(abc.ABC):
     n_best: None = None,
     scores: Literal[False] = False,
     source: Code = None,
+    **asked: Any,
   ) -> list[str]: ...
   @overload
   def translate(
-    self, sentences: Texts, target: Code = None, n_best: None = None, *, scores: Literal[True], source: Code = None
+    self,
+    sentences: Texts,
+    target: Code = None,
+    n_best: None = None,
+    *,
+    scores: Literal[True],
+    source: Code = None,
+    **asked: Any,
   ) -> list[Hypothesis]: ...
   @overload
   def translate(
-    self, sentences: Texts, target: Code = None, *, n_best: int, scores: Literal[False] = False, source: Code = None
+    self,
+    sentences: Texts,
+    target: Code = None,
+    *,
+    n_best: int,
+    scores: Literal[False] = False,
+    source: Code = None,
+    **asked: Any,
   ) -> list[list[str]]: ...
   @overload
   def translate(
-    self, sentences: Texts, target: Code = None, *, n_best: int, scores: Literal[True], source: Code = None
+    self,
+    sentences: Texts,
+    target: Code = None,
+    *,
+    n_best: int,
+    scores: Literal[True],
+    source: Code = None,
+    **asked: Any,
   ) -> list[list[Hypothesis]]: ...
 
-  def translate(self, sentences, target=None, n_best=None, scores=False, source=None):
+  def translate(self, sentences, target=None, n_best=None, scores=False, source=None, **asked):
     """Translates sentences, to the text that the job translate writes for them.
 
     Args:
@@ -169,6 +219,7 @@ class TextModel(abc.ABC):
       n_best: number of translations of each sentence, at most beam_size; None: one, not in a list.
       scores: True for Hypothesis with score and log-probability in place of text.
       source: source language, for models that read it.
+      **asked: what else is asked, fields of a TranslationRequest. With alignments=True results are as with scores.
 
     Returns:
       For each sentence a translation, or with n_best a list of them, best first.
@@ -177,11 +228,12 @@ class TextModel(abc.ABC):
     sentences = self._checked('sentences', sentences)
     if self.continues_text:
       raise UserError(f'{self.path} holds a language model, which continues text: use generate')
-    translator, languages = self.translator(self._wanted(n_best)), self.choose_target(target, source)
-    answers = self._translated(translator, sentences, languages, source)
+    request = TranslationRequest.of(**asked)
+    translator = self.translator_for(self._wanted(n_best), request)
+    answers = self._translated(translator, sentences, self.choose_target(target, source), source, request)
     for i, what in answers.notices(self.over_the_length):
       warnings.warn(f'sentence {i} {what}', stacklevel=2)
-    return _shaped(answers, n_best, scores)
+    return _shaped(answers, n_best, scores or request.alignments)
 
   def score(
     self, pairs: Iterable[tuple[str, str]], target: str | None = None, source: str | None = None
@@ -257,7 +309,12 @@ class TextModel(abc.ABC):
   # What the jobs translate and serve use.
 
   def answer(
-    self, lines: Sequence[str], target: Languages = None, n_best: int = 1, source: str | None = None
+    self,
+    lines: Sequence[str],
+    target: Languages = None,
+    n_best: int = 1,
+    source: str | None = None,
+    request: TranslationRequest = NOTHING,
   ) -> Answers:
     """Answers lines: hypotheses of each, and which lines were truncated.
 
@@ -266,13 +323,28 @@ class TextModel(abc.ABC):
       target: from choose_target.
       n_best: hypotheses of each line.
       source: source language, as far as it is known, by whose rules sentences end.
+      request: what else is asked.
     """
-    translator = self.translator(n_best)
+    translator = self.translator_for(n_best, request)
     if self.training_lines is None:
       return translator.translate_lines(lines, target)
-    return self._translated(translator, lines, target, source)
+    return self._translated(translator, lines, target, source, request)
 
-  def _translated(self, translator: Translator, texts: Sequence[str], target: Languages, source: str | None) -> Answers:
+  def translator_for(self, n_best: int = 1, request: TranslationRequest = NOTHING) -> Translator:
+    """The translator; UserError where it does not do what is asked."""
+    translator = self.translator(n_best)
+    with self.named_in_refusals():
+      translator.check(request)
+    return translator
+
+  def _translated(
+    self,
+    translator: Translator,
+    texts: Sequence[str],
+    target: Languages,
+    source: str | None,
+    request: TranslationRequest,
+  ) -> Answers:
     """Answers of texts, by sentences where that is the way of the model."""
     if self.training_lines is None:
       return translator.translate(texts, target)
@@ -280,7 +352,7 @@ class TextModel(abc.ABC):
       sources = {target[0]} if isinstance(target, tuple) else {s for s, t in self._pairs if target in (None, t)}
       source = sources.pop() if len(sources) == 1 else ''
     paragraphs = Paragraphs(translator, self.split_sentences, self.training_lines, self.max_length)
-    return paragraphs.translate(texts, target, [source] * len(texts))
+    return paragraphs.translate(texts, target, [source] * len(texts), request=request)
 
   _pairs = functools.cached_property(lambda self: self.pairs())
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lingvo_moe.core import constraints as constraints_lib
+from lingvo_moe.core.constraints import Constraints, Progress
 from lingvo_moe.engine.vocab import BOS, EOS, PAD
 
 NEG_INF = np.float32(-np.inf)
@@ -22,13 +24,16 @@ class NextSymbols(NamedTuple):
   symbols_BWJ: np.ndarray  # their symbols
   eos_BW: np.ndarray  # logit of eos
   log_z_BW: np.ndarray  # logarithm of the sum of exp of all logits
+  logits_BWV: np.ndarray  # all logits
 
   def forced(self, symbol: int) -> NextSymbols:
     """The symbol alone, of probability 1."""
     best_BWJ = np.full_like(self.best_BWJ, NEG_INF)
     best_BWJ[..., 0] = 0
     eos_BW = np.full_like(self.eos_BW, NEG_INF)
-    return NextSymbols(best_BWJ, np.full_like(self.symbols_BWJ, symbol), eos_BW, np.zeros_like(self.log_z_BW))
+    logits_BWV = np.where(np.arange(self.logits_BWV.shape[2]) == symbol, self.log_z_BW[..., np.newaxis] * 0, NEG_INF)
+    symbols_BWJ = np.full_like(self.symbols_BWJ, symbol)
+    return NextSymbols(best_BWJ, symbols_BWJ, eos_BW, np.zeros_like(self.log_z_BW), logits_BWV)
 
 
 @dataclasses.dataclass
@@ -41,6 +46,8 @@ class Beam:
     ids_BWT: symbols so far of each live hypothesis.
     log_probs_BW: -inf where there is no live hypothesis.
     found_ids_BWT, found_lengths_BW, found_log_probs_BW, scores_BW: finished hypotheses, best first; W = n_best.
+    constraints: what hypotheses must and must not have; None: nothing.
+    progress: how far the live ones are.
   """
 
   max_lengths_B: np.ndarray
@@ -51,9 +58,11 @@ class Beam:
   found_lengths_BW: np.ndarray
   found_log_probs_BW: np.ndarray
   scores_BW: np.ndarray
+  constraints: Constraints | None = None
+  progress: Progress | None = None
 
   @classmethod
-  def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int) -> Beam:
+  def begin(cls, max_lengths_B: np.ndarray, width: int, n_best: int, constraints: Constraints | None = None) -> Beam:
     """One live hypothesis, bos alone, in each row whose max_length is not 0."""
     rows, most = len(max_lengths_B), int(max_lengths_B.max(initial=0))
     log_probs_BW = np.full([rows, width], NEG_INF)
@@ -67,6 +76,8 @@ class Beam:
       found_lengths_BW=np.zeros([rows, n_best], np.int32),
       found_log_probs_BW=np.full([rows, n_best], NEG_INF),
       scores_BW=np.full([rows, n_best], NEG_INF),
+      constraints=constraints,
+      progress=constraints and constraints_lib.begin(np, constraints, width),
     )
 
   @property
@@ -76,7 +87,13 @@ class Beam:
 
   def take(self, rows: np.ndarray) -> Beam:
     """The beam of some of the rows."""
-    return Beam(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
+    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    constraints, progress = fields.pop('constraints'), fields.pop('progress')
+    return Beam(
+      **{name: values[rows] for name, values in fields.items()},
+      constraints=constraints and constraints._replace(terms_BCK=constraints.terms_BCK[rows]),
+      progress=progress and Progress(*(values[rows] for values in progress)),
+    )
 
   def advance(self, next_symbols: NextSymbols, time: int, alpha: float) -> np.ndarray:
     """Continues the hypotheses by one symbol; returns the parent of each live one.
@@ -87,12 +104,19 @@ class Beam:
       alpha: GNMT's length normalisation.
     """
     length, width = time + 1, self.last_BW.shape[1]
-    log_probs_BJ, symbols_BJ, parents_BJ = self._continue(next_symbols, length)
+    continued = self._continue if self.constraints is None else self._constrained
+    log_probs_BJ, symbols_BJ, parents_BJ = continued(next_symbols, length)
     ends_BJ = symbols_BJ == EOS
     self._finish(np.where(ends_BJ, log_probs_BJ, NEG_INF), parents_BJ, length, alpha)
-    chosen_BW = _best(np.where(ends_BJ, NEG_INF, log_probs_BJ), width)
-    self.log_probs_BW = _at(np.where(ends_BJ, NEG_INF, log_probs_BJ), chosen_BW)
+    log_probs_BJ = np.where(ends_BJ, NEG_INF, log_probs_BJ)
+    # Under constraints continuations come in the order in which they are kept.
+    order_BJ = log_probs_BJ if self.constraints is None else np.where(log_probs_BJ > NEG_INF, 1, 0)
+    chosen_BW = _best(order_BJ, width)
+    self.log_probs_BW = _at(log_probs_BJ, chosen_BW)
     parents_BW, self.last_BW = _at(parents_BJ, chosen_BW), _at(symbols_BJ, chosen_BW)
+    if self.constraints is not None:
+      size = self.constraints.automaton_SV.shape[1]
+      self.progress = constraints_lib.follow(np, self.constraints, self.progress, parents_BW, self.last_BW, size)
     self.ids_BWT = _at(self.ids_BWT, parents_BW)
     self.ids_BWT[:, :, time] = self.last_BW
     # A row stops when no live hypothesis can enter the n best: its log-probability can only fall, and no length penalty
@@ -103,7 +127,7 @@ class Beam:
 
   def _continue(self, next_symbols, length):
     """The 2 W best continuations of each row: log-probabilities, symbols and parents."""
-    best_BWJ, symbols_BWJ, eos_BW, log_z_BW = next_symbols
+    best_BWJ, symbols_BWJ, eos_BW, log_z_BW, _ = next_symbols
     must_end_B11 = (length >= self.max_lengths_B)[:, np.newaxis, np.newaxis]
     barred_BWJ = (symbols_BWJ == PAD) | (symbols_BWJ == BOS) | (symbols_BWJ == EOS) | must_end_B11
     logits_BWJ = np.concatenate([eos_BW[..., np.newaxis], np.where(barred_BWJ, NEG_INF, best_BWJ)], axis=2)
@@ -115,6 +139,16 @@ class Beam:
     chosen_BJ = _best(log_probs_BWJ.reshape(rows, -1), 2 * width)
     take = lambda x_BWJ: _at(x_BWJ.reshape(rows, -1), chosen_BJ)
     return take(log_probs_BWJ), take(symbols_BWJ), chosen_BJ // per_row
+
+  def _constrained(self, next_symbols, length):
+    """The 2 W continuations of each row under constraints, in the order in which they are kept; as `_continue`."""
+    logits_BWV = next_symbols.logits_BWV[:, :, : self.constraints.automaton_SV.shape[1]]  # others are no text
+    log_probs_BWV = np.minimum(logits_BWV - next_symbols.log_z_BW[..., np.newaxis], 0)
+    may_end_B, must_end_B = np.ones(len(self.last_BW), bool), length >= self.max_lengths_B
+    return constraints_lib.continuations(
+      *(np, _top_k, self.constraints, self.progress, self.log_probs_BW, log_probs_BWV, may_end_B, must_end_B),
+      (PAD, BOS, EOS),
+    )
 
   def _finish(self, ended_BJ, parents_BJ, length, alpha):
     """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
@@ -140,6 +174,14 @@ def length_penalty(length: int | np.ndarray, alpha: float) -> np.ndarray:
 def _best(values_BJ: np.ndarray, count: int) -> np.ndarray:
   """Indices of the largest values of each row, largest first; of equal ones the first."""
   return np.argsort(-values_BJ, axis=1, kind='stable')[:, :count]
+
+
+def _top_k(values_BWV: np.ndarray, count: int) -> np.ndarray:
+  """Symbols of the largest values, largest first; of equal ones the first."""
+  count = min(count, values_BWV.shape[2])
+  symbols_BWJ = np.sort(np.argpartition(-values_BWV, count - 1, axis=2)[..., :count], axis=2).astype(np.int32)
+  order_BWJ = np.argsort(-np.take_along_axis(values_BWV, symbols_BWJ, axis=2), axis=2, kind='stable')
+  return np.take_along_axis(symbols_BWJ, order_BWJ, axis=2)
 
 
 def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:

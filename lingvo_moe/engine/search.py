@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_moe.core.constraints import Constraints
 from lingvo_moe.engine.beam import Beam, NextSymbols
 from lingvo_moe.engine.flat_cache import FlatCache, Prompt
 from lingvo_moe.engine.stages import StagedGraph
@@ -49,6 +50,7 @@ def search(
   prompt: Prompt | None = None,
   begin: int = BOS,
   given: Sequence[int] = (),
+  constraints: Constraints | None = None,
 ) -> Beam:
   """Beam search for the n_best translations of each row, which the beam that is returned has found.
 
@@ -61,8 +63,9 @@ def search(
     n_best: number of translations, at most W.
     prompt: what the hypotheses continue; None: `begin`.
     given: the first symbols of all, whose probabilities do not count.
+    constraints: what translations must and must not have; None: nothing.
   """
-  beam = Beam.begin(max_lengths_B, width, n_best)
+  beam = Beam.begin(max_lengths_B, width, n_best, constraints)
   beam.last_BW[:] = begin
   if prompt:
     memory, beam.last_BW = {'lengths': prompt.lengths_B}, np.repeat(prompt.last_B[:, np.newaxis], width, axis=1)
@@ -128,7 +131,8 @@ def _next_symbols(decoder: StagedGraph, given: int | None = None) -> NextSymbols
   A symbol that is given has probability 1.
   """
   best_BWJ, symbols_BWJ, log_z_BW = (decoder.output(name) for name in ('best', 'symbols', 'log_z'))
-  found = NextSymbols(best_BWJ, symbols_BWJ, logits(decoder)[:, :, EOS], log_z_BW)
+  logits_BWV = logits(decoder)
+  found = NextSymbols(best_BWJ, symbols_BWJ, logits_BWV[:, :, EOS], log_z_BW, logits_BWV)
   return found if given is None else found.forced(given)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from lingvo_moe.core import language_tags, text_model
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_model import Answers, Hypothesis, Scored
 from lingvo_moe.core.visible_text import is_empty
 from lingvo_moe.engine import search
 from lingvo_moe.engine.exported import ExportedModel
+from lingvo_moe.engine.text_constraints import TextConstraints
 from lingvo_moe.engine.vocab import BOS, EOS, Vocab
 
 
@@ -49,6 +51,9 @@ class Translator(text_model.Translator):
     n_best: number of translations of each sentence.
   """
 
+  able = ('prefix', 'ban', 'terms')
+  unable = 'an export does not do it: use the log directory'
+
   def __init__(self, model: TranslationModel, n_best: int = 1) -> None:
     text_model.check_n_best(n_best, model.beam_size)
     self._model, self._n_best = model, n_best
@@ -62,6 +67,7 @@ class Translator(text_model.Translator):
     progress: Callable[[int], object] = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[Hypothesis]], object] = lambda sentence, hypotheses: None,
+    request: TranslationRequest = NOTHING,
   ) -> Answers:
     """Translates sentences; one without tokens is translated to an empty line.
 
@@ -71,6 +77,7 @@ class Translator(text_model.Translator):
       progress: called with the number of sentences done since the last call.
       known: numbers of sentences that the caller has, for which an empty line is returned.
       keep: called with the number and the translations of each further sentence, when its batch is done.
+      request: what is asked of each.
     """
     model, settings = self._model, self._model.settings
     of_source, of_target = self._around(target)
@@ -78,17 +85,26 @@ class Translator(text_model.Translator):
     found = [[Hypothesis('', 0.0, 0.0)] for _ in texts]
     sources = [[] if i in known else ids for i, ids in enumerate(sources)]
     progress(sum(not ids and i not in known for i, ids in enumerate(sources)))
+    constrained = None
+    if request.is_constrained:
+      sizes = model.target.size, model.max_length, len(of_target.before)
+      constrained = TextConstraints(request, model.target, *sizes)
 
     def search_for(batch, decoder, encoder):
+      limits_B, constraints = np.array([self._max_length(len(sources[i])) for i in batch], np.int32), None
+      if constrained:
+        constraints, room_B = constrained.of([texts[i] for i in batch], len(batch))
+        limits_B = np.minimum(limits_B + room_B, model.max_length)
       return search.search(
         decoder,
         search.encode(encoder, [sources[i] for i in batch]),
-        np.array([self._max_length(len(sources[i])) for i in batch], np.int32),
+        limits_B,
         model.beam_size,
         settings['length_norm_alpha'],
         self._n_best,
         begin=self._begin,
         given=of_target.before,
+        constraints=constraints,
       )
 
     for batch, beam in self._run(search_for, sources):

@@ -154,12 +154,31 @@ class Attention:
     """
     letters = self._heads[1]  # n in the names below: N, or N Q
     n = f'B{letters}'
+    probs_BnTU = self.weights_of(theta, x_BTM, memory['keys'], mask_BTU, positions_BT, offsets_BTU)
+    probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
+    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
+    y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
+    with tf.name_scope('projection'):
+      return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
+
+  def weights_of(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    keys_BNUK: tf.Tensor,
+    mask_BTU: tf.Tensor,
+    positions_BT: tf.Tensor | None = None,
+    offsets_BTU: tf.Tensor | None = None,
+  ) -> tf.Tensor:
+    """Attention weights, float32 [B, N, T, U], which sum to 1 over U; see `attend`. Q follows N if keys are shared."""
+    letters = self._heads[1]  # n in the names below: N, or N Q
+    n = f'B{letters}'
     scale = self.attention_scale or self.head_dim**-0.5  # applied to the weights of queries, the smallest tensors
     with tf.name_scope('projection'):
       bias = theta['bq'] * scale if self.bias else None
       q_BnTK = _heads_first(ops.linear(x_BTM, theta['wq'] * scale, bias), letters)
       q_BnTK = shard(self._rotated(q_BnTK, positions_BT), f'{n}TK')
-    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, memory['keys']), f'{n}TU')
+    scores_BnTU = shard(ops.attention_product(f'{n}TK,BNUK->{n}TU', q_BnTK, keys_BNUK), f'{n}TU')
     bias_B1TU = (1.0 - tf.cast(mask_BTU, tf.float32))[:, tf.newaxis] * _MASKED
     scores_BnTU = tf.cast(scores_BnTU, tf.float32)
     if self.logit_cap:
@@ -169,12 +188,7 @@ class Attention:
       offsets_BTU = offsets_of_rows(sizes(x_BTM)[1]) if offsets_BTU is None else offsets_BTU
       relative_bnTU = shard(self.relative.bias(theta['relative'], offsets_BTU), f'{b}{letters}TU')
       scores_BnTU += tf.cast(relative_bnTU, tf.float32)
-    probs_BnTU = tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
-    probs_BnTU = prng.dropout(tf.cast(probs_BnTU, x_BTM.dtype), self.dropout, key)
-    y_BnTK = shard(ops.attention_product(f'{n}TU,BNUK->{n}TK', probs_BnTU, memory['values']), f'{n}TK')
-    y_BTnK = tf.einsum(f'{n}TK->BT{letters}K', y_BnTK)
-    with tf.name_scope('projection'):
-      return shard(ops.linear(y_BTnK, theta['wo'], theta.get('bo'), inputs=1 + len(letters)), 'BTM')
+    return tf.nn.softmax(scores_BnTU + (bias_B1TU if letters == 'N' else bias_B1TU[:, tf.newaxis]))
 
   def _rotated(self, x_BnTK: tf.Tensor, positions_BT: tf.Tensor | None) -> tf.Tensor:
     """Queries or keys with rotary positions, if there are any."""

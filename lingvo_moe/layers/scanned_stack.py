@@ -50,6 +50,14 @@ class ScannedStack(Stack):
   def traced(self) -> dict[str, Layer]:
     return {weights_lib.stack_name(i, self.period): self._layer(i) for i in range(self.period)}
 
+  def unrolled(self, theta):
+    stack = Stack(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+    flat = {}
+    for name, weight in weights_lib.flatten(theta).items():
+      names = weights_lib.names_by_layer(name, self.num_blocks)
+      flat |= {name: weight} if names is None else {own: weight[i] for i, own in enumerate(names)}
+    return stack, weights_lib.unflatten(flat)
+
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     specs = {name: layer.weights() for name, layer in self.traced.items()}
 

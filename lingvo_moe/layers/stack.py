@@ -121,15 +121,43 @@ class Stack:
     Decoders attend causally, and to the encoder output `memory_BUM` of the same segment. A segment is the sentence of
     the row that a position belongs to; 0 is padding. The random key is None at inference.
     """
+    mask_BTT, paddings_BT, memory_mask_BTU = self._masks(segments_BT, memory_segments_BU)
+    x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
+    return ops.map_sub_batches(lambda x_BTM: self._last(theta, x_BTM), x_BTM), routed
+
+  def memory_weights(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    segments_BT: tf.Tensor,
+    memory_BUM: tf.Tensor,
+    memory_segments_BU: tf.Tensor,
+    number: int,
+  ) -> tf.Tensor:
+    """Weights by which a layer of a decoder attends to the encoder output; see Attention.weights_of.
+
+    Arguments are those of `__call__`, at inference, and the number of the layer.
+    """
+    stack, theta = self.unrolled(theta)
+    mask_BTT, paddings_BT, memory_mask_BTU = self._masks(segments_BT, memory_segments_BU)
+    below = dataclasses.replace(stack, num_layers=number)
+    x_BTM, _ = below._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, None)
+    own = stack._own(theta, weights_lib.layer_name(number))
+    return stack._layer(number).memory_weights(own, x_BTM, mask_BTT, memory_BUM, memory_mask_BTU)
+
+  def unrolled(self, theta: Theta) -> tuple['Stack', Theta]:
+    """The unrolled stack that is equal to this one, with its weights."""
+    return self, theta
+
+  def _masks(self, segments_BT, memory_segments_BU):
+    """Masks of attention to itself and, last, to the encoder output; between them the paddings."""
     mask_BTT = segment_mask(segments_BT, segments_BT)
     memory_mask_BTU = None
     if self.cross_attention or self.causal:
       mask_BTT &= causal_mask(sizes(segments_BT)[1])
     if self.cross_attention:
       memory_mask_BTU = segment_mask(segments_BT, memory_segments_BU)
-    paddings_BT = tf.cast(segments_BT == 0, tf.float32)
-    x_BTM, routed = self._run(theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key)
-    return ops.map_sub_batches(lambda x_BTM: self._last(theta, x_BTM), x_BTM), routed
+    return mask_BTT, tf.cast(segments_BT == 0, tf.float32), memory_mask_BTU
 
   def _run(self, theta, x_BTM, mask_BTT, paddings_BT, memory_BUM, memory_mask_BTU, key):
     """Runs the layers in order over whole rows; arguments are those of Layer, results those of `__call__`."""

@@ -102,6 +102,22 @@ class Layer:
     own = weights_lib.cast(theta['cross_attention'], self.weights()['cross_attention'], memory_BUM.dtype)
     return self.attention.of_memory.keys_values(own, memory_BUM)
 
+  def memory_weights(
+    self,
+    theta: Theta,
+    x_BTM: tf.Tensor,
+    mask_BTT: tf.Tensor,
+    memory_BUM: tf.Tensor,
+    memory_mask_BTU: tf.Tensor,
+  ) -> tf.Tensor:
+    """Weights of the attention to the encoder output at inference; see Attention.weights_of."""
+    theta = weights_lib.cast(theta, self.weights(), x_BTM.dtype)
+    attend = lambda own, h_BTM, key: self.attention(own, h_BTM, h_BTM, mask_BTT)
+    x_BTM, own = self._branch('attention', theta, x_BTM, attend), theta['cross_attention']
+    to_memory = self.attention.of_memory
+    keys_BNUK = to_memory.keys_values(own, memory_BUM)['keys']
+    return to_memory.weights_of(own, self._input(own, x_BTM), keys_BNUK, memory_mask_BTU)
+
   def extend(
     self,
     theta: Theta,

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tensorflow.experimental.numpy as tnp
 
+from lingvo_moe.core import constraints as constraints_lib
+from lingvo_moe.core.constraints import Constraints, Progress
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.search import flat_sequence
 
@@ -57,11 +60,12 @@ class _Finished(NamedTuple):
 
 
 class _Continuations(NamedTuple):
-  """Best continuations of the live hypotheses of a beam by one symbol, best first."""
+  """Best continuations of the live hypotheses of a beam by one symbol, best first; under constraints in their order."""
 
   log_probs_BJ: tf.Tensor
   symbols_BJ: tf.Tensor  # int32
   parents_BJ: tf.Tensor  # int32; the live hypothesis that each one continues
+  order_BJ: tf.Tensor  # largest first; -inf where there is none
 
 
 StepFn = Callable[[tf.Tensor, flat_sequence.Now, Any], tuple[tf.Tensor, Any]]
@@ -87,6 +91,7 @@ def beam_search(
   first_B: tf.Tensor | None = None,
   forced_B: tf.Tensor | None = None,
   prefix_BU: tf.Tensor | None = None,
+  constraints: Constraints | None = None,
 ) -> Hypotheses:
   """Beam search for the translations Y of highest log P(Y) / length_penalty(|Y|), |Y| counting eos.
 
@@ -129,6 +134,8 @@ def beam_search(
     first_B: input at the first step of each row, such as the last symbol of a prompt; None: bos_id.
     forced_B: first symbol of each row's hypotheses, of probability 1; max_lengths_B must then be 2 or more. None: any.
     prefix_BU: positions of the cache that are taken already; see flat_sequence.loop.
+    constraints: what translations must and must not have, from the symbol after `forced_B` on. Steps 2 and 4 then take
+      continuations by core/constraints.py. None: nothing.
 
   Raises:
     UserError: a beam_size or n_best below 1, a negative alpha, or a symbol id beyond V.
@@ -140,7 +147,7 @@ def beam_search(
   max_penalty_B1 = length_penalty(max_lengths_B, length_norm_alpha)[:, tf.newaxis]
 
   def step(now, state, cache):
-    live, finished = state
+    live, finished, *progress = state
     length = now.time + 1
     logits_BWV, cache = step_fn(live.last_BW, now, cache)
     logits_BWV = tf.ensure_shape(tf.cast(logits_BWV, tf.float32), [None, beam_size, vocab_size])
@@ -148,14 +155,21 @@ def beam_search(
       forced_B1V = tf.math.log(tf.one_hot(forced_B, vocab_size))[:, tf.newaxis]
       logits_BWV = tf.where(tf.equal(now.time, 0), forced_B1V, logits_BWV)
     ends = length >= min_lengths_B, length >= max_lengths_B
-    best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
+    if constraints is None:
+      best = _continue(live, logits_BWV, *ends, pad_id, bos_id, eos_id)
+    else:
+      specials = pad_id, bos_id, eos_id
+      best = _constrained(constraints, Progress(*progress), live, logits_BWV, *ends, specials)
     finished = _finish(finished, live, best, length, eos_id, length_penalty(length, length_norm_alpha))
     parents_BW, live = _next_live(live, best, length, eos_id)
+    if constraints is not None:
+      progress = constraints_lib.follow(tnp, constraints, Progress(*progress), parents_BW, live.last_BW, vocab_size)
+      progress = [tf.ensure_shape(x, start.shape) for x, start in zip(progress, begin_progress)]
     if early_stop:
       best_attainable_B1 = tf.reduce_max(live.log_probs_BW, axis=1, keepdims=True) / max_penalty_B1
       stops_B1 = best_attainable_B1 <= finished.scores_BW[:, -1:]
       live = live._replace(log_probs_BW=tf.where(stops_B1, NEG_INF, live.log_probs_BW))
-    return parents_BW, (live, finished), cache
+    return parents_BW, (live, finished, *progress), cache
 
   padding = lambda width: tf.tile(tf.fill([1, 1, max_steps], pad_id), [batch_size, width, 1])
   first_1W = tf.range(beam_size)[tf.newaxis, :] == 0
@@ -166,11 +180,12 @@ def beam_search(
   )
   scores_BW = tf.fill([batch_size, n_best], NEG_INF)
   finished = _Finished(padding(n_best), tf.zeros([batch_size, n_best], tf.int32), scores_BW, scores_BW)
-  steps, (_, finished) = flat_sequence.loop(
+  begin_progress = () if constraints is None else constraints_lib.begin(tnp, constraints, beam_size)
+  steps, (_, finished, *_) = flat_sequence.loop(
     step,
-    (live, finished),
+    (live, finished, *begin_progress),
     cache,
-    alive=lambda live, _: live.log_probs_BW > NEG_INF,
+    alive=lambda live, *_: live.log_probs_BW > NEG_INF,
     batch_size=batch_size,
     beam_size=beam_size,
     max_steps=max_steps,
@@ -224,7 +239,22 @@ def _continue(live, logits_BWV, may_end_B, must_end_B, pad_id, bos_id, eos_id):
   shape = [-1, beam_size * per_row]
   log_probs_BJ, chosen_BJ = tf.math.top_k(tf.reshape(log_probs_BWJ, shape), 2 * beam_size)
   symbols_BJ = tf.gather(tf.reshape(symbols_BWJ, shape), chosen_BJ, batch_dims=1)
-  return _Continuations(log_probs_BJ, symbols_BJ, chosen_BJ // per_row)
+  return _Continuations(log_probs_BJ, symbols_BJ, chosen_BJ // per_row, log_probs_BJ)
+
+
+def _constrained(constraints, progress, live, logits_BWV, may_end_B, must_end_B, specials):
+  """Continues the live hypotheses of each sentence by one symbol under constraints; see `_continue`."""
+  best_prob_BW1 = tf.reduce_max(tf.nn.softmax(logits_BWV), axis=-1, keepdims=True)
+  best_BW1 = tf.reduce_max(logits_BWV, axis=-1, keepdims=True)
+  log_probs_BWV = tf.minimum(logits_BWV - (best_BW1 - tf.math.log(best_prob_BW1)), 0.0)
+  ends = may_end_B, must_end_B
+  top_k = lambda values_BWV, k: _top_k(values_BWV, min(k, values_BWV.shape[2]))[1]
+  log_probs_BJ, symbols_BJ, parents_BJ = constraints_lib.continuations(
+    tnp, top_k, constraints, progress, live.log_probs_BW, log_probs_BWV, *ends, specials
+  )
+  place_J = tf.range(tf.shape(log_probs_BJ)[1], dtype=tf.int32)
+  order_BJ = tf.where(log_probs_BJ > NEG_INF, -tf.cast(place_J, tf.float32), NEG_INF)
+  return _Continuations(log_probs_BJ, symbols_BJ, parents_BJ, order_BJ)
 
 
 def _top_k(logits_BWV, k, block=32):
@@ -268,8 +298,10 @@ def _finish(finished, live, best, length, eos_id, penalty):
 
 def _next_live(live, best, length, eos_id):
   """Parents and live hypotheses of the next step: the W best continuations without eos, `length` symbols long."""
-  log_probs_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.log_probs_BJ)
-  log_probs_BW, chosen_BW = tf.math.top_k(log_probs_BJ, live.last_BW.shape[1])
+  order_BJ = tf.where(best.symbols_BJ == eos_id, NEG_INF, best.order_BJ)
+  log_probs_BW, chosen_BW = tf.math.top_k(order_BJ, live.last_BW.shape[1])
+  if best.order_BJ is not best.log_probs_BJ:
+    log_probs_BW = tf.where(log_probs_BW > NEG_INF, tf.gather(best.log_probs_BJ, chosen_BW, batch_dims=1), NEG_INF)
   parents_BW = tf.gather(best.parents_BJ, chosen_BW, batch_dims=1)
   symbols_BW = tf.gather(best.symbols_BJ, chosen_BW, batch_dims=1)
   ids_BWT = tf.gather(live.ids_BWT, parents_BW, batch_dims=1)

@@ -78,6 +78,15 @@ class EncoderDecoder(losses.TokenModel):
       found[name] = by_token(routed.decisions.expert_GSR), by_token(routed.decisions.weight_GSR)
     return found
 
+  def attention_to_source(self, theta: Theta, batch: Batch, layer: int) -> tf.Tensor:
+    """Weights by which a decoder layer attends to the source, a mean over its heads: float32 [B, T, U]."""
+    memory_BUM, _ = self.encode(theta, batch)
+    with tf.name_scope('decoder'):
+      x_BTM = self._embed(theta, batch['tgt_inputs'], None, self._positions(batch['tgt_positions']))
+      segments = batch['tgt_segments'], memory_BUM, batch['src_segments']
+      weights_BnTU = self.decoder.memory_weights(theta['decoder'], x_BTM, *segments, layer)
+    return tf.reduce_mean(weights_BnTU, axis=list(range(1, weights_BnTU.shape.rank - 2)))
+
   def score(self, theta: Theta, batch: Batch) -> tf.Tensor:
     """Scores: log p of each row's target given its source, float32 [B], summed over its symbols and the end."""
     scores_BT = self.token_scores(theta, batch)

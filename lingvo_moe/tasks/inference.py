@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lingvo_moe import ops
 from lingvo_moe.core import text_model
+from lingvo_moe.core.constraints import Constraints
 from lingvo_moe.core.shapes import sizes
 from lingvo_moe.core.weights import Theta
 from lingvo_moe.search import beam_search, flat_sequence
@@ -46,6 +47,11 @@ def decoded(hypotheses: beam_search.Hypotheses, row: int) -> list[Decoded]:
   return text_model.of_finite_probability(found)
 
 
+def with_constraints(batch: task.Batch, constraints: Constraints, room_B: np.ndarray) -> task.Batch:
+  """A batch for `search` with constraints, and so many symbols of room for them in each row."""
+  return {**batch, **constraints._asdict(), 'room': room_B}
+
+
 def search(
   model: EncoderDecoder,
   theta: Theta,
@@ -60,12 +66,21 @@ def search(
     model: model of the configuration.
     theta: nested weights.
     batch: src_ids, src_segments, src_positions, one source a row. A row without tokens gets no hypothesis. With
-      tgt_first, which has the first symbol of each answer, its probability does not count.
+      tgt_first, which has the first symbol of each answer, its probability does not count. It may be one of
+      `with_constraints`.
     config: its beam_size, length_norm_alpha, begin_id, answer_lengths and longest_answer are used.
     n_best: number of hypotheses returned.
     min_length: least number of symbols of an answer with its end, if its length limit allows as many.
   """
-  max_steps = ops.loop_bound(config.answer_lengths(batch['src_segments']), config.longest_answer)
+
+  def limits_of(batch):
+    limits_B = config.answer_lengths(batch['src_segments'])
+    with_room_B = lambda: tf.minimum(limits_B + batch['room'], config.longest_answer)
+    return tf.where(limits_B > 0, with_room_B(), 0) if 'room' in batch else limits_B
+
+  max_steps = ops.loop_bound(limits_of(batch), config.longest_answer)
+  of_all = {name: batch[name] for name in Constraints._fields[:2] if name in batch}  # which has no rows
+  batch = {name: x for name, x in batch.items() if name not in of_all}
 
   def search_rows(batch):
     rows = sizes(batch['src_ids'])[0]
@@ -77,7 +92,7 @@ def search(
       batch_size=rows,
       beam_size=config.beam_size,
       max_steps=max_steps,
-      max_lengths_B=config.answer_lengths(batch['src_segments']),
+      max_lengths_B=limits_of(batch),
       vocab_size=model.target_embedding.vocab_size,
       length_norm_alpha=config.length_norm_alpha,
       n_best=n_best,
@@ -86,6 +101,7 @@ def search(
       first_B=None if config.begin_id == BOS else tf.fill([rows], config.begin_id),
       forced_B=batch[FIRST][:, 0] if FIRST in batch else None,
       keep=model.decoder.keep_positions,
+      constraints=Constraints(**of_all, terms_BCK=batch['terms_BCK']) if of_all else None,
     )
 
   return ops.map_rows(search_rows, batch, beam_search.specs(n_best))

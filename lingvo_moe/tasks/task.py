@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.core.sentences import TrainingLines
 from lingvo_moe.core.text_model import Answers as Answers
 from lingvo_moe.core.text_model import Hypothesis as Hypothesis
@@ -159,6 +160,7 @@ class HeldOutOptions:
     batch_tokens: tokens of a batch; 0: the task's default.
     trained: the configuration that the run was trained with, without values for decoding; None: the same.
     split_sentences: whether paragraphs are translated by sentence, one of sentences.MODES.
+    request: what is asked of translations.
   """
 
   split: str = 'test'
@@ -167,6 +169,7 @@ class HeldOutOptions:
   batch_tokens: int = 0
   trained: TaskConfig | None = None
   split_sentences: str = 'never'
+  request: TranslationRequest = NOTHING
 
 
 class Outcome(NamedTuple):

@@ -231,6 +231,17 @@ class MtConfig(EncoderDecoderConfig, DataConfig):
     may_change=True,
   )
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
+  alignment_layer: int = field(
+    0,
+    'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the last but one.',
+    at_least=0,
+    may_change=True,
+  )
+
+  def _check_combinations(self) -> None:
+    super()._check_combinations()
+    if self.alignment_layer > self.decoder_layers:
+      fields.refuse(self, 'alignment_layer', f'at most decoder_layers={self.decoder_layers}')
 
   @property
   def longest_answer(self) -> int:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from lingvo_moe.core import text_model
+from lingvo_moe.core.alignment import Alignment
+from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.corpora import text
+from lingvo_moe.engine.text_constraints import TextConstraints
 from lingvo_moe.search import beam_search
 from lingvo_moe.tasks import inference, task
 from lingvo_moe.tasks.mt.config import MtConfig
@@ -33,6 +36,9 @@ class SentenceTranslator(task.Translator):
     batch_tokens: source tokens of a batch; 0: default_batch_tokens(config).
   """
 
+  able = ('alignments', 'prefix', 'ban', 'terms')
+  unable = 'translation does not do it'
+
   def __init__(
     self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
@@ -43,10 +49,14 @@ class SentenceTranslator(task.Translator):
     self.target_vocab = vocabs[1]
     program = self._config.program()
     model = program.model
-    self._search = runner.function(
-      lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, n_best)
-    )
+    search = lambda weights, batch: inference.search(model, program.theta(weights), batch, self._config, n_best)
+    self._search, self._constrained = runner.function(search), runner.function(search)
+    self._num_symbols = model.target_embedding.vocab_size
     self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
+    layer = (config.alignment_layer or max(1, config.decoder_layers - 1)) - 1
+    self._attend = runner.function(
+      lambda weights, batch: model.attention_to_source(program.theta(weights), batch, layer)
+    )
     self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
 
   def translate(
@@ -56,6 +66,7 @@ class SentenceTranslator(task.Translator):
     progress: task.Progress = lambda count: None,
     known: Collection[int] = (),
     keep: Callable[[int, list[task.Hypothesis]], object] = lambda sentence, hypotheses: None,
+    request: TranslationRequest = NOTHING,
   ) -> task.Answers:
     """Translates sentences; a sentence without tokens, such as an empty line, is translated to an empty line.
 
@@ -67,7 +78,12 @@ class SentenceTranslator(task.Translator):
         as of an empty line. Batches are those of all sentences, so that the others come out as in that call to the last
         bit, if batch_tokens is the same; a batch whose sentences are all known is left out.
       keep: called with the number and the translations of each further sentence, when its batch is done.
+      request: what is asked of each.
     """
+    constrained = None
+    if request.is_constrained:
+      sizes = self._num_symbols, self._config.max_length, int(self._config.tags_both)
+      constrained = TextConstraints(request, self.target_vocab, *sizes)
     batches = TextInput(self._config, self._vocabs, sources, target)
     found = [[task.Hypothesis('', 0.0, 0.0)] for _ in sources]
     if batches.empty:
@@ -76,12 +92,16 @@ class SentenceTranslator(task.Translator):
       new = {int(sentence): row for row, sentence in enumerate(index_B) if sentence >= 0 and sentence not in known}
       if not new:
         continue
-      hypotheses = self._search(batch)
+      if constrained:
+        real_B = index_B[index_B >= 0]
+        batch = inference.with_constraints(batch, *constrained.of([sources[i] for i in real_B], len(index_B)))
+      hypotheses = (self._constrained if constrained else self._search)(batch)
       for sentence, row in new.items():
         found[sentence] = self._read(hypotheses, row)
         keep(sentence, found[sentence])
       progress(len(new))
-    return task.Answers(found, batches.truncated)
+    answers = task.Answers(found, batches.truncated)
+    return self._aligned(sources, answers, target) if request.alignments else answers
 
   def too_long(self, texts: Sequence[str], target: text_model.Languages = None) -> list[int]:
     return TextInput(self._config, self._vocabs, texts, target).truncated
@@ -109,6 +129,26 @@ class SentenceTranslator(task.Translator):
       tokens[index_B[real_B]] = np.sum(batch['tgt_segments'] > 0, axis=1)[real_B] - self._config.tags_both
       progress(int(np.sum(real_B)))
     return task.Scored(log_probs, tokens, batches.truncated)
+
+  def align(
+    self, sources: Sequence[str], targets: Sequence[str], target: text_model.Languages = None
+  ) -> list[Alignment]:
+    """Aligns tokens by the attention of config.alignment_layer, where a token of the target is read.
+
+    A sentence over max_length is aligned in part.
+    """
+    found = [Alignment([], [], []) for _ in sources]
+    around = self._config.tags_around(self._vocabs[0], target)
+    for index_B, batch in TextInput(self._config, self._vocabs, sources, target, targets):
+      weights_BTU = self._attend(batch)
+      for row in np.flatnonzero(index_B >= 0):
+        i, sides, places = index_B[row], [], []
+        for side, own, vocab, texts in zip(('src_ids', 'tgt_labels'), around, self._vocabs, (sources, targets)):
+          length = np.count_nonzero(batch[side][row]) - len(own.after)
+          places.append(slice(len(own.before), length))
+          sides.append(vocab.tokens(batch[side][row, places[-1]].tolist(), texts[i]))
+        found[i] = Alignment.of_attention(*sides, weights_BTU[row, places[1], places[0]])
+    return found
 
   def routing(
     self, sources: Sequence[str], translations: Sequence[str], target: text_model.Languages = None

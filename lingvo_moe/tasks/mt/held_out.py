@@ -15,6 +15,7 @@ import numpy as np
 from lingvo_moe.core import language_tags, log_directory, text_model
 from lingvo_moe.core.errors import UserError, plural
 from lingvo_moe.core.progress import Progress
+from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.core.sentences import Paragraphs, TrainingLines
 from lingvo_moe.corpora import text
 from lingvo_moe.engine.vocab import EOS
@@ -148,9 +149,18 @@ class TranslateJob(_PairsJob):
   _cut = 0  # lines with a sentence that was cut
 
   def __init__(
-    self, config: MtConfig, sets: Sequence[HeldOut], translator: SentenceTranslator, warning: str, split: str
+    self,
+    config: MtConfig,
+    sets: Sequence[HeldOut],
+    translator: SentenceTranslator,
+    warning: str,
+    split: str,
+    request: TranslationRequest,
   ) -> None:
+    translator.check(request)
     super().__init__(config, sets, translator, warning)
+    self.settings |= {name: getattr(request, name) for name in request.asked}
+    self._request = request
     self._paragraphs = Paragraphs(
       translator, split, TrainingLines(config.several_sentences, config.long_line), config.max_length
     )
@@ -161,14 +171,19 @@ class TranslateJob(_PairsJob):
     names = [f'{s.name}:{line}' for s in sets for line, _ in enumerate(s.sources, start=1)]
     known = {i for i, name in enumerate(names) if name in unfinished}
     keep = lambda i, hypotheses: unfinished.__setitem__(names[i], hypotheses[0].text)
-    texts, languages = _lines(sets, 'sources'), [s.source for s in sets for _ in s.sources]
-    answers = self._paragraphs.translate(texts, tag, languages, progress, known, keep)
+    sources, languages = _lines(sets, 'sources'), [s.source for s in sets for _ in s.sources]
+    request = dataclasses.replace(self._request, alignments=False)  # those of known translations are made too
+    answers = self._paragraphs.translate(sources, tag, languages, progress, known, keep, request)
     self._cut += len(answers.cut)
-    return [[unfinished.get(name, '') for name in names]], answers.truncated  # a sentence without tokens has none
+    texts = [unfinished.get(name, '') for name in names]  # a sentence without tokens has none
+    if not self._request.alignments:
+      return [texts], answers.truncated
+    alignments = self._translator.align(sources, texts, tag)
+    return [texts, ['\t'.join(alignment.columns) for alignment in alignments]], answers.truncated
 
   def finish(self, computed: Computed) -> task.Outcome:
     """Scores the translations."""
-    texts, truncated = {name: texts for name, [texts] in computed.results.items()}, computed.truncated
+    texts, truncated = {name: texts for name, [texts, *_] in computed.results.items()}, computed.truncated
     self._warn_of_cuts(truncated)
     if self._cut:
       over = f'{plural(self._cut, "line")} with a sentence over max_length={self._max_length} tokens'
@@ -184,6 +199,8 @@ class TranslateJob(_PairsJob):
     summary = {'pairs': pairs, 'languages': languages, 'mean': mean, 'samples': _samples(self._sets, texts)}
     other_files = {s.name + log_directory.SOURCES: s.sources for s in self._sets}
     other_files |= {s.name + log_directory.REFERENCES: s.targets for s in self._sets}
+    if self._request.alignments:
+      other_files |= {name + log_directory.ALIGNMENTS: own for name, [_, own] in computed.results.items()}
     return task.Outcome(texts, scalars, summary, other_files)
 
   def report(self, summary: Mapping) -> str:
@@ -257,7 +274,7 @@ def job(
   warning = other_targets(sets, pairs)
   if options.score:
     return ScoreJob(config, sets, translator, warning)
-  return TranslateJob(config, sets, translator, warning, options.split_sentences)
+  return TranslateJob(config, sets, translator, warning, options.split_sentences, options.request)
 
 
 def job_of_export(

@@ -62,6 +62,7 @@ class PlainTextTask(Task):
 
   def held_out_job(self, runner: task.Runner, options: task.HeldOutOptions) -> task.HeldOutJob:
     """Perplexity of held-out text, and but for options.score some samples."""
+    text_model.Translator().check(options.request)
     return self.held_out_job_class(self.config, self.vocabs, runner, options)
 
   def translator(self, runner: task.Runner, n_best: int = 1) -> task.Translator:

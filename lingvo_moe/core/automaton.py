@@ -1,0 +1,101 @@
+"""Automaton over the symbols of a vocabulary: text begins with a prefix, and banned words do not come.
+
+It reads the bytes that symbols write, and so holds whatever symbols a model spells a word with.
+"""
+
+import collections
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+BARRED = -1
+
+
+def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: int) -> tuple[np.ndarray, int]:
+  """(the state after each symbol in each state, or BARRED: int32 [S, V]; the state in which text begins).
+
+  Args:
+    prefix: with which the text begins; its last word may go on.
+    banned: words, or phrases, in any case of their letters.
+    written: bytes that each symbol writes; b'' of a symbol that is no text, which may come after the prefix alone.
+    eos: symbol that ends a text.
+  """
+  goto, matched = _trie([_bounded(word) for word in banned])
+  own = [b' ' if symbol == eos else _folded(text) for symbol, text in enumerate(written)]
+  bytes_VJ = np.zeros([len(own), max(map(len, own))], np.uint8)
+  length_V = np.array(list(map(len, own)))
+  for symbol, text in enumerate(own):
+    bytes_VJ[symbol, : len(text)] = np.frombuffer(text, np.uint8)
+
+  def read(state_SV, begin_V=0):
+    """States after the bytes of each symbol, from so many on."""
+    barred_SV = np.zeros(state_SV.shape, bool)
+    for j, byte_V in enumerate(bytes_VJ.T):
+      is_read_V = (begin_V <= j) & (j < length_V)
+      state_SV = np.where(is_read_V, goto[state_SV, byte_V], state_SV)
+      barred_SV |= is_read_V & matched[state_SV]
+    return np.where(barred_SV, BARRED, state_SV)
+
+  states = len(goto)
+  free_SV = read(np.repeat(np.arange(states)[:, np.newaxis], len(own), axis=1))
+  at = goto[0, ord(' ')]
+  if not prefix:
+    return free_SV.astype(np.int32), int(at)
+  for byte in _folded(prefix):
+    at = goto[at, byte]
+  written_V = np.array(list(map(len, written)))
+  table_SV = np.concatenate([free_SV, np.full([len(prefix), len(own)], BARRED)])
+  for place in range(len(prefix)):  # in state `states + place`, so many bytes of it are written
+    rest = prefix[place:]
+    inside_V = np.array([b'' != text != rest and rest.startswith(text) for text in written])
+    beyond_V = np.array([text.startswith(rest) for text in written])
+    after_V = np.where(beyond_V, read(np.full([1, len(own)], at), len(_folded(rest)))[0], BARRED)
+    table_SV[states + place] = np.where(inside_V, states + place + written_V, after_V)
+    table_SV[states + place, eos] = BARRED
+  return table_SV.astype(np.int32), states
+
+
+def occurs(word: str, text: str) -> bool:
+  """Whether a word is one of a text's, in any case of its letters."""
+  return _bounded(word) in b' ' + _folded(text.encode()) + b' '
+
+
+def goes_on(c: str) -> bool:
+  """Whether a word that begins or ends with this letter may be a part of others: one without case, as in Chinese."""
+  return unicodedata.category(c) == 'Lo'
+
+
+def _folded(text: bytes) -> bytes:
+  """Text in lower case, with spaces for what is neither letter nor digit. A part of a character stays as it is."""
+  fold = lambda c: c.lower() if c.isalnum() or '\udc80' <= c <= '\udcff' else ' '
+  return ''.join(map(fold, text.decode(errors='surrogateescape'))).encode(errors='surrogateescape')
+
+
+def _bounded(word: str) -> bytes:
+  """Folded word, with a space on each side where it does not go on."""
+  before, after = (b'' if goes_on(word[i]) else b' ' for i in (0, -1))
+  return before + _folded(word.encode()) + after
+
+
+def _trie(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+  """Aho-Corasick automaton: (the next state by state and byte, whether a word ends in a state)."""
+  children, ends = [{}], {}
+  for word in words:
+    state = 0
+    for byte in word:
+      if byte not in children[state]:
+        children[state][byte] = len(children)
+        children.append({})
+      state = children[state][byte]
+    ends[state] = True
+  goto, fail = np.zeros([len(children), 256], np.int64), np.zeros(len(children), np.int64)
+  matched, queue = np.zeros(len(children), bool), collections.deque([0])
+  while queue:
+    state = queue.popleft()
+    matched[state] = state in ends or (matched[fail[state]] and state > 0)
+    goto[state] = goto[fail[state]]
+    for byte, child in children[state].items():
+      fail[child], goto[state, byte] = goto[state, byte], child
+      queue.append(child)
+  return goto, matched

@@ -1,0 +1,67 @@
+"""TranslationRequest: what is asked of translations besides their languages and their number."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from lingvo_moe.core import automaton
+from lingvo_moe.core.errors import UserError, closest
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationRequest:
+  """What is asked of each translation. Lines of equal requests share batches.
+
+  Attributes:
+    alignments: whether each has an Alignment.
+    prefix: text with which each begins. Its last word may go on, unless a space follows it.
+    ban: words or phrases that do not come, in any case of their letters.
+    terms: (word or phrase, its translation): one that is in a source must come translated so. Also a dict, or a list of
+      'word=translation'.
+  """
+
+  alignments: bool = False
+  prefix: str = ''
+  ban: tuple[str, ...] = ()
+  terms: tuple[tuple[str, str], ...] = ()
+
+  def __post_init__(self):
+    if not isinstance(self.prefix, str):
+      raise UserError(f'prefix must be a string; saw {self.prefix!r:.60}')
+    terms = self.terms.items() if isinstance(self.terms, Mapping) else self.terms
+    terms = [tuple(term.split('=', 1)) if isinstance(term, str) else tuple(term) for term in terms]
+    words = [[self.ban] if isinstance(self.ban, str) else self.ban, *terms]
+    if not all(isinstance(w, str) and w.strip() for of_one in words for w in of_one) or any(len(t) != 2 for t in terms):
+      raise UserError(
+        f"ban has words, terms have a word and its translation, such as 'Hund=hound'; saw ban={self.ban!r:.60}, "
+        f'terms={self.terms!r:.60}'
+      )
+    object.__setattr__(self, 'ban', tuple(word.strip() for word in words[0]))
+    object.__setattr__(self, 'terms', tuple((source.strip(), target.strip()) for source, target in terms))
+    for word in self.ban:
+      for text in (self.prefix, *(target for _, target in self.terms)):
+        if automaton.occurs(word, text):
+          raise UserError(
+            f'what must not come and what must agree; saw ban={word!r} and {text!r}: leave one of them out'
+          )
+
+  @classmethod
+  def of(cls, **asked: Any) -> Self:
+    """A request, given what is asked by name."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in asked:
+      if name not in names:
+        raise UserError(f'a request has {", ".join(names)}; saw {name}: {closest(name, names)}')
+    return cls(**asked)
+
+  @property
+  def asked(self) -> list[str]:
+    """Names of what is asked."""
+    return [field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default]
+
+  @property
+  def is_constrained(self) -> bool:
+    return bool(self.prefix or self.ban or self.terms)
+
+
+NOTHING = TranslationRequest()
