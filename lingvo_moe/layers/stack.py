@@ -14,16 +14,15 @@ from lingvo_moe.layers.attention import Attention, Now, causal_mask, segment_mas
 from lingvo_moe.layers.ffn import FeedForward
 from lingvo_moe.layers.gates.routing import Routed
 from lingvo_moe.layers.moe import MoE
-from lingvo_moe.layers.norm import NORMS, LayerNorm, RMSNorm
 from lingvo_moe.layers.remat import rematerialised
-from lingvo_moe.layers.transformer import Layer, LayerCache
+from lingvo_moe.layers.transformer import Branches, Layer, LayerCache
 
 StackCache = dict[str, LayerCache]  # by layer name; of a scanned stack by stacked name, with a leading axis L
 
 
 @dataclasses.dataclass(frozen=True)
-class Stack:
-  """Encoder (`cross_attention=False`) or decoder: layers in order, then a last normalisation.
+class Stack(Branches):
+  """Encoder (`cross_attention=False`) or decoder: layers in order, then with `norm_first` a last normalisation.
 
   Every `moe_every`-th layer has experts (2: layers 1, 3, 5 counted from 0, as in the paper; 0: none). This stack is
   unrolled: its program grows with its depth. ScannedStack has equal results, to rounding, and equal checkpoints.
@@ -34,14 +33,8 @@ class Stack:
     ffn: feed-forward of the layers without experts.
     moe: feed-forward of the layers with experts; None: no layer has any.
     moe_every: see above.
-    cross_attention: whether it is a decoder that attends to an encoder.
-    residual_dropout: dropout of every branch.
     remat: policy of remat.POLICIES. A scanned block is always rematerialised.
     causal: whether no position attends to a later one; with cross-attention none does in any case.
-    norm_type: a name of norm.NORMS.
-    post_norm: whether the output of each branch is normalised too.
-    norm_first: whether a branch normalises its input; otherwise the sum of input and output, and no last normalisation.
-    norm_epsilon: what is added to variances.
     shared_relative: whether all layers have one table of relative position biases, as in T5.
   """
 
@@ -50,14 +43,8 @@ class Stack:
   ffn: FeedForward
   moe: MoE | None = None
   moe_every: int = 2
-  cross_attention: bool = False
-  residual_dropout: float = 0.0
   remat: str = 'none'
   causal: bool = False
-  norm_type: str = 'layer'
-  post_norm: bool = False
-  norm_first: bool = True
-  norm_epsilon: float = 1e-6
   shared_relative: bool = False
 
   def __post_init__(self):
@@ -85,10 +72,6 @@ class Stack:
   def num_blocks(self) -> int | None:
     """L, the axis on which weights and caches of traced layers are stacked; None: they are not."""
     return None
-
-  @property
-  def norm(self) -> LayerNorm | RMSNorm:
-    return NORMS[self.norm_type](self.attention.model_dim, self.norm_epsilon)
 
   def weights(self) -> Specs:
     stacked = lambda specs: specs if self.num_blocks is None else weights_lib.stack(specs, self.num_blocks)
@@ -248,14 +231,5 @@ class Stack:
 
   def _layer(self, number: int) -> Layer:
     has_experts = self.moe is not None and self.moe_every and number % self.moe_every == self.moe_every - 1
-    return Layer(
-      self.attention,
-      self.moe if has_experts else self.ffn,
-      self.cross_attention,
-      self.residual_dropout,
-      remat_attention=self.remat == 'attention',
-      norm_type=self.norm_type,
-      post_norm=self.post_norm,
-      norm_first=self.norm_first,
-      norm_epsilon=self.norm_epsilon,
-    )
+    shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Branches)}
+    return Layer(self.attention, self.moe if has_experts else self.ffn, self.remat == 'attention', **shared)

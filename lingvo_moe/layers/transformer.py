@@ -19,21 +19,21 @@ from lingvo_moe.layers.remat import rematerialised
 LayerCache = dict[str, Cache]
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-  """Layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branches:
+  """Residual branches of a layer, and of the layers of a stack: x + dropout(f(norm(x))), as in Lingvo.
 
-  Each is a residual branch over normalised input, x + dropout(f(norm(x))), as in Lingvo. `remat_attention`
-  rematerialises attention for its gradient. `norm_type` is a name of norm.NORMS. With `post_norm` the output of each
-  branch is normalised too, before the dropout, as in Grok-1. Without `norm_first` a branch is norm(x + dropout(f(x))),
-  as in Vaswani et al. (2017).
+  Attributes:
+    cross_attention: whether there is one of attention to an encoder.
+    residual_dropout: dropout of every branch.
+    norm_type: a name of norm.NORMS.
+    post_norm: whether the output of f is normalised too, before the dropout, as in Grok-1.
+    norm_first: whether the input is; otherwise a branch is norm(x + dropout(f(x))), as in Vaswani et al. (2017).
+    norm_epsilon: what is added to variances.
   """
 
-  attention: Attention
-  ffn: FeedForward | MoE
   cross_attention: bool = False
   residual_dropout: float = 0.0
-  remat_attention: bool = False
   norm_type: str = 'layer'
   post_norm: bool = False
   norm_first: bool = True
@@ -42,6 +42,18 @@ class Layer:
   @property
   def norm(self) -> LayerNorm | RMSNorm:
     return NORMS[self.norm_type](self.attention.model_dim, self.norm_epsilon)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Branches):
+  """Layer of a stack: self-attention, then attention to the encoder (decoders), then feed-forward or experts.
+
+  `remat_attention` rematerialises attention for its gradient.
+  """
+
+  attention: Attention
+  ffn: FeedForward | MoE
+  remat_attention: bool = False
 
   @property
   def is_moe(self) -> bool:
