@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import math
 import os
 import pathlib
@@ -9,6 +10,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags
 
@@ -135,6 +137,12 @@ def print_whole(text: str) -> None:
   except OSError as e:
     _drop_stdout()
     sys.exit(f'error: standard output: {e.strerror}')
+
+
+def write_json(path: str | None, value: Any) -> None:
+  """Writes what a command has found to the file that its flag --json names, if any."""
+  if path:
+    pathlib.Path(path).write_text(json.dumps(value, indent=2), encoding='utf-8')
 
 
 def claim_stdout() -> None:

@@ -70,10 +70,10 @@ def _said_of_beam(record: dict) -> str:
 
 
 MEASURES = bench.MEASURES | {
-  'moe_layer': Measure(_moe_layer, lambda record: f' by {record["dispatch"]}', with_flops=True, of_experts=True),
-  'rounds': Measure(_rounds, _said_of_rounds, of_experts=True),
-  'input': Measure(_input),
-  'beam': Measure(_beam, _said_of_beam),
+  'moe_layer': Measure(_moe_layer, lambda record: f' by {record["dispatch"]}', on_a_mesh=False, of_experts=True),
+  'rounds': Measure(_rounds, _said_of_rounds, on_a_mesh=False, with_flops=False, of_experts=True),
+  'input': Measure(_input, on_a_mesh=False, with_flops=False),
+  'beam': Measure(_beam, _said_of_beam, on_a_mesh=False, with_flops=False),
 }
 
 

@@ -67,8 +67,8 @@ class Measure(NamedTuple):
 
   time: Callable[[Any, Clock, RuntimeOptions], list[Timing]]
   said: Callable[[dict], str] = lambda record: ''  # of a result, after its tokens per second and GFLOP/s
-  on_a_mesh: bool = False  # with any --runtime
-  with_flops: bool = False  # results have flops
+  on_a_mesh: bool = True  # with any --runtime
+  with_flops: bool = True  # results have flops
   of_experts: bool = False  # not of dense models
 
 
@@ -91,14 +91,9 @@ def _runtime(options: RuntimeOptions) -> Callable:
 
 
 MEASURES = {
-  'train': Measure(_train, on_a_mesh=True, with_flops=True),
-  'decode': Measure(_decode, on_a_mesh=True, with_flops=True),
-  'latency': Measure(
-    lambda *args: _decode(*args, rows=1),
-    said=lambda record: f', {record["median_s"]:.3f} s a sentence',
-    on_a_mesh=True,
-    with_flops=True,
-  ),
+  'train': Measure(_train),
+  'decode': Measure(_decode),
+  'latency': Measure(lambda *args: _decode(*args, rows=1), lambda record: f', {record["median_s"]:.3f} s a sentence'),
 }
 
 

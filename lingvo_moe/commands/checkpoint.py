@@ -6,9 +6,7 @@ does not matter. RUN (or --path=RUN) is a log directory (its newest checkpoint, 
 prefix of a checkpoint. The exit status is 1 if a tensor is damaged, missing or not finite.
 """
 
-import json
 import math
-import pathlib
 
 from absl import flags
 
@@ -81,9 +79,8 @@ def main():
   weights = sum(map(math.prod, shapes.values())) - slots - 1  # without the step
   bad = [name for name, values in examined.items() if values['not_finite']]
   print(f'{prefix}: {len(shapes)} tensors, {weights} weights, {slots} elements of slots')
-  if _JSON.value:
-    written = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
-    pathlib.Path(_JSON.value).write_text(json.dumps(written, indent=2), encoding='utf-8')
+  report = {'prefix': files.absolute(prefix), 'tensors': examined, 'damaged': damaged, 'not_finite': bad}
+  app.write_json(_JSON.value, report)
   if bad:
     print(f'not finite: {", ".join(bad)}')
   print('damaged' if damaged else 'every checksum is right')

@@ -25,7 +25,6 @@ collectives for the placement with the fastest AllToAll along one axis of the to
 
 import dataclasses
 import functools
-import json
 import operator
 import os
 import pathlib
@@ -179,8 +178,7 @@ def main():
 def _write(page, values) -> None:
   """Prints a page, page(markdown=False), and writes the files that flags name."""
   print(page())
-  if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(values, indent=2), encoding='utf-8')
+  app.write_json(_JSON.value, values)
   if _MARKDOWN.value:
     pathlib.Path(_MARKDOWN.value).write_text(page(markdown=True) + '\n', encoding='utf-8')
 

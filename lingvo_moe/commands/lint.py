@@ -8,9 +8,7 @@ the rules split every tensor of that size. --plant introduces a mistake into MoE
 it: 'topk' takes the gates by tf.math.top_k, 'unsharded' omits the annotations around the experts.
 """
 
-import json
 import math
-import pathlib
 
 from absl import flags
 
@@ -56,9 +54,7 @@ def main():
     f'{_MODEL.value} on {mesh}: {len(annotated)} annotations split a tensor, the largest of {largest / 2**20:.3g} MiB; '
     f'{len(findings) or "no"} tensors above {limit / 2**20:.3g} MiB are whole where they should be split'
   )
-  if _JSON.value:
-    rows = [finding._asdict() for finding in findings]
-    pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2), encoding='utf-8')
+  app.write_json(_JSON.value, [finding._asdict() for finding in findings])
   return 1 if findings else 0
 
 

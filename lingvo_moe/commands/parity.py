@@ -21,7 +21,6 @@ token was routed differently by a decision with a margin above 1e-6.
 """
 
 import dataclasses
-import json
 import pathlib
 import pickle
 import sys
@@ -163,9 +162,7 @@ def main():
       print(line(name, rows[name], width), flush=True)
       spmd.release()
   failed = [mesh for mesh, row in rows.items() if not row.agrees(_TOLERANCE.value)]
-  if _JSON.value:
-    table = {mesh: {**row._asdict(), 'agrees': mesh not in failed} for mesh, row in rows.items()}
-    pathlib.Path(_JSON.value).write_text(json.dumps(table, indent=2), encoding='utf-8')
+  app.write_json(_JSON.value, {m: {**row._asdict(), 'agrees': m not in failed} for m, row in rows.items()})
   print(f'\n{LEGEND}')
   if failed:
     print(f'differ by more than {_TOLERANCE.value:g}: {"; ".join(f"{m} ({rows[m].worst})" for m in failed)}')
