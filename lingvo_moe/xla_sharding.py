@@ -12,14 +12,12 @@ or on one device, every call returns its argument. Shardings are written in XLA'
 which keeps a program's size constant in the number of devices. TensorFlow's private modules are imported only here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -70,7 +68,7 @@ class Mesh:
   topology: tuple[int, ...] = ()
   placement: tuple[tuple[int, ...], ...] = ()  # for each mesh axis, the topology axes that it spans, slowest first
   split_dense: bool = False  # each device stores a part of the weights that all share, and gathers it (WEIGHTS_SPLIT)
-  storage: Mesh | None = None  # mesh of the same devices by which weights are stored between steps; None: this one
+  storage: Self | None = None  # mesh of the same devices by which weights are stored between steps; None: this one
 
   def __post_init__(self):
     names = [name for name, _ in self.axes]
@@ -97,7 +95,7 @@ class Mesh:
       )
 
   @classmethod
-  def parse(cls, text: str, split_dense: bool = False) -> Mesh:
+  def parse(cls, text: str, split_dense: bool = False) -> Self:
     """Parses 'data:2,expert:4', a mesh of 2 x 4 devices; '' is one device."""
     axes = []
     for part in text.replace(' ', '').split(',') if text else ():

@@ -1,11 +1,9 @@
 """Parity of a model on a mesh with one device: loss, gradients, weights, optimizer slots, routing and translations."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +27,7 @@ class Observed(Program):
   """Program whose train step also returns gradients, the new weights and slots, and every gate's decisions."""
 
   @classmethod
-  def of(cls, program: Program) -> Observed:
+  def of(cls, program: Program) -> Self:
     values = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
     return cls(**{**values, 'model': dataclasses.replace(program.model, report_decisions=True)})
 

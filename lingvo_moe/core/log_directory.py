@@ -4,8 +4,6 @@ docs/log_directory.md says what each file holds. Results of earlier versions are
 (core/files.py) needs TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -13,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from lingvo_moe.core import files, json_files
 from lingvo_moe.core.errors import UserError
@@ -143,7 +141,7 @@ class LogDirectory:
   averaged: Mapping[str, Any] | None = None  # of an average of checkpoints: its steps, and the path of their run
 
   @classmethod
-  def read(cls, path: str) -> LogDirectory:
+  def read(cls, path: str) -> Self:
     """The run in a log directory; UserError if there is none."""
     files.check_scheme('a log directory', path, files.SCHEMES)
     path = path.rstrip('/') if files.is_remote(path) else os.path.normpath(files.plain(path))

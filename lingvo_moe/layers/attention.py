@@ -1,9 +1,7 @@
 """Multi-head and grouped-query attention: padded, causal, packed, and incremental over a flat cache."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import tensorflow as tf
 
@@ -101,7 +99,7 @@ class Attention:
     return (self.kv_heads, self.num_heads // self.kv_heads), 'NQ'
 
   @property
-  def of_memory(self) -> Attention:
+  def of_memory(self) -> Self:
     """The attention to another sequence that goes with this self-attention: without relative positions."""
     return dataclasses.replace(self, relative=None)
 

@@ -4,8 +4,6 @@ Texts so far are in <summary>.unfinished.jsonl: the settings on which they depen
 "settings"}, then a line for each text, {"step", "name", "text"}.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import hashlib
@@ -32,6 +30,50 @@ _KINDS = {
 }
 _UNFINISHED_SECONDS = 10.0  # between two writes of texts so far: so much work is lost at most
 _LINE = json_files.Kind('a line of text', lambda value: isinstance(value, str) and '\n' not in value)
+
+
+class UnfinishedTexts(collections.UserDict[str, str]):
+  """Texts by name, from which an interrupted job continues: those of the file, and those that are set.
+
+  These are written at intervals. A file of other settings, or a damaged one, is begun anew. One that cannot be written
+  is given up, with a line: the job goes on without.
+  """
+
+  def __init__(self, path: str, step: int, settings: Mapping[str, Any]) -> None:
+    self._path, self._step = path, step
+    self._due = time.monotonic() + _UNFINISHED_SECONDS
+    self.data = self._read(settings)
+    self._lines = [self._line(settings=dict(settings))]
+    self._lines += [self._line(name=name, text=text) for name, text in self.data.items()]
+
+  def __setitem__(self, name: str, text: str) -> None:
+    self.data[name] = text
+    self._lines.append(self._line(name=name, text=text))
+    if time.monotonic() < self._due:
+      return
+    try:
+      files.write(self._path, ''.join(self._lines))
+      self._due = time.monotonic() + _UNFINISHED_SECONDS
+    except (OSError, UserError) as e:
+      self._due = math.inf
+      print(f'{self._path} cannot be written ({e}): if interrupted, the job begins anew', file=sys.stderr)
+
+  def _read(self, settings: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    try:
+      for number, (_, line) in enumerate(json_files.lines(self._path)):
+        if number:
+          json_files.check(line, name=_LINE, text=_LINE)
+          texts[line['name']] = line['text']
+        elif line.get('settings') != settings:
+          raise ValueError('its settings are others')
+    except (OSError, ValueError) as e:  # a UserError is a ValueError
+      print(f'{self._path} is begun anew, as it is of no use: {e}', file=sys.stderr)
+      return {}
+    return texts
+
+  def _line(self, **values: Any) -> str:
+    return json_files.dump({'step': self._step, **values})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,47 +212,3 @@ class Results:
       path = os.path.join(self.folder(step), name)
       if files.isfile(path) and files.sha256(path) != written:
         raise UserError(f'{path} is not as the decoder wrote it: the step is decoded again')
-
-
-class UnfinishedTexts(collections.UserDict[str, str]):
-  """Texts by name, from which an interrupted job continues: those of the file, and those that are set.
-
-  These are written at intervals. A file of other settings, or a damaged one, is begun anew. One that cannot be written
-  is given up, with a line: the job goes on without.
-  """
-
-  def __init__(self, path: str, step: int, settings: Mapping[str, Any]) -> None:
-    self._path, self._step = path, step
-    self._due = time.monotonic() + _UNFINISHED_SECONDS
-    self.data = self._read(settings)
-    self._lines = [self._line(settings=dict(settings))]
-    self._lines += [self._line(name=name, text=text) for name, text in self.data.items()]
-
-  def __setitem__(self, name: str, text: str) -> None:
-    self.data[name] = text
-    self._lines.append(self._line(name=name, text=text))
-    if time.monotonic() < self._due:
-      return
-    try:
-      files.write(self._path, ''.join(self._lines))
-      self._due = time.monotonic() + _UNFINISHED_SECONDS
-    except (OSError, UserError) as e:
-      self._due = math.inf
-      print(f'{self._path} cannot be written ({e}): if interrupted, the job begins anew', file=sys.stderr)
-
-  def _read(self, settings: Mapping[str, Any]) -> dict[str, str]:
-    texts = {}
-    try:
-      for number, (_, line) in enumerate(json_files.lines(self._path)):
-        if number:
-          json_files.check(line, name=_LINE, text=_LINE)
-          texts[line['name']] = line['text']
-        elif line.get('settings') != settings:
-          raise ValueError('its settings are others')
-    except (OSError, ValueError) as e:  # a UserError is a ValueError
-      print(f'{self._path} is begun anew, as it is of no use: {e}', file=sys.stderr)
-      return {}
-    return texts
-
-  def _line(self, **values: Any) -> str:
-    return json_files.dump({'step': self._step, **values})

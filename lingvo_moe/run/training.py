@@ -3,8 +3,6 @@
 Other hooks: Advice (advice.py), Evaluation (evaluation.py) and StopOnSignal (signals.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +23,14 @@ class Diverged(Exception):
   def __init__(self, step: int, what: str):
     super().__init__(f'at step {step} {what}')
     self.step = step
+
+
+class Step(NamedTuple):
+  """A training step that was made."""
+
+  number: int  # updates made with it, from 1
+  metrics: Mapping[str, Any]  # the task's, 'grad_norm' and 'learning_rate'
+  ends_call: bool  # whether it was the last of one call of the runtime, whose state is then that of this step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +115,6 @@ class Training:
     """Whether a checkpoint is saved after a step."""
     every = self.config.save_every
     return self.is_evaluated(step) or bool(every and step % every == 0)
-
-
-class Step(NamedTuple):
-  """A training step that was made."""
-
-  number: int  # updates made with it, from 1
-  metrics: Mapping[str, Any]  # the task's, 'grad_norm' and 'learning_rate'
-  ends_call: bool  # whether it was the last of one call of the runtime, whose state is then that of this step
 
 
 def check_finite(step: Step) -> None:

@@ -11,10 +11,9 @@ deep neural networks' (CACM 63(7), 2020), and for v4 45 GB/s. The usable part of
 reports for a program that does not fit (libtpu 0.0.42).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
+from typing import Self
 
 from lingvo_moe.core.errors import UserError, closest, shown
 
@@ -58,7 +57,7 @@ class Topology:
   shape: tuple[int, ...]
 
   @classmethod
-  def parse(cls, text: str) -> Topology:
+  def parse(cls, text: str) -> Self:
     """Parses a topology such as 'v5p:4x4x4'; UserError for an unknown generation, or no grid of its chips."""
     name, _, sizes = text.partition(':')
     if name not in CHIPS:

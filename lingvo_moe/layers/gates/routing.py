@@ -1,8 +1,6 @@
 """Routing: decision of a gate, for each token and choice, whole or in parts: rounds and chunks."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import tensorflow as tf
 
@@ -57,12 +55,12 @@ class Routing(NamedTuple):
     """The part of it that leaves the layer."""
     return Routed(self.stats, Decisions(self.expert_GSR, self.weight_GSR, self.margin_GS))
 
-  def round(self, number: int | tf.Tensor, slots: Size) -> Routing:
+  def round(self, number: int | tf.Tensor, slots: Size) -> Self:
     """Routing of the choices at slots number * slots up to (number + 1) * slots alone, which get slots from 0 on."""
     within_GSR = tf.cast(self.slot_GSR // slots == number, self.weight_GSR.dtype)
     return self._replace(weight_GSR=self.weight_GSR * within_GSR, slot_GSR=self.slot_GSR % slots, capacity=slots)
 
-  def chunks(self, count: int) -> list[Routing]:
+  def chunks(self, count: int) -> list[Self]:
     """Rounds of equal parts of the capacity, which is rounded up to a multiple of `count`.
 
     Outputs of chunks do not depend on each other, so while experts compute one, the network can carry the AllToAlls of

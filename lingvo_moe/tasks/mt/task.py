@@ -1,12 +1,9 @@
 """Translation as a task of the jobs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -24,9 +21,6 @@ from lingvo_moe.tasks.mt import decoding, dev_lines, graphs, random_batch, run_v
 from lingvo_moe.tasks.mt.config import MtConfig
 from lingvo_moe.tasks.mt.input import HeldOutInput, TrainInput
 from lingvo_moe.tasks.vocab import Vocab
-
-if TYPE_CHECKING:  # slow to import: sacreBLEU and tensorflow_text
-  from lingvo_moe.tasks.mt.text_search import TextSearch
 
 _PAIRS = 100  # language pairs by which the compiled 'eval' reports losses
 
@@ -135,8 +129,8 @@ class TranslationTask(task.Task):
       raise UserError('a dense model routes no token: num_experts is 0')
     return self.translator(runner, batch_tokens=self.config.eval_batch_tokens or self.config.batch_tokens).routing
 
-  def text_function(self) -> TextSearch:
-    from lingvo_moe.tasks.mt.text_search import TextSearch
+  def text_function(self) -> task.TextFunction:
+    from lingvo_moe.tasks.mt.text_search import TextSearch  # slow to import: sacreBLEU and tensorflow_text
 
     return TextSearch(self.config, self.vocabs)
 
