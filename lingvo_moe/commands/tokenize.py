@@ -9,8 +9,6 @@ with this --cache_dir, corpus and vocabularies then begins at once.
 trains those that the trainer would make.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 

@@ -5,8 +5,6 @@ A claim is a file that names its holder, who renews it. Another process takes it
 file cannot be made exclusively, as in a bucket, two processes may hold one claim: work must have the same result then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

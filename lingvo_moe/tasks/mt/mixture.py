@@ -10,8 +10,6 @@ A corpus is the files of one prefix in a pair's folder, here train.de with train
 the shares of the corpora in the examples of a pair, whatever their sizes. A stage begins at each step that is named.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence
