@@ -227,6 +227,10 @@ def test_a_new_run_takes_merged_weights_and_the_values_of_its_source(root, tmp_p
   assert 'a new run of mt.opus.Base with the values of --init_from' in said and 'not taken' not in said
   np.testing.assert_allclose(scores(tmp_path / 'new'), expected, atol=1e-4)
   hub_export.require(RunDir(str(tmp_path / 'new')))  # its form is that of its source
+  with pytest.raises(UserError, match='moe/gate is not in .* and would stay random: add it to lora_matrices'):
+    train(
+      tmp_path / 'moe', root / 'corpus', 1, init_from=source, set=['num_experts=2', 'expert=swish', 'expert_bias=True']
+    )
   said = train(tmp_path / 'again', root / 'corpus', 1, init_from=source, set=['lora_rank=2'])
   assert RunDir(str(tmp_path / 'again')).load()[1].lora_rank == 2
   np.testing.assert_allclose(scores(tmp_path / 'again', step=0), expected, atol=1e-4)

@@ -13,7 +13,7 @@ from lingvo_moe.core import files, json_files, log_directory
 from lingvo_moe.core import weights as weights_lib
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.weights import WeightSpec
-from lingvo_moe.layers.lora import is_adapter
+from lingvo_moe.layers.lora import is_adapter, part
 from lingvo_moe.run import checkpoint, hub_export
 from lingvo_moe.run.checkpoints import Checkpoints
 from lingvo_moe.run.process_group import ProcessGroup
@@ -149,6 +149,12 @@ def take_weights(runtime: Runtime, source: str, task: Task) -> str:
   if other_kind:
     lines.append(f'  not upcycled: experts are {expert!r}, and the dense layers in their places {dense!r}')
   missing = {name: spec.shape for name, spec in specs.items() if name not in {*taken, *copies, *silent}}
+  adapted = runtime.program.adapter_specs
+  if adapted and (odd := next((name for name in missing if part(name, 'a') not in adapted), None)):
+    raise UserError(
+      f'with lora_rank a weight without adapters stays as it begins; {odd} is not in {prefix} and would stay random: '
+      'add it to lora_matrices, or train all weights first'
+    )
   for name, shape in sorted(checkpoint.by_layer(missing).items()):
     why = 'is not there'
     if name in stored:
