@@ -99,16 +99,16 @@ class HubFolder:
       raise UserError(f'{odd!r} of {self.path} has type {found[odd].dtype}: types are {", ".join(TYPES)}; convert it')
     return found
 
-  def read(self, name: str) -> np.ndarray:
-    """A tensor in the type that it has in its file; UserError if there is none of that name."""
+  def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+    """A tensor, or rows of it, in the type that it has in its file; UserError if there is none of that name."""
     if name not in self.tensors:
       raise UserError(f'{self.path} has no tensor {name!r}; {closest(name, self.tensors)}: it is cut short, or another')
     file = self.tensors[name].file
     if file.endswith('.bin'):
-      return self._pickled(file)[name]
+      return self._pickled(file)[name][rows]
     try:
       with safetensors.safe_open(self.file(file), 'np') as opened:
-        return opened.get_tensor(name)
+        return opened.get_slice(name)[rows] if self.tensors[name].shape else opened.get_tensor(name)
     except (safetensors.SafetensorError, OSError) as e:
       raise self._damaged(file, e) from None
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+ReadRows = Callable[[slice], np.ndarray]  # rows of a table of symbols, [V] or [V, M]
 
 
 class Symbols(NamedTuple):
@@ -34,16 +36,13 @@ class Symbols(NamedTuple):
     """Ids that no output may have: of symbols that are not there, or are there under another id too."""
     return tuple(sorted(set(range(len(self.theirs))) - set(self.firsts())))
 
-  def inwards(self, rows_V: np.ndarray) -> np.ndarray:
-    """Rows in the order of ids here; zeros for a symbol that is not there."""
-    theirs = np.asarray(self.theirs)
-    picked = rows_V[theirs]  # -1 picks the last row, which is overwritten
-    picked[theirs < 0] = 0
-    return picked
+  def inwards(self, read: ReadRows, part: slice = slice(None)) -> np.ndarray:
+    """Rows in the order of ids here, or part of them; zeros for a symbol that is not there."""
+    return _picked(read, self.theirs[part])
 
-  def outwards(self, rows_V: np.ndarray) -> np.ndarray:
-    """Rows in the order of ids there."""
-    return rows_V[self.firsts()]
+  def outwards(self, read: ReadRows, part: slice = slice(None)) -> np.ndarray:
+    """Rows in the order of ids there, or part of them."""
+    return _picked(read, self.firsts()[part])
 
   def firsts(self) -> list[int]:
     """The first id here of each id there, in order."""
@@ -52,6 +51,15 @@ class Symbols(NamedTuple):
       first.setdefault(there, here)
     first.pop(-1, None)
     return [first[there] for there in sorted(first)]
+
+
+def _picked(read: ReadRows, ids: Sequence[int]) -> np.ndarray:
+  """Rows by id, of which those from the least to the greatest are read; zeros for -1."""
+  ids = np.asarray(ids)
+  least = max(ids.min(), 0)
+  picked = read(slice(least, max(ids.max(), least) + 1))[np.maximum(ids - least, 0)]
+  picked[ids < 0] = 0
+  return picked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Entry:
     if self.kind == 'matrix':
       tensor = tensor.T
     elif self.kind == 'symbols':
-      tensor = symbols.inwards(tensor.reshape(-1, *shape[1:]))
+      tensor = symbols.inwards(tensor.reshape(-1, *shape[1:]).__getitem__)
     return tensor.reshape(shape)
 
   def fits(self, theirs: Sequence[int], shape: Sequence[int], symbols: Symbols) -> bool:
@@ -91,7 +99,7 @@ class Entry:
     if self.kind == 'matrix':
       weight = weight.reshape(tuple(reversed(shape))).T
     elif self.kind == 'symbols':
-      weight = symbols.outwards(weight)
+      weight = symbols.outwards(weight.__getitem__)
     return np.ascontiguousarray(weight).reshape(shape)
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from lingvo_moe.run import checkpoint
 from lingvo_moe.run.rundir import RunDir
 
 _SHARD_BYTES = 2 << 30  # of a file
+_PART = checkpoint.PART_BYTES // 4  # elements that are read at once of weights that can be read so
 _TYPES = [[dtype] for dtype in TYPES]
 _TENSOR = json_files.Kind(
   'a type and sizes',
@@ -68,13 +69,18 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
 
   kinds = {name: kind for name, kind in note['tensors'].items() if name in entries}  # others are computed there
 
-  def read(name: str) -> np.ndarray:
+  def read(name: str) -> Iterator[np.ndarray]:
     entry, shape = entries[name], kinds[name][1:]
     if not entry.ours:
-      return np.zeros(shape, np.float32)
-    e = entry.expert
-    weight = weights[entry.ours][...] if e is None else weights[entry.ours][e : e + 1][0]
-    return entry.outwards(weight, shape, imported.symbols)
+      yield np.zeros(shape, np.float32)
+    elif entry.kind == 'symbols':
+      size = imported.symbols.size
+      for rows, *_ in checkpoint.blocks((size, math.prod(shape) // size), _PART):
+        yield imported.symbols.outwards(weights[entry.ours].__getitem__, rows)
+    else:
+      e = entry.expert
+      weight = weights[entry.ours][...] if e is None else weights[entry.ours][e : e + 1][0]
+      yield entry.outwards(weight, shape, imported.symbols)
 
   _save(folder, kinds, read)
   for name in os.listdir(original.path):
@@ -84,17 +90,18 @@ def save_hub_folder(folder: str, run: RunDir, step: int) -> None:
 def save_weights(folder: str, run: RunDir, step: int) -> None:
   """Writes the weights under the names that they have in a checkpoint, and config.json."""
   weights = run.checkpoints().merged(step, run.load()[1])
-  _save(folder, {name: ('F32', *stored.shape) for name, stored in weights.items()}, lambda name: weights[name][...])
+  read = lambda name: map(weights[name].__getitem__, checkpoint.blocks(weights[name].shape, _PART))
+  _save(folder, {name: ('F32', *stored.shape) for name, stored in weights.items()}, read)
   shutil.copy(run.config_file, folder)
 
 
-def _save(folder: str, kinds: Mapping[str, Sequence], read: Callable[[str], np.ndarray]) -> None:
+def _save(folder: str, kinds: Mapping[str, Sequence], read: Callable[[str], Iterable[np.ndarray]]) -> None:
   """Writes tensors, one after the other, to a file, or to several of at most _SHARD_BYTES with an index.
 
   Args:
     folder: path of a folder that is there.
     kinds: by name, the type that safetensors calls so, and the sizes.
-    read: function that reads a tensor by name.
+    read: function that gives a tensor by name, in parts that follow each other.
   """
   size = lambda name: np.dtype(TYPES[kinds[name][0]]).itemsize * math.prod(kinds[name][1:])
   shards, filled = [[]], 0
@@ -116,7 +123,8 @@ def _save(folder: str, kinds: Mapping[str, Sequence], read: Callable[[str], np.n
     with open(os.path.join(folder, file), 'wb') as f:
       f.write(len(text).to_bytes(8, 'little') + text)
       for name in names:
-        read(name).astype(TYPES[kinds[name][0]], copy=False).tofile(f)
+        for part in read(name):
+          part.astype(TYPES[kinds[name][0]], copy=False).tofile(f)
     weight_map |= dict.fromkeys(names, file)
   if several:
     index = {'metadata': {'total_size': sum(map(size, kinds))}, 'weight_map': weight_map}

@@ -7,6 +7,7 @@ imported.json, and the configuration and the tokeniser's files of the folder in 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ _SETTINGS = ('config.json', 'generation_config.json', 'tokenizer_config.json', '
 def import_folder(path: str, out: str, settings: Sequence[str] = ()) -> tuple[str, TaskConfig]:
   """Makes a log directory of a model's folder, whole or not at all; returns (model name, configuration).
 
-  Memory holds one tensor, and its copy in the order and type that it has here.
+  Memory holds one tensor, or a part of a large table of symbols, and its copy in the order and type that it has here.
 
   Raises:
     UserError: `out` exists, or the folder is damaged, incomplete, or of a model that is not known here.
@@ -145,13 +146,17 @@ def _adapters(program: Program) -> Iterator[Slice]:
 
 
 def _slices(folder: HubFolder, imported: Imported, shapes) -> Iterator[Slice]:
-  """The weights, a tensor at a time."""
+  """The weights, a tensor at a time; a large table of symbols in parts."""
   for entry in imported.entries:
     if not entry.ours:
       continue
-    shape, tensor = shapes[entry.ours], folder.read(entry.theirs).astype(np.float32, copy=False)
-    if entry.expert is None:
-      yield Slice(entry.ours, shape, (0,) * len(shape), entry.inwards(tensor, shape, imported.symbols))
+    shape = shapes[entry.ours]
+    read = lambda rows=slice(None), name=entry.theirs: folder.read(name, rows).astype(np.float32, copy=False)
+    if entry.kind == 'symbols' and 4 * math.prod(shape) > checkpoint.PART_BYTES:
+      for rows, *rest in checkpoint.blocks(shape, checkpoint.PART_BYTES // 4):
+        yield Slice(entry.ours, shape, (rows.start, *(0 for _ in rest)), imported.symbols.inwards(read, rows))
+    elif entry.expert is None:
+      yield Slice(entry.ours, shape, (0,) * len(shape), entry.inwards(read(), shape, imported.symbols))
     else:
-      weight = entry.inwards(tensor, shape[1:], imported.symbols)[np.newaxis]
+      weight = entry.inwards(read(), shape[1:], imported.symbols)[np.newaxis]
       yield Slice(entry.ours, shape, (entry.expert, *(0,) * (len(shape) - 1)), weight)

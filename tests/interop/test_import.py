@@ -120,9 +120,12 @@ def test_text_has_the_same_ids(imported, name):
     assert expected == theirs[special[0] : len(theirs) - special[1]], line
 
 
-def test_training_keeps_both_vocabularies_of_an_import(imported):
+def test_training_keeps_both_vocabularies_of_an_import(imported, tmp_path):
   one = imported('marian')
-  config = run_vocabs.prepare(one.config, one.run.vocab_dir, resumed=True)
+  (tmp_path / 'de-en').mkdir()
+  for side in ('de', 'en'):
+    (tmp_path / 'de-en' / f'train.{side}').write_text('Wo ist der Bahnhof?\n' * 3)
+  config = run_vocabs.prepare(dataclasses.replace(one.config, data_dir=str(tmp_path)), one.run.vocab_dir, resumed=True)
   assert [v.fingerprint for v in task_of(config).vocabs] == [v.fingerprint for v in task_of(one.config).vocabs]
   source, target = task_of(config).vocabs
   assert list(source.encode(['Der Bahnhof'])[0]) != list(target.encode(['Der Bahnhof'])[0])
