@@ -17,7 +17,8 @@ PARAMS = ['lingvo_moe.params'] + [f'lingvo_moe.params.{name}' for name in find_p
 JAX = '>=0.10.2,<0.11'
 CTRANSLATE2 = ['ctranslate2>=4.5,<5']
 LITERT = ['ai-edge-litert>=2.3,<3']
-SERVE = ['aiohttp>=3.11,<4', 'Babel>=2.18', 'prometheus-client>=0.20', 'py3langid>=0.4,<0.5']
+PREPARE = ['py3langid>=0.4,<0.5']
+SERVE = ['aiohttp>=3.11,<4', 'Babel>=2.18', 'prometheus-client>=0.20', *PREPARE]
 
 setup(
   name='lingvo_moe',
@@ -55,6 +56,8 @@ setup(
     'spmd': [f'jax{JAX}', f'jaxlib{JAX}'],
     # jax's own extra names the libtpu release built beside it (jax 0.10.2: libtpu 0.0.42.*).
     'tpu-aot': [f'jax[tpu]{JAX}', f'jaxlib{JAX}'],
+    # lingvo-moe prepare --language_id.
+    'prepare': PREPARE,
     # lingvo_moe.serve.
     'serve': SERVE,
     # lingvo-moe export --format=ctranslate2.

@@ -6,7 +6,8 @@ train.de, train.en, dev.de and so on, and prints the next command to type. Run i
 the same --out.
 
 Line i of --source is translated by line i of --target. Instead, --pairs_file=FILE names one file with both sides: TMX,
-JSON lines, CSV or TSV, by the ending of its name (.tmx, .jsonl, .csv, .tsv). --tsv=FILE takes a TSV file of any name.
+JSON lines, CSV, TSV or a zip of two files of lines as OPUS has it, by the ending of its name (.tmx, .jsonl, .csv, .tsv,
+.zip). --tsv=FILE takes a TSV file of any name.
 Files may be packed by gzip, xz or bzip2, or be pipes. The languages are the ends of the files' names (a.de, a.pt-BR.gz,
 de-en.tmx), or --pair=de-en.
 
@@ -30,7 +31,7 @@ _SOURCE = flags.DEFINE_string('source', '', 'File of source lines, such as a.de 
 _TARGET = flags.DEFINE_string('target', '', 'File of their translations, such as a.en.')
 _TSV = flags.DEFINE_string('tsv', '', 'File of pairs, tabs between the columns; in place of the two.')
 _PAIRS_FILE = flags.DEFINE_string(
-  'pairs_file', '', 'File of pairs: .tmx, .jsonl, .csv with quotes, or .tsv; in place of the two.'
+  'pairs_file', '', 'File of pairs: .tmx, .jsonl, .csv with quotes, .tsv, or Moses .zip; in place of the two.'
 )
 _COLUMNS = flags.DEFINE_list(
   'columns',
@@ -47,6 +48,27 @@ _TEST = flags.DEFINE_integer('test', None, 'Pairs held out for the final score; 
 _MAX_CHARS = flags.DEFINE_integer('max_chars', 1000, 'Characters of a line, at most.', lower_bound=1)
 _MAX_RATIO = flags.DEFINE_float(
   'max_ratio', 3.0, "How many times a side may be longer than the other and the corpus's mean make expect, at most."
+)
+_LANGUAGE_ID = flags.DEFINE_bool(
+  'language_id',
+  None,
+  'Drop lines that are surely in another language, by py3langid. Unset: if it is installed and files have at most '
+  '100 MB.',
+)
+_NEAR_DUPLICATES = flags.DEFINE_float(
+  'near_duplicates',
+  0.0,
+  'Drop most pairs that resemble an earlier one so much (MinHash of character 5-grams), e.g. 0.9; 0: none. It takes '
+  '64 more bytes per line.',
+  lower_bound=0,
+  upper_bound=0.99,
+)
+_MAX_PARTNERS = flags.DEFINE_integer(
+  'max_partners',
+  None,
+  'Other sides that a sentence of over 20 characters may go with; beyond, it is boilerplate. Unset: 20, or one for '
+  '100,000 lines if that is more.',
+  lower_bound=1,
 )
 _SEED = flags.DEFINE_integer('seed', 1, 'Seed of the choice of dev and test.', lower_bound=0)
 _CORPUS = flags.DEFINE_string(
@@ -66,7 +88,10 @@ def main(argv):
     raise UserError(f'--max_ratio must be above 1; saw {_MAX_RATIO.value}: 3 is usual')
   texts = Texts(_SOURCE.value, _TARGET.value, _TSV.value, _PAIRS_FILE.value, _COLUMNS.value, _PAIR.value)
   name = '-'.join(texts.sides)
-  rules = preparation.Rules(_DEV.value, _TEST.value, _MAX_CHARS.value, _MAX_RATIO.value, _SEED.value, _CORPUS.value)
+  if 0 < _NEAR_DUPLICATES.value < 0.5:
+    raise UserError(f'--near_duplicates must be 0, or from 0.5 on; saw {_NEAR_DUPLICATES.value}: 0.9 is usual')
+  of_rules = (_DEV, _TEST, _MAX_CHARS, _MAX_RATIO, _LANGUAGE_ID, _NEAR_DUPLICATES, _MAX_PARTNERS, _SEED, _CORPUS)
+  rules = preparation.Rules(**{flag.name: flag.value for flag in of_rules})
   if not re.fullmatch(r'\w[\w-]*', rules.corpus) or rules.corpus in ('dev', 'test'):
     raise UserError(f'--corpus is letters, digits, - and _, and neither dev nor test; saw {rules.corpus}: e.g. bt')
   folder = preparation.check_folder(_OUT.value, texts, _OVERWRITE.value, rules)

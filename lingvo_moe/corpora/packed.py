@@ -106,6 +106,11 @@ def opened(path: str, any_encoding: bool = False) -> Iterator[tuple[IO[bytes], I
     raise UserError(f'{path} is damaged or not {packing} ({e}): make or fetch it again') from None
 
 
+def most_bytes(packed: int) -> int:
+  """Bytes that so many packed bytes may unpack to."""
+  return max(_MOST_TIMES * packed, _ALWAYS_BYTES)
+
+
 class _Bounded(io.RawIOBase):
   """Contents of a packed file, up to a limit, so that a small file cannot keep a reader busy forever."""
 
@@ -118,7 +123,7 @@ class _Bounded(io.RawIOBase):
   def readinto(self, buffer) -> int:
     size = self._unpacked.readinto(buffer)
     unpacked, packed = self._unpacked.tell(), self._packed.tell()
-    if unpacked > max(_MOST_TIMES * packed, _ALWAYS_BYTES):
+    if unpacked > most_bytes(packed):
       raise UserError(
         f'a packed file may unpack to {_MOST_TIMES} times its size beyond its first {_ALWAYS_BYTES >> 20} MiB; saw '
         f'{unpacked:,} bytes in the first {packed:,} of {self._path}: see what is in it, and unpack it yourself if it '

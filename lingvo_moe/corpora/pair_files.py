@@ -1,4 +1,4 @@
-"""Files of sentence pairs to prepare: two files of lines, or one of columns (TSV, CSV), TMX, or JSON lines.
+"""Files of sentence pairs to prepare: two files of lines, also in a Moses zip, or one of columns, TMX, or JSON lines.
 
 Each may be packed (corpora/packed.py), and may be a pipe, which is copied to a temporary file, as text is read twice. A
 line break within a side of a pair becomes a space.
@@ -6,6 +6,7 @@ line break within a side of a pair becomes a space.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 import json
@@ -13,6 +14,8 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO
 from xml.parsers import expat
@@ -21,8 +24,17 @@ from lingvo_moe.core.errors import UserError
 from lingvo_moe.corpora import packed, parallel, text
 from lingvo_moe.corpora.text import Progress
 
-_FORMATS = {'tmx': 'tmx', 'jsonl': 'jsonl', 'ndjson': 'jsonl', 'json': 'jsonl', 'csv': 'csv', 'tsv': 'tsv'}
+_FORMATS = {
+  'tmx': 'tmx',
+  'jsonl': 'jsonl',
+  'ndjson': 'jsonl',
+  'json': 'jsonl',
+  'csv': 'csv',
+  'tsv': 'tsv',
+  'zip': 'zip',
+}
 _USUAL_NAMES = (('source', 'target'), ('src', 'tgt'))
+_BATCH = 4096  # lines
 _LONGEST_CELL = 1 << 20  # characters of a cell of CSV
 
 Side = list[bytes | None]  # lines of one side; None where a pair lacks it
@@ -36,8 +48,8 @@ class Texts:
     source: file of source lines; '' with another file.
     target: file of their translations.
     tsv: file of columns with tabs between, without quotes.
-    pairs_file: file of pairs whose ending says what it is: .tmx, .jsonl, .csv, .tsv; without such an ending its
-      beginning says so.
+    pairs_file: file of pairs whose ending says what it is: .tmx, .jsonl, .csv, .tsv, .zip; without such an ending
+      its beginning says so.
     columns: columns of the source and the target: numbers from 1, or names in the first row, or keys of JSON; empty: 1
       and 2, or the names of the languages or 'source' and 'target' if the first row has them.
     pair: the languages, as 'de-en'; '': from the ends of the files' names.
@@ -85,17 +97,20 @@ class Texts:
     Raises:
       UserError: a file cannot be read, or the two have different numbers of lines.
     """
-    if self._format:
+    if self._format not in ('', 'zip'):
       yield from self._batches_of_pairs(progress)
       return
     counts = [0, 0]
-    sides = [text.line_batches(path, progress=progress, strict=False) for path in self._files]
+    if self._format:
+      names, sides = _of_zip(self._files[0], self.sides, self.paths[0], progress)
+    else:
+      names, sides = self.paths, [text.line_batches(path, progress=progress, strict=False) for path in self._files]
     for batches in itertools.zip_longest(*sides, fillvalue=[]):
       counts = [count + len(batch) for count, batch in zip(counts, batches, strict=True)]
       if counts[0] == counts[1]:
         yield batches
     if counts[0] != counts[1]:
-      raise parallel.unequal_sides(self.paths[0], counts[0], self.paths[1], counts[1])
+      raise parallel.unequal_sides(names[0], counts[0], names[1], counts[1])
 
   def _batches_of_pairs(self, progress: Progress | None) -> Iterator[tuple[Side, Side]]:
     (path,) = self.paths
@@ -160,7 +175,7 @@ def _languages(paths: Sequence[str], pair: str) -> tuple[str, str]:
   """(source, target) languages: of `pair`, or of the ends of the files' names."""
   languages = [_ending(path) for path in paths]
   if len(paths) == 1:  # 'de-en.tmx', 'mine.de-en.tsv'
-    stem = _stem(paths[0]).rpartition('.')[0]
+    stem = _stem(paths[0]).rpartition('.')[0].removesuffix('.txt')  # 'de-en.txt.zip' of OPUS
     pair = pair or stem.rpartition('.')[2] * ('-' in stem)
   seen = f'--pair={pair}' if pair else ' and '.join(map(os.path.basename, paths))
   if pair and pair != '-'.join(languages):
@@ -275,6 +290,41 @@ def _in_language(unit: dict[str, str], language: str) -> str | None:
   if wanted in unit:
     return unit[wanted]
   return next((segment for name, segment in unit.items() if name.startswith(wanted + '-')), None)
+
+
+def _of_zip(
+  path: str, sides: Sequence[str], shown: str, progress: Progress | None
+) -> tuple[list[str], list[Iterator[list[bytes]]]]:
+  """Names of the files of both sides in a zip, as x.de-en.de and x.de-en.en of OPUS, and their lines."""
+  try:
+    archive = zipfile.ZipFile(path)
+  except (zipfile.BadZipFile, OSError) as e:
+    raise UserError(f'{shown} is damaged or no zip ({e}): fetch it again') from None
+  stems = [{os.path.splitext(i.filename)[0] for i in archive.infolist() if _ending(i.filename) == s} for s in sides]
+  both = sorted(set.intersection(*stems))
+  if len(both) != 1:
+    seen = _some(archive.namelist())
+    raise UserError(
+      f'a zip of pairs has two files of one name that end in .{sides[0]} and .{sides[1]}; {shown} has {seen}'
+    )
+  names = [f'{both[0]}.{side}' for side in sides]
+
+  def lines(name: str) -> Iterator[list[bytes]]:
+    info = archive.getinfo(name)
+    if info.file_size > packed.most_bytes(info.compress_size):
+      raise UserError(f'{name} in {shown} would unpack to {info.file_size:,} bytes: unpack it yourself if it is text')
+    try:
+      with archive.open(info) as contents:
+        if contents.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+          contents.seek(0)
+        while batch := [line.rstrip(b'\r\n') for line in itertools.islice(contents, _BATCH)]:
+          yield batch
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:  # the last of a password
+      raise UserError(f'{name} in {shown} is damaged or locked ({e}): fetch it again') from None
+    if progress:
+      progress(info.compress_size)
+
+  return names, [lines(name) for name in names]
 
 
 class _Tmx:

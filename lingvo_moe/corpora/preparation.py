@@ -1,7 +1,8 @@
 """Preparation of a corpus: pairs of lines are filtered, and split into train, dev and test that share no sentence.
 
-A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty or too long, if their lengths are
-wildly unlike, or if the same pair occurred before. Lengths are in characters. The corpus's own ratio of target to
+A pair of lines is dropped, and counted by reason, if a side is not UTF-8, empty, too long or in another language, if
+their lengths are wildly unlike, if the same pair, or one much like it, occurred before, or if one side goes with many
+others, as boilerplate does. Lengths are in characters. The corpus's own ratio of target to
 source characters is the measure of the others: Chinese is a third as long as its English translation, and not to blame.
 Sentences are compared by text.key: those that differ in spaces, composition or characters that cannot be seen alone are
 the same. What is written is the text as it was.
@@ -27,9 +28,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from lingvo_moe.core import new_folder
+from lingvo_moe.core import errors, new_folder
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import packed, sampling, text
+from lingvo_moe.corpora import language_id, near_duplicates, packed, sampling, text
 from lingvo_moe.corpora.pair_files import Progress, Side, Texts
 
 SPLITS = ('train', 'dev', 'test')
@@ -39,6 +40,8 @@ _SLACK = 10  # characters added to both sides of a ratio: 'Ja.' may become 'Yes,
 _UNDECIDED = 255
 _HELD_OUT = 1000  # pairs of dev, and of test, at most, where their number is not given
 _FEW, _SHARE = 3, 0.01  # lines, and share of all, that may be of another encoding
+_IDENTIFIED_BYTES = 100_000_000  # at some thousand lines a second
+_PARTNERS, _SHORT = 20, 20  # of boilerplate: other sides of a sentence of more than so many characters
 _MANY_COPIES = 0.1  # share of pairs, from which on the user is told
 
 
@@ -57,9 +60,12 @@ class Outcome(enum.IntEnum):
   NOT_UTF8 = 4, 'not UTF-8, or with NUL bytes'
   EMPTY = 5, 'empty'
   TOO_LONG = 6, 'over {max_chars} characters'
-  LENGTH_RATIO = 7, 'length ratio over {max_ratio:g}'
-  DUPLICATE = 8, 'duplicate'
-  SHARES_SENTENCE = 9, 'sentence is in dev or test'
+  LANGUAGE = 7, 'in another language'
+  LENGTH_RATIO = 8, 'length ratio over {max_ratio:g}'
+  DUPLICATE = 9, 'duplicate'
+  NEAR_DUPLICATE = 10, 'near-duplicate ({near_duplicates:g})'
+  BOILERPLATE = 11, 'one side goes with many others'
+  SHARES_SENTENCE = 12, 'sentence is in dev or test'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +77,10 @@ class Rules:
     test: pairs of test, likewise.
     max_chars: most characters of a line.
     max_ratio: most that a side may be longer than the other makes expect.
+    language_id: whether lines that are surely in another language are dropped; None: where py3langid is installed and
+      the files have at most 100 MB.
+    near_duplicates: similarity from which on most pairs that resemble an earlier one are dropped; 0: none are.
+    max_partners: other sides that a sentence of over 20 characters may go with; None: 20, or one for 100,000 lines.
     seed: seed of the choice of dev and test.
     corpus: prefix of the files of train. Another one than train has no dev and test of its own.
   """
@@ -79,6 +89,9 @@ class Rules:
   test: int | None = None
   max_chars: int = 1000
   max_ratio: float = 3.0
+  language_id: bool | None = None
+  near_duplicates: float = 0.0
+  max_partners: int | None = None
   seed: int = 1
   corpus: str = 'train'
 
@@ -96,11 +109,13 @@ class Decisions:
     outcomes: Outcome of every line, uint8.
     first_not_utf8: 'line 17 of a.de' of the first line of each file that is not UTF-8.
     copies: pairs fit to keep whose target is their source.
+    identified: whether languages were identified.
   """
 
   outcomes: np.ndarray
   first_not_utf8: tuple[str, ...]
   copies: int = 0
+  identified: bool = False
 
   def count(self, *outcomes: Outcome) -> int:
     """Number of lines with one of some outcomes."""
@@ -122,11 +137,14 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
     UserError: the files do not fit each other, or a side is of another encoding.
     TooFewError: too few pairs are left to be divided.
   """
+  identifies = _identifies(texts, rules)
+  is_other = [language_id.OtherLanguage(side) if identifies else None for side in texts.sides]
   columns = [array.array(code) for code in 'QQiiB']  # an entry per line: hashes, characters of both sides; outcome
+  near = array.array('Q')  # keys of near-duplicates of each line
   first_not_utf8: dict[int, tuple[int, bytes]] = {}  # by side: number of the line, and the line
   not_utf8 = [0, 0]
   for sides in texts.batches(progress):
-    measured = [_measure(side, rules.max_chars) for side in sides]
+    measured = [_measure(side, rules.max_chars, other) for side, other in zip(sides, is_other)]
     for i, (_, _, outcomes) in enumerate(measured):
       bad = np.flatnonzero(outcomes == Outcome.NOT_UTF8)
       not_utf8[i] += bad.size
@@ -135,18 +153,31 @@ def examine(texts: Texts, rules: Rules, progress: Progress | None = None, folder
     hashes, chars, outcomes = zip(*measured)
     for column, values in zip(columns, (*hashes, *chars, np.minimum(*outcomes)), strict=True):
       column.frombytes(values.tobytes())
+    if rules.near_duplicates:
+      pairs = [b'\t'.join(side or b'' for side in pair).decode(errors='replace').lower() for pair in zip(*sides)]
+      near.frombytes(near_duplicates.keys(pairs, rules.near_duplicates).tobytes())
   lines = len(columns[-1])
   for i, count in enumerate(not_utf8):
     if count > max(_FEW, lines * _SHARE):
       raise _of_another_encoding(texts.where(i), *first_not_utf8[i], count, lines)
   source, target, source_chars, target_chars, outcomes = map(np.asarray, columns)
   _drop_ratios(source_chars, target_chars, outcomes, rules.max_ratio)
-  del columns, source_chars, target_chars
   pairs = _by_chunks(sampling.fold, source, target)
   outcomes[(outcomes == _UNDECIDED) & _repeats(pairs, outcomes == _UNDECIDED)] = Outcome.DUPLICATE
+  if near:
+    undecided = outcomes == _UNDECIDED
+    for key in np.asarray(near).reshape(lines, -1).T:
+      outcomes[undecided & _repeats(np.ascontiguousarray(key), undecided)] = Outcome.NEAR_DUPLICATE
+  partners = max(_PARTNERS, lines // 100_000) if rules.max_partners is None else rules.max_partners
+  boilerplate = [
+    _is_frequent(side, (outcomes == _UNDECIDED) & (chars > _SHORT), partners)
+    for side, chars in ((source, source_chars), (target, target_chars))
+  ]
+  outcomes[np.logical_or(*boilerplate)] = Outcome.BOILERPLATE
+  del columns, source_chars, target_chars, near
   copies = int(np.count_nonzero((source == target) & (outcomes == _UNDECIDED)))
   where = tuple(f'line {first_not_utf8[i][0]} of {texts.where(i)}' for i in sorted(first_not_utf8))
-  decisions = Decisions(outcomes, where, copies)
+  decisions = Decisions(outcomes, where, copies, identifies)
   if rules.corpus != 'train':
     for hashes, language in zip((source, target), texts.sides, strict=True):
       outcomes[(outcomes == _UNDECIDED) & np.isin(hashes, _held_out_hashes(folder, language))] = Outcome.SHARES_SENTENCE
@@ -173,7 +204,17 @@ def _of_another_encoding(path: str, number: int, line: bytes, count: int, lines:
   )
 
 
-def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _identifies(texts: Texts, rules: Rules) -> bool:
+  if rules.language_id and not language_id.is_installed():
+    raise UserError(f'--language_id needs py3langid, which is not installed: {errors.install_line("prepare")}')
+  if rules.language_id is None:
+    return texts.bytes() <= _IDENTIFIED_BYTES and language_id.is_installed()
+  return rules.language_id
+
+
+def _measure(
+  lines: Side, max_chars: int, is_other: Callable[[str], bool] | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(hashes of keys, characters without outer spaces, outcomes) of lines; _UNDECIDED where nothing is wrong."""
   digests, chars = [], np.zeros(len(lines), np.int32)
   outcomes = np.full(len(lines), _UNDECIDED, np.uint8)
@@ -188,6 +229,8 @@ def _measure(lines: Side, max_chars: int) -> tuple[np.ndarray, np.ndarray, np.nd
         outcomes[i] = Outcome.NOT_UTF8
       else:
         chars[i] = min(len(decoded.strip()), 2**31 - 1)
+        if is_other and chars[i] <= max_chars and is_other(decoded):
+          outcomes[i] = Outcome.LANGUAGE
     except (AttributeError, UnicodeDecodeError):
       outcomes[i] = Outcome.COLUMN_MISSING if line is None else Outcome.NOT_UTF8
     digests.append(hashlib.blake2b(key.encode('utf-8'), digest_size=8).digest())
@@ -261,18 +304,33 @@ def _by_chunks(function: Callable[..., np.ndarray], *columns: np.ndarray) -> np.
   return np.concatenate([function(*(column[part] for column in columns)) for part in _chunks(len(columns[0]))])
 
 
-def _repeats(hashes: np.ndarray, mask: np.ndarray, with_first: bool = False) -> np.ndarray:
-  """Whether each hash occurs in the mask before; `with_first`, whether it occurs in the mask elsewhere."""
-  result = np.zeros(len(hashes), bool)
+def _sorted_parts(hashes: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
+  """Yields places in the mask, in parts that share no hash, with those of equal hashes in order one after the other."""
   bucket = hashes.view(np.uint8)[4::8] % np.uint8(_BUCKETS)  # a byte of each
   bucket[~mask] = _BUCKETS
   for b in range(_BUCKETS):
     index = np.flatnonzero(bucket == b)
-    index = index[np.argsort(hashes[index], kind='stable')]
+    yield index[np.argsort(hashes[index], kind='stable')]
+
+
+def _repeats(hashes: np.ndarray, mask: np.ndarray, with_first: bool = False) -> np.ndarray:
+  """Whether each hash occurs in the mask before; `with_first`, whether it occurs in the mask elsewhere."""
+  result = np.zeros(len(hashes), bool)
+  for index in _sorted_parts(hashes, mask):
     equal = np.diff(hashes[index]) == 0
     result[index[1:][equal]] = True
     if with_first:
       result[index[:-1][equal]] = True
+  return result
+
+
+def _is_frequent(hashes: np.ndarray, mask: np.ndarray, most: int) -> np.ndarray:
+  """Whether each hash occurs in the mask more than `most` times."""
+  result = np.zeros(len(hashes), bool)
+  for index in _sorted_parts(hashes, mask):
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(hashes[index]) != 0])[: len(index)])
+    counts = np.diff(starts, append=len(index))
+    result[index] = np.repeat(counts > most, counts)
   return result
 
 
@@ -350,7 +408,10 @@ def table(decisions: Decisions, rules: Rules) -> str:
     count = decisions.count(outcome)
     is_tenth = getattr(rules, split, 0) is None and count < _HELD_OUT
     rows.append((split, count, f'a tenth: --{split}=N for another number' if is_tenth else ''))
-  return '\n'.join(f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows)
+  lines = [f'{label:<40}{count:>14,}  {note}'.rstrip() for label, count, note in rows]
+  if not decisions.identified:
+    lines.append('languages were not identified: --language_id does, some thousand lines a second')
+  return '\n'.join(lines)
 
 
 def warning(decisions: Decisions) -> str:

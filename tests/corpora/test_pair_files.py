@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import subprocess
+import zipfile
 
 import pytest
 
@@ -106,6 +107,46 @@ def test_tmx_is_read_by_language_without_codes_and_in_the_encoding_it_names(tmp_
   assert read(tmp_path / 'a.TMX.gz', pair='en-US-de')[0] == ('Yes & no <i>.', 'Ja.')
   with pytest.raises(UserError, match="has both de and en-GB; its languages are 'de', 'de-at', 'en-us'"):
     read(tmp_path / 'a.TMX.gz', pair='de-en-GB')
+
+
+def zipped(path, files):
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, lines in files.items():
+      archive.writestr(name, lines)
+  return path
+
+
+def test_a_moses_zip_of_opus_is_read_by_the_endings_of_its_files(tmp_path):
+  sides = ['\ufeffEin Hund.\r\nJa.\n', 'A dog.\nYes.']
+  files = {
+    'README': 'x',
+    **{f'Corpus.de-en.{ending}': text for ending, text in zip(('de', 'en', 'xml'), [*sides, '<'])},
+  }
+  path = zipped(tmp_path / 'de-en.txt.zip', files)
+  texts, counts = Texts(pairs_file=str(path)), []
+  assert texts.sides == ('de', 'en') and pairs_of(texts) == [('Ein Hund.', 'A dog.'), ('Ja.', 'Yes.')]
+  assert list(texts.batches(counts.append)) and 0 < sum(counts) <= texts.bytes()
+  assert read(path, pair='en-de') == [('A dog.', 'Ein Hund.'), ('Yes.', 'Ja.')]
+
+
+@pytest.mark.parametrize(
+  'files, message',
+  [
+    ({'a.de': 'x'}, "two files of one name that end in .de and .en; .*x.zip has 'a.de'"),
+    ({'a.de': 'x\n', 'a.en': 'x\nx\n'}, 'saw 1 in a.de and 2 in a.en: align them'),
+    ({'a.de': 'x' * (9 << 20), 'a.en': 'x'}, 'a.de in .*x.zip would unpack to 9,437,184 bytes'),
+  ],
+)
+def test_a_zip_without_two_sides_is_answered(tmp_path, files, message):
+  with pytest.raises(UserError, match=message):
+    read(zipped(tmp_path / 'x.zip', files))
+
+
+def test_a_damaged_zip_is_answered(tmp_path):
+  path = zipped(tmp_path / 'x.zip', {'a.de': 'Hund ' * 99, 'a.en': 'dog ' * 99})
+  path.write_bytes(path.read_bytes().replace(b'Hund', b'Humd', 1)[:80] + path.read_bytes()[60:])
+  with pytest.raises(UserError, match='damaged'):
+    read(path)
 
 
 def test_damaged_tmx_and_entities_are_refused(tmp_path):

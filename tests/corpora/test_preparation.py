@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_moe.core.errors import UserError
-from lingvo_moe.corpora import parallel, preparation
+from lingvo_moe.corpora import near_duplicates, parallel, preparation
 from lingvo_moe.corpora.pair_files import Texts
 from lingvo_moe.corpora.preparation import Outcome
 
@@ -126,7 +126,7 @@ def test_every_reason_by_hand(tmp_path):
 def test_a_language_of_few_characters_is_not_to_blame(tmp_path):
   """Ten times as long is the rule here; what is as long as its source stands out."""
   pairs = [('漢' * 10 + chr(0x4E00 + i), 'x' * 100 + str(i)) for i in range(9)] + [('國' * 90, 'y' * 90)]
-  found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
+  found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0, language_id=False))
   # The ratio of the text is (9 * 101 + 90) / (9 * 11 + 90).
   # 11 characters make 68 expect, and 101 are there; 90 make 485 expect, and 100 are there (10 are added to each).
   assert found.outcomes.tolist() == [Outcome.TRAIN] * 9 + [Outcome.LENGTH_RATIO]
@@ -353,13 +353,69 @@ def test_memory_grows_by_less_than_50_bytes_a_line(tmp_path, monkeypatch):
   def peak(lines):
     texts = texts_of(tmp_path, [(f'der Satz {i} ist lang ' * 2, f'sentence {i} is long ' * 2) for i in range(lines)])
     tracemalloc.start()
-    preparation.examine(texts, preparation.Rules(dev=100, test=100))
+    preparation.examine(texts, preparation.Rules(dev=100, test=100, language_id=False))
     try:
       return tracemalloc.get_traced_memory()[1]
     finally:
       tracemalloc.stop()
 
   assert (peak(60_000) - peak(20_000)) / 40_000 < 50
+
+
+GERMAN = [
+  'Der alte Hund schläft unter dem großen Baum im Garten.',
+  'Wir haben gestern das Auto in die Werkstatt gebracht.',
+]
+ENGLISH = ['The old dog sleeps under the big tree in the garden.', 'Yesterday we brought the car to the workshop.']
+
+
+def outcomes(folder, pairs, names=('a.de', 'a.en'), **rules):
+  return preparation.examine(
+    texts_of(folder, pairs, names), preparation.Rules(**{'dev': 0, 'test': 0, **rules})
+  ).outcomes
+
+
+def test_lines_surely_in_another_language_are_dropped(tmp_path, monkeypatch):
+  right = list(zip(GERMAN, ENGLISH))
+  pairs = [*right, (ENGLISH[0], ENGLISH[0]), (GERMAN[0], GERMAN[1]), ('Ok, the end.', 'Ok, fin.')]
+  expected = [0, 0, Outcome.LANGUAGE, Outcome.LANGUAGE, 0]
+  assert outcomes(tmp_path, pairs).tolist() == expected
+  assert outcomes(tmp_path, pairs, ('a.deu', 'a.eng_Latn')).tolist() == expected
+  assert outcomes(tmp_path, pairs, ('a.xx', 'a.yy')).tolist() == [0] * 5  # nothing is known of these
+  assert outcomes(tmp_path, pairs, language_id=False).tolist() == [0] * 5
+  monkeypatch.setattr(preparation, '_IDENTIFIED_BYTES', 100)
+  found = preparation.examine(texts_of(tmp_path, pairs), preparation.Rules(dev=0, test=0))
+  assert found.count(Outcome.LANGUAGE) == 0
+  assert preparation.table(found, preparation.Rules()).splitlines()[-1].startswith('languages were not identified: --')
+  monkeypatch.setattr(preparation.language_id, 'is_installed', lambda: False)
+  with pytest.raises(UserError, match='--language_id needs py3langid, which is not installed'):
+    outcomes(tmp_path, pairs, language_id=True)
+
+
+def test_boilerplate_on_one_side_is_dropped_but_not_a_short_answer(tmp_path):
+  cookies, yes = 'This site uses cookies to serve you.', 'Yes, of course.'
+  pairs = [(f'Satz {i} von vielen', target) for i in range(4) for target in (cookies, yes, f'sentence {i} of many')]
+  rules = {'max_partners': 3, 'language_id': False, 'max_ratio': 9}
+  assert outcomes(tmp_path, pairs, **rules).tolist() == [Outcome.BOILERPLATE, 0, 0] * 4
+  assert outcomes(tmp_path, pairs[:9], **rules).tolist() == [0] * 9
+
+
+def test_near_duplicates_are_dropped_where_that_is_asked(tmp_path):
+  long = 'Am Abend saßen die drei Freunde lange am Feuer und erzählten einander von ihren Reisen durch den Norden'
+  pairs = [(f'{long} {i}.', f'{long} {i}.') for i in range(5)] + [(GERMAN[0], ENGLISH[0])]
+  assert outcomes(tmp_path, pairs, language_id=False).tolist() == [0] * 6
+  expected = [0, *[Outcome.NEAR_DUPLICATE] * 4, 0]
+  assert outcomes(tmp_path, pairs, language_id=False, near_duplicates=0.8).tolist() == expected
+
+
+def test_keys_of_near_duplicates_depend_on_the_text_alone_and_find_the_similar():
+  texts = ['', 'a', *GERMAN, *ENGLISH, GERMAN[0] + '!']
+  found = near_duplicates.keys(texts, 0.9)
+  assert found.shape == (len(texts), near_duplicates.BANDS)
+  for i, text in enumerate(texts):
+    np.testing.assert_array_equal(near_duplicates.keys([text], 0.9)[0], found[i])
+  alike = (found[:, np.newaxis] == found).any(2)
+  assert alike[2, 6] and alike.sum() == len(texts) + 2
 
 
 def test_the_command(tmp_path):

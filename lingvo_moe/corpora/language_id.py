@@ -1,0 +1,36 @@
+"""Identification of a line's language by py3langid (Lui and Baldwin 2012), as far as it is sure."""
+
+import functools
+import importlib.util
+import re
+
+_LETTERS = re.compile(r'[^\W\d_]')
+_FEW_LETTERS = 20  # fewer tell too little
+_SURELY_OTHER = 1e-3  # probability of its language below which a line is in another
+
+
+def is_installed() -> bool:
+  return importlib.util.find_spec('py3langid') is not None
+
+
+@functools.cache
+def _identifier():
+  from py3langid import langid
+
+  return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+class OtherLanguage:
+  """Whether a text is surely in another language than `code`; never of a language that py3langid does not know."""
+
+  def __init__(self, code: str) -> None:
+    import babel.core
+
+    base = re.split('[-_]', code)[0].lower()
+    base = babel.core.get_global('language_aliases').get(base, base)
+    self._language = base if base in set(_identifier().nb_classes) else None
+
+  def __call__(self, text: str) -> bool:
+    if self._language is None or len(_LETTERS.findall(text)) < _FEW_LETTERS:
+      return False
+    return dict(_identifier().rank(text))[self._language] < _SURELY_OTHER
