@@ -32,17 +32,18 @@ _CHUNK = 1 << 16  # lines that are compared at a time
 _MANY_SHARED = 0.01  # share of held-out lines in train from which on the user is told
 
 
-def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
-  """Pairs of a split, of train once for each corpus of its mixture; Pair.split is the prefix of the corpus.
+def trained_pairs(config: DataConfig) -> list[parallel.Pair]:
+  """Pairs that are trained on, one for each corpus of its mixture; Pair.split is the prefix of the corpus."""
+  found = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
+  return sorted(found, key=lambda pair: pair.name)
 
-  Pairs without dev have in its place, with dev_lines, that of train.
+
+def find_pairs(config: DataConfig, split: str) -> list[parallel.Pair]:
+  """Pairs of a split; those without dev have in its place, with dev_lines, that of train (Pair.split is 'train').
 
   Raises:
     UserError: as parallel.find_pairs; of dev that is lacking, with the offer of dev_lines.
   """
-  if split == 'train':
-    found = [pair for corpus in config.mixture for pair in _find(config, corpus.prefix)]
-    return sorted(found, key=lambda pair: pair.name)
   if split != 'dev':
     return _find(config, split)
   try:
@@ -158,7 +159,7 @@ def within_train(config: DataConfig, cache_dir: str) -> list[str]:
   for split in ('dev', 'test', 'train'):
     with contextlib.suppress(UserError):  # there is none: who needs it will say so
       if split != 'train' or found:
-        found[split] = (find_pairs if split == 'train' else _find)(config, split)
+        found[split] = trained_pairs(config) if split == 'train' else _find(config, split)
   path = os.path.join(
     cache_dir, f'in_train-{cache.digest_of_keys([*itertools.chain(*found.values())], cache_dir)}.json'
   )

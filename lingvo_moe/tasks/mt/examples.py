@@ -75,7 +75,7 @@ def symbols_around(config: DataConfig, pairs: list[parallel.Pair], source_vocab:
   targets = {pair.target for pair in pairs}
   if config.tag_target is None:
     with contextlib.suppress(parallel.MissingFilesError):  # there may be held-out sets alone
-      targets |= {pair.target for pair in dev_lines.find_pairs(config, 'train')}
+      targets |= {pair.target for pair in dev_lines.trained_pairs(config)}
   tagged = config.tags(targets)
   languages = [language_tags.of_pair(tagged, config.tag_sides, pair.source, pair.target) for pair in pairs]
   of_pairs = [config.tags_around(source_vocab, of_pair) for of_pair in languages]
@@ -106,7 +106,7 @@ class Examples:
 
   def __init__(self, config: DataConfig, split: str, cache_dir: str, vocabs: tuple[Vocab, Vocab], quiet: bool = False):
     source_vocab, target_vocab = vocabs
-    self.pairs = dev_lines.find_pairs(config, split)
+    self.pairs = dev_lines.trained_pairs(config) if split == 'train' else dev_lines.find_pairs(config, split)
     by_prefix = {corpus.prefix: corpus for corpus in config.mixture} if split == 'train' else {}
     self.corpora = [by_prefix.get(pair.split, Corpus(split)) for pair in self.pairs]
     tags = [source_vocab.corpus_tag_id(corpus.tag) if corpus.tag else 0 for corpus in self.corpora]

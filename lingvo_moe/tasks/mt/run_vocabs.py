@@ -33,7 +33,7 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     resumed: whether the run goes on; then its vocabularies cannot change.
   """
   if config.tag_target is None:  # decoder and translate could not tell without the training corpus
-    targets = {pair.target for pair in dev_lines.find_pairs(config, 'train')}
+    targets = {pair.target for pair in dev_lines.trained_pairs(config)}
     config = dataclasses.replace(config, tag_target=config.tags(targets))
   if config.several_sentences is None or config.long_line is None:
     several, long = _training_lines(config)
@@ -43,13 +43,13 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
     given = {side: path or ('' if _settings(folder, side) else _own(folder, side)) for side, path in given.items()}
   vocabs = {side: Vocab(path or _ensure(config, side, folder)) for side, path in given.items()}
   if config.tag_target and not resumed:  # refuses a language without a tag before anything is written
-    for pair in dev_lines.find_pairs(config, 'train'):
+    for pair in dev_lines.trained_pairs(config):
       languages = language_tags.of_pair(True, config.tag_sides, pair.source, pair.target)
       config.tags_around(next(iter(vocabs.values())), languages)
   changes, copies = {}, []
   for side, vocab in vocabs.items():
     if given[side] and not resumed and side != 'source':
-      if warning := vocab_training.unwritten(vocab, dev_lines.find_pairs(config, 'train')):
+      if warning := vocab_training.unwritten(vocab, dev_lines.trained_pairs(config)):
         print(warning, file=sys.stderr)
     rules = [f'{s}_normalization' for s in (('source', 'target') if side == 'shared' else (side,))]
     for name, value in {**dict.fromkeys(rules, vocab.normalization), f'{_field(side)}_size': vocab.size}.items():
@@ -64,7 +64,7 @@ def prepare(config: MtConfig, folder: str, resumed: bool) -> MtConfig:
 
 def _training_lines(config: DataConfig) -> TrainingLines:
   """The first source lines of every pair, as many of each."""
-  pairs = dev_lines.find_pairs(config, 'train')
+  pairs = dev_lines.trained_pairs(config)
   each = -(-_MEASURED_LINES // len(pairs))
   lines = ((pair.source, line) for pair in pairs for line in itertools.islice(text.lines(pair.source_files), each))
   return TrainingLines.of(lines)
@@ -144,7 +144,7 @@ def _ensure(config: DataConfig, side: str, vocab_dir: str, quiet: bool = False) 
     if made is None and os.path.exists(output + '.model'):  # a user's, or of a trainer that was killed here
       aside = files.set_aside(output + '.model')
       print(f'{output}.model was not made for this run; it is kept as {aside}', file=sys.stderr)
-    pairs = dev_lines.find_pairs(config, 'train')
+    pairs = dev_lines.trained_pairs(config)
     vocab_training.train_vocab(
       pairs,
       output,

@@ -49,12 +49,12 @@ class TranslationTask(task.Task):
 
   def check_corpus(self) -> None:
     super().check_corpus()
-    self.config.weights_of([pair.name for pair in dev_lines.find_pairs(self.config, 'train')])
+    self.config.weights_of([pair.name for pair in dev_lines.trained_pairs(self.config)])
     for path in filter(None, (self.config.source_vocab, self.config.target_vocab)):
       Vocab(path)
 
   def corpus_files(self) -> dict[str, list[str]]:
-    pairs = [pair for split in ('train', 'dev') for pair in dev_lines.find_pairs(self.config, split)]
+    pairs = [*dev_lines.trained_pairs(self.config), *dev_lines.find_pairs(self.config, 'dev')]
     return {f'{pair.split} of {pair.name}': [*pair.source_files, *pair.target_files] for pair in pairs}
 
   def prepare(self, folder: str, resumed: bool) -> MtConfig:
@@ -117,7 +117,7 @@ class TranslationTask(task.Task):
     listed = [name.strip() for name in self.config.pairs.split(',')]
     names = {*subsets, *(name for name in listed if '-' in name and not set(name) & set('*?['))}
     try:
-      found = {(pair.source, pair.target) for pair in parallel.find_pairs(self.config.data_dir, self.config.pairs)}
+      found = {(pair.source, pair.target) for pair in dev_lines.trained_pairs(self.config)}
     except UserError:
       found = set()
     return sorted(found | set(parallel.languages_of(names - {'-'.join(pair) for pair in found})))
