@@ -26,6 +26,7 @@ import os
 import re
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -178,21 +179,6 @@ class _Shard:
     return ids[start - offsets[first] : end - offsets[first]]
 
 
-class _Lines(NamedTuple):
-  """Lines in memory as a shard."""
-
-  tokens: np.ndarray
-  offsets: np.ndarray
-
-  @property
-  def lines(self) -> int:
-    return len(self.offsets) - 1
-
-  @property
-  def total(self) -> int:
-    return len(self.tokens)
-
-
 class TokenCache:
   """Cache entry: the lines of one side, as ids without bos and eos.
 
@@ -265,7 +251,9 @@ class TokenCache:
   def subset(self, lines: np.ndarray) -> TokenCache:
     """Some of the lines, in memory."""
     tokens, lengths = self.gather(lines)
-    return TokenCache(self.folder, [_Lines(tokens, np.cumsum(np.concatenate([[0], lengths])))], [len(lines)])
+    offsets = np.cumsum(np.concatenate([[0], lengths]))
+    shard = types.SimpleNamespace(lines=len(lines), total=len(tokens), offsets=offsets, tokens=tokens)
+    return TokenCache(self.folder, [shard], [len(lines)])
 
 
 def groups(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
