@@ -85,6 +85,7 @@ class Query(NamedTuple):
   is_list: bool  # whether q was a list, and so the answer is
   unit: str  # of the documents, in words
   alternatives: int
+  alignments: bool  # whether they are in the answer
 
 
 def query(fields: Fields) -> Query:
@@ -93,10 +94,10 @@ def query(fields: Fields) -> Query:
   if (form := fields.get('format') or 'text') not in ('text', 'html'):
     raise BadQueryError(f"format must be 'text' or 'html'; it is {_seen(form)}")
   alternatives = fields.count('alternatives', 'translations')
-  is_list = isinstance(fields['q'], list)
+  is_list, aligned = isinstance(fields['q'], list), bool(fields.get('alignments'))
   if form == 'html':
-    return Query([MarkedUp(text, HTML) for text in texts], is_list, 'paragraph', alternatives)
-  return Query([Lines(text.replace('\r\n', '\n')) for text in texts], is_list, 'line', alternatives)
+    return Query([MarkedUp(text, HTML) for text in texts], is_list, 'paragraph', alternatives, aligned)
+  return Query([Lines(text.replace('\r\n', '\n')) for text in texts], is_list, 'line', alternatives, aligned)
 
 
 def parse(body: bytes, content_type: str = 'application/json', url_query: str = '') -> Fields:

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import itertools
 import re
 import secrets
 import urllib.parse
@@ -12,6 +13,7 @@ import babel
 from aiohttp import web
 
 from lingvo_moe.core.errors import UserError
+from lingvo_moe.core.request import TranslationRequest
 from lingvo_moe.core.text_model import Answers, Hypothesis, Languages, TextModel
 from lingvo_moe.documents import files
 from lingvo_moe.documents.placement import Aligned
@@ -43,7 +45,7 @@ class Translation(Service):
       '/frontend/settings': Route((*GET, 'POST'), self._settings),
     }
 
-  def answer(self, lines: list[str], key: tuple[Languages, int, str | None]) -> Answers:
+  def answer(self, lines: list[str], key: tuple[Languages, int, str | None, TranslationRequest]) -> Answers:
     return self.run.answer(lines, *key)
 
   async def _choose(
@@ -58,6 +60,23 @@ class Translation(Service):
     languages = refused(self._languages.choose, source, target)
     return languages, source if len(self._languages.known['source']) > 1 else None, told
 
+  def _asked(self, fields: query_lib.Fields, n_best: int, is_marked_up: bool) -> TranslationRequest:
+    """What else is asked of translations; those of markup are aligned where the model does it."""
+    asked = {name: fields[name] for name in ('prefix', 'ban', 'terms') if fields.get(name)}
+    if isinstance(asked.get('terms'), str):
+      asked['terms'] = [asked['terms']]
+    if fields.get('alignments') or (is_marked_up and 'alignments' in self.run.translator(n_best).able):
+      asked['alignments'] = True
+    try:
+      request = refused(TranslationRequest.of, **asked)
+    except (TypeError, ValueError):
+      raise BadQueryError(
+        f'ban is a list of words, terms an object of words and their translations; saw {asked!s:.60}'
+      ) from None
+    if asked:
+      refused(self.run.translator_for, n_best, request)
+    return request
+
   async def _translate(self, request: web.BaseRequest) -> web.Response:
     fields = await self.fields(request)
     query = await asyncio.to_thread(query_lib.query, fields)
@@ -67,7 +86,9 @@ class Translation(Service):
     if query.alternatives > most:
       raise BadQueryError(f'alternatives must be at most {most}, the beam less one')
     # The whole beam for any number of alternatives, so that one more program is compiled and they share batches.
-    answers = await self.compute(texts, (languages, self.run.beam_size if query.alternatives else 1, source))
+    n_best = self.run.beam_size if query.alternatives else 1
+    asked = self._asked(fields, n_best, query.unit == 'paragraph')
+    answers = await self.compute(texts, (languages, n_best, source, asked))
     told = {name: [value] * len(query.documents) if query.is_list else value for name, value in told.items()}
     result = await asyncio.to_thread(_result, query, answers, self.run.over_the_length)
     return web.json_response({**result, **told})
@@ -82,10 +103,11 @@ class Translation(Service):
       raise BadQueryError('missing file: send a form (multipart/form-data) with a file of that name')
     document = await asyncio.to_thread(refused, files.read, file.name, file.data, self.limits.file)
     languages, source, _ = await self._choose(fields, document.texts)
+    asked = self._asked(fields, 1, not isinstance(document, files.Lines))
     found: list[Aligned] = []
     step = min(100, self.batcher.max_waiting)  # so that others need not wait for a whole file
     for begin in range(0, len(document.texts), step):
-      answers = await self.compute(document.texts[begin : begin + step], (languages, 1, source))
+      answers = await self.compute(document.texts[begin : begin + step], (languages, 1, source, asked))
       found += [_aligned(best) for best, *_ in answers.hypotheses]
     written = await asyncio.to_thread(document.written, found)
     data = written.encode() if isinstance(written, str) else written
@@ -159,7 +181,10 @@ class _Languages:
 
 
 def _aligned(hypothesis: Hypothesis) -> Aligned:
-  return Aligned(hypothesis.text)
+  if (alignment := hypothesis.alignment) is None:
+    return Aligned(hypothesis.text)
+  pairs = ((alignment.source[i], alignment.target[j]) for i, j in alignment.points)
+  return Aligned(hypothesis.text, [(source.begin, source.end, target.begin, target.end) for source, target in pairs])
 
 
 def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> dict[str, Any]:
@@ -181,4 +206,9 @@ def _result(query: query_lib.Query, answers: Answers, over_the_length: str) -> d
   result: dict[str, Any] = {'translatedText': best if query.is_list else best[0]}
   if query.alternatives:
     result['alternatives'] = alternatives if query.is_list else alternatives[0]
+  if query.alignments:
+    lines = [dict(zip(('source', 'target', 'pairs'), best.alignment.columns)) for best, *_ in answers.hypotheses]
+    ends = list(itertools.accumulate(len(document.texts) for document in query.documents))
+    aligned = [lines[begin:end] for begin, end in zip([0, *ends], ends)]
+    result['alignments'] = aligned if query.is_list else aligned[0]
   return {**result, **({'warnings': warnings} if warnings else {})}

@@ -17,6 +17,7 @@ pytest.importorskip('prometheus_client')
 
 import aiohttp
 
+from lingvo_moe.core.alignment import Alignment, Token
 from lingvo_moe.core.errors import UserError, closest
 from lingvo_moe.core.text_model import Answers
 from lingvo_moe.serving import http_app, server, service
@@ -29,6 +30,7 @@ JSON, FORM = 'application/json', 'application/x-www-form-urlencoded'
 
 class Hypothesis(NamedTuple):
   text: str
+  alignment: Alignment | None = None
 
 
 class Stub:
@@ -37,7 +39,7 @@ class Stub:
   model, checkpoint = 'toy.Stub', 'step 3, the newest'
   over_the_length = 'over max_length=10 tokens'
   beam_size = 3
-  continues_text = False
+  continues_text, able = False, ('alignments', 'ban', 'terms')
 
   def __init__(self, pairs=(('de', 'en'), ('fr', 'en')), tags=()):
     self._pairs, self._tags = list(pairs), list(tags)
@@ -47,6 +49,13 @@ class Stub:
   def pairs(self):
     return self._pairs
 
+  def aligned(self, line, hypothesis):
+    tokens = lambda text: [Token(c, i, i + 1) for i, c in enumerate(text)]
+    source, target = tokens(line[:10]), tokens(hypothesis.text)
+    return hypothesis._replace(
+      alignment=Alignment(source, target, [(len(source) - 1 - i, i) for i in range(len(source))])
+    )
+
   def choose_target(self, requested, source=None):
     if not self._tags:
       return None
@@ -54,13 +63,23 @@ class Stub:
       raise UserError(f'no {requested}; {closest(str(requested), self._tags)}')
     return requested
 
-  def answer(self, lines, target, n_best, source):
+  def translator(self, n_best):
+    return self
+
+  def translator_for(self, n_best, request):
+    if not set(request.asked) <= set(self.able):
+      raise UserError(f'{request.asked} cannot be asked here')
+
+  def answer(self, lines, target, n_best, source, request):
     self.batches.append((lines, target, n_best))
+    self.asked = request
     assert self.go.wait(30)
     if 'bad' in lines:
       raise RuntimeError('secret')
     texts = [line[:10][::-1] + (f'>{target}' if target else '') for line in lines]
     hypotheses = [[Hypothesis(t + "'" * rank) for rank in range(n_best)] if t else [Hypothesis('')] for t in texts]
+    if request.alignments:
+      hypotheses = [[self.aligned(line, h) for h in found] for line, found in zip(lines, hypotheses)]
     return Answers(hypotheses, [i for i, line in enumerate(lines) if len(line) > 10])
 
 
@@ -147,6 +166,31 @@ def test_a_public_client_of_libretranslate_works_unchanged():
 
   text, detected, languages = with_client(test)
   assert text == 'cba' and detected[0]['language'] == 'de' and languages[0]['code'] == 'de'
+
+
+def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
+  run = Stub()
+  found = ask(
+    {'q': ['ab', ''], 'alignments': True, 'ban': 'x', 'terms': {'a': 'b'}},
+    {'q': 'ab', 'prefix': 'c'},
+    {'q': 'ab', 'ban': 5},
+    {'q': 'ab', 'terms': ['a']},
+    run=run,
+  )
+  assert found[0] == (
+    200,
+    {
+      'translatedText': ['ba', ''],
+      'alignments': [
+        [{'source': 'a b', 'target': 'b a', 'pairs': '1-0 0-1'}],
+        [{'source': '', 'target': '', 'pairs': ''}],
+      ],
+    },
+  )
+  assert (run.asked.ban, run.asked.terms) == (('x',), (('a', 'b'),))
+  messages = "['prefix'] cannot be asked here", 'ban is a list of words, terms an object', 'ban has words, terms have'
+  for (status, answer), message in zip(found[1:], messages, strict=True):
+    assert status == 400 and answer['error'].startswith(message), answer
 
 
 def test_html_keeps_its_tags_and_a_file_its_kind():

@@ -48,7 +48,7 @@ class Stub:
   def choose_target(self, requested, source=None):
     return None
 
-  def answer(self, lines, target, n_best, source=None):
+  def answer(self, lines, target, n_best, source, request):
     self.began.set()
     assert self.go.wait(30)
     return Answers([[Hypothesis(line.upper(), 0.0, 0.0)] for line in lines], [])
@@ -118,7 +118,7 @@ def load(options):
     pairs = lambda self: []
     choose_target = lambda self, requested, source=None: None
 
-    def answer(self, lines, target, n_best, source=None):
+    def answer(self, lines, target, n_best, source, request):
       print('working', flush=True)
       work()
 
