@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -80,12 +81,15 @@ class Entry(NamedTuple):
   by_line: bool = True
 
 
-class _Text(NamedTuple):
-  """Text of a shard of an entry."""
+@dataclasses.dataclass(eq=False)
+class _Shard:
+  """Shard of an entry, which is opened when it is used; `lines` and `total`, of ids, are known when it is made."""
 
-  path: str  # of the shard, without ending
+  path: str  # without ending
   part: Part
   entry: Entry
+  lines: int = 0
+  total: int = 0
 
   @property
   def claim(self) -> str:
@@ -95,23 +99,29 @@ class _Text(NamedTuple):
   def dtype(self) -> str:
     return 'uint16' if self.entry.vocab.size <= 65536 else 'int32'
 
+  @property
+  def offsets(self) -> BlockArray:
+    return self._arrays[0]
+
+  @property
+  def tokens(self) -> BlockArray:
+    return self._arrays[1]
+
   def is_made(self) -> bool:
     return files_lib.exists(f'{self.path}.json')
 
-  def ids(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, lengths) of some of its lines."""
-    stream = self.entry.tokenise(iter([self.part._replace(first=first, last=last)]), lambda size: None)
-    ids, lengths = zip((np.zeros(0, self.dtype), np.zeros(0, np.int64)), *stream)
-    return np.concatenate(ids), np.concatenate(lengths)
+  def read(self) -> dict[str, Any]:
+    """The shard's description; OSError or UserError where it is missing or damaged."""
+    return json_files.read(f'{self.path}.json', 'that of a shard of a token cache', 'it is made again', **_SHARD)
 
   def write(self, stream: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes the shard, given (ids, lengths) of its lines; its last file appears last."""
+    """Writes the shard, given (ids, lengths) of its lines, up to an empty pair; its last file appears last."""
     lines = total = 0
     replacing = functools.partial(files_lib.replacing, binary=True, sync=False)
     with replacing(f'{self.path}.tokens') as tokens, replacing(f'{self.path}.offsets') as offsets:
       writers = {'tokens': Writer(tokens), 'offsets': Writer(offsets)}
       writers['offsets'].append(np.zeros(1, np.int64))
-      for ids, lengths in stream:
+      for ids, lengths in itertools.takewhile(lambda batch: len(batch[1]), stream):
         writers['tokens'].append(ids.astype(self.dtype))
         writers['offsets'].append(total + np.cumsum(lengths, dtype=np.int64))
         lines += len(lengths)
@@ -122,61 +132,41 @@ class _Text(NamedTuple):
     with files_lib.replacing(f'{self.path}.json', sync=False) as f:
       f.write(json_files.dump({'lines': lines, 'tokens': total, 'checksums': checksums}))
 
-  def read(self) -> dict[str, Any]:
-    """The shard's description; OSError or UserError where it is missing or damaged."""
-    return json_files.read(f'{self.path}.json', 'that of a shard of a token cache', 'it is made again', **_SHARD)
-
-
-class _Shard:
-  """Shard of an entry, which is opened when it is used.
-
-  Attributes:
-    lines, total: numbers of its lines and ids.
-  """
-
-  def __init__(self, text: _Text, lines: int, total: int):
-    self._text, self.lines, self.total = text, lines, total
-
   @functools.cached_property
   def _arrays(self) -> tuple[BlockArray, BlockArray]:
     try:
       return self._open()
     except (DamagedError, UserError, OSError) as e:
       print(f'the token cache is damaged ({e}); this part of it is made again', file=sys.stderr)
-    text = self._text
-    stream = text.entry.tokenise(iter([text.part]), lambda size: None)
-    text.write(itertools.takewhile(lambda batch: len(batch[1]), stream))
+    self.write(self.entry.tokenise(iter([self.part]), lambda size: None))
     return self._open()
 
   def _open(self) -> tuple[BlockArray, BlockArray]:
-    meta, path = self._text.read(), self._text.path
+    meta = self.read()
     if (meta['lines'], meta['tokens']) != (self.lines, self.total):
-      raise DamagedError(f'{path}.json is of other lines')
-    checksums = meta['checksums']
+      raise DamagedError(f'{self.path}.json is of other lines')
+    offsets, tokens = (meta['checksums'][name] for name in ('offsets', 'tokens'))
     return (
-      BlockArray(f'{path}.offsets', 'int64', self.lines + 1, checksums['offsets'], self._offsets_again),
-      BlockArray(f'{path}.tokens', self._text.dtype, self.total, checksums['tokens'], self._tokens_again),
+      BlockArray(f'{self.path}.offsets', 'int64', self.lines + 1, offsets, self._offsets_again),
+      BlockArray(f'{self.path}.tokens', self.dtype, self.total, tokens, self._tokens_again),
     )
-
-  @property
-  def offsets(self) -> BlockArray:
-    return self._arrays[0]
-
-  @property
-  def tokens(self) -> BlockArray:
-    return self._arrays[1]
 
   def _offsets_again(self, start: int, end: int) -> np.ndarray:
     before = max(start - 1, 0)
     first = self.offsets[np.array([before])][0] if start else 0
-    _, lengths = self._text.ids(before, end - 1)
+    _, lengths = self._tokenised(before, end - 1)
     return np.cumsum(np.concatenate([[first], lengths]))[start - before :]
 
   def _tokens_again(self, start: int, end: int) -> np.ndarray:
     offsets = self.offsets[:]
     first, last = np.searchsorted(offsets, start, 'right') - 1, np.searchsorted(offsets, end)
-    ids, _ = self._text.ids(int(first), int(last))
+    ids, _ = self._tokenised(int(first), int(last))
     return ids[start - offsets[first] : end - offsets[first]]
+
+  def _tokenised(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, lengths) of some of the lines."""
+    stream = self.entry.tokenise(iter([self.part._replace(first=first, last=last)]), lambda size: None)
+    return tuple(np.concatenate(column) for column in zip(*stream, strict=True))
 
 
 class TokenCache:
@@ -311,7 +301,7 @@ def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
   shards, file_lines = [], [0] * len(entry.files)
   for number, (file, begin, end, lines, total) in enumerate(meta['shards']):
     part = Part(entry.files[file], begin, end or None)
-    shards.append(_Shard(_Text(_shard_path(folder, number), part, entry), lines, total))
+    shards.append(_Shard(_shard_path(folder, number), part, entry, lines, total))
     file_lines[file] += lines
   return TokenCache(folder, shards, file_lines)
 
@@ -326,11 +316,10 @@ def _shard_path(folder: str, number: int) -> str:
 
 def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
   """Makes the entries that go into these folders, as far as no other process does, and waits for the others."""
-  todo: dict[Tokenise, list[_Text]] = {}
-  texts = {folder: _plan(folder, entry) for folder, entry in missing.items()}
-  for of_entry in texts.values():
-    for text in of_entry:
-      todo.setdefault(text.entry.tokenise, []).append(text)
+  todo: dict[Tokenise, list[_Shard]] = {}
+  plans = {folder: _plan(folder, entry) for folder, entry in missing.items()}
+  for shard in itertools.chain(*plans.values()):
+    todo.setdefault(shard.entry.tokenise, []).append(shard)
   size = sum(files_lib.size(path) for entry in missing.values() for path in entry.files)
   with (
     Claims() as claims,
@@ -344,55 +333,54 @@ def _make(missing: Mapping[str, Entry], quiet: bool) -> None:
     while any(todo.values()):
       is_idle = True
       for tokenise, of_vocab in todo.items():
-        for text in _make_free(of_vocab, tokenise, claims, progress):
-          bar.set_postfix_str(text.entry.name, refresh=False)
+        for shard in _make_free(of_vocab, tokenise, claims, progress):
+          bar.set_postfix_str(shard.entry.name, refresh=False)
           is_idle = False
-        todo[tokenise] = [text for text in of_vocab if not text.is_made()]
+        todo[tokenise] = [shard for shard in of_vocab if not shard.is_made()]
       if is_idle and any(todo.values()):
         bar.set_postfix_str(f'{sum(map(len, todo.values()))} shards are with other processes')
         time.sleep(_WAIT_SECONDS)
-  for folder, of_entry in texts.items():
-    _list_shards(folder, missing[folder], of_entry)
+  for folder, shards in plans.items():
+    _list_shards(folder, missing[folder], shards)
 
 
-def _plan(folder: str, entry: Entry) -> list[_Text]:
+def _plan(folder: str, entry: Entry) -> list[_Shard]:
   files_lib.makedirs(folder)
   own = [part for path in entry.files for part in (parts(path, _SHARD_BYTES) if entry.by_line else [Part(path)])]
-  return [_Text(_shard_path(folder, number), part, entry) for number, part in enumerate(own)]
+  return [_Shard(_shard_path(folder, number), part, entry) for number, part in enumerate(own)]
 
 
 def _make_free(
-  texts: Sequence[_Text], tokenise: Tokenise, claims: Claims, progress: Callable[[int], None]
-) -> Iterator[_Text]:
+  shards: Sequence[_Shard], tokenise: Tokenise, claims: Claims, progress: Callable[[int], None]
+) -> Iterator[_Shard]:
   """Makes those shards that nobody has claimed, and yields each when it is made."""
-  own: list[_Text] = []
+  own: list[_Shard] = []
 
   def claimed() -> Iterator[Part]:
-    for text in texts:
-      if text.is_made() or not claims.take(text.claim):
+    for shard in shards:
+      if shard.is_made() or not claims.take(shard.claim):
         continue
-      if text.is_made():  # by another since
-        claims.release(text.claim)
+      if shard.is_made():  # by another since
+        claims.release(shard.claim)
         continue
-      own.append(text)
-      yield text.part
+      own.append(shard)
+      yield shard.part
 
   stream = tokenise(claimed(), progress)
   for number in itertools.count():
     if (first := next(stream, None)) is None:
       return
-    own[number].write(itertools.takewhile(lambda batch: len(batch[1]), itertools.chain([first], stream)))
+    own[number].write(itertools.chain([first], stream))
     claims.release(own[number].claim)
     yield own[number]
 
 
-def _list_shards(folder: str, entry: Entry, texts: Sequence[_Text]) -> None:
+def _list_shards(folder: str, entry: Entry, own: Sequence[_Shard]) -> None:
   """Writes the list of an entry's shards, all of which are made."""
   with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    made = pool.map(_Text.read, texts)
     shards = [
-      [entry.files.index(text.part.path), text.part.begin, text.part.end or 0, meta['lines'], meta['tokens']]
-      for text, meta in zip(texts, made, strict=True)
+      [entry.files.index(shard.part.path), shard.part.begin, shard.part.end or 0, meta['lines'], meta['tokens']]
+      for shard, meta in zip(own, pool.map(_Shard.read, own), strict=True)
     ]
   meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
   with files_lib.replacing(os.path.join(folder, 'meta.json'), sync=False) as f:

@@ -59,7 +59,7 @@ def _make(folder: str, lines: int) -> None:
     os.makedirs(path)
     lengths = rng.integers(3, 40, shard_lines)
     part = token_cache.Part(entry.files[0])
-    first = token_cache._Text(token_cache._shard_path(path, 0), part, entry)
+    first = token_cache._Shard(token_cache._shard_path(path, 0), part, entry)
     first.write(iter([(rng.integers(4, 32000, lengths.sum()), lengths)]))
     for number in range(1, count):
       for ending in ('tokens', 'offsets', 'json'):

@@ -616,8 +616,8 @@ def test_a_damaged_block_alone_is_made_again_when_it_is_read(tmp_path, world, mo
     f.seek(130)
     f.write(b'\xff\xff')
   source, again = opened(), []
-  ids = source._shards[1]._text.ids
-  monkeypatch.setattr(token_cache._Text, 'ids', lambda self, *lines: again.append(lines) or ids(*lines))
+  made = source._shards[1]._tokenised
+  monkeypatch.setattr(token_cache._Shard, '_tokenised', lambda self, *lines: again.append(lines) or made(*lines))
   assert capsys.readouterr().err == ''
   assert [*source.gather(np.arange(300))[0]] == [i for line in vocab.encode(lines) for i in line]
   assert f'(block 2 of {path} was changed since it was written); this block is made again' in capsys.readouterr().err
@@ -648,8 +648,8 @@ def test_what_a_killed_process_claimed_is_taken_over(small):
 def test_builders_at_the_same_time_share_the_work(small, monkeypatch):
   monkeypatch.setattr(token_cache, '_WAIT_SECONDS', 0.01)
   monkeypatch.setattr(token_cache, '_SHARD_BYTES', 4)
-  made, write = [], token_cache._Text.write
-  monkeypatch.setattr(token_cache._Text, 'write', lambda self, stream: made.append(self.path) or write(self, stream))
+  made, write = [], token_cache._Shard.write
+  monkeypatch.setattr(token_cache._Shard, 'write', lambda self, stream: made.append(self.path) or write(self, stream))
   barrier, results = threading.Barrier(3), []
 
   def build():
