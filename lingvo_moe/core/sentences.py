@@ -34,6 +34,7 @@ _LINES = re.compile(r'[^\r\n]+[\r\n]*|[\r\n]+')
 _BREAK = re.compile(r'[\r\n]')
 _CLAUSE_ENDS = re.compile(r'(?<=[,;:،؛–—)])\s+|(?<=[、，；：])')
 _WORD_ENDS = re.compile(r'\s+')
+_WIDE_SPACE = re.compile(r'[^\S\0-\x7f]')
 _UNSPACED = re.compile(r'[\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]')  # of Chinese and Japanese
 
 
@@ -57,10 +58,11 @@ def sentences(line: str, language: str) -> list[str]:
   import sentencex  # in Rust, 4 MB
 
   code = re.split('[-_]', language)[0].lower()
-  found = [s.strip() for s in sentencex.segment(_ISO_639_1.get(code, code) or 'en', line) if not is_empty(s)]
+  plain = _WIDE_SPACE.sub(' ', line)  # it panics at 'C.' with a space of several bytes within
+  found = [s.strip() for s in sentencex.segment(_ISO_639_1.get(code, code) or 'en', plain) if not is_empty(s)]
   starts, end = [], 0
   for sentence in found:
-    starts.append(line.index(sentence, end))
+    starts.append(plain.index(sentence, end))
     end = starts[-1] + len(sentence)
   return [line[a:b] for a, b in zip([0, *starts[1:]], [*starts[1:], len(line)], strict=True)]
 
@@ -187,6 +189,9 @@ class Paragraphs:
     answers = self._translator.translate(parts, target, known=known_parts, keep=keep_part, **asked)
     progress(len(set(range(len(texts))) - set(known)) - done)  # those without tokens
     hypotheses = [own.joined(answers.hypotheses[end - len(own.parts) : end]) for own, end in zip(arranged, ends)]
+    for i, own in enumerate(found):
+      if None in own and any(own):  # a part has no tokens
+        keep(i, hypotheses[i])
     return answers._replace(
       hypotheses=hypotheses, truncated=sorted({of_text[part] for part in answers.truncated}), cut=sorted(cut)
     )

@@ -15,7 +15,10 @@ ONE_EACH, MANY = TrainingLines(0.02, 120.0), TrainingLines(0.4, 60.0)
 
 
 class Capitals(Translator):
-  """Translates to capitals; the k-th of two hypotheses has k quotes and the score -k. Reads 40 bytes of a text."""
+  """Translates to capitals; the k-th of two hypotheses has k quotes and the score -k. Reads 40 bytes of a text.
+
+  U+FFFD has no token.
+  """
 
   def __init__(self, n_best=1):
     self.n_best, self.seen = n_best, []
@@ -27,7 +30,7 @@ class Capitals(Translator):
       for text in texts
     ]
     for i, text in enumerate(texts):
-      if text and i not in known:
+      if text not in ('', '\ufffd') and i not in known:
         keep(i, found[i])
     return Answers(found, self.too_long(texts))
 
@@ -53,6 +56,7 @@ def translated(text, language='de', mode='auto', lines=ONE_EACH, **known):
     ('gof', 'Hello there. And you?', ['Hello there.', 'And you?']),
     ('', 'One? Two!', ['One?', 'Two!']),
     ('de', 'Ein Hund  läuft', ['Ein Hund  läuft']),
+    ('en', 'Take vitamin C\xa0. It helps.', ['Take vitamin C\xa0.', 'It helps.']),
   ],
 )
 def test_sentences_of_a_line_are_found_by_language_and_together_are_the_line(language, text, parts):
@@ -114,13 +118,13 @@ def test_hypotheses_of_a_text_are_the_best_combinations():
 
 
 def test_a_text_is_kept_when_all_its_sentences_are_done_and_a_known_one_is_left_out():
-  texts, kept, counts = ['Eins. Zwei.', '', 'Drei.', 'Vier. Fünf.'], {}, []
+  texts, kept, counts = ['Eins. Zwei.', '', 'Drei.', 'Vier. Fünf.', 'Sechs.\n\ufffd'], {}, []
   translator = Capitals()
   answers = sentences.Paragraphs(translator, 'auto', ONE_EACH, 40).translate(
-    texts, None, ['de'] * 4, counts.append, {3}, lambda i, hypotheses: kept.update({i: hypotheses[0].text})
+    texts, None, ['de'] * 5, counts.append, {3}, lambda i, hypotheses: kept.update({i: hypotheses[0].text})
   )
-  assert kept == {0: 'EINS. ZWEI.', 2: 'DREI.'} and sum(counts) == 3
-  assert translator.seen == ['Eins.', 'Zwei.', '', 'Drei.'] and len(answers.hypotheses) == 4
+  assert kept == {0: 'EINS. ZWEI.', 2: 'DREI.', 4: 'SECHS.\n\ufffd'} and sum(counts) == 4
+  assert translator.seen == ['Eins.', 'Zwei.', '', 'Drei.', 'Sechs.', '\ufffd'] and len(answers.hypotheses) == 5
 
 
 def test_any_text_comes_back_whole():
