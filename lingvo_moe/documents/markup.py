@@ -61,7 +61,7 @@ HTML = Markup(
 # Properties belong to the tag of their paragraph or run. They are not sought beyond it, so that time is linear.
 DOCX = Markup(
   re.compile(
-    rf'(?P<note>{_NOTES})|<w:pPr>(?:(?!</?w:p[ >]).)*</w:pPr>|'
+    rf'(?P<note>{_NOTES})|<w:pPr>(?:(?!</?w:p[ >]|<w:pPr>).)*</w:pPr>|'
     rf'(?P<run><w:r(?:\s[^<>]*+)?>(?:\s*+<w:rPr>(?:(?!</?w:r[ >]).)*</w:rPr>)?)|{_TAG}',
     re.S,
   ),

@@ -82,6 +82,7 @@ def test_time_grows_with_the_length_of_the_text_alone(markup):
     '<a "',
     "<a '",
     '<w:r><w:rPr>',
+    '<w:pPr>',
     '<b>x',
     '<b>x</b>',
     '<script>',
