@@ -107,7 +107,8 @@ class Sampler:
 
   By rounding, a window may differ from window_size by up to the number of languages. `stages` has the share of each
   language in the stream, for each stage of training. The first window is of the first stage; methods take in `begins`
-  the windows with which the stages begin, as far as they have begun.
+  the windows with which the stages begin, as far as they have begun. `run` consecutive lines are drawn one after the
+  other, so that a window reads few parts of a file.
   """
 
   names: Sequence[str]
@@ -116,6 +117,7 @@ class Sampler:
   stages: Sequence[np.ndarray]
   seed: int
   window_size: int
+  run: int = 1
 
   def __post_init__(self):
     self._quotas = [quotas(shares) for shares in self.stages]
@@ -137,6 +139,12 @@ class Sampler:
     draw = np.arange(len(language)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
     size = self._sizes[language]
     epoch = draw // size
-    line = permute(draw - epoch * size, size, fold(self._keys[language], epoch))
+    place = draw - epoch * size
+    runs, run = (
+      np.maximum(size // self.run, 1),
+      place // self.run,
+    )  # the lines after the whole runs stay in their places
+    moved = permute(np.minimum(run, runs - 1), runs, fold(self._keys[language], epoch))
+    line = np.where(run < size // self.run, moved * self.run + place % self.run, place)
     order = shuffled(len(line), self.seed, 'window', window)
     return language[order], line[order]

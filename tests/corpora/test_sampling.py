@@ -134,3 +134,14 @@ def test_a_stage_goes_on_with_the_draws_of_the_stages_before():
   counts = np.bincount(lines, minlength=40)  # 100 draws of 40 lines: each twice, and 20 of them once more
   assert counts.min() == 2 and counts.max() == 3
   assert np.bincount(windows[1][1][windows[1][0] == 2]).tolist() == [1] * 75  # each line once an epoch
+
+
+@pytest.mark.parametrize('size', [5, 16, 64, 1000, 1029])
+def test_consecutive_lines_may_stay_together(size):
+  stages = [np.ones(1)]
+  together = sampling.Sampler(['a'], [size], stages=stages, seed=1, window_size=size, run=16)
+  for epoch in (0, 1):
+    _, line = together.window(epoch)
+    assert sorted(line) == list(range(size))
+  first = sampling.Sampler(['a'], [size * 1000], stages=stages, seed=1, window_size=160, run=16).window(0)[1]
+  assert len(set(first // 16)) == 10

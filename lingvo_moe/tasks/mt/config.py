@@ -134,6 +134,13 @@ class DataConfig(BatchConfig):
     at_least=0,
     at_most=2**25,
   )
+  shuffle_lines: int = field(
+    1,
+    'Consecutive lines that stay together when the lines of a corpus are shuffled; 256 suits a corpus whose cache is in '
+    'a bucket or larger than memory.',
+    at_least=1,
+    at_most=2**20,
+  )
 
   def _check_combinations(self) -> None:
     super()._check_combinations()

@@ -74,7 +74,9 @@ class TrainInput(task.TrainInput):
     labels = zip(pairs, self._examples.corpora, strict=True)
     names = [name if corpus.prefix == 'train' else f'{name}/{corpus.prefix}' for name, corpus in labels]
     self._stages = mixture.stages(config.mixture)
-    self._sampler = sampling.Sampler(names, sizes, stages=stages, seed=config.seed, window_size=config.window_size)
+    self._sampler = sampling.Sampler(
+      names, sizes, stages=stages, seed=config.seed, window_size=config.window_size, run=config.shuffle_lines
+    )
     self.shares = dict(zip(names, map(float, stages[0]), strict=True))
     self.examples = collections.Counter()
     for name, size in zip(pairs, sizes, strict=True):
@@ -89,6 +91,7 @@ class TrainInput(task.TrainInput):
       config.seed,
       config.window_size,
       config.corpora,
+      config.shuffle_lines,
       *weights,
       *self._augmentation.settings,
     )
