@@ -17,7 +17,6 @@ entries keeps the hashes of files, so that one that has not changed is not read 
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -44,7 +43,6 @@ from lingvo_moe.tasks.blocks import BlockArray, DamagedError, Writer
 _FORMAT = 4  # with 3, an entry was one shard, verified when it was opened
 _SHARD_BYTES = 128 << 20  # of text
 _WAIT_SECONDS = 2.0  # between looks at the shards that other processes make
-_THREADS = 16  # that read small files
 _META = {
   'shards': json_files.list_of(json_files.list_of(json_files.INTEGER)),  # file, begin, end, lines, ids of each
   'files': json_files.list_of(json_files.TEXT),
@@ -108,7 +106,12 @@ class _Shard:
     return self._arrays[1]
 
   def is_made(self) -> bool:
-    return files_lib.exists(f'{self.path}.json')
+    """Whether it is, and its description whole; which is read."""
+    with contextlib.suppress(OSError, UserError):
+      meta = self.read()
+      self.lines, self.total = meta['lines'], meta['tokens']
+      return True
+    return False
 
   def read(self) -> dict[str, Any]:
     """The shard's description; OSError or UserError where it is missing or damaged."""
@@ -377,11 +380,7 @@ def _make_free(
 
 def _list_shards(folder: str, entry: Entry, own: Sequence[_Shard]) -> None:
   """Writes the list of an entry's shards, all of which are made."""
-  with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-    shards = [
-      [entry.files.index(shard.part.path), shard.part.begin, shard.part.end or 0, meta['lines'], meta['tokens']]
-      for shard, meta in zip(own, pool.map(_Shard.read, own), strict=True)
-    ]
+  shards = [[entry.files.index(s.part.path), s.part.begin, s.part.end or 0, s.lines, s.total] for s in own]
   meta = {'shards': shards, 'files': list(entry.files), 'vocab': entry.vocab.fingerprint}
   with files_lib.replacing(os.path.join(folder, 'meta.json'), sync=False) as f:
     f.write(json_files.dump(meta))

@@ -576,11 +576,12 @@ def test_the_cache_is_rebuilt_for_another_vocabulary(small, tmp_path):
   assert source.gather(np.array([0]))[0].tolist() == other.encode(['de 1'])[0]
 
 
-def test_a_damaged_shard_is_made_again(small):
+@pytest.mark.parametrize('name, left', [('tokens', 2), ('json', 0)])
+def test_a_damaged_shard_is_made_again(small, name, left):
   source, _ = open_small(small)
-  tokens = os.path.join(source.folder, '00000.tokens')
-  with open(tokens, 'r+b') as f:
-    f.truncate(2)
+  with open(os.path.join(source.folder, f'00000.{name}'), 'r+b') as f:
+    f.truncate(left)
+  os.remove(os.path.join(source.folder, 'meta.json'))  # as a crash of the machine may leave it
   again, _ = open_small(small)
   assert again.gather(np.array([0]))[0].tolist() == small[1].encode(['de 1'])[0]
 
