@@ -136,8 +136,8 @@ class DataConfig(BatchConfig):
   )
   shuffle_lines: int = field(
     1,
-    'Consecutive lines that stay together when the lines of a corpus are shuffled; 256 suits a corpus whose cache is in '
-    'a bucket or larger than memory.',
+    'Consecutive lines that stay together when the lines of a corpus are shuffled; 256 suits a corpus whose cache is '
+    'in a bucket or larger than memory.',
     at_least=1,
     at_most=2**20,
   )
