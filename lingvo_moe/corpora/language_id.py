@@ -20,15 +20,19 @@ def _identifier():
   return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
+def base(code: str) -> str:
+  """Code of a language without region or script, by ISO 639-1 where that has one: 'de' of 'deu_Latn'."""
+  import babel.core
+
+  code = re.split('[-_]', code)[0].lower()
+  return babel.core.get_global('language_aliases').get(code, code)
+
+
 class OtherLanguage:
   """Whether a text is surely in another language than `code`; never of a language that py3langid does not know."""
 
   def __init__(self, code: str) -> None:
-    import babel.core
-
-    base = re.split('[-_]', code)[0].lower()
-    base = babel.core.get_global('language_aliases').get(base, base)
-    self._language = base if base in set(_identifier().nb_classes) else None
+    self._language = base(code) if base(code) in set(_identifier().nb_classes) else None
 
   def __call__(self, text: str) -> bool:
     if self._language is None or len(_LETTERS.findall(text)) < _FEW_LETTERS:

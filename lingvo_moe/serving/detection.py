@@ -3,8 +3,9 @@
 import functools
 from collections.abc import Collection
 
-import babel.core
 from py3langid import langid
+
+from lingvo_moe.corpora import language_id
 
 _MOST = 10_000  # characters that are read
 
@@ -24,9 +25,8 @@ class Detector:
   def _identifier(self) -> tuple[langid.LanguageIdentifier, dict[str, str]]:
     """The identifier, read at the first use, and the model's codes by its own."""
     identifier = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-    aliases, known = babel.core.get_global('language_aliases'), set(identifier.nb_classes)
-    bases = {code: code.replace('-', '_').partition('_')[0] for code in sorted(self._codes)}
-    codes = {aliases.get(base, base): code for code, base in bases.items()}
+    known = set(identifier.nb_classes)
+    codes = {language_id.base(code): code for code in sorted(self._codes)}
     codes = {base: code for base, code in codes.items() if base in known} or {base: base for base in known}
     identifier.set_languages(codes)
     return identifier, codes
