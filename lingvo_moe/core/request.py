@@ -26,15 +26,17 @@ class TranslationRequest:
   terms: tuple[tuple[str, str], ...] = ()
 
   def __post_init__(self):
-    if not isinstance(self.prefix, str):
-      raise UserError(f'prefix must be a string; saw {self.prefix!r:.60}')
     terms = self.terms.items() if isinstance(self.terms, Mapping) else self.terms
-    terms = [tuple(term.split('=', 1)) if isinstance(term, str) else tuple(term) for term in terms]
-    words = [[self.ban] if isinstance(self.ban, str) else self.ban, *terms]
-    if not all(isinstance(w, str) and w.strip() for of_one in words for w in of_one) or any(len(t) != 2 for t in terms):
+    try:
+      terms = [tuple(term.split('=', 1)) if isinstance(term, str) else tuple(term) for term in terms]
+      words = [[self.ban] if isinstance(self.ban, str) else list(self.ban), *terms]
+      fits = all(isinstance(w, str) and w.strip() for of_one in words for w in of_one) and {*map(len, terms)} <= {2}
+    except TypeError:
+      fits = False
+    if not fits or not isinstance(self.prefix, str):
       raise UserError(
-        f"ban has words, terms have a word and its translation, such as 'Hund=hound'; saw ban={self.ban!r:.60}, "
-        f'terms={self.terms!r:.60}'
+        "prefix is a string, ban has words, terms have a word and its translation, such as 'Hund=hound'; saw "
+        f'prefix={self.prefix!r:.60}, ban={self.ban!r:.60}, terms={self.terms!r:.60}'
       )
     object.__setattr__(self, 'ban', tuple(word.strip() for word in words[0]))
     object.__setattr__(self, 'terms', tuple((source.strip(), target.strip()) for source, target in terms))

@@ -240,7 +240,7 @@ class MtConfig(EncoderDecoderConfig, DataConfig):
   decode_extra: int = field(10, 'See decode_ratio.', at_least=0, may_change=True)
   alignment_layer: int = field(
     0,
-    'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the last but one.',
+    'Decoder layer, counted from 1, whose attention to the source aligns tokens; 0: the middle one.',
     at_least=0,
     may_change=True,
   )

@@ -53,7 +53,7 @@ class SentenceTranslator(task.Translator):
     self._search, self._constrained = runner.function(search), runner.function(search)
     self._num_symbols = model.target_embedding.vocab_size
     self._score = runner.function(lambda weights, batch: model.score(program.theta(weights), batch))
-    layer = (config.alignment_layer or max(1, config.decoder_layers - 1)) - 1
+    layer = (config.alignment_layer or -(-config.decoder_layers // 2)) - 1
     self._attend = runner.function(
       lambda weights, batch: model.attention_to_source(program.theta(weights), batch, layer)
     )
@@ -133,7 +133,7 @@ class SentenceTranslator(task.Translator):
   def align(
     self, sources: Sequence[str], targets: Sequence[str], target: text_model.Languages = None
   ) -> list[Alignment]:
-    """Aligns tokens by the attention of config.alignment_layer, where a token of the target is read.
+    """Aligns tokens by the attention of config.alignment_layer, from where a token of the target is predicted.
 
     A sentence over max_length is aligned in part.
     """

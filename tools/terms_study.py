@@ -1,0 +1,71 @@
+"""What terms cost: the share of a glossary's terms that are produced, BLEU, and time, with and without constraints.
+
+  python tools/terms_study.py RUN --test=1000
+
+Each sentence of test gets terms of its reference: words of four letters or more that IBM Model 1, trained on the
+training lines by words, aligns with a word of the source. All sentences have theirs in turn, as a glossary that
+disagreed between sentences would be no glossary.
+"""
+
+import argparse
+import re
+import time
+
+import alignment_study
+from sacrebleu.metrics import BLEU
+
+_WORD = re.compile(r'\w{4,}')
+
+
+def terms_of(source, reference, table, most):
+  """(source word, reference word) pairs that the table aligns best."""
+  pairs = []
+  for target in dict.fromkeys(_WORD.findall(reference)):
+    own = max(_WORD.findall(source), key=lambda word: table[word, target], default=None)
+    if own and table[own, target] > 0.2:
+      pairs.append((table[own, target], own, target))
+  return [(own, target) for _, own, target in sorted(pairs)[:most]]  # the rarest choices first
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('run')
+  parser.add_argument('--lines', type=int, default=29_000, help='training lines for the aligner')
+  parser.add_argument('--test', type=int, default=1000, help='lines of test that are translated')
+  options = parser.parse_args()
+
+  import lingvo_moe
+  from lingvo_moe.core.automaton import occurs
+  from lingvo_moe.core.request import TranslationRequest
+  from lingvo_moe.tasks.mt import dev_lines
+
+  run = lingvo_moe.load(options.run)
+  translator, config = run.translator(), run.config
+  (_, sources, references), *_ = dev_lines.read_pairs(config, 'test')
+  (_, *training), *_ = dev_lines.read_pairs(config, 'train')
+  words = [tuple(map(_WORD.findall, pair)) for pair in zip(*(side[: options.lines] for side in training))]
+  table = alignment_study.model_1(words)
+  sources, references = sources[: options.test], references[: options.test]
+  translator.translate(sources[:64])  # traces the programs
+  translator.translate(sources[:64], request=TranslationRequest(ban=('xyzzy',)))
+  for most in (1, 2):
+    terms = [terms_of(*pair, table, most) for pair in zip(sources, references)]
+    count = sum(map(len, terms))
+    plain = TranslationRequest()
+    for name in 'without', 'with':
+      begin, texts = time.perf_counter(), []
+      # One request for all sentences of a batch has all their terms, each where its source word occurs.
+      for start in range(0, len(sources), 64):
+        part = slice(start, start + 64)
+        asked = TranslationRequest(terms=tuple(dict(sum(terms[part], [])).items())) if name == 'with' else plain
+        texts += [best.text for best, *_ in translator.translate(sources[part], request=asked).hypotheses]
+      seconds = time.perf_counter() - begin
+      found = sum(occurs(target, text) for text, own in zip(texts, terms) for _, target in own)
+      bleu = BLEU().corpus_score(texts, [references]).score
+      print(
+        f'{most} a sentence, {name:7}: {count} terms, {100 * found / count:5.1f}% there, BLEU {bleu:.1f}, {seconds:.1f} s'
+      )
+
+
+if __name__ == '__main__':
+  main()
