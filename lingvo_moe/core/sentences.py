@@ -32,6 +32,7 @@ _ISO_639_1 = dict(  # by ISO 639-3, which corpora and NLLB use
 )
 _LINES = re.compile(r'[^\r\n]+[\r\n]*|[\r\n]+')
 _BREAK = re.compile(r'[\r\n]')
+_SENTENCE_ENDS = re.compile(r'(?<=[.!?…])\s+|(?<=[。！？])')
 _CLAUSE_ENDS = re.compile(r'(?<=[,;:،؛–—)])\s+|(?<=[、，；：])')
 _WORD_ENDS = re.compile(r'\s+')
 _WIDE_SPACE = re.compile(r'[^\S\0-\x7f]')
@@ -68,9 +69,9 @@ def sentences(line: str, language: str) -> list[str]:
 
 
 def _halves(text: str) -> list[str]:
-  """A text cut in two near its middle, where a clause ends, or else a word; within a word where there is no other."""
+  """A text cut in two near its middle: where a sentence ends, else a clause, else a word, else anywhere."""
   middle = len(text) / 2
-  for ends in (_CLAUSE_ENDS, _WORD_ENDS):
+  for ends in (_SENTENCE_ENDS, _CLAUSE_ENDS, _WORD_ENDS):
     places = [match.end() for match in ends.finditer(text) if abs(match.end() - middle) <= middle / 2]
     if places:
       break
@@ -208,10 +209,8 @@ class Paragraphs:
     """Cuts pieces over the length, until all fit; returns the numbers of their texts."""
     cut, fitting = set(), set()
     while True:
-      long = {
-        piece for own in pieces for piece in own if len(piece.encode()) + 4 > self._max_length
-      }  # tokens have bytes
-      long = sorted(piece for piece in long - fitting if len(piece) > 1)
+      unsure = {piece for own in pieces for piece in own if len(piece) > 1} - fitting
+      long = sorted(piece for piece in unsure if len(piece.encode()) + 4 > self._max_length)  # a token has a byte
       over = {long[k] for k in self._translator.too_long(long, target)} if long else set()
       if not over:
         return cut

@@ -106,6 +106,8 @@ def test_a_sentence_over_the_length_is_cut_at_a_clause_and_all_of_it_is_translat
     (0, 'has a sentence over 40 tokens, which was cut where a clause ends')
   ]
   assert translated(text, mode='never')[2].truncated == [0]
+  text = 'Der Hund, der kam, ging. Die Katze, die sang, blieb.'
+  assert translated(text, lines=MANY)[1] == ['Der Hund, der kam, ging.', 'Die Katze, die sang, blieb.']
   found, seen, _ = translated('x' * 90)
   assert ''.join(seen) == 'x' * 90 and max(map(len, seen)) <= 40  # no clause and no word ends there
 
