@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_moe.core.errors import UserError
+
 BARRED = -1
+_MOST_PLACES = 1 << 26  # of the table; an int32 each
 
 
 def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: int) -> tuple[np.ndarray, int]:
@@ -20,7 +23,16 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
     banned: words, or phrases, in any case of their letters.
     written: bytes that each symbol writes; b'' of a symbol that is no text, which may come after the prefix alone.
     eos: symbol that ends a text.
+
+  Raises:
+    UserError: the table would take too much memory.
   """
+  size = len(prefix) + sum(len(word.encode()) + 2 for word in banned) + 1
+  if size * len(written) > _MOST_PLACES:
+    most = _MOST_PLACES // len(written)
+    raise UserError(
+      f'prefix and banned words have at most {most} bytes in all for this vocabulary; saw {size}: ban fewer'
+    )
   goto, matched = _trie([_bounded(word) for word in banned])
   own = [b' ' if symbol == eos else _folded(text) for symbol, text in enumerate(written)]
   bytes_VJ = np.zeros([len(own), max(map(len, own))], np.uint8)
@@ -28,32 +40,35 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
   for symbol, text in enumerate(own):
     bytes_VJ[symbol, : len(text)] = np.frombuffer(text, np.uint8)
 
-  def read(state_SV, begin_V=0):
+  def read(states, begin=0):
     """States after the bytes of each symbol, from so many on."""
+    state_SV = np.repeat(np.array(states, np.int32)[:, np.newaxis], len(own), axis=1)
     barred_SV = np.zeros(state_SV.shape, bool)
     for j, byte_V in enumerate(bytes_VJ.T):
-      is_read_V = (begin_V <= j) & (j < length_V)
-      state_SV = np.where(is_read_V, goto[state_SV, byte_V], state_SV)
-      barred_SV |= is_read_V & matched[state_SV]
-    return np.where(barred_SV, BARRED, state_SV)
+      read_V = np.flatnonzero((begin <= j) & (j < length_V))
+      after_SV = goto[state_SV[:, read_V], byte_V[read_V]]
+      state_SV[:, read_V] = after_SV
+      barred_SV[:, read_V] |= matched[after_SV]
+    state_SV[barred_SV] = BARRED
+    return state_SV
 
   states = len(goto)
-  free_SV = read(np.repeat(np.arange(states)[:, np.newaxis], len(own), axis=1))
+  free_SV = read(range(states))
   at = goto[0, ord(' ')]
   if not prefix:
-    return free_SV.astype(np.int32), int(at)
+    return free_SV, int(at)
   for byte in _folded(prefix):
     at = goto[at, byte]
   written_V = np.array(list(map(len, written)))
-  table_SV = np.concatenate([free_SV, np.full([len(prefix), len(own)], BARRED)])
+  table_SV = np.concatenate([free_SV, np.full([len(prefix), len(own)], BARRED, np.int32)])
   for place in range(len(prefix)):  # in state `states + place`, so many bytes of it are written
     rest = prefix[place:]
     inside_V = np.array([b'' != text != rest and rest.startswith(text) for text in written])
     beyond_V = np.array([text.startswith(rest) for text in written])
-    after_V = np.where(beyond_V, read(np.full([1, len(own)], at), len(_folded(rest)))[0], BARRED)
+    after_V = np.where(beyond_V, read([at], len(_folded(rest)))[0], BARRED)
     table_SV[states + place] = np.where(inside_V, states + place + written_V, after_V)
     table_SV[states + place, eos] = BARRED
-  return table_SV.astype(np.int32), states
+  return table_SV, states
 
 
 def occurs(word: str, text: str) -> bool:
@@ -67,8 +82,9 @@ def goes_on(c: str) -> bool:
 
 
 def _folded(text: bytes) -> bytes:
-  """Text in lower case, with spaces for what is neither letter nor digit. A part of a character stays as it is."""
-  fold = lambda c: c.lower() if c.isalnum() or '\udc80' <= c <= '\udcff' else ' '
+  """Text in lower case, with spaces for what is no letter, mark or digit. A part of a character stays as it is."""
+  is_kept = lambda c: c.isalnum() or unicodedata.category(c)[0] == 'M' or '\udc80' <= c <= '\udcff'
+  fold = lambda c: c.lower() if is_kept(c) else ' '
   return ''.join(map(fold, text.decode(errors='surrogateescape'))).encode(errors='surrogateescape')
 
 
@@ -89,7 +105,7 @@ def _trie(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         children.append({})
       state = children[state][byte]
     ends[state] = True
-  goto, fail = np.zeros([len(children), 256], np.int64), np.zeros(len(children), np.int64)
+  goto, fail = np.zeros([len(children), 256], np.int32), np.zeros(len(children), np.int32)
   matched, queue = np.zeros(len(children), bool), collections.deque([0])
   while queue:
     state = queue.popleft()

@@ -40,6 +40,9 @@ class TranslationRequest:
       )
     object.__setattr__(self, 'ban', tuple(word.strip() for word in words[0]))
     object.__setattr__(self, 'terms', tuple((source.strip(), target.strip()) for source, target in terms))
+    for word in (*self.ban, *(source for source, _ in self.terms)):
+      if not any(map(str.isalnum, word)):
+        raise UserError(f'a word that is looked for has a letter or a digit; saw {word!r}: leave it out')
     for word in self.ban:
       for text in (self.prefix, *(target for _, target in self.terms)):
         if automaton.occurs(word, text):

@@ -80,3 +80,20 @@ def test_alignments_of_sentences_join_to_that_of_the_text():
   both = one.after(one, 3, 4)
   assert both.source == [Token('a', 0, 1), Token('a', 3, 4)] and both.target[2:] == [Token('b', 4, 5), Token('c', 5, 6)]
   assert both.pharaoh == '0-0 0-1 1-2 1-3' and one.columns == ['a', 'b c', '0-0 0-1']
+
+
+def test_vowel_signs_and_accents_are_parts_of_words():
+  ki, ka = '\u0915\u0940', '\u0915\u093e'
+  assert automaton.occurs(ki, f'x {ki} x') and not automaton.occurs(ki, f'x {ka} x')
+  assert not automaton.occurs('na', 'nai\u0308ve')
+
+
+@pytest.mark.parametrize('asked', [{'ban': ['%']}, {'terms': {'...': 'dots'}}])
+def test_a_word_to_look_for_without_a_letter_is_refused(asked):
+  with pytest.raises(UserError, match='has a letter or a digit'):
+    TranslationRequest(**asked)
+
+
+def test_a_table_that_is_too_large_is_refused_before_it_is_made():
+  with pytest.raises(UserError, match='at most 67108 bytes'):
+    automaton.make(b'', [f'word{i}' for i in range(10_000)], [b'a'] * 1000, 2)
