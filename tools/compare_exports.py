@@ -25,7 +25,7 @@ _SENTENCES = flags.DEFINE_integer('max_sentences', 40, 'Lines of each pair; 0: a
 def main(argv):
   if len(argv) != 3:
     raise UserError(f'two exports are compared: tools/compare_exports.py OUT OTHER --data_dir=DATA; saw {argv[1:]}')
-  models = [lingvo_moe.load(path) for path in argv[1:]]
+  models = [lingvo_moe.load(path, threads=1) for path in argv[1:]]  # one lane: tokens are in one order
   scores, choices = zip(*map(scores_and_choices, models), strict=True)
   tokens, first, second = sum(s.tokens for s in scores[0]), *([s.log_prob for s in of_model] for of_model in scores)
   apart = np.subtract(second, first)

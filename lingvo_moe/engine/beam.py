@@ -129,7 +129,7 @@ class Beam:
     """The 2 W best continuations of each row: log-probabilities, symbols and parents."""
     best_BWJ, symbols_BWJ, eos_BW, log_z_BW, _ = next_symbols
     must_end_B11 = (length >= self.max_lengths_B)[:, np.newaxis, np.newaxis]
-    barred_BWJ = (symbols_BWJ == PAD) | (symbols_BWJ == BOS) | (symbols_BWJ == EOS) | must_end_B11
+    barred_BWJ = (symbols_BWJ <= max(PAD, BOS, EOS)) | must_end_B11
     logits_BWJ = np.concatenate([eos_BW[..., np.newaxis], np.where(barred_BWJ, NEG_INF, best_BWJ)], axis=2)
     symbols_BWJ = np.concatenate([np.full_like(symbols_BWJ[..., :1], EOS), symbols_BWJ], axis=2)
     log_probs_BWJ = np.minimum(logits_BWJ - log_z_BW[..., np.newaxis], 0)  # rounding must not raise a log-probability
@@ -152,6 +152,8 @@ class Beam:
 
   def _finish(self, ended_BJ, parents_BJ, length, alpha):
     """Adds the continuations that end, `length` symbols long, to the finished hypotheses; keeps the best."""
+    if not np.any(ended_BJ > NEG_INF):
+      return
     n_best = self.scores_BW.shape[1]
     log_probs_BJ = np.concatenate([self.found_log_probs_BW, ended_BJ], axis=1)
     scores_BJ = np.concatenate([self.scores_BW, ended_BJ / length_penalty(length, alpha)], axis=1)
@@ -185,5 +187,5 @@ def _top_k(values_BWV: np.ndarray, count: int) -> np.ndarray:
 
 
 def _at(values_BJ: np.ndarray, index_BW: np.ndarray) -> np.ndarray:
-  """Values at these indices of axis 1."""
-  return np.take_along_axis(values_BJ, index_BW.reshape(*index_BW.shape, *[1] * (values_BJ.ndim - 2)), axis=1)
+  """Values at these indices of axis 1; np.take_along_axis takes four times as long."""
+  return values_BJ[np.arange(len(values_BJ))[:, np.newaxis], index_BW]

@@ -1,7 +1,5 @@
 """Exported model: a folder that `lingvo-moe export --format=litert` wrote, with its settings and graphs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

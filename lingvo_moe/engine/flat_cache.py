@@ -5,8 +5,6 @@ positions, and a 0/1 mask says which positions belong to each hypothesis; see se
 same in TensorFlow. The graph reads the mask of earlier positions, and attends to the new ones by itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -148,4 +146,4 @@ class FlatCache:
 
   def follow(self, parents_BW: np.ndarray) -> None:
     """Moves the masks: hypothesis w of the next step continues hypothesis parents_BW[:, w] of this one."""
-    self._mask_BWU = np.take_along_axis(self._mask_BWU, parents_BW[:, :, np.newaxis], axis=1)
+    self._mask_BWU = self._mask_BWU[np.arange(len(parents_BW))[:, np.newaxis], parents_BW]

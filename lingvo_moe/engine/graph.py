@@ -98,13 +98,9 @@ def _mapped(path: str) -> list[tuple[int, int]]:
   """Addresses and sizes of a file's mappings in this process; none where the system does not list them."""
   if not os.path.exists(_MAPPINGS):
     return []
-  found = []
   with open(_MAPPINGS, encoding='utf-8', errors='replace') as f:
-    for addresses, *_, mapped in (line.split(maxsplit=5) for line in f):
-      if mapped.rstrip('\n') == os.path.realpath(path):
-        begin, end = (int(address, 16) for address in addresses.split('-'))
-        found.append((begin, end - begin))
-  return found
+    found = re.findall(rf'^(\w+)-(\w+) .* {re.escape(os.path.realpath(path))}$', f.read(), re.MULTILINE)
+  return [(int(begin, 16), int(end, 16) - int(begin, 16)) for begin, end in found]
 
 
 def available_threads() -> int:

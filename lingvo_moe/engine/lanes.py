@@ -4,8 +4,6 @@ A step of the decoder has parts that one core computes, so two lanes of 16 sente
 all cores. The encoder and the search of a lane run beside the decoder of another. Few sentences get all cores.
 """
 
-from __future__ import annotations
-
 import functools
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Manifest of an exported model for the engine: what its files are, with their hashes, and how it decodes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any

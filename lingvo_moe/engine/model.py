@@ -1,7 +1,5 @@
 """Loading of an export, by LiteRT without TensorFlow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lingvo_moe.core.errors import UserError, shown

@@ -1,7 +1,5 @@
 """Beam search and scoring with the decoder's graph, step by step. Finished rows leave the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -78,6 +78,7 @@ class StagedGraph:
     self.inputs = own((name for stage in stages for name in stage.inputs), FROM_EXPERTS)
     self.outputs = own((name for stage in stages for name in stage.outputs), TO_EXPERTS)
     self.shapes = {name: shape for stage in stages for name, shape in stage.shapes.items() if name in self.inputs}
+    self._stage_of = {name: stage for stage in reversed(stages) for name in (*stage.inputs, *stage.outputs)}
     self.sizes: Shapes = {}
 
   def resize(self, sizes: Shapes) -> None:
@@ -96,11 +97,10 @@ class StagedGraph:
         stage.write(name, value)
 
   def input(self, name: str) -> np.ndarray:
-    """View of an input's buffer in the first stage that has it."""
-    return next(stage for stage in self._stages if name in stage.inputs).input(name)
+    """View of the buffer of an input, in the first stage that has it, or of an output."""
+    return self._stage_of[name].input(name)
 
-  def output(self, name: str) -> np.ndarray:
-    return next(stage for stage in self._stages if name in stage.outputs).output(name)
+  output = input
 
   def release(self) -> None:
     for stage in self._stages:

@@ -1,7 +1,5 @@
 """SentencePiece vocabulary of an export: text to ids, and ids to text. Special ids are those of every model."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import itertools

@@ -41,7 +41,7 @@ class Embedding:
 
   def lookup(self, theta: Theta, ids_BT: tf.Tensor) -> tf.Tensor:
     """Embedding vectors [B, T, M], scaled by sqrt(M) to unit variance (Vaswani et al., 2017, section 3.4)."""
-    return shard(tf.gather(theta['table'], ids_BT), 'BTM') * (self.embedding_scale or math.sqrt(self.model_dim))
+    return shard(ops.lookup(theta['table'], ids_BT), 'BTM') * (self.embedding_scale or math.sqrt(self.model_dim))
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
     """Scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""

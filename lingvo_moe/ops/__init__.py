@@ -9,6 +9,7 @@ from lingvo_moe.ops.backend import operation
 from lingvo_moe.ops.reference import Places as Places
 from lingvo_moe.ops.reference import QueuePositions as QueuePositions
 
+lookup = operation(reference.lookup)
 linear = operation(reference.linear)
 product = operation(reference.product)
 residual = operation(reference.residual)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -58,6 +59,16 @@ def product(equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
   return tf.reshape(y, inferred([*sizes(x)[:-1], weight.shape[0 if outwards else 1]]))
 
 
+class ScaledTable(NamedTuple):
+  """Embedding table of rows whose largest magnitude is 1, and their scales.
+
+  The converter has one scale for all int8 rows that are looked up; for these rows it is as good as one for each.
+  """
+
+  rows_VM: tf.Tensor
+  scale_V1: tf.Tensor
+
+
 @dataclasses.dataclass
 class ExpertsCall:
   """Call of a layer's experts, which is left out of a graph: each expert is a graph of its own.
@@ -88,11 +99,20 @@ BACKEND = Backend(
 )
 
 
-def without_experts(calls: list[ExpertsCall], step: bool = True) -> Backend:
+def without_experts(
+  calls: list[ExpertsCall], step: bool = True, tables: Mapping[Any, ScaledTable] = MappingProxyType({})
+) -> Backend:
   """The backend that leaves experts out of a graph, and adds their calls to a list.
 
-  With `step`, caches are inputs of the graph; without it they are what the graph returns, written by one call.
+  With `step`, caches are inputs of the graph; without it they are what the graph returns, written by one call. Some
+  embedding tables, by reference, are looked up in another form of them.
   """
+
+  def lookup(table_VM, ids_BT):
+    if table_VM.ref() not in tables:
+      return reference.lookup(table_VM, ids_BT)
+    rows_VM, scale_V1 = tables[table_VM.ref()]
+    return tf.gather(rows_VM, ids_BT) * tf.gather(scale_V1, ids_BT)
 
   def sum_over_rounds(function, x_GSM, theta, routing, slots, width=None):
     del slots, width
@@ -107,7 +127,7 @@ def without_experts(calls: list[ExpertsCall], step: bool = True) -> Backend:
       calls[-1].residual_BTM = x_BTM
     return x_BTM + y_BTM
 
-  overrides = {**BACKEND.overrides, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
+  overrides = {**BACKEND.overrides, 'lookup': lookup, 'residual': residual, 'sum_over_rounds': sum_over_rounds}
   if not step:
     overrides['write_cache'] = lambda buffer, x_BNWK, start, layer=None: x_BNWK
   return dataclasses.replace(BACKEND, overrides=overrides)

@@ -12,6 +12,11 @@ import tensorflow as tf
 from lingvo_moe.core.shapes import Size
 
 
+def lookup(table_VM: tf.Tensor, ids_BT: tf.Tensor) -> tf.Tensor:
+  """Rows [B, T, M] of an embedding table."""
+  return tf.gather(table_VM, ids_BT)
+
+
 def linear(
   x: tf.Tensor,
   weight: tf.Tensor,

@@ -60,17 +60,23 @@ def _files(name: str, program: Program, graph: Graph, weights: Mapping[str, np.n
   name_of = {}  # of a tensor that stands for a weight of experts, of which no stage has any
   of_experts = {weight for weight in weights if program.weight_specs[weight].dims.startswith('E')}
   variables = {n: tf.Variable(value, trainable=False) for n, value in weights.items() if n not in of_experts}
+  scaled = {}
+  for n in variables:
+    if kind == 'int8' and program.weight_specs[n].dims == 'VM':
+      scale_V1 = np.maximum(np.abs(weights[n]).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+      scaled[n] = [tf.Variable(x, trainable=False) for x in (weights[n] / scale_V1, scale_V1)]
   step = any(input_name.startswith('cache_') for input_name in graph.inputs)
 
   def run(*arguments):
     inputs = dict(zip(graph.inputs, arguments, strict=True))
-    # The converter quantises constants. Those of gates are multiplied by what is 1.0 only when the graph runs.
+    # The converter quantises constants. Some are therefore multiplied by what is 1.0 only when the graph runs.
     one = tf.cast(tf.reduce_max(inputs['ids']) >= 0, tf.float32)
     used = lambda weight, value: value * one if is_gate_weight(weight.rpartition('/')[2]) else value
     values = {weight: used(weight, v.value()) for weight, v in variables.items()}
     values |= {weight: tf.compat.v1.placeholder(tf.float32, weights[weight].shape) for weight in of_experts}
     name_of.update({values[weight].ref(): weight for weight in of_experts})
-    with backend_lib.use(litert.without_experts(calls, step)):
+    tables = {values[n].ref(): litert.ScaledTable(rows.value(), scale * one) for n, (rows, scale) in scaled.items()}
+    with backend_lib.use(litert.without_experts(calls, step, tables)):
       return dict(graph.function(program.theta(values), inputs))
 
   whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(s.shape, s.dtype, n) for n, s in graph.inputs.items()])

@@ -27,11 +27,14 @@ from lingvo_moe.commands import export
 from lingvo_moe.core.errors import UserError
 from lingvo_moe.engine import exported, manifest, search, stages, translation
 from lingvo_moe.engine.graph import available_threads
+from lingvo_moe.engine.lanes import Lanes
 from lingvo_moe.machine import RuntimeOptions
 from lingvo_moe.ops import backend, litert
 from lingvo_moe.run import results as results_lib
+from lingvo_moe.runtime import litert as litert_export
 from lingvo_moe.tasks import engine_graphs
 from lingvo_moe.tasks.mt import graphs
+from lingvo_moe.tasks.task import EngineParts
 
 pytestmark = pytest.mark.filterwarnings('ignore:.* over max_length=32 tokens')
 
@@ -157,6 +160,43 @@ def test_weights_are_int8_but_those_of_gates_and_norms(folders):
   assert np.int8 in kinds[286, 32]  # the output softmax
   assert kinds[64, 32] == {np.int8}  # the experts
   assert kinds[32,] == {np.float32}
+
+
+def test_rows_of_an_embedding_table_in_int8_have_scales_of_their_own(folders):
+  def constants(weights):
+    interpreter = Interpreter(str(folders[weights] / 'decoder.tflite'))
+    interpreter.allocate_tensors()
+    found = [d for d in interpreter.get_tensor_details() if list(d['shape']) in ([286, 32], [286, 1])]
+    return [(d, interpreter.get_tensor(d['index'])) for d in found if 'ReadVariableOp' in d['name']]
+
+  (exact_VM,) = [x for d, x in constants('float32') if x.shape[1] == 32]
+  # The table of the output softmax has a scale of the converter for each row, and the one for lookups a single one.
+  rounded = {(d['dtype'], x.shape[1], d['quantization'][0] > 0): (d, x) for d, x in constants('int8')}
+  (_, scale_V1), (details, rows_VM) = rounded[np.float32, 1, False], rounded[np.int8, 32, True]
+  errors_VM = np.abs(details['quantization'][0] * rows_VM * scale_V1 - exact_VM)
+  assert np.all(errors_VM <= scale_V1 * (0.5 / 127 + 1e-6)) and scale_V1.max() > 1.2 * scale_V1.min()
+
+
+@pytest.mark.parametrize('num_experts', [0, 4])
+def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp_path):
+  config = tiny_config.make(num_experts=num_experts).for_inference()
+  program, random_ids = config.program(), np.random.default_rng(0)
+  weights = {name: value.numpy() for name, value in program.init()['weights'].items()}
+  litert_export.save(str(tmp_path), program, EngineParts(graphs.make(config), {}, {}), weights, {})
+  lines = lambda: [random_ids.integers(4, 50, n).tolist() for n in random_ids.integers(1, 9, 24)]
+  sources, targets = lines(), lines()
+
+  def scores(batch, decoder, encoder):
+    memory = search.encode(encoder, [sources[i] for i in batch])
+    return search.score(decoder, memory, [targets[i] for i in batch], config.beam_size)
+
+  lanes = Lanes(str(tmp_path), ('decoder', 'encoder'), 2)
+  of = lambda batches: {i: x for batch, scores_B in lanes.run(scores, batches) for i, x in zip(batch, scores_B)}
+  together = of([list(range(24))])
+  for batches in [[i] for i in range(24)], lanes.batches(list(map(len, sources)), 1000):
+    found = of(batches)
+    np.testing.assert_allclose([found[i] for i in range(24)], [together[i] for i in range(24)], rtol=1e-5)
+  assert len(batches) == 2 and np.ptp(list(together.values())) > 1
 
 
 def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):

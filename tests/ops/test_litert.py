@@ -25,6 +25,19 @@ def test_a_product_is_that_of_the_reference(equation, shape):
   )
 
 
+def test_a_scaled_table_gives_the_rows_of_the_table():
+  table, rows, scale, ids = normal(7, 4), normal(7, 4), normal(7, 1), tf.constant([[6, 0, 6]])
+
+  @tf.function
+  def looked_up(table, rows, scale):
+    with backend.use(litert.without_experts([], tables={table.ref(): litert.ScaledTable(rows, scale)})):
+      return ops.lookup(table, ids), ops.lookup(rows, ids)
+
+  found, other = looked_up(table, rows, scale)
+  np.testing.assert_allclose(found, reference.lookup(rows * scale, ids), rtol=1e-6)
+  np.testing.assert_array_equal(other, reference.lookup(rows, ids))
+
+
 def test_attention_over_a_written_cache_is_to_its_positions_and_each_hypothesis_to_its_own_new_one():
   q, buffer, new = normal(2, 3, 2, 5), normal(2, 3, 4, 5), normal(2, 3, 2, 5)
   with backend.use(litert.BACKEND):
