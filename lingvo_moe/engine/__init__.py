@@ -1,7 +1,8 @@
 """Inference engine without TensorFlow: translates and continues text with an export, by LiteRT, NumPy, sentencepiece.
 
 files          manifest.py: the files of an export, their hashes and settings; exported.py: a folder of them
-arithmetic     graph.py: a LiteRT graph and its buffers; stages.py: graphs in stages, with experts between them
+arithmetic     graph.py: a LiteRT graph and its buffers; stages.py: graphs in stages, with experts between them;
+               lanes.py: batches side by side, each on its share of the cores
 text           vocab.py, text_vocab.py: text to ids and back, of sentences and of running text
 search         flat_cache.py: keys and values of a beam; beam.py: ranking of hypotheses; search.py: both, step by step;
                sampling.py: samples, symbol by symbol

@@ -202,7 +202,8 @@ def test_scores_in_int8_do_not_depend_on_other_lines_or_padding(num_experts, tmp
 def test_the_manifest_says_what_the_export_is(toy_run, folders, exact):
   about = json.loads((folders['float32'] / 'manifest.json').read_text())
   assert (about['model'], about['step'], about['weights'], about['version']) == (toy.MODEL, toy.STEPS, 'float32', 2)
-  assert sorted(about['files']) == sorted({p.name for p in folders['float32'].iterdir()} - {'manifest.json'})
+  others = {'manifest.json', 'README.md'}
+  assert sorted(about['files']) == sorted({p.name for p in folders['float32'].iterdir()} - others)
   assert (exact.model, exact.step, exact.pairs()) == (toy.MODEL, toy.STEPS, [('de', 'en')])
   assert (folders['float32'] / 'requirements.txt').read_text().splitlines() == list(manifest.REQUIREMENTS)
 
