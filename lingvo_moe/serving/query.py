@@ -165,7 +165,7 @@ def _multipart(body: bytes, content_type: str) -> list[tuple[str, str | File]]:
   pairs = []
   for part in parts[:-1]:
     head, _, value = part.partition(b'\r\n\r\n')
-    name, file = (re.search(rb'[; ]%s="?([^";\r\n]*)' % key, head) for key in (b'name', b'filename'))
+    name, file = (re.search(rb'[; ]%s="?((?<=")[^"\r\n]*|[^";\r\n]*)' % key, head) for key in (b'name', b'filename'))
     try:
       taken = File(file[1].decode(), value) if file else value.decode()
       pairs.append((name[1].decode() if name else '', taken))

@@ -200,7 +200,7 @@ def test_html_keeps_its_tags_and_a_file_its_kind():
     text = await (await client.post('/translate', json={'q': html, 'format': 'html', 'alternatives': 1})).json()
     status, answer = await post('/translate_file', file=aiohttp.payload.BytesPayload(b'x'), source='de')
     form = aiohttp.FormData({'source': 'auto', 'target': 'en'}, quote_fields=False)
-    form.add_field('file', b'ab cd\r\n\nef', filename='über uns.txt')
+    form.add_field('file', b'ab cd\r\n\nef', filename='über; uns.txt')
     made = await (await client.post('/translate_file', data=form)).json()
     fetched = await client.get(made['translatedFileUrl'])
     lost = await client.get('/download_file/other.txt')
@@ -210,7 +210,7 @@ def test_html_keeps_its_tags_and_a_file_its_kind():
   assert text['translatedText'] == '<p>&amp; <b>dnuH</b> bA <br>ba</p>'
   assert len(text['alternatives']) == 1 and missing[0] == 400 and missing[1]['error'].startswith('missing file')
   assert data == b'dc ba\r\n\nfe' and lost == 404
-  assert headers['Content-Disposition'] == "attachment; filename*=UTF-8''%C3%BCber%20uns.txt"
+  assert headers['Content-Disposition'] == "attachment; filename*=UTF-8''%C3%BCber%3B%20uns.txt"
 
 
 def test_a_file_that_is_not_one_is_refused():
