@@ -294,7 +294,8 @@ def open_entries(entries: Sequence[Entry], cache_dir: str, *, quiet: bool = Fals
 def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
   """An entry; None where it is not whole yet, or its list of shards is damaged."""
   try:
-    meta = _read_meta(folder)
+    path = os.path.join(folder, 'meta.json')
+    meta = json_files.read(path, 'that of a token cache', 'it is made again', **_META)
   except OSError:
     return None
   except UserError as e:
@@ -307,10 +308,6 @@ def _open(folder: str, entry: Entry, quiet: bool = False) -> TokenCache | None:
     shards.append(_Shard(_shard_path(folder, number), part, entry, lines, total))
     file_lines[file] += lines
   return TokenCache(folder, shards, file_lines)
-
-
-def _read_meta(folder: str) -> dict[str, Any]:
-  return json_files.read(os.path.join(folder, 'meta.json'), 'that of a token cache', 'it is made again', **_META)
 
 
 def _shard_path(folder: str, number: int) -> str:
@@ -393,6 +390,6 @@ def _remove_older(folder: str, entry: Entry) -> None:
     other = os.path.join(cache_dir, name)
     if other != folder and re.fullmatch(f'{re.escape(entry.name)}-[0-9a-f]{{16}}', name):
       with contextlib.suppress(OSError, UserError):
-        meta = _read_meta(other)
-        if meta['vocab'] == entry.vocab.fingerprint and meta['files'] == list(entry.files):
+        meta = json_files.read(os.path.join(other, 'meta.json'))  # an earlier version listed no shards
+        if (meta.get('vocab'), meta.get('files')) == (entry.vocab.fingerprint, list(entry.files)):
           files_lib.rmtree(other)

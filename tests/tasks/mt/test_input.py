@@ -636,6 +636,17 @@ def test_a_touched_corpus_is_not_tokenised_again(small, monkeypatch):
   assert entries(small) == before
 
 
+def test_what_an_earlier_version_made_is_removed(small):
+  source, _ = open_small(small)
+  older = pathlib.Path(f'{source.folder[:-16]}{"0" * 16}')
+  older.mkdir()
+  meta = {'tokens': 3, 'shard_lines': [3], 'files': list(small[0][0].source_files), 'vocab': small[1].fingerprint}
+  (older / 'meta.json').write_text(json.dumps(meta))
+  shutil.rmtree(source.folder)
+  open_small(small)
+  assert not older.exists()
+
+
 def test_what_a_killed_process_claimed_is_taken_over(small):
   folder = pathlib.Path(open_small(small)[0].folder)
   (folder / 'meta.json').unlink()
