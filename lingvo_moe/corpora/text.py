@@ -116,7 +116,7 @@ def _between(contents: IO[bytes], begin: int, end: int | None) -> Iterator[bytes
     yield from contents
     return
   place = contents.tell()
-  for line in contents if place < end else ():
+  for line in contents if place < end or not begin else ():  # a byte order mark may be beyond the end
     yield line
     place += len(line)
     if place >= end:
