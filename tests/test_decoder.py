@@ -139,6 +139,16 @@ def test_another_metric_is_that_of_a_command_and_lines_are_split_where_that_is_a
     decode(run, once=True, split_sentences='auto', score=True)
 
 
+def test_constrained_results_count_as_made_and_other_ones_do_not_replace_them(run, tmp_path, capsys):
+  asked = dict(once=True, max_sentences=2, out=str(tmp_path / 'out'))
+  decode(run, ban=['bad'], terms=['a=b'], **asked)
+  capsys.readouterr()
+  decode(run, ban=['bad'], terms=['a=b'], **asked)
+  assert 'replacing' not in capsys.readouterr().err
+  with pytest.raises(UserError, match=r"results made with ban=\['bad'\], now None; terms=.*give --overwrite"):
+    decode(run, **asked)
+
+
 def test_every_line_has_its_translation_in_source_order(run, capsys):
   decode(run, once=True)
   xx, yy = (read(run, 2, f'{pair}.hyp').split('\n') for pair in PAIRS)

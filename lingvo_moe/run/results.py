@@ -176,10 +176,11 @@ class Results:
 
   def _changed(self, old: dict, settings: Mapping[str, Any]) -> str:
     """Which settings older results were made with, where these are others; '' where all are the same."""
+    before = {name: value for name, value in old['settings'].items() if name in settings or name != 'checkpoint'}
     return '; '.join(
-      self._other_text(old) if name == 'text' else f'{name}={old["settings"].get(name)!r}, now {value!r}'
-      for name, value in settings.items()
-      if old['settings'].get(name) != value
+      self._other_text(old) if name == 'text' else f'{name}={before.get(name)!r}, now {settings.get(name)!r}'
+      for name in {**settings, **before}
+      if before.get(name) != settings.get(name)
     )
 
   def _other_text(self, old: dict) -> str:

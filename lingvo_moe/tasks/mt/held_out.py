@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import sys
 import types
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -159,7 +160,8 @@ class TranslateJob(_PairsJob):
   ) -> None:
     translator.check(request)
     super().__init__(config, sets, translator, warning)
-    self.settings |= {name: getattr(request, name) for name in request.asked}
+    asked = {name: getattr(request, name) for name in request.asked}
+    self.settings |= json.loads(json.dumps(asked))  # lists, as they are read again
     self._request = request
     self._paragraphs = Paragraphs(
       translator, split, TrainingLines(config.several_sentences, config.long_line), config.max_length
