@@ -31,7 +31,7 @@ def test_the_commands_from_a_public_model_work(fixture, folder, pair, tmp_path):
   for split, language in ((split, language) for split in ('train', 'dev', 'test') for language in pair.split('-')):
     (tmp_path / 'DATA' / pair / f'{split}.{language}').write_text('\n'.join([*LINES * 20, '']), encoding='utf-8')
   run = 0
-  for line in lines.splitlines():
+  for line in filter(None, lines.splitlines()):
     for written, smaller in SMALLER.items():
       line = line.replace(written, smaller)
     line = line.replace('lingvo-moe', f'{shlex.quote(sys.executable)} -m lingvo_moe.commands.main')
