@@ -403,7 +403,10 @@ def check_n_best(n_best: int, beam_size: int) -> None:
 def of_finite_probability(found: list[T]) -> list[T]:
   """Hypotheses of a text, those of a probability above 0, of which there must be one."""
   if not found:
-    raise UserError('a text has no answer of finite probability: weights must be finite; use an earlier checkpoint')
+    raise UserError(
+      'a text has no answer of finite probability: weights must be finite; use an earlier checkpoint, or ask less of it '
+      'where it has a prefix, banned words or terms'
+    )
   return found
 
 

@@ -127,7 +127,7 @@ class _OneAtATime:
   """Runner whose functions compute one at a time, from whatever threads they are called; tracing is no safer."""
 
   def __init__(self, runner: Runtime) -> None:
-    self.row_multiple = runner.row_multiple
+    self.row_multiple, self.only_rows = runner.row_multiple, runner.only_rows
     self._runner = runner
     self._lock = threading.Lock()
 

@@ -22,6 +22,7 @@ class Runtime:
   feed_index: int = 0  # number of the part of a batch's rows that this process feeds
   feed_count: int = 1  # number of parts; processes whose devices share rows feed the same part
   row_multiple: int = 1  # number of equal parts into which the mesh splits the rows of a batch
+  only_rows: bool = False  # whether all arrays of a batch must have its rows
 
   def init(self) -> None:
     """Sets the state to initial values, of which each device computes its own part."""

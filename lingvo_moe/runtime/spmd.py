@@ -110,6 +110,7 @@ class SpmdRuntime(Runtime):
     self._lowering = Lowering(program, mesh, connect(mesh) if devices is None else devices)
     self._whole, self._rows = self._lowering.whole, self._lowering.rows
     self.process_index, self.process_count = jax.process_index(), jax.process_count()
+    self.only_rows = True
     self.row_multiple = mesh.size(mesh.spec('B', xla_sharding.ACTIVATIONS)[0])
     self.feed_index, self.feed_count = self._feed()
     self._current: dict[str, Any] = {}  # state, shared by the runtimes of `under`

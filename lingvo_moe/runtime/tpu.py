@@ -182,6 +182,7 @@ class TpuRuntime(LocalRuntime):
   def __init__(self, program: Program, mesh: Mesh, cores: Cores):
     self.mesh, self._cores = mesh, cores
     self._rows = mesh.spec('B', xla_sharding.ACTIVATIONS)
+    self.only_rows = True
     self.row_multiple = mesh.size(self._rows[0])
     super().__init__(program, jit=True)
     finite = lambda weights, _: {name: tf.reduce_all(tf.math.is_finite(w)) for name, w in weights.items()}

@@ -77,6 +77,7 @@ class Runner(Protocol):
   """Runtime as decoding needs it; see runtime.Runtime."""
 
   row_multiple: int
+  only_rows: bool
 
   def function(self, f: Callable[[dict, dict], Any]) -> Callable[[Batch], Any]:
     """f(weights, batch) as a function of the batch, with the weights that the runtime then holds."""

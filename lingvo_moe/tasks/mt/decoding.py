@@ -8,6 +8,7 @@ import numpy as np
 
 from lingvo_moe.core import text_model
 from lingvo_moe.core.alignment import Alignment
+from lingvo_moe.core.errors import UserError
 from lingvo_moe.core.request import NOTHING, TranslationRequest
 from lingvo_moe.corpora import text
 from lingvo_moe.engine.text_constraints import TextConstraints
@@ -43,6 +44,7 @@ class SentenceTranslator(task.Translator):
     self, config: MtConfig, vocabs: tuple[Vocab, Vocab], runner: task.Runner, n_best: int = 1, batch_tokens: int = 0
   ) -> None:
     text_model.check_n_best(n_best, config.beam_size)
+    self._runner = runner
     tokens = batch_tokens or default_batch_tokens(config)
     self._config = config.for_inference(runner.row_multiple, config.max_length, tokens)
     self._vocabs = vocabs
@@ -58,6 +60,11 @@ class SentenceTranslator(task.Translator):
       lambda weights, batch: model.attention_to_source(program.theta(weights), batch, layer)
     )
     self._decide = runner.function(lambda weights, batch: model.decisions(program.theta(weights), batch))
+
+  def check(self, request: TranslationRequest) -> None:
+    super().check(request)
+    if request.is_constrained and self._runner.only_rows:
+      raise UserError('prefix, ban and terms are for one CPU or GPU: leave them out, or --mesh and --num_processes')
 
   def translate(
     self,
