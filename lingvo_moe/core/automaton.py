@@ -20,7 +20,8 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
 
   Args:
     prefix: with which the text begins; its last word may go on.
-    banned: words, or phrases, in any case of their letters.
+    banned: words, or phrases, in any case of their letters. No symbol may end where one of them does, as a model that
+      has written it would go on with what is no word; so a longer word may come, but not by the same symbols.
     written: bytes that each symbol writes; b'' of a symbol that is no text, which may come after the prefix alone.
     eos: symbol that ends a text.
 
@@ -33,7 +34,7 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
     raise UserError(
       f'prefix and banned words have at most {most} bytes in all for this vocabulary; saw {size}: ban fewer'
     )
-  goto, matched = _trie([_bounded(word) for word in banned])
+  goto, matched, stopped = _trie([_bounded(word) for word in banned])
   own = [b' ' if symbol == eos else _folded(text) for symbol, text in enumerate(written)]
   bytes_VJ = np.zeros([len(own), max(map(len, own))], np.uint8)
   length_V = np.array(list(map(len, own)))
@@ -49,7 +50,7 @@ def make(prefix: bytes, banned: Sequence[str], written: Sequence[bytes], eos: in
       after_SV = goto[state_SV[:, read_V], byte_V[read_V]]
       state_SV[:, read_V] = after_SV
       barred_SV[:, read_V] |= matched[after_SV]
-    state_SV[barred_SV] = BARRED
+    state_SV[barred_SV | ((begin < length_V) & stopped[state_SV])] = BARRED
     return state_SV
 
   states = len(goto)
@@ -94,24 +95,27 @@ def _bounded(word: str) -> bytes:
   return before + _folded(word.encode()) + after
 
 
-def _trie(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-  """Aho-Corasick automaton: (the next state by state and byte, whether a word ends in a state)."""
-  children, ends = [{}], {}
+def _trie(words: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Aho-Corasick automaton: the next state by state and byte; whether a word ends in a state; and without its space."""
+  children, ends = [{}], (set(), set())
   for word in words:
-    state = 0
+    path = [0]
     for byte in word:
-      if byte not in children[state]:
-        children[state][byte] = len(children)
+      if byte not in children[path[-1]]:
+        children[path[-1]][byte] = len(children)
         children.append({})
-      state = children[state][byte]
-    ends[state] = True
+      path.append(children[path[-1]][byte])
+    for own, length in zip(ends, (len(word), len(word.rstrip(b' ')))):
+      own.add(path[length])
   goto, fail = np.zeros([len(children), 256], np.int32), np.zeros(len(children), np.int32)
-  matched, queue = np.zeros(len(children), bool), collections.deque([0])
+  ended, queue = np.zeros([2, len(children)], bool), collections.deque([0])
   while queue:
     state = queue.popleft()
-    matched[state] = state in ends or (matched[fail[state]] and state > 0)
+    ended[:, state] = [state in own for own in ends]
+    if state:
+      ended[:, state] |= ended[:, fail[state]]
     goto[state] = goto[fail[state]]
     for byte, child in children[state].items():
       fail[child], goto[state, byte] = goto[state, byte], child
       queue.append(child)
-  return goto, matched
+  return goto, *ended

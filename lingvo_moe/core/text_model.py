@@ -404,8 +404,8 @@ def of_finite_probability(found: list[T]) -> list[T]:
   """Hypotheses of a text, those of a probability above 0, of which there must be one."""
   if not found:
     raise UserError(
-      'a text has no answer of finite probability: weights must be finite; use an earlier checkpoint, or ask less of it '
-      'where it has a prefix, banned words or terms'
+      'a text has no answer of finite probability: weights must be finite; use an earlier checkpoint, or ask less '
+      'by prefix, ban and terms'
     )
   return found
 
