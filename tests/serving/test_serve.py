@@ -205,7 +205,7 @@ def test_the_command_serves_a_run_until_sigterm(toy_run):
     url = line.split(' on ')[1].strip()
     sentences = ['Ein Hund läuft.', '', 'Zwei Kinder schlafen.', 'Hund ' * 60]
     answer = post(url, {'q': sentences, 'source': 'de', 'target': 'en'})
-    assert answer['warnings'] == ['q[3] is over max_length=32 tokens and was translated in part']
+    assert answer['warnings'] == ['q[3] has a sentence over max_length=32 tokens, which was cut where a clause ends']
     with pytest.warns(UserWarning):
       assert answer['translatedText'] == lingvo_moe.load(toy_run.path).translate(sentences)
     with pytest.raises(urllib.error.HTTPError) as refused:
