@@ -189,7 +189,7 @@ def configure(run: RunDir, options: Options, machine: Machine) -> tuple[str, Tas
   task_of(config).check_corpus()
   if options.init_from:
     warm_start.find(options.init_from)
-  elif config.program().lora and not run.exists:
+  elif config.program().lora and run.checkpoints().latest() is None and not warm_start.noted(run):
     raise UserError('lora_rank adapts weights that were trained; saw a new run of initial ones: give --init_from=RUN')
   return name, config
 

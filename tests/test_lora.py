@@ -231,6 +231,8 @@ def test_a_new_run_takes_merged_weights_and_the_values_of_its_source(root, tmp_p
     train(
       tmp_path / 'moe', root / 'corpus', 1, init_from=source, set=['num_experts=2', 'expert=swish', 'expert_bias=True']
     )
+  with pytest.raises(UserError, match='saw a new run of initial ones'):
+    train(tmp_path / 'moe', root / 'corpus', 1)
   said = train(tmp_path / 'again', root / 'corpus', 1, init_from=source, set=['lora_rank=2'])
   assert RunDir(str(tmp_path / 'again')).load()[1].lora_rank == 2
   np.testing.assert_allclose(scores(tmp_path / 'again', step=0), expected, atol=1e-4)
