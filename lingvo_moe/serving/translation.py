@@ -67,12 +67,7 @@ class Translation(Service):
       asked['terms'] = [asked['terms']]
     if fields.get('alignments') or (is_marked_up and 'alignments' in self.run.translator(n_best).able):
       asked['alignments'] = True
-    try:
-      request = refused(TranslationRequest.of, **asked)
-    except (TypeError, ValueError):
-      raise BadQueryError(
-        f'ban is a list of words, terms an object of words and their translations; saw {asked!s:.60}'
-      ) from None
+    request = refused(TranslationRequest.of, **asked)
     if asked:
       refused(self.run.translator_for, n_best, request)
     return request

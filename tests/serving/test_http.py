@@ -188,7 +188,7 @@ def test_what_else_is_asked_of_a_translation_is_passed_on_or_refused():
     },
   )
   assert (run.asked.ban, run.asked.terms) == (('x',), (('a', 'b'),))
-  messages = "['prefix'] cannot be asked here", 'ban is a list of words, terms an object', 'ban has words, terms have'
+  messages = "['prefix'] cannot be asked here", 'prefix is a string, ban has words', 'prefix is a string, ban has words'
   for (status, answer), message in zip(found[1:], messages, strict=True):
     assert status == 400 and answer['error'].startswith(message), answer
 
