@@ -313,7 +313,7 @@ def test_two_processes_translate_to_the_bytes_of_one(run):
   done = launched(2, *command, input=text)
   assert done.returncode == 0, done.stderr
   assert done.stdout == output.getvalue() and len(set(done.stdout.splitlines())) > 3
-  assert done.stderr.count('warning: line 4 is over max_length=32') == 1
+  assert done.stderr.count('warning: line 4 has a sentence over max_length=32') == 1
   missing = launched(2, *command, '--step=7', input=text)
   assert missing.returncode == 1 and missing.stderr.count('has no checkpoint of step 7; there: 1') == 1
 
