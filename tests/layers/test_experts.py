@@ -27,6 +27,7 @@ WAYS = ['gather', 'grouped', pytest.param('compiled gather', marks=pytest.mark.c
 FORMULAS = {
   'relu': lambda w, e, x: np.maximum(x @ w['wi'][e], 0) @ w['wo'][e],
   'gelu': lambda w, e, x: gelu(x @ w['wi'][e]) @ w['wo'][e],
+  'swish': lambda w, e, x: silu(x @ w['wi'][e]) @ w['wo'][e],
   'geglu': lambda w, e, x: (gelu(x @ w['wg'][e]) * (x @ w['wi'][e])) @ w['wo'][e],
   'swiglu': lambda w, e, x: (silu(x @ w['wg'][e]) * (x @ w['wi'][e])) @ w['wo'][e],
   'deep': lambda w, e, x: np.maximum(np.maximum(x @ w['wi'][e], 0) @ w['wh'][e], 0) @ w['wo'][e],
