@@ -1,6 +1,7 @@
 """Lanes: batches computed side by side, in order, each by graphs that no other uses meanwhile."""
 
 import threading
+import time
 
 import pytest
 
