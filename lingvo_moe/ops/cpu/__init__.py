@@ -13,15 +13,19 @@ BFLOAT16_UNITS = ('avx512_bf16', 'amx_bf16', 'bf16')
 OVERRIDES = {
   **vjp.OVERRIDES,
   'grouped_ffn': grouped_ffn.grouped_ffn,
-  'linear': linear.linear,
+  'linear': linear.trained_linear,
   'map_rows': sub_batches.map_rows,
   'map_sub_batches': sub_batches.map_sub_batches,
   'mean_square': kernels.mean_square,
-  'product': linear.product,
+  'product': linear.trained_product,
   'queue_positions': kernels.queue_positions,
   'softmax_cross_entropy': functools.partial(vjp.softmax_cross_entropy, sparse=True),
   'write_cache': kernels.write_cache,
 }
+
+
+# Operations whose gradients are not taken.
+_FORWARD = {'grouped_ffn': grouped_ffn.grouped_ffn_forward, 'linear': linear.linear, 'product': linear.product}
 
 
 @functools.cache
@@ -38,7 +42,7 @@ def has_bfloat16(path: str = '/proc/cpuinfo') -> bool:
 def backend(*, training: bool) -> Backend:
   """CPU backend under the present thread policy; `training` says whether gradients of its functions are taken."""
   parallel = threads.parallel_kernels()
-  forward_only = {} if training else {'grouped_ffn': grouped_ffn.grouped_ffn_forward}
+  forward_only = {} if training else _FORWARD
   return Backend(
     'cpu',
     {**OVERRIDES, **forward_only},
@@ -56,8 +60,8 @@ def saved() -> Backend:
   Its overrides only need TensorFlow's kernels and have no gradients of their own, which a SavedModel does not hold. It
   has no sub-batches: threads are for the process that loads the function to set.
   """
-  names = 'linear', 'queue_positions', 'write_cache'
-  overrides = {name: OVERRIDES[name] for name in names} | {'grouped_ffn': grouped_ffn.grouped_ffn_forward}
+  names = 'grouped_ffn', 'linear', 'queue_positions', 'write_cache'
+  overrides = {name: {**OVERRIDES, **_FORWARD}[name] for name in names}
   return Backend('cpu_saved', overrides, dispatcher='grouped', bfloat16=has_bfloat16())
 
 

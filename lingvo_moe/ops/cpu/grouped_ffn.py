@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_moe.ops.cpu import kernels
 from lingvo_moe.ops.cpu.factored import FactoredGradient
 from lingvo_moe.ops.custom_gradient import custom_gradient
 
@@ -31,12 +32,12 @@ def grouped_ffn(x_XM, expert_offsets, wi_EMH, wo_EHM, keep_XH=None):
   features = [hidden_dim, model_dim]
 
   def forward(wi, wo, x, *keep):
-    h = _masked(tf.nn.relu(tf.matmul(x, wi)), *keep)
+    h = _masked(kernels.relu(tf.matmul(x, wi)), *keep)
     return h, tf.matmul(h, wo)
 
   def backward(wi, wo, h, dy, *keep):
     # Where a mask is 0, h is too, and so is the gradient of the ReLU.
-    dh = tf.raw_ops.ReluGrad(gradients=_masked(tf.matmul(dy, wo, transpose_b=True), *keep), features=h)
+    dh = kernels.relu_gradient(_masked(tf.matmul(dy, wo, transpose_b=True), *keep), h)
     return dh, tf.matmul(dh, wi, transpose_b=True)
 
   @custom_gradient
