@@ -44,7 +44,7 @@ class Embedding:
     return shard(ops.lookup(theta['table'], ids_BT), 'BTM') * (self.embedding_scale or math.sqrt(self.model_dim))
 
   def logits(self, theta: Theta, x_BTM: tf.Tensor) -> tf.Tensor:
-    """Scores [B, T, V] of every symbol as the next one, computed in float32 whatever type x has."""
+    """Scores [B, T, V] of every symbol as the next one, float32 whatever type x has."""
     with tf.name_scope('softmax'):
       logits_BTV = shard(ops.product('BTM,VM->BTV', x_BTM, theta['table']), 'BTV')
       logits_BTV = logits_BTV * self.logit_scale if self.logit_scale != 1 else logits_BTV

@@ -135,8 +135,8 @@ class ModelConfig(BatchConfig):
   )
   activation_dtype: str = field(
     'float32',
-    'Type of activations. Weights, their updates, gates, norms, softmaxes and output scores are float32 in any case. A '
-    'CPU without units for bfloat16 computes in float32, and the job says so.',
+    'Type of activations. Weights, their updates, gates, norms and softmaxes are float32 in any case; so are output '
+    'scores, except in training on a CPU. A CPU without units for bfloat16 computes in float32, and the job says so.',
     choices=('float32', 'bfloat16'),
   )
   micro_batches: int = field(
